@@ -1,0 +1,34 @@
+# `make demo` and `make test` need nothing but Python 3.11 or 3.12: both make .venv first.
+
+CANDIDATES = python3 python3.12 python3.11
+SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+STAMP = .venv/installed
+WORKERS = 2
+
+.PHONY: demo test venv lint clean
+
+demo: venv
+	.venv/bin/mnemo demo
+
+test: lint
+	.venv/bin/pytest -n $(WORKERS)
+
+lint: venv
+	.venv/bin/ruff check mnemo tests
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv/bin/pyright
+
+venv: $(STAMP)
+
+# Removing the stamp first makes an interrupted installation start again.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $(STAMP)
+	@for candidate in $(or $(PYTHON),$(CANDIDATES)); do \
+	    if "$$candidate" -c '$(SUPPORTED)' 2>/dev/null; then exec "$$candidate" -m venv .venv; fi; \
+	done; \
+	echo "mnemo needs Python 3.11 or 3.12; found neither as: $(or $(PYTHON),$(CANDIDATES)). Try make PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+	.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist

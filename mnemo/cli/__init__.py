@@ -1,0 +1,130 @@
+"""The `mnemo` command: one module per verb, imported only when that verb is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mnemo import __version__
+from mnemo.errors import CheckFailed, MnemoError, unknown
+
+
+class Verb(NamedTuple):
+    module: str
+    help: str
+
+
+VERBS = {
+    "demo": Verb("mnemo.cli.demo", "see a memory transformer learn, be measured and write, in three minutes"),
+    "prepare": Verb("mnemo.cli.prepare", "download or read a corpus and turn it into token ids"),
+    "train": Verb("mnemo.cli.train", "train a preset, with any field overridden; resume or fine-tune a run"),
+    "eval": Verb("mnemo.cli.eval", "score a run: bpc and ppl at any memory and segment length"),
+    "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
+    "read": Verb("mnemo.cli.read", "read a text once and save what the model remembers of it"),
+    "info": Verb("mnemo.cli.info", "parameters, FLOPs, state size and memory plan of a preset or a run"),
+    "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
+    "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
+    "report": Verb("mnemo.cli.report", "an HTML page with the curves and numbers of runs, side by side"),
+}
+EXIT_CHECK_FAILED, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 70, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; every failure becomes one line on stderr."""
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:
+        return _code(stop)
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_PIPE
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except CheckFailed as error:
+        return _fail(f"check failed: {error}", EXIT_CHECK_FAILED)
+    except MnemoError as error:
+        return _fail(f"error: {error}", EXIT_USAGE)
+    except OSError as error:
+        return _fail(f"error: {_describe(error)}", EXIT_USAGE)
+    except Exception as error:
+        return _report_bug(error)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if argv[0] == "--version":
+        print(f"mnemo {__version__}")
+        return 0
+    verb, *rest = argv
+    if verb not in VERBS:
+        raise unknown("verb", verb, VERBS)
+    return _run_verb(verb, rest)
+
+
+def _run_verb(verb: str, argv: list[str]) -> int:
+    module = importlib.import_module(VERBS[verb].module)
+    own_main = getattr(module, "main", None)
+    if own_main is not None:
+        return own_main(argv)
+    import tyro
+
+    one_flag_per_switch = (tyro.conf.FlagCreatePairsOff,)
+    args = tyro.cli(
+        module.Args, prog=f"mnemo {verb}", description=module.__doc__, args=argv, config=one_flag_per_switch
+    )
+    return module.run(args)
+
+
+def _help() -> str:
+    lines = [f"  {name:<10}{verb.help}" for name, verb in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: mnemo VERB [options]",
+            "",
+            "Memory transformers: language models that carry a state from one segment of text to the next.",
+            "",
+            *lines,
+            "",
+            "mnemo VERB --help shows a verb's options; mnemo --version shows the version.",
+        ]
+    )
+
+
+def _code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    return _fail(str(stop.code), EXIT_CHECK_FAILED)
+
+
+def _fail(message: str, code: int) -> int:
+    print("mnemo: " + " ".join(message.splitlines()), file=sys.stderr)
+    return code
+
+
+def _describe(error: OSError) -> str:
+    if error.strerror is None:
+        return str(error) or type(error).__name__
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return ": ".join([error.strerror, *names])
+
+
+def _report_bug(error: Exception) -> int:
+    if os.environ.get("MNEMO_TRACEBACK") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+        return EXIT_BUG
+    hint = "MNEMO_TRACEBACK=1 shows the traceback"
+    return _fail(f"internal error: {type(error).__name__}: {error} ({hint})", EXIT_BUG)
+
+
+def _silence_stdout() -> None:
+    """The reader has gone: without this, Python complains again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,105 @@
+"""Configurations are frozen dataclasses; this file turns them into JSON and back.
+
+A field whose type is a union of dataclasses carries the chosen class's name under `type`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from typing import Any, TypeVar
+
+from mnemo.errors import MnemoError, unknown
+
+T = TypeVar("T")
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON data for a configuration (or any value inside one)."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    return value
+
+
+def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
+    """The dataclass `cls` that `to_json` wrote as `data`; every name and type is checked."""
+    if not isinstance(data, dict):
+        raise MnemoError(f"{where}: expected an object, found {type(data).__name__}")
+    kind = data.get("type", cls.__name__)
+    if kind != cls.__name__:
+        raise MnemoError(f"{where}: expected type '{cls.__name__}', found '{kind}'")
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    values = {}
+    for name, item in data.items():
+        if name == "type":
+            continue
+        if name not in names:
+            raise unknown(f"field in {where}", name, names)
+        values[name] = _read(hints[name], item, f"{where}.{name}")
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:
+        raise MnemoError(f"{where}: {error}") from None
+
+
+def _read(hint: Any, data: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _read(arguments[0], data, where)
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(arguments, data, where)
+    if origin is typing.Literal:
+        if data not in arguments:
+            raise unknown(f"value for {where}", str(data), map(str, arguments))
+        return data
+    if origin is tuple:
+        if not isinstance(data, (list, tuple)):
+            raise MnemoError(f"{where}: expected a list")
+        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+    if dataclasses.is_dataclass(hint):
+        return from_json(typing.cast(type, hint), data, where)
+    return _read_scalar(hint, data, where)
+
+
+def _read_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
+    if data is None and type(None) in arguments:
+        return None
+    classes = {a.__name__: a for a in arguments if dataclasses.is_dataclass(a)}
+    if classes and isinstance(data, dict):
+        kind = data.get("type")
+        if kind not in classes:
+            raise unknown(f"type in {where}", str(kind), classes)
+        return from_json(classes[kind], data, where)
+    plain = [a for a in arguments if a is not type(None) and not dataclasses.is_dataclass(a)]
+    for hint in plain:
+        try:
+            return _read(hint, data, where)
+        except MnemoError:
+            continue
+    raise MnemoError(f"{where}: {data!r} fits none of the allowed types")
+
+
+def _read_scalar(hint: Any, data: Any, where: str) -> Any:
+    if hint is float and type(data) is int:
+        return float(data)
+    if type(data) is not hint:
+        raise MnemoError(f"{where}: expected {hint.__name__}, found {data!r}")
+    return data
+
+
+def canonical(value: Any) -> str:
+    """JSON text that is the same for equal configurations, on any machine."""
+    return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()

@@ -1,0 +1,199 @@
+"""The transformer layer: attention with relative positions, feed-forward, norms, dropout.
+
+Shapes: B batch, T rows, L queries, K keys, D model width, H heads, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemo.memory.protocol import Scope
+from mnemo.ops import relative_attention, relative_attention_reference
+
+Activation = Literal["relu", "gelu", "squared_relu"]
+ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "squared_relu": lambda x: F.relu(x).square()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutConfig:
+    word: float = 0.0
+    """Whole rows of the embedding table."""
+    input: float = 0.0
+    """The embedded input."""
+    positions: float = 0.0
+    """The sinusoids of relative positions."""
+    qkv: float = 0.0
+    """Queries, keys and values."""
+    attention: float = 0.0
+    """Attention probabilities."""
+    projection: float = 0.0
+    """Attention output, after its projection."""
+    inner: float = 0.0
+    """Inside the feed-forward, after its activation."""
+    feed_forward: float = 0.0
+    """Feed-forward output."""
+    output: float = 0.0
+    """The last layer's output, before the softmax."""
+    locked: bool = False
+    """One mask for all positions of a row (variational dropout), everywhere but on attention probabilities."""
+
+    def __post_init__(self) -> None:
+        for name in ("word", "input", "positions", "qkv", "attention", "projection", "inner", "feed_forward", "output"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"dropout {name} = {getattr(self, name)} is not in [0, 1)")
+
+    @staticmethod
+    def published(dropout: float, attention: float = 0.0) -> DropoutConfig:
+        """One rate at every site of the published code, another on attention probabilities."""
+        return DropoutConfig(
+            input=dropout,
+            positions=dropout,
+            attention=attention,
+            projection=dropout,
+            inner=dropout,
+            feed_forward=dropout,
+            output=dropout,
+        )
+
+
+class Dropout(nn.Module):
+    """Ordinary or locked dropout on (..., T, D)."""
+
+    def __init__(self, rate: float, locked: bool = False) -> None:
+        super().__init__()
+        self.rate, self.locked = rate, locked
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        if not self.locked:
+            return F.dropout(x, self.rate)
+        mask = x.new_empty(*x.shape[:-2], 1, x.shape[-1]).bernoulli_(1 - self.rate)
+        return x * (mask / (1 - self.rate))
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, num_heads: int, head_dim: int, dropout: DropoutConfig) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, head_dim
+        width = num_heads * head_dim
+        self.query = nn.Linear(dim, width, bias=False)
+        self.key_value = nn.Linear(dim, 2 * width, bias=False)
+        self.output = nn.Linear(width, dim, bias=False)
+        self.drop_qkv = Dropout(dropout.qkv, dropout.locked)
+        self.rate = dropout.attention
+
+    def split(self, x: Tensor) -> Tensor:
+        """(B, T, H * d) -> (B, H, T, d)."""
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self.split(self.drop_qkv(self.query(x)))
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
+        return self.split(keys), self.split(values)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        """q (B, H, L, d) standing on the last L of K keys -> contexts (B, L, H * d), log-sum-exp."""
+        offset = k.shape[2] - q.shape[2]
+        r, u, w, bias, rotary = scope.relation.to(q.dtype)
+        if rotary is not None:
+            q, k = rotate(q, (rotary[0][offset:], rotary[1][offset:])), rotate(k, rotary)
+        rate = self.rate if self.training else 0.0
+        if scope.record is not None:
+            attended = relative_attention_reference(
+                q, k, v, r, u, w, bias=bias, offset=offset, mask=scope.mask, lengths=scope.lengths, dropout=rate
+            )
+            scope.record.append(attended)
+            out, lse = attended.out, attended.lse
+        else:
+            out, lse = relative_attention(
+                q, k, v, r, u, w, bias=bias, offset=offset, mask=scope.mask, lengths=scope.lengths, dropout=rate
+            )
+        return out.transpose(1, 2).flatten(2), lse
+
+    def one(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, slots: Sequence[int], scope: Scope) -> Tensor:
+        """q (B, H, 1, d), row b standing on slot slots[b] and seeing slots first[b] ... slots[b]."""
+        rows = [
+            self._one_row(q[i : i + 1], k[i : i + 1, :, : slot + 1], v[i : i + 1, :, : slot + 1], first[i], scope)
+            for i, slot in enumerate(slots)
+        ]
+        return torch.cat(rows)
+
+    def _one_row(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, scope: Scope) -> Tensor:
+        num_keys = k.shape[2]
+        seen = Scope(scope.relation.take(num_keys), scope.mask, (num_keys - first).view(1))
+        return self(q, k, v, seen)[0]
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate pairs (x_i, x_{i + d/2}) of (B, H, T, d) by each position's angles."""
+    cos, sin = rotary
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dim: int, inner_dim: int, activation: Activation, dropout: DropoutConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, inner_dim)
+        self.outer = nn.Linear(inner_dim, dim)
+        self.activation = ACTIVATIONS[activation]
+        self.drop_inner = Dropout(dropout.inner, dropout.locked)
+        self.drop_outer = Dropout(dropout.feed_forward, dropout.locked)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop_outer(self.outer(self.drop_inner(self.activation(self.inner(x)))))
+
+
+class TransformerLayer(nn.Module):
+    """Attention and feed-forward with residuals; the norm after each sum ("post") or before each branch ("pre")."""
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        inner_dim: int,
+        norm: Literal["post", "pre"],
+        norm_eps: float,
+        activation: Activation,
+        dropout: DropoutConfig,
+    ) -> None:
+        super().__init__()
+        self.index, self.pre = index, norm == "pre"
+        self.attention = Attention(dim, num_heads, head_dim, dropout)
+        self.feed_forward = FeedForward(dim, inner_dim, activation, dropout)
+        self.norm_attention = nn.LayerNorm(dim, norm_eps)
+        self.norm_feed_forward = nn.LayerNorm(dim, norm_eps)
+        self.drop = Dropout(dropout.projection, dropout.locked)
+
+    def _inner(self, rows: Tensor) -> Tensor:
+        return self.norm_attention(rows) if self.pre else rows
+
+    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return self.attention.keys_values(self._inner(rows))
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        return self.attention(self.attention.queries(self._inner(x)), keys, values, scope)
+
+    def attend_one(
+        self, x: Tensor, keys: Tensor, values: Tensor, first: Tensor, slots: Sequence[int], scope: Scope
+    ) -> Tensor:
+        return self.attention.one(self.attention.queries(self._inner(x)), keys, values, first, slots, scope)
+
+    def finish(self, x: Tensor, context: Tensor) -> Tensor:
+        x = x + self.drop(self.attention.output(context))
+        if self.pre:
+            return x + self.feed_forward(self.norm_feed_forward(x))
+        x = self.norm_attention(x)
+        return self.norm_feed_forward(x + self.feed_forward(x))

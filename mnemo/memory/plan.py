@@ -1,0 +1,55 @@
+"""Which layer keeps which memory (Rae & Razavi, 2020): a few long-range layers among short-range ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from mnemo.memory.xl import XL
+
+AnyMemory = XL
+"""Every mechanism that a plan may name."""
+
+Arrangement = Literal["interleaved", "first", "last", "middle"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    long: AnyMemory = field(default_factory=XL)
+    """The long-range layers' memory."""
+    short: AnyMemory = field(default_factory=lambda: XL(length=128))
+    """The other layers' memory."""
+    num_long: int | None = None
+    """How many layers are long range; all when left out."""
+    arrangement: Arrangement = "interleaved"
+    """Where the long-range layers are."""
+
+    def __post_init__(self) -> None:
+        if self.num_long is not None and self.num_long < 0:
+            raise ValueError(f"{self.num_long} long-range layers")
+
+    def long_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Indices (from 0) of the long-range layers of a model with `num_layers`."""
+        count = num_layers if self.num_long is None else self.num_long
+        if count > num_layers:
+            raise ValueError(f"{count} long-range layers, but the model has {num_layers}")
+        if self.arrangement == "interleaved":
+            return tuple(-(-i * num_layers // count) - 1 for i in range(1, count + 1))
+        starts = {"first": 0, "last": num_layers - count, "middle": (num_layers - count) // 2}
+        begin = starts[self.arrangement]
+        return tuple(range(begin, begin + count))
+
+    def memories(self, num_layers: int) -> tuple[AnyMemory, ...]:
+        """The memory of every layer."""
+        long = set(self.long_layers(num_layers))
+        return tuple(self.long if i in long else self.short for i in range(num_layers))
+
+    def lengths(self, num_layers: int, long: int | Sequence[int] | None = None) -> tuple[int, ...]:
+        """Every layer's memory length; `long` replaces that of the long-range layers, a sequence all of them."""
+        if long is not None and not isinstance(long, int):
+            if len(long) != num_layers:
+                raise ValueError(f"{len(long)} memory lengths for {num_layers} layers")
+            return tuple(long)
+        plan = self if long is None else replace(self, long=replace(self.long, length=long))
+        return tuple(memory.length for memory in plan.memories(num_layers))

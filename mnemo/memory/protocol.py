@@ -1,0 +1,175 @@
+"""What a memory mechanism and the transformer know of each other: four small protocols and the values they pass.
+
+Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H heads, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.ops import Attended, Causal, Mask
+
+
+class Relation(NamedTuple):
+    """How one layer's attention sees positions: tables for K keys, in descending distance."""
+
+    r: Tensor | None = None
+    """(H, K, d)"""
+    u: Tensor | None = None
+    w: Tensor | None = None
+    """(H, d) each"""
+    bias: Tensor | None = None
+    """(H, K)"""
+    rotary: tuple[Tensor, Tensor] | None = None
+    """cos and sin (K, d / 2) of slot positions 0 ... K - 1"""
+
+    def to(self, dtype: torch.dtype) -> Relation:
+        tables = (None if part is None else part.to(dtype) for part in self[:4])
+        rotary = None if self.rotary is None else (self.rotary[0].to(dtype), self.rotary[1].to(dtype))
+        return Relation(*tables, rotary)
+
+    def take(self, num_keys: int) -> Relation:
+        """The same relation for fewer keys: near distances stay."""
+        return Relation(
+            None if self.r is None else self.r[:, self.r.shape[1] - num_keys :],
+            self.u,
+            self.w,
+            None if self.bias is None else self.bias[:, self.bias.shape[1] - num_keys :],
+            None if self.rotary is None else (self.rotary[0][:num_keys], self.rotary[1][:num_keys]),
+        )
+
+
+class Scope(NamedTuple):
+    """What one attention call may see."""
+
+    relation: Relation
+    mask: Mask = Causal()
+    lengths: Tensor | None = None
+    """(B,) valid keys of each row, counted from the right"""
+    record: list[Attended] | None = None
+
+
+class Layer(Protocol):
+    """A transformer layer as mechanisms use it."""
+
+    index: int
+
+    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, D) -> keys and values, each (B, H, T, d)."""
+        ...
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        """Per-head contexts (B, L, H * d) of x's rows, which stand on the last L keys; and their log-sum-exp."""
+        ...
+
+    def finish(self, x: Tensor, context: Tensor) -> Tensor:
+        """Output projection, residuals, norms and feed-forward."""
+        ...
+
+    def attend_one(
+        self, x: Tensor, keys: Tensor, values: Tensor, first: Tensor, slots: Sequence[int], scope: Scope
+    ) -> Tensor:
+        """Contexts (B, 1, H * d) of one token a row, on slot `slots[row]` and seeing slots from `first[row]` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What all layers of one call share."""
+
+    relation: Callable[[Layer, int], Relation]
+    lengths: Tensor | None = None
+    """(B,) valid tokens of each row; None when all are valid"""
+    same_length: bool = False
+    record: list[Attended] | None = None
+    aux: dict[str, Tensor] = field(default_factory=dict)
+    """Auxiliary losses that stages add to"""
+
+    def mask(self, slots: int) -> Causal:
+        return Causal(window=max(1, slots)) if self.same_length else Causal()
+
+
+class Stage(Protocol):
+    """One or more layers with the memory they keep: a module of the transformer.
+
+    A stage's state is a NamedTuple of tensors, batch first; an empty state is all zeros.
+    """
+
+    def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> Any:
+        """An empty memory of `length` slots (full of attended zeros with `full`); `cached`: the inference form."""
+        ...
+
+    def __call__(self, x: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]: ...
+
+    def slots(self, state: Any) -> int:
+        """Keys that the memory adds to a segment's own."""
+        ...
+
+    def resize(self, state: Any, length: int) -> Any:
+        """The same memory with another number of slots: the newest stay."""
+        ...
+
+    def window(self, state: Any, segment: int) -> Window:
+        """A private, mutable decoder of one open segment behind this memory."""
+        ...
+
+
+class Window(Protocol):
+    """The open segment of one stage while it is being decoded. Buffers are mutated: never shown to users."""
+
+    def feed(self, x: Tensor, counts: Sequence[int], segment: Segment) -> Tensor:
+        """Tokens (B, T, D) behind `counts[row]` open ones; counts differ only where T is 1."""
+        ...
+
+    def commit(self, rows: Sequence[int]) -> None:
+        """The open segment of these rows is full: move it into the memory."""
+        ...
+
+    def close(self) -> Any:
+        """The committed memory, as a state."""
+        ...
+
+    def open(self, length: int) -> Any:
+        """The open segment's first `length` slots, as a NamedTuple of tensors."""
+        ...
+
+    def reopen(self, opened: Any) -> None:
+        """Continue from what `open` gave."""
+        ...
+
+    def select(self, rows: Tensor) -> Window: ...
+
+
+class Memory(Protocol):
+    """The configuration of a mechanism."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def grouped(self) -> bool:
+        """Whether consecutive layers with equal configurations form one stage."""
+        ...
+
+    def stage(self, layers: Sequence[nn.Module]) -> nn.Module: ...
+
+
+def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: int, dim: int) -> Tensor:
+    """The last `num_slots` valid entries along `dim` of [memory ; segment], contiguous and detached.
+
+    `rows` holds `num_new` segment entries at its end, of which row b uses the first lengths[b].
+    """
+    total = rows.shape[dim]
+    if lengths is None:
+        return rows.narrow(dim, total - num_slots, num_slots).detach().contiguous()
+    start = total - num_new - num_slots + lengths  # (B,)
+    index = start[:, None] + torch.arange(num_slots, device=rows.device)
+    shape = [1] * rows.dim()
+    shape[0], shape[dim] = index.shape
+    index = index.view(shape).expand(*rows.shape[:dim], num_slots, *rows.shape[dim + 1 :])
+    return rows.detach().gather(dim, index)

@@ -1,0 +1,87 @@
+"""Reads source files without running them: what a module imports, and which forbidden calls it makes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+FORBIDDEN_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "_pickle"}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "torch.serialization.load",
+    "torch.jit.load",
+    "torch.hub.load",
+    "torch.package.PackageImporter",
+    "yaml.load",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+}
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST, module: str = "", is_package: bool = False) -> Iterator[tuple[str, int]]:
+    """Every imported name with its line: `from a import b` gives a.b, for b may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(node, module, is_package)
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def _base(node: ast.ImportFrom, module: str, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    drop = node.level - 1 if is_package else node.level
+    return ".".join([*parts[: len(parts) - drop], *([node.module] if node.module else [])])
+
+
+def forbidden(tree: ast.AST) -> list[str]:
+    """Everything in the tree that could run code from a file."""
+    found = [
+        f"line {line}: imports {name}" for name, line in imports(tree) if name.partition(".")[0] in FORBIDDEN_MODULES
+    ]
+    aliases = _aliases(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            found.extend(f"line {node.lineno}: {reason}" for reason in _forbidden_call(node, aliases))
+        elif isinstance(node, ast.Attribute) and _dotted(node, aliases) in FORBIDDEN_CALLS:
+            found.append(f"line {node.lineno}: uses {_dotted(node, aliases)}")
+    return found
+
+
+def _forbidden_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
+    name = _dotted(call.func, aliases)
+    if isinstance(call.func, ast.Name) and name in FORBIDDEN_CALLS:
+        yield f"calls {name}"
+    for keyword in call.keywords:
+        is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+        if keyword.arg == "allow_pickle" and not is_false:
+            yield f"calls {name} with allow_pickle"
+
+
+def _aliases(tree: ast.AST) -> dict[str, str]:
+    """Local name -> what it stands for: `import numpy as np`, `from torch import load as read`."""
+    aliases = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases.update({alias.asname: alias.name for alias in node.names if alias.asname})
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            aliases.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return aliases
+
+
+def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value, aliases)}.{node.attr}"
+    return "?"

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+
+# Before torch is imported, and inherited by every process that a test starts.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("mnemo", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("mnemo")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["MNEMO_DATA"] = tempfile.mkdtemp(prefix="mnemo-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(os.environ["MNEMO_DATA"], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def same_start() -> Iterator[None]:
+    """Every test starts from the same seeds and the default dtype, in whatever order tests run."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """The folder of reference files that come with the tests."""
+    return GOLDEN
+
+
+@pytest.fixture(scope="session")
+def golden_folders(golden: Path) -> list[Path]:
+    """That folder, and the larger one that MNEMO_GOLDEN names where it is set."""
+    extra = os.environ.get("MNEMO_GOLDEN")
+    return [golden, Path(extra)] if extra else [golden]

@@ -1,0 +1,161 @@
+"""The shape of the source tree: imports point down, nothing can run code from a file, files stay small."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from code_walk import forbidden, imports, module_name
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "mnemo").rglob("*.py"))
+MAX_LINES = 600
+
+LEVELS = [
+    {"cli", "__main__"},
+    {"report", "experiments", "demo", "parity", "bench", "info"},
+    {"train", "evaluate", "generate", "checkpoint", "parallel", "optimize", "memory_file", "presets", "recipe"},
+    {"data"},
+    {"model", "layers", "embedding", "positions", "decode"},
+    {"memory", "state"},
+    {"ops"},
+    {"config", "errors", "__version__"},
+]
+"""Top to bottom. A part may import its own level and lower ones."""
+KEPT_APART = {("data", "model"), ("data", "layers"), ("data", "embedding"), ("data", "decode"), ("data", "memory")}
+"""Pairs that must not meet even though the first is higher."""
+ADAPTERS = {"hf", "convert"}
+"""Outside the core: they may import anything, and only the command line may import them."""
+EVERY_PART = set().union(*LEVELS) | ADAPTERS
+
+
+def part_of(module: str) -> str:
+    """`mnemo.memory.xl` -> `memory`; the package itself -> `` (empty)."""
+    return (module.split(".") + [""])[1]
+
+
+def level(part: str) -> int:
+    return next(i for i, parts in enumerate(LEVELS) if part in parts)
+
+
+def broken_rule(importer: str, imported: str) -> str | None:
+    """Why the part `importer` may not import the part `imported`, or None where it may."""
+    if importer == imported or importer in ADAPTERS:
+        return None
+    if imported in ADAPTERS:
+        return None if importer == "cli" else "adapters stay outside the core"
+    if (importer, imported) in KEPT_APART:
+        return "these two are kept apart"
+    return "imports must point down" if level(imported) < level(importer) else None
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    part = part_of(module)
+    found = []
+    for name, line in imports(ast.parse(source), module, is_package):
+        if name.partition(".")[0] == "transformers" and part != "hf":
+            found.append(f"line {line}: transformers is for mnemo.hf only")
+        if name.partition(".")[0] != "mnemo" or module == "mnemo":
+            continue
+        rule = broken_rule(part, part_of(name)) if part_of(name) in EVERY_PART else "import the part, not the package"
+        if rule:
+            found.append(f"line {line}: {module} imports {name}: {rule}")
+    return found
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))
+def test_imports_point_down(path: Path) -> None:
+    module = module_name(path, ROOT)
+    assert module == "mnemo" or part_of(module) in EVERY_PART, f"give '{part_of(module)}' a place in LEVELS"
+    assert violations(path.read_text(encoding="utf-8"), module, path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))
+def test_nothing_can_run_code_from_a_file(path: Path) -> None:
+    assert forbidden(ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+def test_files_stay_small() -> None:
+    paths = [*SOURCES, *(ROOT / "tests").rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    graph = {module_name(path, ROOT): import_time_modules(path) for path in SOURCES}
+    while ready := [module for module, needs in graph.items() if not needs & graph.keys()]:
+        for module in ready:
+            del graph[module]
+    assert graph == {}, "these modules form or lead into a circle"
+
+
+def import_time_modules(path: Path) -> set[str]:
+    """Modules of the package that importing `path` imports; imports inside functions come later."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = ast.Module([node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))], [])
+    module, is_package = module_name(path, ROOT), path.name == "__init__.py"
+    known = {module_name(source, ROOT) for source in SOURCES}
+    found = {name if name in known else name.rpartition(".")[0] for name, _ in imports(top, module, is_package)}
+    return (found & known) - {module}
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mnemo.ops.eager", "from mnemo.cli import main"),
+        ("mnemo.model", "def f():\n    import mnemo.train"),
+        ("mnemo.model", "from mnemo import data"),
+        ("mnemo.data.streams", "from mnemo.model import Model"),
+        ("mnemo.memory.xl", "from ..layers import Layer"),
+        ("mnemo.train", "from mnemo import Model"),
+        ("mnemo.train", "import mnemo.hf"),
+        ("mnemo.train", "from transformers import AutoModel"),
+    ],
+)
+def test_the_walk_sees_a_wrong_import(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("mnemo.cli.train", "from mnemo.train import train\nimport torch"),
+        ("mnemo.cli.convert", "from mnemo.convert import main"),
+        ("mnemo.hf.modeling", "import transformers\nfrom mnemo.model import Model"),
+        ("mnemo.memory.xl", "from . import protocol\nfrom mnemo.ops import relative_attention"),
+    ],
+)
+def test_the_walk_lets_right_imports_pass(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.load('x')",
+        "import torch as t\nt.load('x', weights_only=True)",
+        "from torch import load as read\nread('x')",
+        "import torch\nread = torch.load",
+        "import pickle",
+        "def f():\n    from pickle import loads",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import numpy as np\nnp.load('x', allow_pickle=flag)",
+        "eval('1')",
+        "exec('1')",
+        "import yaml\nyaml.load('x', Loader=loader)",
+    ],
+)
+def test_the_walk_sees_what_can_run_code(source: str) -> None:
+    assert len(forbidden(ast.parse(source))) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["model.eval()", "import numpy as np\nnp.load('x', allow_pickle=False)", "json.load(f)"]
+)
+def test_the_walk_lets_harmless_calls_pass(source: str) -> None:
+    assert forbidden(ast.parse(source)) == []
