@@ -65,21 +65,25 @@ def _read(hint: Any, data: Any, where: str) -> Any:
         if not isinstance(data, (list, tuple)):
             raise MnemoError(f"{where}: expected a list")
         return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
-    if dataclasses.is_dataclass(hint):
-        return from_json(typing.cast(type, hint), data, where)
+    if _is_configuration(hint):
+        return from_json(hint, data, where)
     return _read_scalar(hint, data, where)
+
+
+def _is_configuration(hint: Any) -> bool:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
 def _read_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
     if data is None and type(None) in arguments:
         return None
-    classes = {a.__name__: a for a in arguments if dataclasses.is_dataclass(a)}
+    classes: dict[str, type[Any]] = {a.__name__: a for a in arguments if _is_configuration(a)}
     if classes and isinstance(data, dict):
         kind = data.get("type")
         if kind not in classes:
             raise unknown(f"type in {where}", str(kind), classes)
         return from_json(classes[kind], data, where)
-    plain = [a for a in arguments if a is not type(None) and not dataclasses.is_dataclass(a)]
+    plain = [a for a in arguments if a is not type(None) and not _is_configuration(a)]
     for hint in plain:
         try:
             return _read(hint, data, where)

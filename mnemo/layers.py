@@ -5,7 +5,6 @@ Shapes: B batch, T rows, L queries, K keys, D model width, H heads, d head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,19 +118,6 @@ class Attention(nn.Module):
             )
         return out.transpose(1, 2).flatten(2), lse
 
-    def one(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, slots: Sequence[int], scope: Scope) -> Tensor:
-        """q (B, H, 1, d), row b standing on slot slots[b] and seeing slots first[b] ... slots[b]."""
-        rows = [
-            self._one_row(q[i : i + 1], k[i : i + 1, :, : slot + 1], v[i : i + 1, :, : slot + 1], first[i], scope)
-            for i, slot in enumerate(slots)
-        ]
-        return torch.cat(rows)
-
-    def _one_row(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, scope: Scope) -> Tensor:
-        num_keys = k.shape[2]
-        seen = Scope(scope.relation.take(num_keys), scope.mask, (num_keys - first).view(1))
-        return self(q, k, v, seen)[0]
-
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate pairs (x_i, x_{i + d/2}) of (B, H, T, d) by each position's angles."""
@@ -185,11 +171,6 @@ class TransformerLayer(nn.Module):
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         return self.attention(self.attention.queries(self._inner(x)), keys, values, scope)
-
-    def attend_one(
-        self, x: Tensor, keys: Tensor, values: Tensor, first: Tensor, slots: Sequence[int], scope: Scope
-    ) -> Tensor:
-        return self.attention.one(self.attention.queries(self._inner(x)), keys, values, first, slots, scope)
 
     def finish(self, x: Tensor, context: Tensor) -> Tensor:
         x = x + self.drop(self.attention.output(context))

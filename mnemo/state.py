@@ -24,6 +24,17 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: State) -> State:
     return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
 
 
+def tree_zip(function: Callable[..., Tensor], *trees: State) -> State:
+    """One tree from several of the same shape: `function` takes their tensors at each place."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        return function(*trees)
+    if first is None:
+        return None
+    items = [tree_zip(function, *parts) for parts in zip(*trees, strict=True)]
+    return type(first)(*items) if hasattr(first, "_fields") else tuple(items)
+
+
 def leaves(tree: State, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every tensor with its path, such as `3.keys`."""
     if isinstance(tree, Tensor):

@@ -29,9 +29,9 @@ class Relation(NamedTuple):
     """cos and sin (K, d / 2) of slot positions 0 ... K - 1"""
 
     def to(self, dtype: torch.dtype) -> Relation:
-        tables = (None if part is None else part.to(dtype) for part in self[:4])
+        r, u, w, bias = (None if part is None else part.to(dtype) for part in self[:4])
         rotary = None if self.rotary is None else (self.rotary[0].to(dtype), self.rotary[1].to(dtype))
-        return Relation(*tables, rotary)
+        return Relation(r, u, w, bias, rotary)
 
     def take(self, num_keys: int) -> Relation:
         """The same relation for fewer keys: near distances stay."""
@@ -69,12 +69,6 @@ class Layer(Protocol):
 
     def finish(self, x: Tensor, context: Tensor) -> Tensor:
         """Output projection, residuals, norms and feed-forward."""
-        ...
-
-    def attend_one(
-        self, x: Tensor, keys: Tensor, values: Tensor, first: Tensor, slots: Sequence[int], scope: Scope
-    ) -> Tensor:
-        """Contexts (B, 1, H * d) of one token a row, on slot `slots[row]` and seeing slots from `first[row]` on."""
         ...
 
 
@@ -122,12 +116,12 @@ class Stage(Protocol):
 class Window(Protocol):
     """The open segment of one stage while it is being decoded. Buffers are mutated: never shown to users."""
 
-    def feed(self, x: Tensor, counts: Sequence[int], segment: Segment) -> Tensor:
-        """Tokens (B, T, D) behind `counts[row]` open ones; counts differ only where T is 1."""
+    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        """Tokens (B, T, D) behind `count` open ones of every row."""
         ...
 
-    def commit(self, rows: Sequence[int]) -> None:
-        """The open segment of these rows is full: move it into the memory."""
+    def commit(self) -> None:
+        """The open segment is full: move it into the memory."""
         ...
 
     def close(self) -> Any:
@@ -138,8 +132,8 @@ class Window(Protocol):
         """The open segment's first `length` slots, as a NamedTuple of tensors."""
         ...
 
-    def reopen(self, opened: Any) -> None:
-        """Continue from what `open` gave."""
+    def reopen(self, opened: Any, count: int) -> None:
+        """Continue from the first `count` tokens of what `open` gave."""
         ...
 
     def select(self, rows: Tensor) -> Window: ...

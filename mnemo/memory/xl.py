@@ -130,29 +130,19 @@ class XLWindow:
         self.values[:, :, : self.num_slots] = cache.values
         self.length = cache.length.clone()
 
-    def feed(self, x: Tensor, counts: Sequence[int], segment: Segment) -> Tensor:
-        keys, values = self.layer.keys_values(x)
-        relation = segment.relation(self.layer, self.num_slots + self.segment)
-        mask = segment.mask(self.num_slots)
-        if len(set(counts)) == 1:
-            begin = self.num_slots + counts[0]
-            end = begin + x.shape[1]
-            self.keys[:, :, begin:end], self.values[:, :, begin:end] = keys, values
-            scope = Scope(relation.take(end), mask, self.length + counts[0] + x.shape[1])
-            context, _ = self.layer.attend(x, self.keys[:, :, :end], self.values[:, :, :end], scope)
-            return self.layer.finish(x, context)
-        slots = [self.num_slots + count for count in counts]
-        rows = torch.arange(len(slots))
-        self.keys[rows, :, slots], self.values[rows, :, slots] = keys[:, :, 0], values[:, :, 0]
-        first = self.num_slots - self.length
-        context = self.layer.attend_one(x, self.keys, self.values, first, slots, Scope(relation, mask))
+    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        begin = self.num_slots + count
+        end = begin + x.shape[1]
+        self.keys[:, :, begin:end], self.values[:, :, begin:end] = self.layer.keys_values(x)
+        relation = segment.relation(self.layer, self.num_slots + self.segment).take(end)
+        scope = Scope(relation, segment.mask(self.num_slots), self.length + count + x.shape[1])
+        context, _ = self.layer.attend(x, self.keys[:, :, :end], self.values[:, :, :end], scope)
         return self.layer.finish(x, context)
 
-    def commit(self, rows: Sequence[int]) -> None:
-        index = torch.tensor(list(rows), device=self.keys.device)
+    def commit(self) -> None:
         for buffer in (self.keys, self.values):
-            buffer[index, :, : self.num_slots] = buffer[index, :, self.segment :]
-        self.length[index] = (self.length[index] + self.segment).clamp(max=self.num_slots)
+            buffer[:, :, : self.num_slots] = buffer[:, :, self.segment :].clone()
+        self.length = (self.length + self.segment).clamp(max=self.num_slots)
 
     def close(self) -> XLCache:
         keys, values = self.keys[:, :, : self.num_slots], self.values[:, :, : self.num_slots]
@@ -160,7 +150,7 @@ class XLWindow:
             keys.clone(memory_format=torch.contiguous_format),
             values.clone(memory_format=torch.contiguous_format),
             self.length.clone(),
-        )  # noqa: E501
+        )
 
     def open(self, length: int) -> XLOpen:
         return XLOpen(*self._copy(self.num_slots, self.num_slots + length))
@@ -169,12 +159,13 @@ class XLWindow:
         keys, values = self.keys[:, :, begin:end], self.values[:, :, begin:end]
         return keys.contiguous().clone(), values.contiguous().clone()
 
-    def reopen(self, opened: XLOpen) -> None:
-        end = self.num_slots + opened.keys.shape[2]
-        self.keys[:, :, self.num_slots : end] = opened.keys
-        self.values[:, :, self.num_slots : end] = opened.values
+    def reopen(self, opened: XLOpen, count: int) -> None:
+        end = self.num_slots + count
+        self.keys[:, :, self.num_slots : end] = opened.keys[:, :, :count]
+        self.values[:, :, self.num_slots : end] = opened.values[:, :, :count]
 
     def select(self, rows: Tensor) -> XLWindow:
+        rows = rows.to(self.keys.device)
         other = object.__new__(XLWindow)
         other.layer, other.segment, other.num_slots = self.layer, self.segment, self.num_slots
         other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
