@@ -130,8 +130,8 @@ class Decoder:
             x = window.feed(self.model.enter(index, x, slots, self.segment), group.count, segment)
         return x
 
-    def _relation(self, layer: Layer, num_keys: int) -> Relation:
-        return self.tables[layer.index].take(num_keys)
+    def _relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
+        return self.tables[layer.index].take(num_keys, ahead)
 
     def state(self) -> DecodeState:
         """A copy of everything the next token depends on."""

@@ -100,22 +100,20 @@ class Attention(nn.Module):
         return self.split(keys), self.split(values)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """q (B, H, L, d) standing on the last L of K keys -> contexts (B, L, H * d), log-sum-exp."""
-        offset = k.shape[2] - q.shape[2]
-        r, u, w, bias, rotary = scope.relation.to(q.dtype)
+        """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L)."""
+        offset = k.shape[2] - q.shape[2] if scope.offset is None else scope.offset
+        r, u, w, bias, rotary, ahead = scope.relation.to(q.dtype)
         if rotary is not None:
-            q, k = rotate(q, (rotary[0][offset:], rotary[1][offset:])), rotate(k, rotary)
+            end = offset + q.shape[2]
+            q, k = rotate(q, (rotary[0][offset:end], rotary[1][offset:end])), rotate(k, rotary)
+        see = {"bias": bias, "offset": offset, "ahead": ahead, "mask": scope.mask, "lengths": scope.lengths}
         rate = self.rate if self.training else 0.0
         if scope.record is not None:
-            attended = relative_attention_reference(
-                q, k, v, r, u, w, bias=bias, offset=offset, mask=scope.mask, lengths=scope.lengths, dropout=rate
-            )
+            attended = relative_attention_reference(q, k, v, r, u, w, **see, dropout=rate)
             scope.record.append(attended)
             out, lse = attended.out, attended.lse
         else:
-            out, lse = relative_attention(
-                q, k, v, r, u, w, bias=bias, offset=offset, mask=scope.mask, lengths=scope.lengths, dropout=rate
-            )
+            out, lse = relative_attention(q, k, v, r, u, w, **see, dropout=rate, with_lse=scope.with_lse)
         return out.transpose(1, 2).flatten(2), lse
 
 

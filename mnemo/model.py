@@ -20,7 +20,7 @@ from mnemo.embedding import EmbeddingConfig, Softmax, TokenEmbedding
 from mnemo.errors import MnemoError
 from mnemo.layers import Activation, Dropout, DropoutConfig, TransformerLayer
 from mnemo.memory import Plan
-from mnemo.memory.protocol import Layer, Relation, Segment, Stage
+from mnemo.memory.protocol import Layer, Relation, Relations, Segment, Stage
 from mnemo.ops import Attended
 from mnemo.positions import AnyPositions, Learned, Relative, Sinusoidal
 from mnemo.state import State, reset
@@ -69,8 +69,10 @@ class ModelConfig:
         for name in ("vocab_size", "num_layers", "dim", "num_heads", "head_dim", "inner_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")
-        if self.dim % 2:
+        if self.dim % 2 and isinstance(self.positions, (Relative, Sinusoidal)):
             raise ValueError(f"model width {self.dim} must be even: half are sines, half cosines")
+        for memory in set(self.memory.memories(self.num_layers)):
+            memory.check(self)
         lengths = self.memory.lengths(self.num_layers)
         if isinstance(self.positions, (Sinusoidal, Learned)) and any(lengths):
             raise ValueError(
@@ -245,19 +247,21 @@ class Model(nn.Module):
         relation = self._relations(state, segment, None)
         result: list[Relation] = []
         for stage, memory, group in zip(self._stages(), state, self._groups, strict=True):
-            result += [relation(self.layers()[index], stage.slots(memory) + segment) for index in group]
+            keys, ahead = stage.slots(memory) + segment, stage.ahead(memory)
+            result += [relation(self.layers()[index], keys, ahead) for index in group]
         return tuple(result)
 
-    def _relations(self, state: State, segment: int, tables: Sequence[Relation] | None) -> Any:
+    def _relations(self, state: State, segment: int, tables: Sequence[Relation] | None, ahead: int = 0) -> Relations:
         if tables is not None:
-            return lambda layer, num_keys: tables[layer.index].take(num_keys)
-        slots = max(stage.slots(memory) for stage, memory in zip(self._stages(), state, strict=True))
-        like = self.embedding.tables[0]
-        encoding = self.positions.encoding(slots + segment, like)  # type: ignore[operator]
+            return lambda layer, num_keys, ahead=0: tables[layer.index].take(num_keys, ahead)
+        stages = list(zip(self._stages(), state, strict=True))
+        slots = max(stage.slots(memory) for stage, memory in stages)
+        most = max(ahead, *(stage.ahead(memory) for stage, memory in stages))
+        encoding = self.positions.encoding(slots + segment, most, self.embedding.tables[0])  # type: ignore[operator]
 
-        def relation(layer: Layer, num_keys: int) -> Relation:
-            near = positions_module.nearest(encoding, num_keys)
-            return self.positions.relation(layer.index, layer.attention, near)  # type: ignore[operator, attr-defined]
+        def relation(layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
+            near = positions_module.nearest(encoding, num_keys, ahead, most)
+            return self.positions.relation(layer.index, layer.attention, near, ahead)  # type: ignore[operator, attr-defined]
 
         return relation
 

@@ -19,9 +19,11 @@ from mnemo.memory.protocol import Relation
 
 
 @functools.lru_cache(maxsize=32)
-def sinusoids(num_keys: int, dim: int, clamp: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[sin, cos] of distances K-1 ... 0, at most `clamp`, (K, D); computed in float64."""
-    distance = torch.arange(num_keys - 1, -1, -1, dtype=torch.float64)
+def sinusoids(
+    num_keys: int, dim: int, clamp: int | None, dtype: torch.dtype, device: torch.device, ahead: int = 0
+) -> Tensor:
+    """[sin, cos] of distances K-1 ... -ahead, at most `clamp`, (K + ahead, D); computed in float64."""
+    distance = torch.arange(num_keys - 1, -1 - ahead, -1, dtype=torch.float64)
     if clamp is not None:
         distance = distance.clamp(max=clamp)
     frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
@@ -40,12 +42,12 @@ class Positions(Protocol):
         """Add to the input of a layer, likewise."""
         ...
 
-    def encoding(self, num_keys: int, like: Tensor) -> Any:
-        """What all layers of a call share, dropout included."""
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Any:
+        """What all layers of a call share, dropout included, for distances num_keys - 1 ... -ahead."""
         ...
 
-    def relation(self, layer: int, attention: Attention, encoding: Any) -> Relation:
-        """The tables of one layer, for as many keys as the encoding has."""
+    def relation(self, layer: int, attention: Attention, encoding: Any, ahead: int) -> Relation:
+        """The tables of one layer, for the distances that the encoding has."""
         ...
 
 
@@ -132,20 +134,22 @@ class RelativePositions(nn.Module):
     def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         return x
 
-    def encoding(self, num_keys: int, like: Tensor) -> Tensor:
-        return self.drop(sinusoids(num_keys, self.sizes.dim, self.config.clamp, like.dtype, like.device))
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
+        table = sinusoids(num_keys, self.sizes.dim, self.config.clamp, like.dtype, like.device, ahead)
+        return self.drop(table)
 
-    def relation(self, layer: int, attention: Attention, encoding: Tensor) -> Relation:
+    def relation(self, layer: int, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
         if self.projections is None or self.u is None or self.v is None:
-            return self._shared(attention, encoding)
+            return self._shared(attention, encoding, ahead)
         bias = layer if self.config.biases_per_layer else 0
-        return Relation(self._heads(self.projections[layer](encoding)), self.u[bias], self.v[bias])
+        r = self._heads(self.projections[layer](encoding))
+        return Relation(r, self.u[bias], self.v[bias], ahead=ahead)
 
-    def _shared(self, attention: Attention, encoding: Tensor) -> Relation:
+    def _shared(self, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
         width = self.sizes.num_heads * self.sizes.head_dim
         r = F.linear(encoding, attention.key_value.weight[:width])
-        origin = F.linear(encoding[-1], attention.query.weight).view(self.sizes.num_heads, self.sizes.head_dim)
-        return Relation(self._heads(r), origin, origin)
+        origin = F.linear(encoding[-1 - ahead], attention.query.weight).view(self.sizes.num_heads, self.sizes.head_dim)
+        return Relation(self._heads(r), origin, origin, ahead=ahead)
 
     def _heads(self, r: Tensor) -> Tensor:
         return r.view(-1, self.sizes.num_heads, self.sizes.head_dim).transpose(0, 1)
@@ -165,15 +169,15 @@ class ShawPositions(nn.Module):
     def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         return x
 
-    def encoding(self, num_keys: int, like: Tensor) -> Tensor:
-        """Table rows of distances K-1 ... 0; the table's last row is distance 0."""
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
+        """Table rows of distances K-1 ... -ahead; the table's last row is distance 0, also for what is ahead."""
         limit = min(self.config.distances, self.config.clamp or self.config.distances)
-        distance = torch.arange(num_keys - 1, -1, -1, device=like.device).clamp(max=limit - 1)
+        distance = torch.arange(num_keys - 1, -1 - ahead, -1, device=like.device).clamp(0, limit - 1)
         return self.config.distances - 1 - distance
 
-    def relation(self, layer: int, attention: Attention, encoding: Tensor) -> Relation:
+    def relation(self, layer: int, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
         r = self.table[layer, encoding].transpose(0, 1)  # (H, K, d)
-        return Relation(r, self.u[layer], None, self.bias[layer, encoding].transpose(0, 1))
+        return Relation(r, self.u[layer], None, self.bias[layer, encoding].transpose(0, 1), ahead=ahead)
 
 
 class SinusoidalPositions(nn.Module):
@@ -188,10 +192,10 @@ class SinusoidalPositions(nn.Module):
     def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         return x
 
-    def encoding(self, num_keys: int, like: Tensor) -> None:
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
         return None
 
-    def relation(self, layer: int, attention: Attention, encoding: None) -> Relation:
+    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
         return Relation()
 
 
@@ -210,10 +214,10 @@ class LearnedPositions(nn.Module):
         first = self.config.length - segment if self.config.align_end else 0
         return x + self.table[layer, first + slots]
 
-    def encoding(self, num_keys: int, like: Tensor) -> None:
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
         return None
 
-    def relation(self, layer: int, attention: Attention, encoding: None) -> Relation:
+    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
         return Relation()
 
 
@@ -230,14 +234,14 @@ class RotaryPositions(nn.Module):
     def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         return x
 
-    def encoding(self, num_keys: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> tuple[Tensor, Tensor]:
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=like.device) / self.head_dim
         position = torch.arange(num_keys, dtype=torch.float64, device=like.device)
         angle = position[:, None] * self.config.base**-exponent
         return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
-    def relation(self, layer: int, attention: Attention, encoding: tuple[Tensor, Tensor]) -> Relation:
-        return Relation(rotary=encoding)
+    def relation(self, layer: int, attention: Attention, encoding: tuple[Tensor, Tensor], ahead: int) -> Relation:
+        return Relation(rotary=encoding, ahead=ahead)
 
 
 MODULES: dict[type, type[nn.Module]] = {
@@ -253,10 +257,11 @@ def build(config: AnyPositions, sizes: Sizes) -> nn.Module:
     return MODULES[type(config)](config, sizes)  # type: ignore[call-arg]
 
 
-def nearest(encoding: Any, num_keys: int) -> Any:
-    """An encoding for fewer keys: tables in descending distance keep their end, slot angles their beginning."""
+def nearest(encoding: Any, num_keys: int, ahead: int, have_ahead: int) -> Any:
+    """An encoding for fewer keys: tables in descending distance keep near distances, slot angles their beginning."""
     if encoding is None:
         return None
     if isinstance(encoding, tuple):
         return tuple(part[:num_keys] for part in encoding)
-    return encoding[encoding.shape[0] - num_keys :]
+    end = encoding.shape[0] - have_ahead
+    return encoding[end - num_keys : end + ahead]

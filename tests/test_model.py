@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mechanisms import MECHANISMS
 from models import SMALL, random_model, random_tokens, read
 from tolerances import assert_close
 
@@ -34,6 +35,7 @@ PLAN = Plan(long=XL(length=7), short=XL(length=2), num_long=1)
 
 
 def some_models():
+    yield from MECHANISMS.values()
     for positions in RELATIVE:
         yield dict(positions=positions)
         yield dict(positions=positions, norm="pre", final_norm=True, memory=PLAN)
@@ -44,6 +46,9 @@ def some_models():
 
 
 def name(changes: dict) -> str:
+    for known, mechanism in MECHANISMS.items():
+        if mechanism is changes:
+            return known
     return "-".join(f"{type(v).__name__ if not isinstance(v, (str, bool, int)) else v}" for v in changes.values())
 
 

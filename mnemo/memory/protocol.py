@@ -5,43 +5,47 @@ Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mnemo.ops import Attended, Causal, Mask
+from mnemo.ops import Attended, Blocks, Causal, Mask
 
 
 class Relation(NamedTuple):
     """How one layer's attention sees positions: tables for K keys, in descending distance."""
 
     r: Tensor | None = None
-    """(H, K, d)"""
+    """(H, K + ahead, d)"""
     u: Tensor | None = None
     w: Tensor | None = None
     """(H, d) each"""
     bias: Tensor | None = None
-    """(H, K)"""
+    """(H, K + ahead)"""
     rotary: tuple[Tensor, Tensor] | None = None
     """cos and sin (K, d / 2) of slot positions 0 ... K - 1"""
+    ahead: int = 0
+    """Columns of negative distances at the tables' end"""
 
     def to(self, dtype: torch.dtype) -> Relation:
         r, u, w, bias = (None if part is None else part.to(dtype) for part in self[:4])
         rotary = None if self.rotary is None else (self.rotary[0].to(dtype), self.rotary[1].to(dtype))
-        return Relation(r, u, w, bias, rotary)
+        return Relation(r, u, w, bias, rotary, self.ahead)
 
-    def take(self, num_keys: int) -> Relation:
+    def take(self, num_keys: int, ahead: int = 0) -> Relation:
         """The same relation for fewer keys: near distances stay."""
-        return Relation(
-            None if self.r is None else self.r[:, self.r.shape[1] - num_keys :],
-            self.u,
-            self.w,
-            None if self.bias is None else self.bias[:, self.bias.shape[1] - num_keys :],
-            None if self.rotary is None else (self.rotary[0][:num_keys], self.rotary[1][:num_keys]),
-        )
+
+        def near(table: Tensor | None) -> Tensor | None:
+            if table is None:
+                return None
+            end = table.shape[1] - self.ahead
+            return table[:, end - num_keys : end + ahead]
+
+        rotary = None if self.rotary is None else (self.rotary[0][:num_keys], self.rotary[1][:num_keys])
+        return Relation(near(self.r), self.u, self.w, near(self.bias), rotary, ahead)
 
 
 class Scope(NamedTuple):
@@ -51,7 +55,14 @@ class Scope(NamedTuple):
     mask: Mask = Causal()
     lengths: Tensor | None = None
     """(B,) valid keys of each row, counted from the right"""
+    offset: int | None = None
+    """The key that the first query stands on; the queries stand on the last keys when left out"""
+    with_lse: bool = False
     record: list[Attended] | None = None
+
+
+class Relations(Protocol):
+    def __call__(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation: ...
 
 
 class Layer(Protocol):
@@ -64,7 +75,7 @@ class Layer(Protocol):
         ...
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """Per-head contexts (B, L, H * d) of x's rows, which stand on the last L keys; and their log-sum-exp."""
+        """Per-head contexts (B, L, H * d) of x's rows, not yet projected; and their log-sum-exp (B, H, L)."""
         ...
 
     def finish(self, x: Tensor, context: Tensor) -> Tensor:
@@ -76,16 +87,32 @@ class Layer(Protocol):
 class Segment:
     """What all layers of one call share."""
 
-    relation: Callable[[Layer, int], Relation]
+    relation: Relations
+    """A layer's relation for a number of keys, and of keys ahead"""
     lengths: Tensor | None = None
-    """(B,) valid tokens of each row; None when all are valid"""
+    """(B,) valid rows; None when all are valid"""
     same_length: bool = False
+    blocks: Blocks | None = None
+    """The mask of a segment between memory tokens"""
     record: list[Attended] | None = None
+    notes: dict[str, Tensor] | None = None
+    """Where asked for, what stages have to tell, by name"""
     aux: dict[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses that stages add to"""
 
-    def mask(self, slots: int) -> Causal:
+    def mask(self, slots: int) -> Causal | Blocks:
+        """The mask of a layer whose memory has this many slots."""
+        if self.blocks is not None:
+            return self.blocks
         return Causal(window=max(1, slots)) if self.same_length else Causal()
+
+    @property
+    def ahead(self) -> int:
+        """How far ahead of themselves rows of this segment may look."""
+        return 0 if self.blocks is None else max(self.blocks.read, self.blocks.write) - 1
+
+    def add_loss(self, name: str, value: Tensor) -> None:
+        self.aux[name] = self.aux[name] + value if name in self.aux else value
 
 
 class Stage(Protocol):
@@ -102,6 +129,10 @@ class Stage(Protocol):
 
     def slots(self, state: Any) -> int:
         """Keys that the memory adds to a segment's own."""
+        ...
+
+    def ahead(self, state: Any) -> int:
+        """How many negative distances its relations need (0 for most)."""
         ...
 
     def resize(self, state: Any, length: int) -> Any:
@@ -148,6 +179,10 @@ class Memory(Protocol):
     @property
     def grouped(self) -> bool:
         """Whether consecutive layers with equal configurations form one stage."""
+        ...
+
+    def check(self, model: Any) -> None:
+        """Raise ValueError, with the reason, where the mechanism does not fit a model configuration."""
         ...
 
     def stage(self, layers: Sequence[nn.Module]) -> nn.Module: ...

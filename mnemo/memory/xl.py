@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ class XL:
     @property
     def grouped(self) -> bool:
         return False
+
+    def check(self, model: Any) -> None:
+        pass
 
     def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
         (layer,) = layers
@@ -75,8 +78,8 @@ class XLStage(nn.Module):
             new_keys, new_values = self.layer.keys_values(x)
             keys = torch.cat([state.keys, new_keys], 2)
             values = torch.cat([state.values, new_values], 2)
-        relation = segment.relation(self.layer, num_slots + num_new)
-        scope = Scope(relation, segment.mask(num_slots), state.length + num_new, segment.record)
+        relation = segment.relation(self.layer, num_slots + num_new, segment.ahead)
+        scope = Scope(relation, segment.mask(num_slots), state.length + num_new, record=segment.record)
         context, _ = self.layer.attend(x, keys, values, scope)
         used = num_new if segment.lengths is None else segment.lengths
         length = (state.length + used).clamp(max=num_slots)
@@ -92,6 +95,9 @@ class XLStage(nn.Module):
 
     def slots(self, state: XLState | XLCache) -> int:
         return state.hidden.shape[1] if isinstance(state, XLState) else state.keys.shape[2]
+
+    def ahead(self, state: XLState | XLCache) -> int:
+        return 0
 
     def resize(self, state: XLState | XLCache, length: int) -> XLState | XLCache:
         valid = state.length.clamp(max=length)
@@ -134,7 +140,7 @@ class XLWindow:
         begin = self.num_slots + count
         end = begin + x.shape[1]
         self.keys[:, :, begin:end], self.values[:, :, begin:end] = self.layer.keys_values(x)
-        relation = segment.relation(self.layer, self.num_slots + self.segment).take(end)
+        relation = segment.relation(self.layer, end, segment.ahead)
         scope = Scope(relation, segment.mask(self.num_slots), self.length + count + x.shape[1])
         context, _ = self.layer.attend(x, self.keys[:, :, :end], self.values[:, :, :end], scope)
         return self.layer.finish(x, context)

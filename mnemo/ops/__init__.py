@@ -7,12 +7,22 @@ from typing import Literal
 from torch import Tensor
 
 from mnemo.ops.eager import relative_attention_eager
-from mnemo.ops.masks import Causal, Mask
+from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask
 from mnemo.ops.reference import Attended, relative_attention_reference
 
 Implementation = Literal["auto", "reference", "eager"]
 
-__all__ = ["Attended", "Causal", "Implementation", "Mask", "relative_attention", "relative_attention_reference"]
+__all__ = [
+    "Ahead",
+    "Attended",
+    "Blocks",
+    "Causal",
+    "Implementation",
+    "KeyLimit",
+    "Mask",
+    "relative_attention",
+    "relative_attention_reference",
+]
 
 
 def relative_attention(
@@ -25,6 +35,7 @@ def relative_attention(
     *,
     bias: Tensor | None = None,
     offset: int,
+    ahead: int = 0,
     mask: Mask = Causal(),
     lengths: Tensor | None = None,
     dropout: float = 0.0,
@@ -33,15 +44,15 @@ def relative_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with relative positions: `(out, lse)`; see `relative_attention_reference` for the equation.
 
-    q (B, H, L, D); k, v (B, H, K, D); r (H, C, D) in descending distance, C >= offset + L; u, w (H, D); bias (H, C).
-    Query i stands at key `offset + i`. `lengths` (B,) counts a row's valid keys from the right.
+    q (B, H, L, D); k, v (B, H, K, D); u, w (H, D). r (H, C, D) and bias (H, C) are in descending distance: the last
+    column is distance -ahead, the first at least offset + L - 1. Query i stands at key `offset + i`.
+    `lengths` (B,) counts a row's valid keys from the right.
     """
-    fits_eager = offset == k.shape[2] - q.shape[2] and isinstance(mask, Causal)
-    if impl == "reference" or not fits_eager:
-        attended = relative_attention_reference(
-            q, k, v, r, u, w, bias=bias, offset=offset, mask=mask, lengths=lengths, dropout=dropout
+    if impl != "reference" and isinstance(mask, Causal) and ahead == 0 and offset == k.shape[2] - q.shape[2]:
+        return relative_attention_eager(
+            q, k, v, r, u, w, bias=bias, mask=mask, lengths=lengths, dropout=dropout, with_lse=with_lse
         )
-        return attended.out, attended.lse
-    return relative_attention_eager(
-        q, k, v, r, u, w, bias=bias, mask=mask, lengths=lengths, dropout=dropout, with_lse=with_lse
+    attended = relative_attention_reference(
+        q, k, v, r, u, w, bias=bias, offset=offset, ahead=ahead, mask=mask, lengths=lengths, dropout=dropout
     )
+    return attended.out, attended.lse
