@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerances import assert_close
 from torch import Tensor
 
-from mnemo.ops import Causal, eager, relative_attention, relative_attention_reference
+from mnemo.ops import Blocks, Causal, KeyLimit, eager, relative_attention, relative_attention_reference
 
 BATCH, HEADS, SIZE = 2, 3, 4
 
@@ -46,19 +47,61 @@ def test_eager_equals_reference(num_queries, num_slots, window, valid, parts, bl
     lengths = None
     if valid is not None:
         lengths = torch.tensor([num_queries + min(valid, num_slots), num_queries])
+    assert_equal_paths(tensors, block, offset=num_slots, mask=Causal(window), lengths=lengths)
+
+
+def assert_equal_paths(tensors: dict[str, Any], block: int, **options: Any) -> None:
     results = []
     for impl in ("reference", "eager"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(eager, "QUERY_BLOCK", block)
-            out, lse = relative_attention(
-                **tensors, offset=num_slots, mask=Causal(window), lengths=lengths, with_lse=True, impl=impl
-            )
+            out, lse = relative_attention(**tensors, **options, with_lse=True, impl=impl)
             assert lse is not None
             torch.manual_seed(1)
             loss = (out * torch.randn_like(out)).sum() + (lse * torch.randn_like(lse)).sum()
             results.append([out, lse, *torch.autograd.grad(loss, list(tensors.values()))])
     for expected, got in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
+        assert_close(got, expected)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_queries=st.integers(1, 8),
+    num_keys=st.integers(1, 8),
+    offset=st.integers(0, 5),
+    window=st.none() | st.integers(4, 9),
+    block=st.sampled_from([2, 3, 128]),
+    seed=st.integers(0, 99),
+)
+def test_queries_may_stand_anywhere(num_queries, num_keys, offset, window, block, seed):
+    """Look-ahead reads few keys from many queries: the last query need not stand on the last key."""
+    tensors = inputs(num_queries, offset, ("r", "u", "w", "bias"), seed)
+    for name in ("k", "v"):
+        tensors[name] = torch.randn(BATCH, HEADS, num_keys, SIZE, dtype=torch.float64, requires_grad=True)
+    if window is not None and offset + num_queries - window >= num_keys:
+        window = None  # a query without any key has no attention
+    assert_equal_paths(tensors, block, offset=offset, mask=Causal(window))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    memory=st.integers(1, 3),
+    lengths=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    cached=st.integers(0, 3),
+    sees=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_block_masks_with_keys_ahead(memory, lengths, cached, sees, seed):
+    rows = 2 * memory + max(lengths)
+    tensors = inputs(rows, cached, ("u", "w"), seed)
+    tensors["r"] = torch.randn(HEADS, rows + cached + memory - 1, SIZE, dtype=torch.float64, requires_grad=True)
+    mask = Blocks(memory, memory, torch.tensor(lengths), memory_sees_cache=sees)
+    assert_equal_paths(tensors, 128, offset=cached, ahead=memory - 1, mask=mask)
+
+
+def test_limited_keys():
+    tensors = inputs(5, 0, ("r", "u", "w"), 0)
+    assert_equal_paths(tensors, 128, offset=0, mask=KeyLimit(torch.tensor([2, 4])))
 
 
 def test_terms_add_up_to_the_scores():

@@ -48,11 +48,8 @@ def relative_attention(
     column is distance -ahead, the first at least offset + L - 1. Query i stands at key `offset + i`.
     `lengths` (B,) counts a row's valid keys from the right.
     """
-    if impl != "reference" and isinstance(mask, Causal) and ahead == 0 and offset == k.shape[2] - q.shape[2]:
-        return relative_attention_eager(
-            q, k, v, r, u, w, bias=bias, mask=mask, lengths=lengths, dropout=dropout, with_lse=with_lse
-        )
-    attended = relative_attention_reference(
-        q, k, v, r, u, w, bias=bias, offset=offset, ahead=ahead, mask=mask, lengths=lengths, dropout=dropout
-    )
-    return attended.out, attended.lse
+    see = {"bias": bias, "offset": offset, "ahead": ahead, "mask": mask, "lengths": lengths, "dropout": dropout}
+    if impl == "reference" or mask.ahead != "signed":
+        attended = relative_attention_reference(q, k, v, r, u, w, **see)
+        return attended.out, attended.lse
+    return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)

@@ -4,8 +4,8 @@ Three ideas against the published formulation: queries go in blocks, so that key
 never touched; the position scores are read through a skewed view instead of being copied into place; forward and
 backward are written out by hand, so that one buffer of scores lives at a time.
 
-Shapes: N = B * H, L queries, K keys, D head size. Within a block r has exactly K rows, distances K-1 ... 0, and the
-last query stands on the last key, so score (i, j) reads column j + L - 1 - i of the unskewed scores.
+Shapes: N = B * H, L queries, K keys, W columns of positions, D head size. A block's columns run from the distance of
+its last query and first key downwards, so score (i, j) reads column j + L - 1 - i of the unskewed scores.
 """
 
 from __future__ import annotations
@@ -15,111 +15,139 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mnemo.ops.masks import Causal
+from mnemo.ops.masks import Causal, Mask
 
 QUERY_BLOCK = 128
+
+
+class _Call(NamedTuple):
+    """What a call's blocks share besides its tensors."""
+
+    offset: int
+    num_columns: int
+    """Columns of r and bias"""
+    ahead: int
+    mask: Mask
+    lengths: Tensor | None
+    dropout: float
 
 
 class _Block(NamedTuple):
     queries: slice
     keys: slice
+    columns: slice
 
 
-def _blocks(num_queries: int, offset: int, window: int | None) -> list[_Block]:
+def _blocks(call: _Call, num_queries: int, num_keys: int) -> list[_Block]:
+    if not isinstance(call.mask, Causal):
+        return [_block(call, slice(0, num_queries), slice(0, num_keys))]
     blocks = []
     for begin in range(0, num_queries, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, num_queries)
-        first = 0 if window is None else max(0, offset + begin - window + 1)
-        blocks.append(_Block(slice(begin, end), slice(first, offset + end)))
+        first = 0 if call.mask.window is None else max(0, call.offset + begin - call.mask.window + 1)
+        blocks.append(_block(call, slice(begin, end), slice(first, min(num_keys, call.offset + end))))
     return blocks
 
 
-def _skewed(scores: Tensor) -> Tensor:
-    """The view whose (i, j) is `scores`' (i, j + L - 1 - i); what lies beyond the causal edge is garbage."""
-    rows, columns = scores.shape[-2:]
-    return scores.as_strided(
-        scores.shape, (rows * columns, columns - 1, 1), scores.storage_offset() + rows - 1
-    )  # fmt: skip
+def _block(call: _Call, queries: slice, keys: slice) -> _Block:
+    farthest = call.offset + queries.stop - 1 - keys.start
+    nearest = max(-call.ahead, call.offset + queries.start - keys.stop + 1)
+    zero = call.num_columns - 1 - call.ahead
+    return _Block(queries, keys, slice(zero - farthest, zero - nearest + 1))
 
 
-def _unskew(gradient: Tensor) -> Tensor:
-    """The adjoint of `_skewed` for a gradient that is zero beyond the causal edge."""
-    rows, columns = gradient.shape[-2:]
-    out = gradient.new_empty(gradient.shape)
-    flat = out.view(gradient.shape[0], rows * columns)
+def _skewed(scores: Tensor, num_keys: int) -> Tensor:
+    """The (N, L, K) view of (N, L, W) whose (i, j) is column j + L - 1 - i; past the last column it is garbage."""
+    count, rows, columns = scores.shape
+    strides = (rows * columns, columns - 1, 1)
+    return scores.as_strided((count, rows, num_keys), strides, scores.storage_offset() + rows - 1)
+
+
+def _unskew(gradient: Tensor, num_columns: int) -> Tensor:
+    """The adjoint of `_skewed` for a gradient that is zero past the last column."""
+    count, rows, num_keys = gradient.shape
+    if num_keys < num_columns:
+        out = gradient.new_zeros(count, rows, num_columns)
+        _skewed(out, num_keys).copy_(gradient)
+        return out
+    # As wide as its columns, the view overlaps itself: its last key is in use in the last row only.
+    out = gradient.new_empty(count, rows, num_columns)
+    flat = out.view(count, rows * num_columns)
     flat[:, : rows - 1] = 0
-    middle = flat[:, rows - 1 : rows - 1 + rows * (columns - 1)]
-    middle.view(gradient.shape[0], rows, columns - 1).copy_(gradient[..., : columns - 1])
+    body = flat[:, rows - 1 : rows - 1 + rows * (num_keys - 1)]
+    body.view(count, rows, num_keys - 1).copy_(gradient[..., : num_keys - 1])
     flat[:, -1] = gradient[:, -1, -1]
     return out
 
 
-def _mask_scores_(scores: Tensor, window: int | None, lengths: Tensor | None) -> None:
-    """Hide future keys, keys past the window and invalid keys. scores (B, H, L, K)."""
-    rows, columns = scores.shape[-2:]
-    edge = torch.ones(rows, rows, dtype=torch.bool, device=scores.device)
-    if rows > 1:
-        scores[..., columns - rows :].masked_fill_(edge.triu(1), float("-inf"))
-    if window is not None and columns > window:
-        # the last query sees keys from columns - window on; each earlier query one more to the left
-        too_far = torch.arange(columns, device=scores.device) <= (
-            torch.arange(rows, device=scores.device)[:, None] + columns - rows - window
-        )
+def _hide_(scores: Tensor, call: _Call, block: _Block, num_keys: int) -> None:
+    """Fill what a block's queries may not see. scores (B, H, L, K)."""
+    rows, columns, device = *scores.shape[-2:], scores.device
+    first = call.offset + block.queries.start - block.keys.start
+    """The column that the block's first query stands on"""
+    if not isinstance(call.mask, Causal):
+        visible = call.mask.visible(rows, columns, call.offset, device)
+        scores.masked_fill_(~visible.view(-1, 1, rows, columns), float("-inf"))
+    elif columns > first + 1:
+        future = torch.ones(rows, columns - first - 1, dtype=torch.bool, device=device).triu()
+        scores[..., first + 1 :].masked_fill_(future, float("-inf"))
+    if isinstance(call.mask, Causal) and call.mask.window is not None and first + rows > call.mask.window:
+        newest = torch.arange(rows, device=device)[:, None] + first
+        too_far = newest - torch.arange(columns, device=device) >= call.mask.window
         scores.masked_fill_(too_far, float("-inf"))
-    if lengths is not None:
-        invalid = torch.arange(columns, device=scores.device) < columns - lengths[:, None]
+    if call.lengths is not None:
+        index = torch.arange(block.keys.start, block.keys.stop, device=device)
+        invalid = index < num_keys - call.lengths[:, None]
         scores.masked_fill_(invalid[:, None, None, :], float("-inf"))
 
 
 def _scores(q: Tensor, k: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Scaled scores of one block, unmasked. q (B, H, L, D), k (B, H, K, D) -> (B, H, L, K)."""
+    """Scaled scores of one block, nothing hidden. q (B, H, L, D), k (B, H, K, D) -> (B, H, L, K)."""
     batch, heads, rows, size = q.shape
-    columns, scale = k.shape[2], size**-0.5
+    num_keys, scale = k.shape[2], size**-0.5
     content = (q if u is None else q + u[:, None, :]).reshape(-1, rows, size)
-    keys = k.reshape(-1, columns, size).transpose(1, 2)
-    if r is None and bias is None:
-        return torch.bmm(content, keys).mul_(scale).view(batch, heads, rows, columns)
+    keys = k.reshape(-1, num_keys, size).transpose(1, 2)
     if r is not None:
         position = (q if w is None else q + w[:, None, :]) @ r.transpose(-1, -2)
         if bias is not None:
             position += bias[:, None, :]
+    elif bias is not None:
+        position = bias[:, None, :].expand(batch, heads, rows, -1)
     else:
-        assert bias is not None
-        position = bias[:, None, :].expand(batch, heads, rows, columns)
-    skewed = _skewed(position.reshape(-1, rows, columns))
-    return torch.baddbmm(skewed, content, keys, beta=scale, alpha=scale).view(batch, heads, rows, columns)
+        return torch.bmm(content, keys).mul_(scale).view(batch, heads, rows, num_keys)
+    skewed = _skewed(position.reshape(batch * heads, rows, -1), num_keys)
+    return torch.baddbmm(skewed, content, keys, beta=scale, alpha=scale).view(batch, heads, rows, num_keys)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, r, u, w, bias, offset, window, lengths, dropout, with_lse):
-        blocks = _blocks(q.shape[2], offset, window)
+    def forward(ctx, q, k, v, r, u, w, bias, call: _Call, with_lse: bool):
+        blocks = _blocks(call, q.shape[2], k.shape[2])
         outs, lses, saved = [], [], []
         for block in blocks:
-            columns = block.keys.stop - block.keys.start
-            scores = _scores(q[:, :, block.queries], k[:, :, block.keys], _tail(r, columns), u, w, _tail(bias, columns))
-            _mask_scores_(scores, window, None if lengths is None else lengths - (k.shape[2] - block.keys.stop))
+            tables = _columns(r, block), u, w, _columns(bias, block)
+            scores = _scores(q[:, :, block.queries], k[:, :, block.keys], *tables)
+            _hide_(scores, call, block, k.shape[2])
             if with_lse:
                 lses.append(torch.logsumexp(scores, -1))
             probabilities = torch.softmax(scores, -1)
             keep = None
-            if dropout > 0:
-                keep = torch.empty_like(probabilities).bernoulli_(1 - dropout).div_(1 - dropout)
+            if call.dropout > 0:
+                keep = torch.empty_like(probabilities).bernoulli_(1 - call.dropout).div_(1 - call.dropout)
             outs.append((probabilities if keep is None else probabilities * keep) @ v[:, :, block.keys])
             saved += [probabilities, keep]
         ctx.save_for_backward(q, k, v, r, u, w, bias, *saved)
         ctx.blocks = blocks
-        lse = torch.cat(lses, 2) if with_lse else q.new_empty(0)
-        return torch.cat(outs, 2), lse
+        return torch.cat(outs, 2), torch.cat(lses, 2) if with_lse else q.new_empty(0)
 
     @staticmethod
-    def backward(ctx, d_out, d_lse):
+    def backward(ctx, d_out, d_lse):  # type: ignore[override]
         q, k, v, r, u, w, bias, *saved = ctx.saved_tensors
-        grads = _Gradients(q, k, v, r, u, w, bias)
+        gradients = _Gradients(q, k, v, r, u, w, bias)
         for number, block in enumerate(ctx.blocks):
             probabilities, keep = saved[2 * number], saved[2 * number + 1]
-            grads.add(block, probabilities, keep, d_out, d_lse if d_lse is not None and d_lse.numel() else None)
-        return *grads.result(), None, None, None, None, None
+            gradients.add(block, probabilities, keep, d_out, d_lse if d_lse is not None and d_lse.numel() else None)
+        return *gradients.result(), None, None
 
 
 class _Gradients:
@@ -133,20 +161,22 @@ class _Gradients:
         self.dr = None if r is None else torch.zeros_like(r)
         self.dbias = None if bias is None else torch.zeros_like(bias)
 
-    def add(self, block: _Block, probabilities: Tensor, keep: Tensor | None, d_out: Tensor, d_lse: Tensor | None):
-        rows, keys = block.queries, block.keys
-        d_rows = d_out[:, :, rows]
+    def add(
+        self, block: _Block, probabilities: Tensor, keep: Tensor | None, d_out: Tensor, d_lse: Tensor | None
+    ) -> None:
+        d_rows = d_out[:, :, block.queries]
         dropped = probabilities if keep is None else probabilities * keep
-        self.dv[:, :, keys] += dropped.transpose(-1, -2) @ d_rows
-        d_scores = d_rows @ self.v[:, :, keys].transpose(-1, -2)
+        self.dv[:, :, block.keys] += dropped.transpose(-1, -2) @ d_rows
+        d_scores = d_rows @ self.v[:, :, block.keys].transpose(-1, -2)
         if keep is not None:
             d_scores.mul_(keep)
         delta = (d_scores * probabilities).sum(-1, keepdim=True)
         if d_lse is not None:
-            delta = delta - d_lse[:, :, rows, None]
+            delta = delta - d_lse[:, :, block.queries, None]
         d_scores.sub_(delta).mul_(probabilities).mul_(self.q.shape[-1] ** -0.5)
         self._content(block, d_scores)
-        self._position(block, d_scores)
+        if self.r is not None or self.bias is not None:
+            self._position(block, d_scores)
 
     def _content(self, block: _Block, d_scores: Tensor) -> None:
         q = self.q[:, :, block.queries]
@@ -155,22 +185,20 @@ class _Gradients:
         self.dk[:, :, block.keys] += d_scores.transpose(-1, -2) @ content
 
     def _position(self, block: _Block, d_scores: Tensor) -> None:
-        if self.r is None and self.bias is None:
-            return
-        rows, columns = d_scores.shape[-2:]
-        unskewed = _unskew(d_scores.reshape(-1, rows, columns)).view(d_scores.shape)
-        if self.bias is not None:
-            _tail(self.dbias, columns).add_(unskewed.sum((0, 2)))
-        if self.r is None:
+        batch, heads, rows, num_keys = d_scores.shape
+        num_columns = block.columns.stop - block.columns.start
+        unskewed = _unskew(d_scores.reshape(-1, rows, num_keys), num_columns).view(batch, heads, rows, num_columns)
+        if self.dbias is not None:
+            self.dbias[:, block.columns] += unskewed.sum((0, 2))
+        if self.r is None or self.dr is None:
             return
         q = self.q[:, :, block.queries]
-        self.dq_position.append(unskewed @ _tail(self.r, columns))
+        self.dq_position.append(unskewed @ self.r[:, block.columns])
         position = q if self.w is None else q + self.w[:, None, :]
-        by_head = unskewed.transpose(0, 1).reshape(q.shape[1], -1, columns)  # (H, B * L, K)
-        queries = position.transpose(0, 1).reshape(q.shape[1], -1, q.shape[-1])
-        _tail(self.dr, columns).add_(by_head.transpose(1, 2) @ queries)
+        by_head = unskewed.transpose(0, 1).reshape(heads, -1, num_columns)  # (H, B * L, W)
+        self.dr[:, block.columns] += by_head.transpose(1, 2) @ position.transpose(0, 1).reshape(heads, batch * rows, -1)
 
-    def result(self):
+    def result(self) -> tuple[Tensor | None, ...]:
         dq = content = torch.cat(self.dq_content, 2)
         position = torch.cat(self.dq_position, 2) if self.dq_position else None
         if position is not None:
@@ -180,8 +208,8 @@ class _Gradients:
         return dq, self.dk, self.dv, self.dr, du, dw, self.dbias
 
 
-def _tail(table: Tensor | None, columns: int) -> Tensor:
-    return table if table is None else table[:, table.shape[1] - columns :]  # type: ignore[return-value]
+def _columns(table: Tensor | None, block: _Block) -> Tensor | None:
+    return None if table is None else table[:, block.columns]
 
 
 def relative_attention_eager(
@@ -193,14 +221,17 @@ def relative_attention_eager(
     w: Tensor | None = None,
     *,
     bias: Tensor | None = None,
-    mask: Causal = Causal(),
+    offset: int,
+    ahead: int = 0,
+    mask: Mask = Causal(),
     lengths: Tensor | None = None,
     dropout: float = 0.0,
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """As the reference, for causal masks where the last query stands on the last key."""
-    offset = k.shape[2] - q.shape[2]
+    """As the reference, where keys ahead are positioned by their negative distance."""
     if lengths is not None and lengths.device.type == "cpu" and bool((lengths >= k.shape[2]).all()):
         lengths = None
-    out, lse = _Attention.apply(q, k, v, r, u, w, bias, offset, mask.window, lengths, dropout, with_lse)  # type: ignore[misc]
+    table = r if r is not None else bias
+    call = _Call(offset, 0 if table is None else table.shape[1], ahead, mask, lengths, dropout)
+    out, lse = _Attention.apply(q, k, v, r, u, w, bias, call, with_lse)  # type: ignore[misc]
     return out, lse if with_lse else None
