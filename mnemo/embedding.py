@@ -111,6 +111,8 @@ class TokenEmbedding(nn.Module):
         x = self.projections[0].new_zeros(flat.shape[0], self.dim)
         for i in range(len(self.bins)):
             where = ((flat >= self.bins.edges[i]) & (flat < self.bins.edges[i + 1])).nonzero().squeeze(1)
+            if where.numel() == 0:  # no gradient, so that Adam leaves an unused bin alone, as in the published code
+                continue
             rows = F.linear(F.embedding(flat[where] - self.bins.edges[i], self.tables[i]), self.projections[i])
             x = x.index_copy(0, where, rows.to(x.dtype))
         return x.view(*ids.shape, self.dim)
@@ -165,7 +167,8 @@ class Softmax(nn.Module):
         if len(self.bins) == 1:
             return _cross_entropy(hidden, *head, targets)
         first = targets < self.bins.edges[1]
-        which = torch.bucketize(targets, torch.tensor(self.bins.edges[1:-1], device=targets.device), right=True)
+        inner_edges = torch.tensor(self.bins.edges[1:-1], device=targets.device)
+        which = torch.bucketize(targets.contiguous(), inner_edges, right=True)
         cluster = self.bins.edges[1] + which - 1
         loss = _cross_entropy(hidden, *head, torch.where(first, targets, cluster))
         for i in range(1, len(self.bins)):

@@ -5,6 +5,7 @@ Shapes: B batch, T rows, L queries, K keys, D model width, H heads, d head size.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,10 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.memory.protocol import Scope
-from mnemo.ops import relative_attention, relative_attention_reference
+from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
 
 Activation = Literal["relu", "gelu", "squared_relu"]
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "squared_relu": lambda x: F.relu(x).square()}
+ACTIVATIONS = {
+    "relu": functools.partial(F.relu, inplace=True),
+    "gelu": F.gelu,
+    "squared_relu": lambda x: F.relu(x, inplace=True).square(),
+}
+"""They may overwrite their argument: a projection's output, which its own gradient does not need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +38,7 @@ class DropoutConfig:
     attention: float = 0.0
     """Attention probabilities."""
     projection: float = 0.0
-    """Attention output, after its projection."""
+    """Attention output, after its projection; output of recurrent layers, but for the last."""
     inner: float = 0.0
     """Inside the feed-forward, after its activation."""
     feed_forward: float = 0.0
@@ -71,10 +77,10 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x
-        if not self.locked:
+        if not self.locked and x.device.type != "cpu":
             return F.dropout(x, self.rate)
-        mask = x.new_empty(*x.shape[:-2], 1, x.shape[-1]).bernoulli_(1 - self.rate)
-        return x * (mask / (1 - self.rate))
+        shape = (*x.shape[:-2], 1, x.shape[-1]) if self.locked else x.shape
+        return x * keep_mask(shape, self.rate, x)
 
 
 class Attention(nn.Module):
@@ -155,6 +161,7 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.index, self.pre = index, norm == "pre"
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.attention = Attention(dim, num_heads, head_dim, dropout)
         self.feed_forward = FeedForward(dim, inner_dim, activation, dropout)
         self.norm_attention = nn.LayerNorm(dim, norm_eps)
@@ -167,11 +174,32 @@ class TransformerLayer(nn.Module):
     def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.attention.keys_values(self._inner(rows))
 
-    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        return self.attention(self.attention.queries(self._inner(x)), keys, values, scope)
+    def queries(self, x: Tensor) -> Tensor:
+        return self.attention.queries(self._inner(x))
 
-    def finish(self, x: Tensor, context: Tensor) -> Tensor:
-        x = x + self.drop(self.attention.output(context))
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        return self.attention(self.queries(x), keys, values, scope)
+
+    def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+        """(B, L, D) reading (B, T, D), of which the first lengths[b] are valid -> (B, L, H * d); gradient reaches x
+        and `rows`, but no weight."""
+        norm, attention = self.norm_attention, self.attention
+
+        def inner(part: Tensor) -> Tensor:
+            if not self.pre:
+                return part
+            return F.layer_norm(part, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+        q = attention.split(F.linear(inner(x), attention.query.weight.detach()))
+        k, v = F.linear(inner(rows), attention.key_value.weight.detach()).chunk(2, -1)
+        valid = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+        mask = valid[:, None, None, :]
+        out = F.scaled_dot_product_attention(q, attention.split(k), attention.split(v), attn_mask=mask)
+        return out.transpose(1, 2).flatten(2)
+
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
+        attended = self.attention.output(context)
+        x = x + self.drop(attended if added is None else attended + added)
         if self.pre:
             return x + self.feed_forward(self.norm_feed_forward(x))
         x = self.norm_attention(x)

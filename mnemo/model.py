@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,9 +20,9 @@ from mnemo.config import digest
 from mnemo.embedding import EmbeddingConfig, Softmax, TokenEmbedding
 from mnemo.errors import MnemoError
 from mnemo.layers import Activation, Dropout, DropoutConfig, TransformerLayer
-from mnemo.memory import Plan
-from mnemo.memory.protocol import Layer, Relation, Relations, Segment, Stage
-from mnemo.ops import Attended
+from mnemo.memory import MemoryTokens, Plan, RecurrentMemory
+from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage
+from mnemo.ops import Attended, Blocks, Causal
 from mnemo.positions import AnyPositions, Learned, Relative, Sinusoidal
 from mnemo.state import State, reset
 
@@ -56,6 +57,8 @@ class ModelConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     positions: AnyPositions = field(default_factory=Relative)
     memory: Plan = field(default_factory=Plan)
+    tokens: MemoryTokens | None = None
+    """Memory tokens around every segment."""
     same_length: bool = False
     """Every query sees as many keys as its layer has memory slots, itself included."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
@@ -73,6 +76,8 @@ class ModelConfig:
             raise ValueError(f"model width {self.dim} must be even: half are sines, half cosines")
         for memory in set(self.memory.memories(self.num_layers)):
             memory.check(self)
+        if self.tokens is not None:
+            self.tokens.check(self)
         lengths = self.memory.lengths(self.num_layers)
         if isinstance(self.positions, (Sinusoidal, Learned)) and any(lengths):
             raise ValueError(
@@ -82,11 +87,12 @@ class ModelConfig:
 
     def published(self) -> ModelConfig:
         """The same model with the published code's quirks."""
-        if isinstance(self.positions, Sinusoidal):
-            return replace(self, positions=replace(self.positions, countdown=True))
-        if isinstance(self.positions, Learned):
-            return replace(self, positions=replace(self.positions, align_end=True))
-        return self
+        positions, tokens = self.positions, self.tokens
+        if isinstance(positions, Sinusoidal):
+            positions = replace(positions, countdown=True)
+        if isinstance(positions, Learned):
+            positions = replace(positions, align_end=True)
+        return replace(self, positions=positions, tokens=None if tokens is None else tokens.published())
 
 
 class Output(NamedTuple):
@@ -102,21 +108,24 @@ class Model(nn.Module):
         self.config = config
         self.embedding = TokenEmbedding(config.embedding, config.vocab_size, config.dim, config.dropout.word)
         self.softmax = Softmax(config.embedding, self.embedding, config.dim)
+        attending = config.memory.attending(config.num_layers)
         sizes = positions_module.Sizes(
-            num_layers=config.num_layers,
+            num_layers=len(attending),
             dim=config.dim,
             num_heads=config.num_heads,
             head_dim=config.head_dim,
             dropout=config.dropout,
         )
         self.positions = positions_module.build(config.positions, sizes)
-        layers = [_layer(config, index) for index in range(config.num_layers)]
+        layers = {index: _layer(config, place) for place, index in enumerate(attending)}
         self._groups = stage_layers(config.memory, config.num_layers)
-        self.stages = nn.ModuleList(_stages(config.memory, layers))
+        self._attending = [[attending.index(index) for index in group if index in layers] for group in self._groups]
+        self.stages = nn.ModuleList(_stages(config, layers))
+        self.memory_tokens = None if config.tokens is None else RecurrentMemory(config.tokens, config.dim)
         self.norm = nn.LayerNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.drop_input = Dropout(config.dropout.input, config.dropout.locked)
         self.drop_output = Dropout(config.dropout.output, config.dropout.locked)
-        initialize(self, config.init)
+        initialize(self, config.init, own=[stage for stage, places in enumerate(self._attending) if not places])
 
     def forward(
         self,
@@ -126,14 +135,16 @@ class Model(nn.Module):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
         tables: Sequence[Relation] | None = None,
+        notes: dict[str, Tensor] | None = None,
     ) -> tuple[Output, State]:
         """Read one segment of tokens (B, L).
 
         `lengths` (B,): valid tokens of each row, the rest is padding on the right and enters no memory.
         `starts` (B,): rows that begin a document, whose memory is emptied first.
         `tables`: what `model.tables` gave, so that positions are not projected again for every segment.
+        `notes`: a dictionary into which memories put what they have to tell of themselves.
         """
-        return self._read(tokens, state, lengths, starts, tables, record=None)
+        return self._read(tokens, state, lengths, starts, tables, None, notes)
 
     @torch.no_grad()
     def explain(self, tokens: Tensor, state: State | None = None) -> tuple[Output, State, list[Attended]]:
@@ -150,41 +161,75 @@ class Model(nn.Module):
         starts: Tensor | None,
         tables: Sequence[Relation] | None,
         record: list[Attended] | None,
+        notes: dict[str, Tensor] | None = None,
     ) -> tuple[Output, State]:
         self.check_tokens(tokens)
         if state is None:
             state = self.init(tokens.shape[0])
         if starts is not None:
             state = reset(state, starts)
-        slots = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.drop_input(self.embed(tokens, slots, tokens.shape[1]))
+        aux: dict[str, Tensor] = {}
+        backbone = partial(self.run, tables=tables, record=record, notes=notes, aux=aux)
+        x, length = self.embedding(tokens), tokens.shape[1]
+        if self.memory_tokens is not None:
+            first = self.memory_tokens.config.num
+            hidden, state = self.memory_tokens(x, state, partial(backbone, text=slice(first, first + length)), lengths)
+        else:
+            slots = torch.arange(length, device=tokens.device)
+            hidden, state = backbone(x, state, mask=Causal(), positions=slots, lengths=lengths)
+        return Output(hidden, aux), state
+
+    def run(
+        self,
+        embeddings: Tensor,
+        state: State,
+        *,
+        mask: Causal | Blocks,
+        positions: Tensor,
+        lengths: Tensor | None = None,
+        tables: Sequence[Relation] | None = None,
+        record: list[Attended] | None = None,
+        notes: dict[str, Tensor] | None = None,
+        aux: dict[str, Tensor] | None = None,
+        text: slice = slice(None),
+    ) -> tuple[Tensor, State]:
+        """The backbone: embedded rows (B, Q, D) at `positions` (Q,) of a segment -> hidden rows, ready for the softmax.
+
+        `state` is that of the layers. Auxiliary losses are put into `aux`; `text` are the rows that may have any.
+        """
+        rows = embeddings.shape[1]
+        blocks = mask if isinstance(mask, Blocks) else None
         segment = Segment(
-            relation=self._relations(state, tokens.shape[1], tables),
+            relation=self._relations(state, rows, tables, 0 if blocks is None else blocks.reach),
             lengths=lengths,
             same_length=self.config.same_length,
+            blocks=blocks,
             record=record,
+            notes=notes,
+            aux={} if aux is None else aux,
         )
+        x = self.drop_input(self.at_input(embeddings, positions, rows))
         after = []
         for index, (stage, memory) in enumerate(zip(self.stages, state, strict=True)):
-            x, memory = stage(self.enter(index, x, slots, tokens.shape[1]), memory, segment)
+            x, memory = stage(self.enter(index, x, positions, rows), memory, segment)
             after.append(memory)
-        return self.finish(x, segment), tuple(after)
-
-    def embed(self, tokens: Tensor, slots: Tensor, segment: int) -> Tensor:
-        """Tokens (B, T) that stand at `slots` of a segment of the given length."""
-        return self.positions.at_input(self.embedding(tokens), slots, segment)  # type: ignore[operator]
-
-    def enter(self, stage: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        """Rows x as a stage's first layer takes them."""
-        layer = self._groups[stage][0]
-        return self.positions.at_layer(layer, x, slots, segment)  # type: ignore[operator]
-
-    def finish(self, x: Tensor, segment: Segment) -> Output:
-        """The output of the last layer's rows x (B, L, D)."""
         x = self.norm(x)
         if self.training:
-            segment.aux.update(self._penalties(x))
-        return Output(self.drop_output(x), segment.aux)
+            segment.aux.update(self._penalties(x[:, text]))
+        return self.drop_output(x), tuple(after)
+
+    def at_input(self, x: Tensor, slots: Tensor, rows: int) -> Tensor:
+        """Embedded rows x (B, T, D) at `slots` of a segment of so many rows, as the first stage takes them."""
+        return self.positions.at_input(x, slots, rows)  # type: ignore[operator]
+
+    def enter(self, stage: int, x: Tensor, slots: Tensor, rows: int) -> Tensor:
+        """Rows x as a stage's first layer takes them."""
+        layers = self._attending[stage]
+        return self.positions.at_layer(layers[0], x, slots, rows) if layers else x  # type: ignore[operator]
+
+    def finish(self, x: Tensor) -> Output:
+        """The output of the last layer's rows x (B, T, D), where nothing is trained."""
+        return Output(self.norm(x), {})
 
     def _penalties(self, x: Tensor) -> dict[str, Tensor]:
         config, penalties = self.config, {}
@@ -220,15 +265,31 @@ class Model(nn.Module):
     def _new_state(self, batch: int, lengths: int | Sequence[int] | None, cached: bool, full: bool) -> State:
         with torch.no_grad():
             like = self.embedding.tables[0].new_empty(0, self.config.dim)
-            return tuple(
+            layers = tuple(
                 stage.init(batch, length, like, cached, full)
                 for stage, length in zip(self._stages(), self._stage_lengths(lengths), strict=True)
             )
+            return layers if self.memory_tokens is None else self.memory_tokens.init(batch, layers)
+
+    def layer_states(self, state: State) -> tuple[Any, ...]:
+        """The part of a state that the stages keep, one entry each."""
+        return state if self.memory_tokens is None else state.inner
+
+    def memory_lengths(self, state: State) -> tuple[int, ...]:
+        """Every layer's memory slots in a state."""
+        stages = zip(self._stages(), self.layer_states(state), self._groups, strict=True)
+        by_layer = {index: stage.slots(memory) for stage, memory, group in stages for index in group}
+        return tuple(by_layer[index] for index in range(self.config.num_layers))
+
+    def num_rows(self, segment: int) -> int:
+        """Rows of a segment of so many tokens: its memory tokens' too."""
+        return segment if self.config.tokens is None else segment + self.config.tokens.num_extra
 
     def resize(self, state: State, lengths: int | Sequence[int]) -> State:
         """The same state with other memory lengths: the newest slots stay."""
-        stages = zip(self._stages(), state, self._stage_lengths(lengths), strict=True)
-        return tuple(stage.resize(memory, length) for stage, memory, length in stages)
+        stages = zip(self._stages(), self.layer_states(state), self._stage_lengths(lengths), strict=True)
+        layers = tuple(stage.resize(memory, length) for stage, memory, length in stages)
+        return layers if self.memory_tokens is None else state._replace(inner=layers)
 
     def _stages(self) -> Sequence[Stage]:
         return self.stages  # type: ignore[return-value]
@@ -243,21 +304,23 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def tables(self, segment: int, state: State) -> tuple[Relation, ...]:
-        """Every layer's projected positions for segments of at most this length behind such a state."""
-        relation = self._relations(state, segment, None)
+        """Every attending layer's projected positions for segments of at most this length behind such a state."""
+        layers, rows = self.layer_states(state), self.num_rows(segment)
+        within = 0 if self.config.tokens is None else self.config.tokens.reach
+        relation = self._relations(layers, rows, None, within)
         result: list[Relation] = []
-        for stage, memory, group in zip(self._stages(), state, self._groups, strict=True):
-            keys, ahead = stage.slots(memory) + segment, stage.ahead(memory)
+        for stage, memory, group in zip(self._stages(), layers, self._attending, strict=True):
+            keys, ahead = stage.slots(memory) + rows, max(stage.ahead(memory), within)
             result += [relation(self.layers()[index], keys, ahead) for index in group]
         return tuple(result)
 
-    def _relations(self, state: State, segment: int, tables: Sequence[Relation] | None, ahead: int = 0) -> Relations:
+    def _relations(self, state: State, rows: int, tables: Sequence[Relation] | None, ahead: int = 0) -> Relations:
         if tables is not None:
             return lambda layer, num_keys, ahead=0: tables[layer.index].take(num_keys, ahead)
         stages = list(zip(self._stages(), state, strict=True))
         slots = max(stage.slots(memory) for stage, memory in stages)
         most = max(ahead, *(stage.ahead(memory) for stage, memory in stages))
-        encoding = self.positions.encoding(slots + segment, most, self.embedding.tables[0])  # type: ignore[operator]
+        encoding = self.positions.encoding(slots + rows, most, self.embedding.tables[0])  # type: ignore[operator]
 
         def relation(layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
             near = positions_module.nearest(encoding, num_keys, ahead, most)
@@ -300,6 +363,7 @@ class Model(nn.Module):
 
 
 def _layer(config: ModelConfig, index: int) -> nn.Module:
+    """A transformer layer; `index` counts those that attend."""
     return TransformerLayer(
         index,
         dim=config.dim,
@@ -320,10 +384,16 @@ def stage_layers(plan: Plan, num_layers: int) -> list[list[int]]:
     return [list(group) for _, group in groupby(range(num_layers), key=lambda index: keys[index])]
 
 
-def _stages(plan: Plan, layers: Sequence[nn.Module]) -> list[nn.Module]:
-    memories = plan.memories(len(layers))
-    groups = stage_layers(plan, len(layers))
-    return [memories[group[0]].stage([layers[index] for index in group]) for group in groups]
+def _stages(config: ModelConfig, layers: dict[int, nn.Module]) -> list[nn.Module]:
+    memories, stages = config.memory.memories(config.num_layers), []
+    for group in stage_layers(config.memory, config.num_layers):
+        memory, is_last = memories[group[0]], group[-1] == config.num_layers - 1
+        if isinstance(memory, Layerless):
+            rate = 0.0 if is_last else config.dropout.projection  # the last layer's is `output`
+            stages.append(memory.build(config.dim, Dropout(rate, config.dropout.locked)))
+        else:
+            stages.append(memory.stage([layers[index] for index in group]))
+    return stages
 
 
 def with_clamp(config: ModelConfig, clamp: int | None) -> ModelConfig:
@@ -339,8 +409,12 @@ def fingerprint_config(config: ModelConfig) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, config: InitConfig) -> None:
-    """The published initialisation: N(0, std), norm weights N(1, std), biases 0, embedding projections narrower."""
+def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) -> None:
+    """The published initialisation: N(0, std), norm weights N(1, std), biases 0, embedding projections narrower.
+
+    The stages in `own` have drawn their weights themselves.
+    """
+    keep = tuple(f"stages.{stage}." for stage in own)
 
     def draw(tensor: Tensor, std: float) -> None:
         if config.kind == "uniform":
@@ -349,9 +423,15 @@ def initialize(model: nn.Module, config: InitConfig) -> None:
             tensor.normal_(0.0, std)
 
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:  # shapes only: the weights come from elsewhere, and drawing is slow there
+            continue
+        if name.startswith(keep):
+            continue
         owner = model.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, nn.LayerNorm):
             parameter.normal_(1.0, config.std) if name.endswith("weight") else parameter.zero_()
+        elif isinstance(owner, RecurrentMemory):
+            owner.reset_parameters()
         elif name.endswith("bias") or ".biases." in name:
             parameter.zero_()
         elif name.startswith(("embedding.projections", "softmax.projections")):

@@ -100,7 +100,12 @@ class Rotary:
     base: float = 10000.0
 
 
-AnyPositions = Relative | Shaw | Sinusoidal | Learned | Rotary
+@dataclass(frozen=True, kw_only=True)
+class NoPositions:
+    """None: for recurrent layers, which read in order, or for attention that tells positions by its mask alone."""
+
+
+AnyPositions = Relative | Shaw | Sinusoidal | Learned | Rotary | NoPositions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,12 +249,30 @@ class RotaryPositions(nn.Module):
         return Relation(rotary=encoding, ahead=ahead)
 
 
+class AbsentPositions(nn.Module):
+    def __init__(self, config: NoPositions, sizes: Sizes) -> None:
+        super().__init__()
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
+        return None
+
+    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
+        return Relation()
+
+
 MODULES: dict[type, type[nn.Module]] = {
     Relative: RelativePositions,
     Shaw: ShawPositions,
     Sinusoidal: SinusoidalPositions,
     Learned: LearnedPositions,
     Rotary: RotaryPositions,
+    NoPositions: AbsentPositions,
 }
 
 

@@ -24,11 +24,15 @@ class DataConfig:
 class OptimizerConfig:
     kind: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = 2.5e-4
+    """Learning rate at the schedule's top."""
     betas: tuple[float, ...] = (0.9, 0.999)
+    """Adam's decay of the first and of the second moment."""
     eps: float = 1e-8
+    """Added to Adam's denominator."""
     weight_decay: float = 0.0
     """Coupled L2 for adam and sgd, decoupled for adamw."""
     momentum: float = 0.0
+    """Of sgd."""
     clip: float | None = 0.25
     """Global gradient norm limit."""
     embedding_lr_factor: float = 1.0
@@ -36,14 +40,23 @@ class OptimizerConfig:
     scale_lr_by_length: bool = False
     """Multiply the learning rate of a step by its segment length over the nominal one."""
 
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas {self.betas} must be two numbers in [0, 1)")
+        if self.lr < 0 or (self.clip is not None and self.clip <= 0):
+            raise ValueError(f"learning rate {self.lr} and clip {self.clip} must be positive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     kind: Literal["cosine", "linear", "inverse_sqrt", "plateau", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
     warmup: int = 0
+    """Steps over which the learning rate rises to its top."""
     steps: int | None = None
     """Length of the schedule; the run's number of steps when left out."""
     min_lr: float = 0.0
+    """Where it stops falling."""
     factor: float = 0.5
     """Plateau: factor at an evaluation without improvement."""
     patience: int = 0
@@ -58,7 +71,9 @@ class AverageConfig:
     start: int
     """First step whose weights enter the average."""
     kind: Literal["uniform", "ema"] = "uniform"
+    """The mean of all weights since the start, or one in which older ones fade."""
     decay: float = 0.9995
+    """Share of the old average that an ema keeps at every step."""
     lr: float | None = None
     """Constant learning rate from `start` on, where given."""
 
@@ -66,8 +81,11 @@ class AverageConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = 1000
+    """Updates of the weights."""
     batch: int = 16
+    """Rows that are read side by side."""
     segment: int = 128
+    """New tokens of each row at every step."""
     context: int = 0
     """Tokens before the segment that are encoded again, with gradient, and carry no loss."""
     loss: Literal["full", "half"] = "full"
@@ -77,24 +95,57 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     average: AverageConfig | None = None
+    bptt: int = 0
+    """Segments before the current one that memory tokens carry gradient back to."""
+    bptt_window: Literal["tumbling", "sliding"] = "sliding"
+    """One update for every segment, which reads the segments before it again; or one for every bptt + 1 segments."""
+    bptt_loss: Literal["last", "all"] = "all"
+    """Score a window's last segment only, or all of its segments."""
+    bptt_memory: Literal["plain", "checkpoint", "replay"] = "plain"
+    """Keep a window's activations, or compute each segment again in the backward pass, which needs the memory of one
+    segment: by torch's checkpoints, or by replaying segments from the last to the first."""
+    bptt_stale: bool = False
+    """Start sliding windows from the memory behind the newest segment, as the published loop does by mistake."""
     accumulate: int = 1
     """Split the batch's rows into this many parts, one after the other, before each update."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 compute in half precision and keep the weights in fp32; fp16 needs a CUDA device."""
     seed: int = 1111
+    """Of the first weights, dropout and the data's order."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, ...; a GPU where there is one when left at auto."""
     compile: bool = False
+    """Compile forward pass and loss with torch.compile."""
     log_every: int = 10
+    """Steps from one line of metrics to the next."""
     eval_every: int = 200
+    """Steps from one evaluation to the next; the last step is always evaluated."""
     checkpoint_every: int = 200
+    """Steps from one checkpoint to the next; the best and the last step are always saved."""
     keep: int = 2
     """Checkpoints to keep besides the best."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
 
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch", "segment", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be positive")
+        if self.context < 0:
+            raise ValueError(f"context {self.context} is negative")
+        if self.bptt < 0:
+            raise ValueError(f"bptt {self.bptt} is negative")
+        if self.bptt_stale and self.bptt_window != "sliding":
+            raise ValueError("bptt_stale is about sliding windows: tumbling ones start where the last one ended")
+        if self.accumulate > self.batch:
+            raise ValueError(f"{self.batch} rows cannot be split into {self.accumulate} parts")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     batch: int = 10
+    """Rows that are read side by side."""
     segment: int | None = None
     """Segment length; the training length when left out."""
     context: int | None = None
@@ -102,7 +153,9 @@ class EvalConfig:
     memory: int | None = None
     """Memory length of the long-range layers; as trained when left out."""
     clamp: int | None = None
+    """Largest distance that is told apart; as trained when left out."""
     same_length: bool | None = None
+    """Every query sees as many keys; as trained when left out."""
     limit: int | None = None
     """Evaluate on the first N symbols of the validation set during training."""
 

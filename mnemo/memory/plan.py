@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from mnemo.memory.compressive import Compressive
+from mnemo.memory.infinite import Infinite
+from mnemo.memory.lookahead import Lookahead
+from mnemo.memory.protocol import Layerless
+from mnemo.memory.recurrent import LSTM, QRNN
 from mnemo.memory.xl import XL
 
-AnyMemory = XL
+AnyMemory = XL | Lookahead | Compressive | Infinite | LSTM | QRNN
 """Every mechanism that a plan may name."""
 
 Arrangement = Literal["interleaved", "first", "last", "middle"]
@@ -45,11 +50,19 @@ class Plan:
         long = set(self.long_layers(num_layers))
         return tuple(self.long if i in long else self.short for i in range(num_layers))
 
+    def attending(self, num_layers: int) -> tuple[int, ...]:
+        """Indices of the layers that attend; the others are recurrent."""
+        memories = self.memories(num_layers)
+        return tuple(index for index, memory in enumerate(memories) if not isinstance(memory, Layerless))
+
     def lengths(self, num_layers: int, long: int | Sequence[int] | None = None) -> tuple[int, ...]:
         """Every layer's memory length; `long` replaces that of the long-range layers, a sequence all of them."""
         if long is not None and not isinstance(long, int):
             if len(long) != num_layers:
                 raise ValueError(f"{len(long)} memory lengths for {num_layers} layers")
             return tuple(long)
-        plan = self if long is None else replace(self, long=replace(self.long, length=long))
+        if long is None or isinstance(self.long, Layerless):
+            plan = self
+        else:
+            plan = replace(self, long=replace(self.long, length=long))
         return tuple(memory.length for memory in plan.memories(num_layers))

@@ -5,6 +5,7 @@ Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H hea
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -35,14 +36,14 @@ class Relation(NamedTuple):
         rotary = None if self.rotary is None else (self.rotary[0].to(dtype), self.rotary[1].to(dtype))
         return Relation(r, u, w, bias, rotary, self.ahead)
 
-    def take(self, num_keys: int, ahead: int = 0) -> Relation:
-        """The same relation for fewer keys: near distances stay."""
+    def take(self, num_keys: int | None, ahead: int = 0) -> Relation:
+        """The same relation for fewer keys (all of them for None) and fewer ahead: near distances stay."""
 
         def near(table: Tensor | None) -> Tensor | None:
             if table is None:
                 return None
             end = table.shape[1] - self.ahead
-            return table[:, end - num_keys : end + ahead]
+            return table[:, 0 if num_keys is None else end - num_keys : end + ahead]
 
         rotary = None if self.rotary is None else (self.rotary[0][:num_keys], self.rotary[1][:num_keys])
         return Relation(near(self.r), self.u, self.w, near(self.bias), rotary, ahead)
@@ -69,6 +70,13 @@ class Layer(Protocol):
     """A transformer layer as mechanisms use it."""
 
     index: int
+    dim: int
+    num_heads: int
+    head_dim: int
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(B, L, D) -> (B, H, L, d)."""
+        ...
 
     def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, D) -> keys and values, each (B, H, T, d)."""
@@ -78,8 +86,12 @@ class Layer(Protocol):
         """Per-head contexts (B, L, H * d) of x's rows, not yet projected; and their log-sum-exp (B, H, L)."""
         ...
 
-    def finish(self, x: Tensor, context: Tensor) -> Tensor:
-        """Output projection, residuals, norms and feed-forward."""
+    def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+        """What x's rows read from the first lengths[b] `rows`, by content alone and with constant weights."""
+        ...
+
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
+        """Output projection, residuals, norms and feed-forward; `added` (B, L, D) joins the projected contexts."""
         ...
 
 
@@ -109,7 +121,7 @@ class Segment:
     @property
     def ahead(self) -> int:
         """How far ahead of themselves rows of this segment may look."""
-        return 0 if self.blocks is None else max(self.blocks.read, self.blocks.write) - 1
+        return 0 if self.blocks is None else self.blocks.reach
 
     def add_loss(self, name: str, value: Tensor) -> None:
         self.aux[name] = self.aux[name] + value if name in self.aux else value
@@ -188,6 +200,30 @@ class Memory(Protocol):
     def stage(self, layers: Sequence[nn.Module]) -> nn.Module: ...
 
 
+class Layerless(ABC):
+    """The configuration of a mechanism whose stages stand where transformer layers would, and have none.
+
+    They attend to nothing and draw their own initial weights. Their memory has no slots: it has one size for every
+    memory length.
+    """
+
+    @property
+    def length(self) -> int:
+        return 0
+
+    @property
+    def grouped(self) -> bool:
+        return False
+
+    @abstractmethod
+    def check(self, model: Any) -> None:
+        """As that of `Memory`."""
+
+    @abstractmethod
+    def build(self, dim: int, drop: nn.Module) -> nn.Module:
+        """A stage for a model of this width; `drop` is the dropout on its output."""
+
+
 def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: int, dim: int) -> Tensor:
     """The last `num_slots` valid entries along `dim` of [memory ; segment], contiguous and detached.
 
@@ -202,3 +238,13 @@ def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: i
     shape[0], shape[dim] = index.shape
     index = index.view(shape).expand(*rows.shape[:dim], num_slots, *rows.shape[dim + 1 :])
     return rows.detach().gather(dim, index)
+
+
+def fit_slots(rows: Tensor, num_slots: int, dim: int) -> Tensor:
+    """As many entries along `dim`: the last of what is there, behind zeros where there are fewer."""
+    have = rows.shape[dim]
+    if have >= num_slots:
+        return rows.narrow(dim, have - num_slots, num_slots).contiguous()
+    shape = list(rows.shape)
+    shape[dim] = num_slots - have
+    return torch.cat([rows.new_zeros(shape), rows], dim)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Layer, Scope, Segment, keep_newest
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest
+from mnemo.memory.room import SPARE, extend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class XLState(NamedTuple):
 class XLCache(NamedTuple):
     keys: Tensor
     values: Tensor
-    """(B, H, M, d) each, newest last"""
+    """(B, H, M, d) each, newest last; views of larger buffers, perhaps"""
     length: Tensor
 
 
@@ -70,27 +71,20 @@ class XLStage(nn.Module):
 
     def forward(self, x: Tensor, state: XLState | XLCache, segment: Segment) -> tuple[Tensor, XLState | XLCache]:
         num_new, num_slots = x.shape[1], self.slots(state)
+        length = (state.length + (num_new if segment.lengths is None else segment.lengths)).clamp(max=num_slots)
         if isinstance(state, XLState):
             rows = torch.cat([state.hidden, x], 1)
             keys, values = self.layer.keys_values(rows)
+            after = XLState(keep_newest(rows, num_slots, segment.lengths, num_new, 1), length)
         else:
-            rows = None
-            new_keys, new_values = self.layer.keys_values(x)
-            keys = torch.cat([state.keys, new_keys], 2)
-            values = torch.cat([state.values, new_values], 2)
+            keys, values, kept_keys, kept_values = extend(state.keys, state.values, *self.layer.keys_values(x))
+            if segment.lengths is not None:
+                kept_keys = keep_newest(keys, num_slots, segment.lengths, num_new, 2)
+                kept_values = keep_newest(values, num_slots, segment.lengths, num_new, 2)
+            after = XLCache(kept_keys, kept_values, length)
         relation = segment.relation(self.layer, num_slots + num_new, segment.ahead)
         scope = Scope(relation, segment.mask(num_slots), state.length + num_new, record=segment.record)
         context, _ = self.layer.attend(x, keys, values, scope)
-        used = num_new if segment.lengths is None else segment.lengths
-        length = (state.length + used).clamp(max=num_slots)
-        if rows is not None:
-            after = XLState(keep_newest(rows, num_slots, segment.lengths, num_new, 1), length)
-        else:
-            after = XLCache(
-                keep_newest(keys, num_slots, segment.lengths, num_new, 2),
-                keep_newest(values, num_slots, segment.lengths, num_new, 2),
-                length,
-            )
         return self.layer.finish(x, context), after
 
     def slots(self, state: XLState | XLCache) -> int:
@@ -102,20 +96,11 @@ class XLStage(nn.Module):
     def resize(self, state: XLState | XLCache, length: int) -> XLState | XLCache:
         valid = state.length.clamp(max=length)
         if isinstance(state, XLState):
-            return XLState(_resize(state.hidden, length, 1), valid)
-        return XLCache(_resize(state.keys, length, 2), _resize(state.values, length, 2), valid)
+            return XLState(fit_slots(state.hidden, length, 1), valid)
+        return XLCache(fit_slots(state.keys, length, 2), fit_slots(state.values, length, 2), valid)
 
     def window(self, state: XLState | XLCache, segment: int) -> XLWindow:
         return XLWindow(self.layer, self._project(state) if isinstance(state, XLState) else state, segment)
-
-
-def _resize(rows: Tensor, length: int, dim: int) -> Tensor:
-    have = rows.shape[dim]
-    if have >= length:
-        return rows.narrow(dim, have - length, length).contiguous()
-    shape = list(rows.shape)
-    shape[dim] = length - have
-    return torch.cat([rows.new_zeros(shape), rows], dim)
 
 
 class XLOpen(NamedTuple):
@@ -125,55 +110,58 @@ class XLOpen(NamedTuple):
 
 
 class XLWindow:
-    """Buffers of M + L slots: the memory, then the open segment."""
+    """Buffers of the memory, the open segment behind it, and room to move on before all is copied to their front."""
 
     def __init__(self, layer: Layer, cache: XLCache, segment: int) -> None:
-        self.layer, self.segment = layer, segment
+        self.layer, self.segment, self.begin = layer, segment, 0
         self.num_slots = cache.keys.shape[2]
-        shape = (*cache.keys.shape[:2], self.num_slots + segment, cache.keys.shape[3])
+        slots = self.num_slots + segment + self.num_slots // SPARE
+        shape = (*cache.keys.shape[:2], slots, cache.keys.shape[3])
         self.keys, self.values = cache.keys.new_zeros(shape), cache.values.new_zeros(shape)
         self.keys[:, :, : self.num_slots] = cache.keys
         self.values[:, :, : self.num_slots] = cache.values
         self.length = cache.length.clone()
 
     def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
-        begin = self.num_slots + count
-        end = begin + x.shape[1]
-        self.keys[:, :, begin:end], self.values[:, :, begin:end] = self.layer.keys_values(x)
-        relation = segment.relation(self.layer, end, segment.ahead)
+        num_keys = self.num_slots + count + x.shape[1]
+        end = self.begin + num_keys
+        new, all_keys = slice(end - x.shape[1], end), slice(self.begin, end)
+        self.keys[:, :, new], self.values[:, :, new] = self.layer.keys_values(x)
+        relation = segment.relation(self.layer, num_keys, segment.ahead)
         scope = Scope(relation, segment.mask(self.num_slots), self.length + count + x.shape[1])
-        context, _ = self.layer.attend(x, self.keys[:, :, :end], self.values[:, :, :end], scope)
+        context, _ = self.layer.attend(x, self.keys[:, :, all_keys], self.values[:, :, all_keys], scope)
         return self.layer.finish(x, context)
 
     def commit(self) -> None:
-        for buffer in (self.keys, self.values):
-            buffer[:, :, : self.num_slots] = buffer[:, :, self.segment :].clone()
+        self.begin += self.segment
+        end = self.begin + self.num_slots
+        if end + self.segment > self.keys.shape[2]:
+            for buffer in (self.keys, self.values):
+                buffer[:, :, : self.num_slots] = buffer[:, :, self.begin : end].clone()
+            self.begin = 0
         self.length = (self.length + self.segment).clamp(max=self.num_slots)
 
     def close(self) -> XLCache:
-        keys, values = self.keys[:, :, : self.num_slots], self.values[:, :, : self.num_slots]
-        return XLCache(
-            keys.clone(memory_format=torch.contiguous_format),
-            values.clone(memory_format=torch.contiguous_format),
-            self.length.clone(),
-        )
+        return XLCache(*self._copy(0, self.num_slots), self.length.clone())
 
     def open(self, length: int) -> XLOpen:
         return XLOpen(*self._copy(self.num_slots, self.num_slots + length))
 
     def _copy(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys[:, :, begin:end], self.values[:, :, begin:end]
-        return keys.contiguous().clone(), values.contiguous().clone()
+        """Slots of the memory and the segment, counted from the memory's first."""
+        part = slice(self.begin + begin, self.begin + end)
+        keys, values = self.keys[:, :, part], self.values[:, :, part]
+        return keys.clone(memory_format=torch.contiguous_format), values.clone(memory_format=torch.contiguous_format)
 
     def reopen(self, opened: XLOpen, count: int) -> None:
-        end = self.num_slots + count
-        self.keys[:, :, self.num_slots : end] = opened.keys[:, :, :count]
-        self.values[:, :, self.num_slots : end] = opened.values[:, :, :count]
+        begin = self.begin + self.num_slots
+        self.keys[:, :, begin : begin + count] = opened.keys[:, :, :count]
+        self.values[:, :, begin : begin + count] = opened.values[:, :, :count]
 
     def select(self, rows: Tensor) -> XLWindow:
         rows = rows.to(self.keys.device)
         other = object.__new__(XLWindow)
-        other.layer, other.segment, other.num_slots = self.layer, self.segment, self.num_slots
+        other.layer, other.segment, other.begin, other.num_slots = self.layer, self.segment, self.begin, self.num_slots
         other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
         other.length = self.length.index_select(0, rows)
         return other

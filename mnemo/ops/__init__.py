@@ -6,8 +6,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from mnemo.ops.dropout import keep_mask
 from mnemo.ops.eager import relative_attention_eager
-from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask
+from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask, as_text
 from mnemo.ops.reference import Attended, relative_attention_reference
 
 Implementation = Literal["auto", "reference", "eager"]
@@ -20,6 +21,8 @@ __all__ = [
     "Implementation",
     "KeyLimit",
     "Mask",
+    "as_text",
+    "keep_mask",
     "relative_attention",
     "relative_attention_reference",
 ]

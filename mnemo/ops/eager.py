@@ -1,23 +1,30 @@
 """Relative attention in plain PyTorch, fast: the CPU's path and every device's fallback.
 
-Three ideas against the published formulation: queries go in blocks, so that keys no query of a block can see are
-never touched; the position scores are read through a skewed view instead of being copied into place; forward and
-backward are written out by hand, so that one buffer of scores lives at a time.
+Four ideas against the published formulation: heads come first, so that matrix products read their operands where they
+are; queries go in blocks, so that keys no query of a block can see are never touched; on a CPU, rows and heads go in
+tiles whose scores stay in its cache; position scores move in and out of place as views of one padded buffer. Forward
+and backward are written out by hand.
 
-Shapes: N = B * H, L queries, K keys, W columns of positions, D head size. A block's columns run from the distance of
-its last query and first key downwards, so score (i, j) reads column j + L - 1 - i of the unskewed scores.
+Shapes: N = heads * rows of a tile, L queries and K keys of a block, W columns of positions, D head size. A block's
+columns run from the distance of its last query and first key downwards, so score (i, j) reads column j + L - 1 - i of
+the unskewed scores.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from mnemo.ops.dropout import keep_mask
 from mnemo.ops.masks import Causal, Mask
 
-QUERY_BLOCK = 128
+QUERY_BLOCK = 64
+CPU_TILE = 2**19
+"""Scores that a tile holds on a CPU."""
 
 
 class _Call(NamedTuple):
@@ -38,6 +45,72 @@ class _Block(NamedTuple):
     columns: slice
 
 
+_Tables = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""r, u, w and bias"""
+_Hidden = tuple[slice, Tensor]
+"""Some of a block's keys, and where they are hidden: (L, K'), or (B, L, K') where rows differ"""
+
+
+class _Tile(NamedTuple):
+    rows: slice
+    heads: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        """This tile of (B, H, ...), heads first."""
+        return x[self.rows, self.heads].transpose(0, 1)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """This tile of (B, H, T, D) as (N, T, D), without a copy where it is one row."""
+        return self.of(x).reshape(-1, *x.shape[2:])
+
+    def put(self, x: Tensor, span: slice, part: Tensor) -> None:
+        """Write (N, T, ...) into a span of this tile of (B, H, ...)."""
+        target = self.of(x)[:, :, span]
+        target.copy_(part.view(target.shape))
+
+
+class _Operands(NamedTuple):
+    """One tile of the inputs."""
+
+    content: Tensor
+    """(N, L, D): scaled queries for keys"""
+    position: Tensor
+    """(heads, rows, L, D): scaled queries for positions"""
+    k: Tensor
+    v: Tensor
+    """(N, K, D)"""
+    r: Tensor | None
+    bias: Tensor | None
+    """(heads, W, D) and (heads, W), scaled"""
+
+    @staticmethod
+    def of(
+        tile: _Tile,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor | None,
+        u: Tensor | None,
+        w: Tensor | None,
+        bias: Tensor | None,
+    ) -> _Operands:
+        scale = q.shape[-1] ** -0.5
+        queries = tile.of(q) * scale
+        content = queries if u is None else torch.add(queries, u[tile.heads, None, None], alpha=scale)
+        return _Operands(
+            content=content.reshape(-1, *q.shape[2:]),
+            position=queries if w is None else torch.add(queries, w[tile.heads, None, None], alpha=scale),
+            k=tile.flat(k),
+            v=tile.flat(v),
+            r=None if r is None else r[tile.heads],
+            bias=None if bias is None else bias[tile.heads] * scale,
+        )
+
+    def positions(self, block: _Block) -> Tensor:
+        """A block's queries for positions, (heads, rows * L, D)."""
+        return self.position[:, :, block.queries].flatten(1, 2)
+
+
 def _blocks(call: _Call, num_queries: int, num_keys: int) -> list[_Block]:
     if not isinstance(call.mask, Causal):
         return [_block(call, slice(0, num_queries), slice(0, num_keys))]
@@ -56,6 +129,25 @@ def _block(call: _Call, queries: slice, keys: slice) -> _Block:
     return _Block(queries, keys, slice(zero - farthest, zero - nearest + 1))
 
 
+def _tiles(q: Tensor, blocks: Sequence[_Block]) -> list[_Tile]:
+    batch, heads, _, size = q.shape
+    if q.device.type != "cpu":
+        return [_Tile(slice(0, batch), slice(0, heads))]
+    num_keys = max(_length(block.keys) for block in blocks)
+    scores = num_keys * max(_length(block.queries) for block in blocks)
+    num_heads = min(heads, max(1, CPU_TILE // scores))
+    num_rows = max(1, CPU_TILE // (heads * (scores + 2 * num_keys * size)))  # several rows cost a copy of k and v
+    return [
+        _Tile(slice(row, min(row + num_rows, batch)), slice(head, min(head + num_heads, heads)))
+        for row in range(0, batch, num_rows)
+        for head in range(0, heads, num_heads)
+    ]
+
+
+def _length(span: slice) -> int:
+    return span.stop - span.start
+
+
 def _skewed(scores: Tensor, num_keys: int) -> Tensor:
     """The (N, L, K) view of (N, L, W) whose (i, j) is column j + L - 1 - i; past the last column it is garbage."""
     count, rows, columns = scores.shape
@@ -63,153 +155,184 @@ def _skewed(scores: Tensor, num_keys: int) -> Tensor:
     return scores.as_strided((count, rows, num_keys), strides, scores.storage_offset() + rows - 1)
 
 
-def _unskew(gradient: Tensor, num_columns: int) -> Tensor:
-    """The adjoint of `_skewed` for a gradient that is zero past the last column."""
-    count, rows, num_keys = gradient.shape
-    if num_keys < num_columns:
-        out = gradient.new_zeros(count, rows, num_columns)
-        _skewed(out, num_keys).copy_(gradient)
-        return out
-    # As wide as its columns, the view overlaps itself: its last key is in use in the last row only.
-    out = gradient.new_empty(count, rows, num_columns)
-    flat = out.view(count, rows * num_columns)
+def _unskewed(scores: Tensor, num_columns: int) -> Tensor:
+    """A buffer (N, L, W) for unskewed scores, zero but for its `_skewed` view of shape (N, L, K), which the caller
+    fills. It has K + 1 columns where W is less, so that the view does not overlap itself."""
+    count, rows, num_keys = scores.shape
+    if num_columns > num_keys + 1:
+        return scores.new_zeros(count, rows, num_columns)
+    out = scores.new_empty(count, rows, num_keys + 1)
+    flat = out.view(count, -1)
     flat[:, : rows - 1] = 0
-    body = flat[:, rows - 1 : rows - 1 + rows * (num_keys - 1)]
-    body.view(count, rows, num_keys - 1).copy_(gradient[..., : num_keys - 1])
-    flat[:, -1] = gradient[:, -1, -1]
+    flat[:, -1] = 0
     return out
 
 
-def _hide_(scores: Tensor, call: _Call, block: _Block, num_keys: int) -> None:
-    """Fill what a block's queries may not see. scores (B, H, L, K)."""
-    rows, columns, device = *scores.shape[-2:], scores.device
+def _hidden(call: _Call, block: _Block, num_keys: int, device: torch.device) -> list[_Hidden]:
+    """What a block's queries may not see."""
+    rows, columns = _length(block.queries), _length(block.keys)
     first = call.offset + block.queries.start - block.keys.start
     """The column that the block's first query stands on"""
+    hidden: list[_Hidden] = []
+    everything = slice(0, columns)
     if not isinstance(call.mask, Causal):
-        visible = call.mask.visible(rows, columns, call.offset, device)
-        scores.masked_fill_(~visible.view(-1, 1, rows, columns), float("-inf"))
+        hidden.append((everything, ~call.mask.visible(rows, columns, call.offset, device)))
     elif columns > first + 1:
         future = torch.ones(rows, columns - first - 1, dtype=torch.bool, device=device).triu()
-        scores[..., first + 1 :].masked_fill_(future, float("-inf"))
+        hidden.append((slice(first + 1, columns), future))
     if isinstance(call.mask, Causal) and call.mask.window is not None and first + rows > call.mask.window:
         newest = torch.arange(rows, device=device)[:, None] + first
-        too_far = newest - torch.arange(columns, device=device) >= call.mask.window
-        scores.masked_fill_(too_far, float("-inf"))
+        hidden.append((everything, newest - torch.arange(columns, device=device) >= call.mask.window))
     if call.lengths is not None:
         index = torch.arange(block.keys.start, block.keys.stop, device=device)
-        invalid = index < num_keys - call.lengths[:, None]
-        scores.masked_fill_(invalid[:, None, None, :], float("-inf"))
+        hidden.append((everything, (index < num_keys - call.lengths[:, None])[:, None, :]))
+    return hidden
 
 
-def _scores(q: Tensor, k: Tensor, r: Tensor | None, u: Tensor | None, w: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Scaled scores of one block, nothing hidden. q (B, H, L, D), k (B, H, K, D) -> (B, H, L, K)."""
-    batch, heads, rows, size = q.shape
-    num_keys, scale = k.shape[2], size**-0.5
-    content = (q if u is None else q + u[:, None, :]).reshape(-1, rows, size)
-    keys = k.reshape(-1, num_keys, size).transpose(1, 2)
-    if r is not None:
-        position = (q if w is None else q + w[:, None, :]) @ r.transpose(-1, -2)
-        if bias is not None:
-            position += bias[:, None, :]
-    elif bias is not None:
-        position = bias[:, None, :].expand(batch, heads, rows, -1)
+def _hide_(scores: Tensor, hidden: list[_Hidden], tile: _Tile) -> None:
+    """Fill what is hidden. scores (N, L, K)."""
+    by_row = scores.view(_length(tile.heads), -1, *scores.shape[1:])
+    for keys, mask in hidden:
+        mask = mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask
+        by_row[..., keys].masked_fill_(mask, float("-inf"))
+
+
+def _scores(part: _Operands, block: _Block) -> Tensor:
+    """Scaled scores of one block, nothing hidden, (N, L, K)."""
+    scores = torch.bmm(part.content[:, block.queries], part.k[:, block.keys].transpose(1, 2))
+    if part.r is not None:
+        position = torch.bmm(part.positions(block), part.r[:, block.columns].transpose(1, 2))
+        if part.bias is not None:
+            position += part.bias[:, None, block.columns]
+    elif part.bias is not None:
+        queries = part.position.shape[1] * scores.shape[1]
+        position = part.bias[:, None, block.columns].expand(-1, queries, -1).contiguous()
     else:
-        return torch.bmm(content, keys).mul_(scale).view(batch, heads, rows, num_keys)
-    skewed = _skewed(position.reshape(batch * heads, rows, -1), num_keys)
-    return torch.baddbmm(skewed, content, keys, beta=scale, alpha=scale).view(batch, heads, rows, num_keys)
+        return scores
+    return scores.add_(_skewed(position.view(*scores.shape[:2], -1), scores.shape[2]))
+
+
+class _Forward(NamedTuple):
+    out: Tensor
+    lse: Tensor | None
+    saved: list[Tensor]
+    """The probabilities of every tile and block; with dropout, each followed by itself after dropout"""
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, with_lse: bool, save: bool) -> _Forward:
+    batch, heads, num_queries, size = q.shape
+    blocks = _blocks(call, num_queries, k.shape[2])
+    hidden = [_hidden(call, block, k.shape[2], q.device) for block in blocks]
+    out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
+    lse = q.new_empty(batch, heads, num_queries) if with_lse else None
+    saved: list[Tensor] = []
+    for tile in _tiles(q, blocks):
+        part = _Operands.of(tile, q, k, v, *tables)
+        for block, masks in zip(blocks, hidden, strict=True):
+            scores = _scores(part, block)
+            _hide_(scores, masks, tile)
+            if lse is not None:
+                tile.put(lse, block.queries, torch.logsumexp(scores, -1))
+            probabilities = [torch.softmax(scores, -1, out=scores if scores.device.type == "cpu" else None)]
+            if call.dropout > 0:
+                probabilities.append(probabilities[0] * keep_mask(scores.shape, call.dropout, scores))
+            tile.put(out, block.queries, torch.bmm(probabilities[-1], part.v[:, block.keys]))
+            if save:
+                saved += probabilities
+    return _Forward(out, lse, saved)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, r, u, w, bias, call: _Call, with_lse: bool):
-        blocks = _blocks(call, q.shape[2], k.shape[2])
-        outs, lses, saved = [], [], []
-        for block in blocks:
-            tables = _columns(r, block), u, w, _columns(bias, block)
-            scores = _scores(q[:, :, block.queries], k[:, :, block.keys], *tables)
-            _hide_(scores, call, block, k.shape[2])
-            if with_lse:
-                lses.append(torch.logsumexp(scores, -1))
-            probabilities = torch.softmax(scores, -1)
-            keep = None
-            if call.dropout > 0:
-                keep = torch.empty_like(probabilities).bernoulli_(1 - call.dropout).div_(1 - call.dropout)
-            outs.append((probabilities if keep is None else probabilities * keep) @ v[:, :, block.keys])
-            saved += [probabilities, keep]
-        ctx.save_for_backward(q, k, v, r, u, w, bias, *saved)
-        ctx.blocks = blocks
-        return torch.cat(outs, 2), torch.cat(lses, 2) if with_lse else q.new_empty(0)
+        out, lse, saved = _forward(q, k, v, (r, u, w, bias), call, with_lse=with_lse, save=True)
+        ctx.save_for_backward(q, k, v, r, u, w, bias, out, *saved)
+        ctx.call = call
+        return out, q.new_empty(0) if lse is None else lse
 
     @staticmethod
-    def backward(ctx, d_out, d_lse):  # type: ignore[override]
-        q, k, v, r, u, w, bias, *saved = ctx.saved_tensors
+    @once_differentiable
+    def backward(ctx, d_out, d_lse):
+        q, k, v, r, u, w, bias, out, *saved = ctx.saved_tensors
+        delta = (d_out * out).sum(-1)
+        if d_lse.numel():
+            delta -= d_lse
         gradients = _Gradients(q, k, v, r, u, w, bias)
-        for number, block in enumerate(ctx.blocks):
-            probabilities, keep = saved[2 * number], saved[2 * number + 1]
-            gradients.add(block, probabilities, keep, d_out, d_lse if d_lse is not None and d_lse.numel() else None)
+        blocks = _blocks(ctx.call, q.shape[2], k.shape[2])
+        per_block = 1 if ctx.call.dropout == 0 else 2
+        for tile in _tiles(q, blocks):
+            d_rows, mean = tile.flat(d_out), tile.flat(delta[..., None])
+            gradients.begin(tile)
+            for block in blocks:
+                gradients.add(block, saved[:per_block], d_rows[:, block.queries], mean[:, block.queries])
+                del saved[:per_block]
+            gradients.end()
         return *gradients.result(), None, None
 
 
 class _Gradients:
-    """Sums the gradients of one call block by block."""
+    """Sums the gradients of one call, tile by tile and block by block."""
 
-    def __init__(self, q, k, v, r, u, w, bias) -> None:
-        self.q, self.k, self.v, self.r, self.u, self.w, self.bias = q, k, v, r, u, w, bias
-        self.dq_content: list[Tensor] = []
-        self.dq_position: list[Tensor] = []
-        self.dk, self.dv = torch.zeros_like(k), torch.zeros_like(v)
-        self.dr = None if r is None else torch.zeros_like(r)
-        self.dbias = None if bias is None else torch.zeros_like(bias)
+    tile: _Tile
+    part: _Operands
+    dk: Tensor
+    dv: Tensor
 
-    def add(
-        self, block: _Block, probabilities: Tensor, keep: Tensor | None, d_out: Tensor, d_lse: Tensor | None
-    ) -> None:
-        d_rows = d_out[:, :, block.queries]
-        dropped = probabilities if keep is None else probabilities * keep
-        self.dv[:, :, block.keys] += dropped.transpose(-1, -2) @ d_rows
-        d_scores = d_rows @ self.v[:, :, block.keys].transpose(-1, -2)
-        if keep is not None:
-            d_scores.mul_(keep)
-        delta = (d_scores * probabilities).sum(-1, keepdim=True)
-        if d_lse is not None:
-            delta = delta - d_lse[:, :, block.queries, None]
-        d_scores.sub_(delta).mul_(probabilities).mul_(self.q.shape[-1] ** -0.5)
-        self._content(block, d_scores)
-        if self.r is not None or self.bias is not None:
-            self._position(block, d_scores)
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> None:
+        self.inputs = q, k, v, *tables
+        self.q, self.k, self.v = _heads_inside(q), _heads_inside(k), _heads_inside(v)
+        self.r, self.u, self.w, self.bias = (
+            None if table is None else table.new_zeros(table.shape) for table in tables
+        )
 
-    def _content(self, block: _Block, d_scores: Tensor) -> None:
-        q = self.q[:, :, block.queries]
-        self.dq_content.append(d_scores @ self.k[:, :, block.keys])
-        content = q if self.u is None else q + self.u[:, None, :]
-        self.dk[:, :, block.keys] += d_scores.transpose(-1, -2) @ content
+    def begin(self, tile: _Tile) -> None:
+        self.tile, self.part = tile, _Operands.of(tile, *self.inputs)
+        self.dk, self.dv = torch.zeros_like(self.part.k), torch.zeros_like(self.part.v)
 
-    def _position(self, block: _Block, d_scores: Tensor) -> None:
-        batch, heads, rows, num_keys = d_scores.shape
-        num_columns = block.columns.stop - block.columns.start
-        unskewed = _unskew(d_scores.reshape(-1, rows, num_keys), num_columns).view(batch, heads, rows, num_columns)
-        if self.dbias is not None:
-            self.dbias[:, block.columns] += unskewed.sum((0, 2))
-        if self.r is None or self.dr is None:
-            return
-        q = self.q[:, :, block.queries]
-        self.dq_position.append(unskewed @ self.r[:, block.columns])
-        position = q if self.w is None else q + self.w[:, None, :]
-        by_head = unskewed.transpose(0, 1).reshape(heads, -1, num_columns)  # (H, B * L, W)
-        self.dr[:, block.columns] += by_head.transpose(1, 2) @ position.transpose(0, 1).reshape(heads, batch * rows, -1)
+    def end(self) -> None:
+        everything = slice(0, self.k.shape[2])
+        self.tile.put(self.k, everything, self.dk)
+        self.tile.put(self.v, everything, self.dv)
+
+    def add(self, block: _Block, probabilities: list[Tensor], d_rows: Tensor, mean: Tensor) -> None:
+        """`mean` (N, L, 1): the probabilities' mean of their own gradients."""
+        self.dv[:, block.keys].add_(torch.bmm(probabilities[-1].transpose(1, 2), d_rows))
+        d_scores = torch.bmm(d_rows, self.part.v[:, block.keys].transpose(1, 2))
+        unskewed = _unskewed(d_scores, _length(block.columns))
+        skewed = _skewed(unskewed, d_scores.shape[2])
+        if len(probabilities) == 1:
+            torch.mul(d_scores.sub_(mean), probabilities[0], out=skewed)
+        else:
+            torch.addcmul(d_scores.mul_(probabilities[1]), probabilities[0], mean, value=-1, out=skewed)
+        self.dk[:, block.keys].add_(torch.bmm(skewed.transpose(1, 2), self.part.content[:, block.queries]))
+        dq = torch.bmm(skewed, self.part.k[:, block.keys])
+        self._add_heads(self.u, dq)
+        by_head = unskewed.view(_length(self.tile.heads), -1, unskewed.shape[2])[..., : _length(block.columns)]
+        if self.bias is not None:
+            self.bias[self.tile.heads, block.columns].add_(by_head.sum(1))
+        if self.part.r is not None and self.r is not None:
+            position = torch.bmm(by_head, self.part.r[:, block.columns])
+            self._add_heads(self.w, position)
+            dq.add_(position.view(dq.shape))
+            self.r[self.tile.heads, block.columns].add_(torch.bmm(by_head.transpose(1, 2), self.part.positions(block)))
+        self.tile.put(self.q, block.queries, dq.mul_(dq.shape[-1] ** -0.5))
+
+    def _add_heads(self, total: Tensor | None, part: Tensor) -> None:
+        """Sum (heads, rows, L, D), in whatever shape, into the tile's heads of (H, D)."""
+        if total is not None:
+            total[self.tile.heads].add_(part.view(_length(self.tile.heads), -1, part.shape[-1]).sum(1))
 
     def result(self) -> tuple[Tensor | None, ...]:
-        dq = content = torch.cat(self.dq_content, 2)
-        position = torch.cat(self.dq_position, 2) if self.dq_position else None
-        if position is not None:
-            dq = content + position
-        du = None if self.u is None else content.sum((0, 2))
-        dw = None if self.w is None or position is None else position.sum((0, 2))
-        return dq, self.dk, self.dv, self.dr, du, dw, self.dbias
+        for unscaled in (self.u, self.w, self.bias):
+            if unscaled is not None:
+                unscaled *= self.q.shape[-1] ** -0.5
+        return self.q, self.k, self.v, self.r, self.u, self.w, self.bias
 
 
-def _columns(table: Tensor | None, block: _Block) -> Tensor | None:
-    return None if table is None else table[:, block.columns]
+def _heads_inside(x: Tensor) -> Tensor:
+    """Like (B, H, T, D), but stored as (B, T, H, D): what projections to and from heads read and write."""
+    batch, heads, length, size = x.shape
+    return x.new_empty(batch, length, heads, size).transpose(1, 2)
 
 
 def relative_attention_eager(
@@ -233,5 +356,7 @@ def relative_attention_eager(
         lengths = None
     table = r if r is not None else bias
     call = _Call(offset, 0 if table is None else table.shape[1], ahead, mask, lengths, dropout)
+    if not torch.is_grad_enabled():
+        return _forward(q, k, v, (r, u, w, bias), call, with_lse=with_lse, save=False)[:2]
     out, lse = _Attention.apply(q, k, v, r, u, w, bias, call, with_lse)  # type: ignore[misc]
     return out, lse if with_lse else None

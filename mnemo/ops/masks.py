@@ -66,7 +66,7 @@ class KeyLimit:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Memory tokens around a segment: rows [read, tokens, write, padding] behind `offset` cached keys.
+    """Memory tokens around a segment: rows [read, tokens, write, padding] behind cached keys.
 
     Tokens see the cache, the read block and earlier tokens; the read block sees itself; the write block sees the read
     block, all tokens and itself. Padding sees only itself, so that no row is empty.
@@ -78,23 +78,46 @@ class Blocks:
     """(B,) tokens of each row; the write block follows the last one"""
     memory_sees_cache: bool = False
     ahead: Ahead = "signed"
+    begun: int = 0
+    """Rows of the segment that earlier calls have read: the queries go on behind them"""
+
+    @property
+    def reach(self) -> int:
+        """How far ahead of itself a row may look."""
+        return max(self.read, self.write) - 1
 
     def visible(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> Tensor:
-        index = torch.arange(num_queries, device=device)
-        begin_write = self.read + self.lengths[:, None]  # (B, 1)
-        is_read = (index < self.read).expand(len(self.lengths), -1)  # (B, Q)
-        is_token = ~is_read & (index < begin_write)
-        is_write = (index >= begin_write) & (index < begin_write + self.write)
-        earlier = index[:, None] >= index[None, :]
+        rows = torch.arange(num_queries, device=device) + self.begun
+        columns = torch.arange(num_keys, device=device) - offset + self.begun  # negative in the cache
+        read, token, write = self._kinds(rows)
+        read_key, token_key, write_key = self._kinds(columns)
+        behind = rows[:, None] - columns[None, :]
 
-        def pairs(rows: Tensor, columns: Tensor) -> Tensor:
-            return rows[:, :, None] & columns[:, None, :]
+        def pairs(queries: Tensor, keys: Tensor) -> Tensor:
+            return queries[:, :, None] & keys[:, None, :]
 
-        own = (
-            pairs(is_read | is_token | is_write, is_read)
-            | (pairs(is_token, is_token) & earlier)
-            | pairs(is_write, is_token | is_write)
-            | torch.eye(num_queries, dtype=torch.bool, device=device)
+        sees_cache = (read | token | write) if self.memory_sees_cache else token
+        return (
+            pairs(sees_cache, (columns < 0)[None])
+            | pairs(read | token | write, read_key)
+            | (pairs(token, token_key) & (behind >= 0))
+            | pairs(write, token_key | write_key)
+            | (behind == 0)
         )
-        sees_cache = (is_read | is_token | is_write) if self.memory_sees_cache else is_token
-        return torch.cat([sees_cache[:, :, None].expand(-1, -1, offset), own], -1)
+
+    def _kinds(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of the segment's rows (N,) belong to the read block, the tokens and the write block, (B, N) each."""
+        begin_write = self.read + self.lengths[:, None]
+        read = ((index >= 0) & (index < self.read)).expand(len(self.lengths), -1)
+        token = (index >= self.read) & (index < begin_write)
+        write = (index >= begin_write) & (index < begin_write + self.write)
+        return read, token, write
+
+    def row_keys(self, num_queries: int, valid: int | Tensor) -> Tensor:
+        """(B,): the keys that a row has in all, without padding, when `valid` keys are there after this call."""
+        return valid - self.begun - num_queries + self.read + self.lengths + self.write
+
+
+def as_text(visible: Tensor) -> str:
+    """A mask (L, K) as lines of text: # where a key is seen."""
+    return "\n".join("".join("#" if seen else "." for seen in row) for row in visible.tolist())

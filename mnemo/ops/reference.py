@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mnemo.ops.masks import Ahead, Causal, Mask, distances
+from mnemo.ops.masks import Ahead, Blocks, Causal, Mask, distances
 
 
 class Attended(NamedTuple):
@@ -52,13 +52,46 @@ def relative_attention_reference(
         index = torch.arange(num_keys, device=q.device)
         visible = visible & (index >= num_keys - lengths[:, None])[:, None, None, :]
 
-    terms = _score_terms(q, k, r, u, w, bias, distance, ahead, mask.ahead)
+    keys = mask.row_keys(num_queries, num_keys if lengths is None else lengths) if isinstance(mask, Blocks) else None
+    terms = _score_terms(q, k, r, u, w, bias, _Pairs(distance, ahead, mask.ahead, keys))
     scale = q.shape[-1] ** -0.5
     terms = {name: term * scale for name, term in terms.items()}
     scores = torch.stack(list(terms.values())).sum(0).masked_fill(~visible, float("-inf"))
     probabilities = torch.softmax(scores, -1)
     dropped = torch.nn.functional.dropout(probabilities, dropout)
     return Attended(dropped @ v, torch.logsumexp(scores, -1), probabilities, terms)
+
+
+class _Pairs(NamedTuple):
+    """Where queries and keys stand."""
+
+    distance: Tensor
+    """(L, K)"""
+    ahead: int
+    """Columns of negative distances"""
+    policy: Ahead
+    keys: Tensor | None
+    """(B,) keys of each row, where not all of them count"""
+
+    def scores(self, term: Tensor) -> Tensor:
+        """(B, H, L, C) scores of queries and columns -> (B, H, L, K) scores of queries and keys, by their distance."""
+        zero = term.shape[-1] - 1 - self.ahead
+        near = self._take(term, zero - self.distance)
+        if self.policy == "signed":
+            return near
+        beyond = self._wrapped(term[..., : zero + 1]) if self.policy == "wrap" else torch.zeros_like(near)
+        return torch.where(self.distance >= 0, near, beyond)
+
+    def _wrapped(self, term: Tensor) -> Tensor:
+        """What the published shift leaves ahead of a query: nothing one step ahead, then the next query's scores of
+        the row's farthest distances."""
+        following = torch.nn.functional.pad(term, (0, 0, 0, 1))[..., 1:, :]
+        farthest = 0 if self.keys is None else (term.shape[-1] - self.keys)[:, None, None, None]
+        taken = self._take(following, farthest - self.distance - 2)
+        return torch.where(self.distance == -1, torch.zeros_like(taken), taken)
+
+    def _take(self, term: Tensor, column: Tensor) -> Tensor:
+        return term.gather(-1, column.clamp(0, term.shape[-1] - 1).expand(*term.shape[:3], -1))
 
 
 def _score_terms(
@@ -68,9 +101,7 @@ def _score_terms(
     u: Tensor | None,
     w: Tensor | None,
     bias: Tensor | None,
-    distance: Tensor,
-    ahead: int,
-    policy: Ahead,
+    pairs: _Pairs,
 ) -> dict[str, Tensor]:
     shape = (*q.shape[:3], k.shape[2])
     terms = {"a": q @ k.transpose(-1, -2)}
@@ -80,26 +111,8 @@ def _score_terms(
         by_column = {"b": q @ r.transpose(-1, -2)}
         if w is not None:
             by_column["d"] = (w[:, None, :] @ r.transpose(-1, -2)).expand(*q.shape[:3], -1)
-        terms |= {name: _by_pair(term, distance, ahead, policy) for name, term in by_column.items()}
+        terms |= {name: pairs.scores(term) for name, term in by_column.items()}
     if bias is not None:
         per_query = bias[:, None, :].expand(*q.shape[:3], -1)
-        terms["d"] = terms.get("d", 0) + _by_pair(per_query, distance, ahead, policy)
+        terms["d"] = terms.get("d", 0) + pairs.scores(per_query)
     return terms
-
-
-def _by_pair(term: Tensor, distance: Tensor, ahead: int, policy: Ahead) -> Tensor:
-    """(B, H, L, C) scores of queries and columns -> (B, H, L, K) scores of queries and keys, by their distance."""
-    column = (term.shape[-1] - 1 - ahead - distance).clamp(0, term.shape[-1] - 1)
-    pairs = term.gather(-1, column.expand(*term.shape[:2], -1, -1))
-    if policy == "signed":
-        return pairs
-    beyond = _wrapped(term[..., : term.shape[-1] - ahead], distance) if policy == "wrap" else torch.zeros_like(pairs)
-    return torch.where(distance >= 0, pairs, beyond)
-
-
-def _wrapped(term: Tensor, distance: Tensor) -> Tensor:
-    """What the published shift leaves ahead of a query: nothing one step ahead, then the next query's far columns."""
-    following = torch.nn.functional.pad(term, (0, 0, 0, 1))[..., 1:, :]
-    column = (-distance - 2).clamp(0, term.shape[-1] - 1)
-    taken = following.gather(-1, column.expand(*term.shape[:2], -1, -1))
-    return torch.where(distance == -1, torch.zeros_like(taken), taken)

@@ -1,0 +1,407 @@
+"""Run folders and checkpoints: safetensors for tensors, JSON for the rest, nothing that could run code.
+
+    runs/NAME/recipe.json                     what the run depends on
+    runs/NAME/checkpoints/step-00000200/      weights, training (optimizer, averages, generators), memory: .safetensors
+                                              progress.json: everything else, and the sizes of the other files
+    runs/NAME/best.json                       the step with the lowest validation loss
+
+A checkpoint is written under another name, flushed to the disk and then renamed: where a name exists, it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mnemo import __version__
+from mnemo.config import from_json, to_json
+from mnemo.errors import MnemoError, unknown
+from mnemo.model import Model, ModelConfig
+from mnemo.recipe import Recipe
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two processes are not kept apart
+    fcntl = None
+
+FORMAT_VERSION = 1
+RUNS = Path("runs")
+RECIPE, BEST, PROGRESS, CHECKPOINTS = "recipe.json", "best.json", "progress.json", "checkpoints"
+PREFIX, PARTIAL = "step-", ".tmp-"
+PARTS = ("weights", "training", "memory")
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHeader:
+    """What recipe.json holds."""
+
+    recipe: Recipe
+    corpus: dict[str, Any]
+    """name, unit, vocab_size and fingerprint of the corpus"""
+    preset: str | None = None
+    source: dict[str, Any] | None = None
+    """path and step of the run that the first weights came from"""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    progress: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.progress["step"]
+
+    def tensors(self, part: str) -> dict[str, Tensor]:
+        return read_tensors(self.path / f"{part}.safetensors")
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    path: Path
+    recipe: Recipe
+    model: Model
+    step: int
+    corpus: dict[str, Any]
+
+
+def open_run(
+    run: str | Path, which: Literal["best", "last"] = "best", device: str | torch.device = "auto"
+) -> LoadedRun:
+    """A trained model as it was evaluated: with averaged weights where the run had begun to average them.
+
+    `run`: a folder, or a name under `runs`. Before the first evaluation the last checkpoint counts as the best.
+    """
+    path = find_run(run)
+    header = read_header(path)
+    checkpoint = best_checkpoint(path) if which == "best" else last_checkpoint(path)
+    if checkpoint is None:
+        raise MnemoError(f"{path} has no whole checkpoint yet")
+    with torch.device("meta"):
+        model = build_model(header.recipe.model, header.recipe.train.precision)
+    model.to_empty(device=pick_device(device))
+    load_weights(model, evaluated_weights(checkpoint), checkpoint.path / "weights.safetensors")
+    return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus)
+
+
+def find_run(run: str | Path, runs: Path = RUNS) -> Path:
+    """The folder of a run that is given by path or by name."""
+    for path in (runs / run, Path(run)):
+        if (path / RECIPE).is_file():
+            return path
+    if Path(run).is_dir():
+        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
+    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
+    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    if isinstance(name, torch.device):
+        return name
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MnemoError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def build_model(config: ModelConfig, precision: str) -> Model:
+    """A model with fresh weights, in the type that they are trained in."""
+    try:
+        model = Model(config)
+    except ValueError as error:
+        raise MnemoError(f"model: {error}") from None
+    return model.double() if precision == "fp64" else model
+
+
+def evaluated_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    weights = checkpoint.tensors("weights")
+    if not checkpoint.progress["average_count"]:
+        return weights
+    averages = read_tensors(checkpoint.path / "training.safetensors", "average/")
+    return weights | {name.removeprefix("average/"): tensor for name, tensor in averages.items()}
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, weights: Tensors, path: Path) -> None:
+    """Copy weights into a model; every name, shape and type must be the model's own."""
+    check_weights(model, weights, path)
+    for name, tensor in model.state_dict().items():
+        # Copying also puts the numbers at an aligned address, on which the last bit of a product can depend.
+        tensor.copy_(weights[name])
+
+
+def check_weights(model: nn.Module, weights: Tensors, path: Path) -> None:
+    own = model.state_dict()
+    for name in sorted(own.keys() ^ weights.keys()):
+        relation = "has no" if name in own else "has an unexpected"
+        raise MnemoError(f"{path} is of another configuration: it {relation} tensor '{name}'")
+    for name, tensor in own.items():
+        check_like(weights[name], tensor, name, path)
+
+
+def check_like(tensor: Tensor, expected: Tensor, name: str, path: Path) -> None:
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        found, wanted = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (tensor, expected))
+        raise MnemoError(f"{path} is of another configuration: '{name}' is {found}, the model has {wanted}")
+
+
+def write_header(folder: Path, header: RunHeader) -> None:
+    """A new run folder, complete with its recipe or not there at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        partial.chmod(0o755)
+        write_json(
+            partial / RECIPE,
+            {
+                "mnemo_version": __version__,
+                "torch_version": torch.__version__,
+                "preset": header.preset,
+                "source": header.source,
+                "corpus": header.corpus,
+                "recipe": to_json(header.recipe),
+            },
+        )
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_header(folder: Path) -> RunHeader:
+    path = folder / RECIPE
+    data = read_json(path)
+    if not isinstance(data.get("corpus"), dict):
+        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
+    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
+    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=data.get("preset"), source=data.get("source"))
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a file at once, with its format version."""
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump({"format_version": FORMAT_VERSION, **data}, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MnemoError(f"{path} is missing") from None
+    except ValueError:
+        raise MnemoError(f"{path} is damaged or truncated: it is not JSON") from None
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if version != FORMAT_VERSION:
+        raise MnemoError(f"{path} has format_version {version}; this version of mnemo reads {FORMAT_VERSION}")
+    return data
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_checkpoint(folder: Path, progress: dict[str, Any], parts: Mapping[str, Tensors]) -> Path:
+    """Write the checkpoint of `progress["step"]`; where that fails, earlier ones stay as they are."""
+    target = checkpoint_path(folder, progress["step"])
+    partial = None
+    try:
+        target.parent.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
+        _fill(partial, progress, parts)
+        if target.exists():
+            # Whole ones are never written twice, so this one is damaged.
+            target.rename(_aside(target))
+        partial.rename(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise _not_saved(target, error) from None
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
+    """Replace what a checkpoint says besides its tensors, which are those of the same step."""
+    progress = {**progress, "files": checkpoint.progress["files"]}
+    try:
+        write_json(checkpoint.path / PROGRESS, progress)
+    except OSError as error:
+        raise _not_saved(checkpoint.path, error) from None
+    return Checkpoint(checkpoint.path, progress)
+
+
+def _not_saved(path: Path, error: OSError) -> MnemoError:
+    return MnemoError(f"cannot save {path}: {error.strerror or error}; what was saved before stays whole")
+
+
+def _aside(path: Path) -> Path:
+    """A name that no reader looks at, and that `remove_partial` removes."""
+    return path.with_name(f"{PARTIAL}{path.name}")
+
+
+def _fill(folder: Path, progress: dict[str, Any], parts: Mapping[str, Tensors]) -> None:
+    folder.chmod(0o755)
+    for part, tensors in parts.items():
+        write_tensors(folder / f"{part}.safetensors", tensors)
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    write_json(folder / PROGRESS, {**progress, "files": sizes})
+
+
+def write_tensors(path: Path, tensors: Tensors) -> None:
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(contiguous, path, {"format": "pt", "format_version": str(FORMAT_VERSION)})
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
+    path.chmod(0o644)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose names begin with `prefix`."""
+    problem = file_problem(path)
+    if problem:
+        raise MnemoError(f"{path} {problem}")
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}
+    except SafetensorError as error:
+        raise MnemoError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+def file_problem(path: Path) -> str | None:
+    """What is wrong with a safetensors file, from its size and header alone."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if start.startswith((b"\x80", b"PK")) and length > size:
+            return "is a pickle, not safetensors: it could run code, so it is not loaded"
+        if size < 8 or 8 + length > size:
+            return "is truncated or not safetensors"
+        try:
+            entries = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return "is not safetensors: its header cannot be read"
+    whole = 8 + length + max(ends, default=0)
+    return None if whole == size else f"is truncated: {size:,} of {whole:,} bytes"
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / CHECKPOINTS / f"{PREFIX}{step:08d}"
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint whose files are all there, in full length."""
+    progress = read_json(path / PROGRESS)
+    sizes = progress.get("files")
+    if type(progress.get("step")) is not int or not isinstance(sizes, dict):
+        raise MnemoError(f"{path / PROGRESS} is damaged")
+    for part in PARTS:
+        file = path / f"{part}.safetensors"
+        problem = file_problem(file)
+        if problem is None and file.stat().st_size != sizes.get(file.name):
+            problem = "is not the file that was saved"
+        if problem:
+            raise MnemoError(f"{file} {problem}")
+    return Checkpoint(path, progress)
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps that have a checkpoint, whole or damaged, in ascending order."""
+    names = (path.name.removeprefix(PREFIX) for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def last_checkpoint(folder: Path) -> Checkpoint | None:
+    steps = checkpoint_steps(folder)
+    return read_checkpoint(checkpoint_path(folder, steps[-1])) if steps else None
+
+
+def last_whole_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that can be continued from, and what is wrong with newer ones."""
+    problems = []
+    for step in reversed(checkpoint_steps(folder)):
+        try:
+            return read_checkpoint(checkpoint_path(folder, step)), problems
+        except MnemoError as error:
+            problems.append(str(error))
+    return None, problems
+
+
+def write_best(folder: Path, step: int, loss: float) -> None:
+    write_json(folder / BEST, {"step": step, "loss": loss})
+
+
+def best_checkpoint(folder: Path) -> Checkpoint | None:
+    if not (folder / BEST).exists():
+        return last_checkpoint(folder)
+    step = read_json(folder / BEST).get("step")
+    if type(step) is not int:
+        raise MnemoError(f"{folder / BEST} is damaged")
+    return read_checkpoint(checkpoint_path(folder, step))
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what killed processes left behind."""
+    for path in (folder / CHECKPOINTS).glob(f"{PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints and the best."""
+    for step in checkpoint_steps(folder)[: -max(1, keep)]:
+        if step != best:
+            path = checkpoint_path(folder, step)
+            # Renamed first: a kill in the middle leaves no half of a checkpoint under its name.
+            path.rename(_aside(path))
+            shutil.rmtree(_aside(path), ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in this folder; the lock ends with its process, however that ends."""
+    with (folder / "lock").open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise MnemoError(f"{folder} is in use by another process") from None
+        yield

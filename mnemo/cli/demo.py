@@ -1,0 +1,130 @@
+"""See a memory transformer learn, be measured and write, in under three minutes on two CPU cores.
+
+Trains the same small model with and without memory on a task that needs the previous segment, then a byte model on
+the source text of your own Python; measures what memory is worth; writes a sample; ends with a report, whose path is
+the last line. Needs no download. Everything goes to one folder, which the next demo replaces.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mnemo import cli, demo
+from mnemo.cli.console import format_time, progress
+from mnemo.cli.watching import watching
+from mnemo.data.prepare import load
+from mnemo.demo import Guard, Scale
+from mnemo.errors import MnemoError
+from mnemo.report import write_report
+from mnemo.train import Outcome
+
+TITLE = "What a memory is worth"
+LEAD = (
+    "First, one small model with and without memory on a task that needs the previous segment: repeat what it showed. "
+    "Then a byte model that reads the source text of this machine's own Python, is scored with shorter and longer "
+    "memories, and writes."
+)
+SAMPLING = ("--prompt", "def ", "--temperature", "0.7", "--seed", "1")
+PHASES = {
+    "the default corpus: the source text of your own Python": 3.0,
+    "a small model with memory learns to repeat the segment before": 8.0,
+    "the same model without memory": 6.0,
+    "a byte model learns to read Python": 60.0,
+    "what memory is worth to it": 10.0,
+    "loss by position, with memory": 3.0,
+    "loss by position, without": 3.0,
+    "it writes": 4.0,
+    "the report": 1.0,
+}
+"""What is done, and how many seconds it takes on two cores; times left are told from these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    out: Path = Path("runs/demo")
+    """Folder for the demo's runs and its report; an earlier demo there is replaced."""
+    quick: bool = False
+    """A few steps of everything, to see that it works; nothing is learned."""
+
+
+def run(args: Args) -> int:
+    phases = _Phases()
+    scale = demo.QUICK if args.quick else demo.FULL
+    demo.new_folder(args.out)
+    with phases.next():
+        load("python", show=progress)
+    for name, memory in demo.RECALL_RUNS.items():
+        with phases.next(), _guard(phases.start + scale.recall_seconds) as guard:
+            _check(demo.train_recall(args.out / name, memory, scale, guard), guard)
+    with phases.next(), _guard(phases.start + scale.byte_seconds) as guard:
+        _check(demo.train_bytes(args.out / demo.BYTES, scale, guard), guard)
+    for argv in _measurements(args.out / demo.BYTES, scale, hurried=guard.expired):
+        with phases.next(argv):
+            _verb(argv)
+    with phases.next():
+        _report(args.out)
+    print(f"done in {format_time(time.monotonic() - phases.start)}; open this page in a browser:")
+    print(args.out / "report.html")
+    return 0
+
+
+class _Phases:
+    """Says what is being done and how long the rest may take, going by how long it took so far."""
+
+    def __init__(self) -> None:
+        self.start, self._done = time.monotonic(), 0
+
+    @contextmanager
+    def next(self, argv: Sequence[str] = ()) -> Iterator[None]:
+        number, what = f"[{self._done + 1}/{len(PHASES)}]", list(PHASES)[self._done]
+        command = f": mnemo {shlex.join(argv)}" if argv else ""
+        print(f"{number} {what}{command} ({format_time(self._left())} left)", file=sys.stderr, flush=True)
+        yield
+        self._done += 1
+
+    def _left(self) -> float:
+        expected = list(PHASES.values())
+        before, rest = sum(expected[: self._done]), sum(expected[self._done :])
+        slowness = (time.monotonic() - self.start) / before if self._done > 2 else 1.0
+        return rest * slowness
+
+
+@contextmanager
+def _guard(deadline: float) -> Iterator[Guard]:
+    with watching() as watcher:
+        watcher.unit = "byte"
+        yield Guard(watcher, deadline)
+
+
+def _check(outcome: Outcome, guard: Guard) -> None:
+    if outcome.signal is not None and not guard.expired:
+        raise KeyboardInterrupt
+
+
+def _measurements(folder: Path, scale: Scale, hurried: bool) -> list[list[str]]:
+    """Commands that anybody may type; a slow machine reads less."""
+    symbols = scale.symbols // 4 if hurried else scale.symbols
+    scored = ["eval", str(folder), "--limit", str(symbols)]
+    return [
+        [*scored, "--sweep-memory", ",".join(map(str, scale.sweep))],
+        [*scored, "--by-position", "--memory", str(scale.sweep[-1])],
+        [*scored, "--by-position", "--no-memory"],
+        ["generate", str(folder), "--tokens", str(scale.sample), *SAMPLING],
+    ]
+
+
+def _verb(argv: list[str]) -> None:
+    code = cli.main(argv)
+    if code:
+        raise MnemoError(f"mnemo {shlex.join(argv)} ended with code {code}")
+
+
+def _report(out: Path) -> None:
+    runs = [out / name for name in (*demo.RECALL_RUNS, demo.BYTES)]
+    write_report(runs, out / "report.html", title=TITLE, lead=LEAD)

@@ -1,0 +1,189 @@
+"""Write text with a run, from a prompt or from a memory that `mnemo read` saved.
+
+Text appears as it is written. Continuation k draws with seed + k, so one of them alone, with that seed, is the same.
+The sample is kept in the run's `results` folder, for `mnemo report`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import torch
+import tyro
+from torch import Tensor
+
+from mnemo.cli import console, runs
+from mnemo.cli.runs import OpenedRun, Which
+from mnemo.config import digest
+from mnemo.data.tokenizers import AnyTokenizer, Decoder
+from mnemo.errors import MnemoError
+from mnemo.generate import Sampling, generate, read
+
+LONG_PROMPT = 4096
+"""Tokens from which on reading the prompt shows its progress."""
+CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
+"""Characters that could make a terminal do things."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    run: Annotated[str, tyro.conf.Positional]
+    """A run's folder, or its name under runs/."""
+    prompt: str | None = None
+    """Text to continue; the beginning of a document when there is neither prompt nor memory."""
+    prompt_file: Path | None = None
+    """A file with the text to continue."""
+    memory: Path | None = None
+    """A memory that `mnemo read` saved with the same run: go on from there."""
+    tokens: int = 256
+    """How many tokens to write."""
+    temperature: float = 1.0
+    """Below 1 bolder choices of likely tokens; 0 always takes the likeliest."""
+    top_k: int | None = None
+    """Choose among the k likeliest tokens."""
+    top_p: float | None = None
+    """Choose among the likeliest tokens that together reach this probability."""
+    seed: int = 0
+    """Start of the random numbers."""
+    continuations: int = 1
+    """How many texts to write from the same beginning."""
+    memory_length: int | None = None
+    """Memory length of the long-range layers; as trained, or as saved, when left out."""
+    which: Which = "best"
+    """The checkpoint with the lowest validation loss, or the last one."""
+    no_save: bool = False
+    """Do not keep the sample in the run's folder."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
+    json: bool = False
+    """Print JSON when all is written."""
+
+
+def run(args: Args) -> int:
+    _check(args)
+    opened = runs.open_with_corpus(args.run, args.which, args.device)
+    state, segment = runs.start_state(opened, args.memory, args.memory_length)
+    prompt = _prompt(args, opened)
+    if prompt is not None:
+        show = console.progress if len(prompt) > LONG_PROMPT else None
+        state, _ = read(opened.run.model, prompt, segment=segment, state=state, progress=show)
+    printer = _Printer(opened.tokenizer, prompt if args.prompt is not None else None, sys.stdout)
+    generated = generate(
+        opened.run.model,
+        state=state,
+        num_tokens=args.tokens,
+        segment=segment,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+        continuations=args.continuations,
+        on_token=None if args.json else lambda step, tokens: printer.add(int(tokens[0])),
+    )
+    texts = [_continuation(opened.tokenizer, prompt, row) for row in generated.tokens]
+    record = _record(args, texts)
+    if args.json:
+        console.print_json(record | {"step": opened.run.step, "tokens": generated.tokens.tolist()})
+    else:
+        printer.finish(texts[1:])
+    if not args.no_save:
+        _save(opened, record)
+    return 0
+
+
+def _check(args: Args) -> None:
+    if args.prompt is not None and args.prompt_file is not None:
+        raise MnemoError("--prompt and --prompt-file exclude each other")
+    if args.prompt == "":
+        raise MnemoError("the prompt is empty")
+    if args.memory_length is not None and args.memory_length < 0:
+        raise MnemoError(f"memory length {args.memory_length} is negative")
+    for name, value in (("--tokens", args.tokens), ("--continuations", args.continuations)):
+        if value < 1:
+            raise MnemoError(f"{name} {value} must be positive")
+    if not 0 <= args.seed < 2**62:
+        raise MnemoError(f"seed {args.seed} is not between 0 and 2^62")
+    Sampling(args.temperature, args.top_k, args.top_p).check()
+
+
+def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
+    """Token ids of the prompt; None where the memory is all there is to go on from."""
+    if args.prompt is not None:
+        return runs.encode(opened.tokenizer, args.prompt, "the prompt")
+    if args.prompt_file is not None:
+        return runs.encode_file(opened.tokenizer, args.prompt_file)
+    return None if args.memory is not None else _beginning(opened)
+
+
+def _beginning(opened: OpenedRun) -> Tensor:
+    """What stands before a document's first token: the mark between documents, or the end of a line."""
+    marks = ("\0", "\n", " ") if opened.corpus.splits["train"].documents else ("\n", " ")
+    for mark in marks:
+        try:
+            return runs.encode(opened.tokenizer, mark, "the mark")
+        except MnemoError:
+            continue
+    return torch.zeros(1, dtype=torch.int64)
+
+
+class _Printer:
+    """Writes the first continuation as it comes, then the others."""
+
+    def __init__(self, tokenizer: AnyTokenizer, prompt: Tensor | None, output: TextIO) -> None:
+        self.output, self.decoder = output, tokenizer.decoder()
+        self.prompt = prompt
+
+    def add(self, token: int) -> None:
+        if self.prompt is not None:
+            self._write(self.decoder.feed(self.prompt.tolist()))
+            self.prompt = None
+        self._write(self.decoder.feed([token]))
+
+    def finish(self, others: Iterable[str]) -> None:
+        self._write(self.decoder.finish() + "\n")
+        for number, text in enumerate(others, 2):
+            self._write(f"--- continuation {number} ---\n{text}\n")
+
+    def _write(self, text: str) -> None:
+        shown = text.translate(CONTROL) if self.output.isatty() else text
+        encoding = self.output.encoding or "utf-8"
+        self.output.write(shown.encode(encoding, "replace").decode(encoding))
+        self.output.flush()
+
+
+def _continuation(tokenizer: AnyTokenizer, prompt: Tensor | None, row: Tensor) -> str:
+    """The text behind the prompt; whether it begins with a blank depends on what stands before it."""
+    decoder: Decoder = tokenizer.decoder()
+    if prompt is not None:
+        decoder.feed(prompt.tolist())
+    return decoder.feed(row.tolist()) + decoder.finish()
+
+
+def _record(args: Args, texts: list[str]) -> dict[str, Any]:
+    return {
+        "kind": "sample",
+        "prompt": args.prompt or "",
+        "prompt_file": None if args.prompt_file is None else str(args.prompt_file),
+        "memory": None if args.memory is None else str(args.memory),
+        "memory_length": args.memory_length,
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "seed": args.seed,
+        "num_tokens": args.tokens,
+        "which": args.which,
+        "texts": texts,
+    }
+
+
+def _save(opened: OpenedRun, record: dict[str, Any]) -> None:
+    """The same settings again replace their sample."""
+    folder = runs.result_folder(opened.run)
+    if folder is not None:
+        settings = {name: value for name, value in record.items() if name != "texts"}
+        path = runs.save_result(folder, f"sample-{digest(settings)[:8]}", opened.run, record)
+        print(f"saved {path}", file=sys.stderr)

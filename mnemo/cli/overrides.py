@@ -1,0 +1,180 @@
+"""Any field of a configuration as a flag: `--train.steps 100 --model.positions rotary --model.positions.base 5000`.
+
+A field that may hold one of several kinds takes a kind's name; the fields of that kind are then flags of their own.
+A field that may be left out takes `none`, and comes to life when one of its fields is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from itertools import takewhile
+from typing import Any, NamedTuple, TypeVar
+
+import tyro
+
+from mnemo.errors import MnemoError, unknown
+
+T = TypeVar("T")
+
+
+class Choice(NamedTuple):
+    """A field that holds one of several dataclasses, or None."""
+
+    path: tuple[str, ...]
+    value: Any
+    kinds: dict[str, type | None]
+
+    @property
+    def flag(self) -> str:
+        return flag(self.path)
+
+
+def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, description: str) -> T:
+    """`default` with the changes that `argv` asks for; what is wrong with them is one line."""
+    default, rest = _choose(default, list(argv))
+    rows = [f"{choice.flag} {{{','.join(choice.kinds)}}} (now: {_kind_of(choice)})" for choice in choices(default)]
+    text = "\n\n".join([description, "Kinds, whose own fields are listed below:", "\n".join(rows)])
+    errors = io.StringIO()
+    try:
+        with redirect_stderr(errors):
+            value, left = tyro.cli(
+                kind,
+                prog=prog,
+                description=text,
+                args=rest,
+                default=default,
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise MnemoError(_one_line(errors.getvalue())) from None
+        raise
+    _refuse(left, default)
+    return value
+
+
+def flag(path: Sequence[str]) -> str:
+    return "--" + ".".join(path).replace("_", "-")
+
+
+def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
+    """The fields of a configuration, at any depth, that have kinds."""
+    for name, hint, item in _fields(value):
+        here = path if name == "recipe" else (*path, name)
+        options = [option for option in _options(hint) if option is None or dataclasses.is_dataclass(option)]
+        if len(options) > 1:
+            yield Choice(here, item, {_name(option): option for option in options})  # type: ignore[misc]
+        if dataclasses.is_dataclass(item):
+            yield from choices(item, here)
+
+
+def known_flags(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    for name, _, item in _fields(value):
+        here = path if name == "recipe" else (*path, name.rstrip("_"))
+        if dataclasses.is_dataclass(item):
+            yield from known_flags(item, here)
+        else:
+            yield flag(here)
+    if not path:
+        yield from (choice.flag for choice in choices(value))
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
+    hints = typing.get_type_hints(type(value))
+    for field in dataclasses.fields(value):
+        yield field.name, hints[field.name], getattr(value, field.name)
+
+
+def _options(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return [hint]
+    return [None if option is type(None) else option for option in typing.get_args(hint)]
+
+
+def _name(kind: type | None) -> str:
+    """`AverageConfig` -> `average`, `XL` -> `xl`."""
+    if kind is None:
+        return "none"
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", kind.__name__.removesuffix("Config")).lower()
+
+
+def _kind_of(choice: Choice) -> str:
+    return _name(None if choice.value is None else type(choice.value))
+
+
+def _choose(default: T, argv: list[str]) -> tuple[T, list[str]]:
+    """Apply flags that name a kind, outermost first; the default with those kinds, and the other arguments."""
+    done: set[str] = set()
+    while waiting := [choice for choice in choices(default) if choice.flag not in done]:
+        choice = waiting[0]
+        done.add(choice.flag)
+        wanted, argv = take(choice.flag, argv)
+        if wanted is None and choice.value is None and any(_is_below(choice.flag, word) for word in argv):
+            wanted = next(name for name, kind in choice.kinds.items() if kind is not None)
+        if wanted is not None and wanted not in choice.kinds:
+            raise unknown(f"value for {choice.flag}", wanted, choice.kinds)
+        if wanted is not None and wanted != _kind_of(choice):
+            default = _with(default, choice.path, _new(choice.kinds[wanted]))
+    return default, argv
+
+
+def take(name: str, argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The last value of a flag, and the arguments without it."""
+    found, rest, words = None, [], iter(argv)
+    for word in words:
+        given, equals, value = word.partition("=")
+        if given.replace("_", "-") != name:
+            rest.append(word)
+        elif equals:
+            found = value
+        else:
+            found = next(words, None)
+            if found is None:
+                raise MnemoError(f"{name} needs a value")
+    return found, rest
+
+
+def _is_below(name: str, word: str) -> bool:
+    return word.replace("_", "-").startswith(f"{name}.")
+
+
+def _new(kind: type | None) -> Any:
+    if kind is None:
+        return None
+    required = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    return kind(**{name: tyro.MISSING for name in required})
+
+
+def _with(value: T, path: Sequence[str], new: Any) -> T:
+    """A copy with another value at `path`; not checked, for further arguments may belong to it."""
+    name, *rest = ("recipe", *path) if hasattr(value, "recipe") else path
+    changed = copy.copy(value)
+    object.__setattr__(changed, name, _with(getattr(value, name), rest, new) if rest else new)
+    return changed
+
+
+def _refuse(left: Sequence[str], default: Any) -> None:
+    for word in left:
+        if word.startswith("-"):
+            raise unknown("option", word.partition("=")[0], known_flags(default))
+    if left:
+        raise MnemoError(f"unexpected argument '{left[0]}'")
+
+
+def _one_line(text: str) -> str:
+    """The first paragraph of the parser's framed message."""
+    rows = [line.strip("│ ") for line in text.splitlines() if line.startswith("│")]
+    first = list(takewhile(lambda row: row.strip("─"), rows))
+    return " ".join(" ".join(first or text.split()).split()).removeprefix("Error parsing ")

@@ -1,0 +1,104 @@
+"""Compare with reference files of the published implementations.
+
+Prints the largest error of every set of values in each file: max |ours - theirs| / max(1, max |theirs|).
+Exit code 1 where one is above the tolerance, 2 where a file cannot be read.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from mnemo.cli import console
+from mnemo.errors import MnemoError
+from mnemo.parity import TOLERANCE, Parity, check, find_files
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """Reference files (safetensors), or folders of them."""
+    tolerance: float = TOLERANCE
+    """Largest error that passes."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Args) -> int:
+    if not args.files:
+        raise MnemoError("name a reference file or a folder of them")
+    if not args.tolerance >= 0:
+        raise MnemoError(f"tolerance {args.tolerance} must not be negative")
+    results, unreadable = _check_all(find_files(args.files), args.tolerance)
+    if args.json:
+        console.print_json(_as_json(results, unreadable, args.tolerance))
+    elif results:
+        _print(results, args.tolerance)
+    if unreadable:
+        raise MnemoError("; ".join(unreadable))
+    return 1 if any(result.status == "failed" for result in results.values()) else 0
+
+
+def _check_all(files: list[Path], tolerance: float) -> tuple[dict[Path, Parity], list[str]]:
+    results: dict[Path, Parity] = {}
+    unreadable = []
+    show = console.progress("comparing", len(files), unit="files") if len(files) > 1 else nullcontext()
+    with show as bar:
+        for path in files:
+            try:
+                results[path] = check(path, tolerance)
+            except MnemoError as error:
+                unreadable.append(str(error))
+            if bar is not None:
+                bar.advance(1, path.name)
+    return results, unreadable
+
+
+def _print(results: dict[Path, Parity], tolerance: float) -> None:
+    rows = [[path.name, result.status, _number(result.error), _explain(result)] for path, result in results.items()]
+    console.table(rows, ["file", "result", "error", "largest error of each set"])
+    counts = [f"{count} {status}" for status in ("passed", "failed", "refused") if (count := _count(results, status))]
+    print(f"{', '.join(counts)}; tolerance {tolerance:g}")
+
+
+def _count(results: dict[Path, Parity], status: str) -> int:
+    return sum(result.status == status for result in results.values())
+
+
+def _number(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1e}"
+
+
+def _explain(result: Parity) -> str:
+    if result.status == "refused":
+        return result.reason
+    sets = ", ".join(f"{name} {_number(error)}" for name, error in result.errors.items())
+    return f"{sets}; worst: {result.worst}" if result.status == "failed" else sets
+
+
+def _as_json(results: dict[Path, Parity], unreadable: list[str], tolerance: float) -> dict[str, Any]:
+    files = [
+        {
+            "file": str(path),
+            "status": result.status,
+            "error": result.error,
+            "errors": result.errors,
+            "worst": result.worst or None,
+            "reason": result.reason or None,
+        }
+        for path, result in results.items()
+    ]
+    passed = not unreadable and not _count(results, "failed")
+    return {
+        "format_version": FORMAT_VERSION,
+        "tolerance": tolerance,
+        "passed": passed,
+        "files": files,
+        "unreadable": unreadable,
+    }

@@ -1,0 +1,137 @@
+"""Turn a corpus into token ids: one that mnemo knows by name, or any text files of your own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from mnemo.cli import console
+from mnemo.data import corpus as corpora
+from mnemo.data.corpus import Corpus
+from mnemo.data.prepare import prepare
+from mnemo.data.published import CORPORA, command_for
+from mnemo.errors import MnemoError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
+    """A corpus that --list shows, or a new name for your own text."""
+    source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FILE|DIR")] = None
+    """Read this file, folder or archive (xz, gz, bz2, zip, tar) instead of downloading. A folder's files
+    named train, valid and test are used as such; other text is split 90/5/5 in order."""
+    tokenizer: Literal["bytes", "chars", "words", "bpe"] | None = None
+    """How to cut the text; left out: as published for corpora known by name, bytes for others."""
+    vocab_size: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Largest vocabulary for words (all) and bpe (8192)."""
+    root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of prepared corpora; $MNEMO_DATA or the user's cache folder when left out."""
+    allow_mismatch: bool = False
+    """Keep a text whose sizes or checksums differ from the published ones."""
+    json: bool = False
+    """Print JSON."""
+    list_all: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """List the known corpora and those that are prepared."""
+
+
+def run(args: Args) -> int:
+    if args.list_all:
+        _print_list(args)
+        return 0
+    if args.name is None:
+        raise MnemoError("name a corpus to prepare; mnemo prepare --list shows those known by name")
+    _say_before(args)
+    corpus = prepare(
+        args.name,
+        args.source,
+        args.tokenizer,
+        vocab_size=args.vocab_size,
+        root=args.root,
+        allow_mismatch=args.allow_mismatch,
+        show=console.progress,
+    )
+    for mismatch in corpus.mismatches:
+        print(f"mnemo: warning: {mismatch}", file=sys.stderr)
+    _print_corpus(corpus, args.json)
+    return 0
+
+
+def _say_before(args: Args) -> None:
+    known = CORPORA.get(args.name or "")
+    if known is not None and known.note and args.source is None:
+        print(f"{args.name}: {known.note}", file=sys.stderr)
+
+
+def _print_corpus(corpus: Corpus, as_json: bool) -> None:
+    if as_json:
+        console.print_json(_summary(corpus))
+        return
+    columns = zip(*map(_counts, corpus.splits.values()), strict=True)
+    aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
+    console.table(
+        zip(corpus.splits, *aligned, strict=True), ["split", "tokens", "bytes", "words", "lines", "documents"]
+    )
+    print(f"{corpus.name}: {corpus.vocab_size:,} {corpus.tokenizer.unit} symbols, from {corpus.source}")
+    print(f"in {corpus.path}")
+
+
+def _counts(split: corpora.SplitHeader) -> list[str]:
+    documents = split.documents.count if split.documents else None
+    numbers = (split.count, split.num_bytes, split.num_words, split.num_lines, documents)
+    return ["-" if number is None else f"{number:,}" for number in numbers]
+
+
+def _summary(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "name": corpus.name,
+        "path": str(corpus.path),
+        "source": corpus.source,
+        "unit": corpus.tokenizer.unit,
+        "vocab_size": corpus.vocab_size,
+        "mismatches": list(corpus.mismatches),
+        "splits": {
+            name: {
+                "tokens": split.count,
+                "bytes": split.num_bytes,
+                "words": split.num_words,
+                "lines": split.num_lines,
+                "documents": split.documents.count if split.documents else None,
+                "sha256": split.sha256,
+            }
+            for name, split in corpus.splits.items()
+        },
+    }
+
+
+def _print_list(args: Args) -> None:
+    ready = {corpus.name: corpus for corpus in corpora.prepared(args.root)}
+    names = [*CORPORA, *(name for name in ready if name not in CORPORA)]
+    if args.json:
+        console.print_json([_listed(name, ready.get(name)) for name in names])
+        return
+    rows = []
+    for name in names:
+        item = _listed(name, ready.get(name))
+        size = " / ".join(f"{count:,}" for count in item["tokens"]) if item["tokens"] else "-"
+        rows.append([name, item["title"], size, "yes" if item["prepared"] else item["command"]])
+    console.table(rows, ["corpus", "text", "tokens (train / valid / test)", "prepared"])
+    print(f"in {corpora.data_root(args.root)}")
+
+
+def _listed(name: str, corpus: Corpus | None) -> dict[str, Any]:
+    known = CORPORA.get(name)
+    tokens = [split.count for split in corpus.splits.values()] if corpus else None
+    if tokens is None and known is not None and known.tokenizer in known.expected:
+        tokens = list(known.expected[known.tokenizer].sizes)
+    return {
+        "name": name,
+        "title": known.title if known else f"{corpus.tokenizer.unit}s of {corpus.source}" if corpus else "",
+        "tokens": tokens,
+        "prepared": corpus is not None,
+        "path": str(corpus.path) if corpus else None,
+        "command": command_for(name),
+    }

@@ -1,0 +1,79 @@
+"""Read a text once and save what the model remembers of it, to go on from with `mnemo generate --memory`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from mnemo.cli import console, runs
+from mnemo.cli.runs import OpenedRun, Which
+from mnemo.errors import MnemoError
+from mnemo.generate import Reading, TextScore, read
+from mnemo.memory_file import save_memory
+from mnemo.state import nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    run: Annotated[str, tyro.conf.Positional]
+    """A run's folder, or its name under runs/."""
+    text: Annotated[Path, tyro.conf.Positional]
+    """A text file; xz, gz and bz2 are unpacked."""
+    save: Path | None = None
+    """Where to write the memory, such as BOOK.memory; left out, the text is only scored."""
+    memory: Path | None = None
+    """A memory that this command saved before: read on from there."""
+    memory_length: int | None = None
+    """Memory length of the long-range layers; as trained, or as saved, when left out."""
+    which: Which = "best"
+    """The checkpoint with the lowest validation loss, or the last one."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Args) -> int:
+    if args.save is not None and not args.save.absolute().parent.is_dir():
+        raise MnemoError(f"{args.save.absolute().parent} is not a folder")
+    opened = runs.open_with_corpus(args.run, args.which, args.device)
+    text = runs.encode_file(opened.tokenizer, args.text)
+    state, segment = runs.start_state(opened, args.memory, args.memory_length)
+    reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
+    if args.save is not None:
+        vocabulary = runs.vocabulary_digest(opened.tokenizer)
+        save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)
+    answer = _answer(args, opened, reading, score, len(text))
+    console.print_json(answer) if args.json else _print(answer, opened)
+    return 0
+
+
+def _answer(args: Args, opened: OpenedRun, reading: Reading, score: TextScore, num_tokens: int) -> dict[str, Any]:
+    return {
+        "text": str(args.text),
+        "tokens": num_tokens,
+        "tokens_in_all": int(reading.tokens),
+        "loss": score.nats / score.tokens if score.tokens else None,
+        "nats": score.nats,
+        "memory_lengths": list(opened.run.model.memory_lengths(reading.state.state)),
+        "memory_bytes": nbytes(reading),
+        "saved": None if args.save is None else str(args.save),
+    }
+
+
+def _print(answer: dict[str, Any], opened: OpenedRun) -> None:
+    loss = "" if answer["loss"] is None else f", {runs.tell_loss(answer['loss'], opened.unit)}"
+    before = answer["tokens_in_all"] - answer["tokens"]
+    behind = f" behind {before:,} read before" if before else ""
+    print(f"read {answer['tokens']:,} tokens{behind}: {answer['nats']:,.1f} nats{loss}")
+    longest = max(answer["memory_lengths"])
+    reach = f", {longest:,} tokens a layer at most" if longest else ""
+    print(f"memory: {answer['memory_bytes'] / 2**20:.2f} MiB{reach}")
+    if answer["saved"]:
+        print(f"saved {answer['saved']}")
+    else:
+        print("not saved: --save BOOK.memory keeps it", file=sys.stderr)

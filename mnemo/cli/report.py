@@ -1,0 +1,47 @@
+"""One HTML page with the curves, numbers and samples of runs, side by side; it works offline."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mnemo.errors import MnemoError
+from mnemo.report import is_run, write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Run folders, names under runs/, or folders of runs such as runs/demo."""
+    out: Path | None = None
+    """Where the page goes: runs/NAME/report.html for one run, runs/report.html for several."""
+    title: str | None = None
+    """The page's heading."""
+
+
+def run(args: Args) -> int:
+    if not args.runs:
+        raise MnemoError("name at least one run: mnemo report RUN...")
+    folders = [locate(name) for name in args.runs]
+    out = args.out or (folders[0] if len(folders) == 1 else Path("runs")) / "report.html"
+    paths = [path for folder in folders for path in inside(folder)]
+    for note in write_report(paths, out, title=args.title):
+        print(f"mnemo: left out: {note}", file=sys.stderr)
+    print(out)
+    return 0
+
+
+def locate(name: str) -> Path:
+    """A name under runs/ where there is such a run, else the path as given."""
+    named = Path("runs") / name
+    return named if named.is_dir() else Path(name)
+
+
+def inside(folder: Path) -> list[Path]:
+    """The runs in a folder of runs; the folder itself where it is a run, or nothing of the kind."""
+    if is_run(folder) or not folder.is_dir():
+        return [folder]
+    return sorted(path for path in folder.iterdir() if is_run(path)) or [folder]

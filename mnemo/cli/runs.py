@@ -1,0 +1,119 @@
+"""What the verbs that work on a trained run share: opening it with its corpus, and leaving results in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mnemo import __version__
+from mnemo.checkpoint import LoadedRun, open_run, write_json
+from mnemo.cli import console
+from mnemo.data.corpus import Corpus
+from mnemo.data.prepare import load
+from mnemo.data.sources import Part
+from mnemo.data.tokenizers import AnyTokenizer
+from mnemo.errors import MnemoError
+from mnemo.evaluate import bits, perplexity
+from mnemo.generate import AnyState, Reading
+from mnemo.memory_file import load_memory
+
+Which = Literal["best", "last"]
+BITS_PER_SYMBOL = ("byte", "char", "symbol")
+"""Units whose losses are told in bits; others in perplexity."""
+
+
+class OpenedRun(NamedTuple):
+    run: LoadedRun
+    corpus: Corpus
+
+    @property
+    def tokenizer(self) -> AnyTokenizer:
+        return self.corpus.tokenizer
+
+    @property
+    def unit(self) -> str:
+        return self.corpus.tokenizer.unit
+
+
+def open_with_corpus(name: str, which: Which, device: str, *, same_text: bool = False) -> OpenedRun:
+    """A trained run and its corpus. `same_text`: refuse a corpus whose text has changed since, not only its symbols."""
+    run = open_run(name, which, device)
+    corpus = load(run.recipe.data.corpus, show=console.progress)
+    if corpus.vocab_size != run.model.config.vocab_size or corpus.tokenizer.unit != run.corpus.get("unit"):
+        raise MnemoError(f"corpus '{corpus.name}' has another vocabulary than the one {run.path} was trained on")
+    if same_text and run.corpus.get("fingerprint") not in (None, corpus.fingerprint()):
+        print(f"mnemo: warning: corpus '{corpus.name}' has changed since {run.path} was trained on it", file=sys.stderr)
+    return OpenedRun(run, corpus)
+
+
+def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | None) -> tuple[AnyState, int]:
+    """What to go on from, and the segment length: an empty memory, or the one in a file."""
+    model = opened.run.model
+    if memory_length is not None and memory_length < 0:
+        raise MnemoError(f"memory length {memory_length} is negative")
+    if memory is None:
+        return model.init(1, memory_length, cached=True), opened.run.recipe.train.segment
+    loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))
+    if not isinstance(loaded.memory, Reading) or loaded.layout.batch != 1:
+        raise MnemoError(f"{memory} is not what `mnemo read` writes: one text, read to its end")
+    if memory_length is None:
+        return loaded.memory, loaded.layout.segment
+    opened_state = loaded.memory.state
+    resized = opened_state._replace(state=model.resize(opened_state.state, memory_length))
+    return loaded.memory._replace(state=resized), loaded.layout.segment
+
+
+def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:
+    """Token ids (T,); an unknown symbol is an error that names it."""
+    try:
+        ids = tokenizer.encode(text)
+    except MnemoError as error:
+        raise MnemoError(f"{what}: {error}") from None
+    if len(ids) == 0:
+        raise MnemoError(f"{what}: there is no text in it")
+    return torch.from_numpy(ids.astype(np.int64))
+
+
+def encode_file(tokenizer: AnyTokenizer, path: Path) -> Tensor:
+    """Token ids of a text file, compressed or not."""
+    if not path.is_file():
+        raise MnemoError(f"{path} is not a file")
+    return encode(tokenizer, Part(path).read().tobytes(), str(path))
+
+
+def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
+    return hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def result_folder(run: LoadedRun) -> Path | None:
+    """The run's folder for results; None, with a warning, where it cannot be written."""
+    folder = run.path / "results"
+    try:
+        folder.mkdir(exist_ok=True)
+        probe = folder / ".tmp-probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        print(f"mnemo: warning: results are not saved: {error.strerror}: {folder}", file=sys.stderr)
+        return None
+    return folder
+
+
+def save_result(folder: Path, name: str, run: LoadedRun, content: dict[str, Any]) -> Path:
+    """Write one result, `content["kind"]` of it; the same name again replaces it."""
+    path = folder / f"{name}.json"
+    about = {"mnemo_version": __version__, "step": run.step, "corpus": run.corpus.get("name")}
+    write_json(path, about | {"unit": run.corpus.get("unit")} | content)
+    return path
+
+
+def tell_loss(nats: float, unit: str) -> str:
+    """`1.2345 bpc` or `23.45 ppl`."""
+    return f"{bits(nats):.4f} bpc" if unit in BITS_PER_SYMBOL else f"{perplexity(nats):.2f} ppl"

@@ -1,0 +1,134 @@
+"""Train a preset, with any field of its recipe overridden; continue a run, or start from its weights.
+
+    mnemo train --list                              presets, one a line
+    mnemo train PRESET [--name NAME] [overrides]    start a run in runs/NAME
+    mnemo train PRESET --help                       every field that can be overridden, and what it does
+    mnemo train --resume RUN                        go on exactly where the last checkpoint left the run
+    mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
+                                                    without PRESET, with RUN's own recipe
+
+Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
+
+RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C or SIGTERM finishes the step, saves
+and says how to go on (exit code 130 or 143); a second one stops at once. A loss that is not finite ends the run with
+exit code 1 and leaves its last good checkpoint. --json prints the result for programs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from mnemo.checkpoint import RUNS, find_run, read_header
+from mnemo.cli import overrides
+from mnemo.cli.console import print_json
+from mnemo.cli.watching import Watcher, format_loss, watching
+from mnemo.config import to_json
+from mnemo.errors import MnemoError
+from mnemo.presets import listing, preset
+from mnemo.recipe import Recipe
+from mnemo.track import Service, open_tracker
+from mnemo.train import Outcome, create_run, train
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    name: str | None = None
+    """Name of the run; the preset's name and a number when left out."""
+    runs: Path = RUNS
+    """Folder of runs."""
+    from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """Run whose best weights this one starts from."""
+    track: Service = "none"
+    """Also send metrics to a tracking service (pip install 'mnemo-lm[track]')."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    resume: str
+    """Run to go on with."""
+    runs: Path = RUNS
+    """Folder of runs."""
+    track: Service = "none"
+    """Also send metrics to a tracking service."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: mnemo train PRESET [options]\n\n" + (__doc__ or "").strip())
+        return 0
+    if argv == ["--list"]:
+        print("\n".join(f"{name:<28}{text}" for name, text in listing()))
+        return 0
+    if any(word.partition("=")[0] == "--resume" for word in argv):
+        return _resume(argv)
+    return _start(argv)
+
+
+def _resume(argv: list[str]) -> int:
+    default = Resume(resume=tyro.MISSING)
+    args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Go on with a run.")
+    with watching() as watcher:
+        return _run(find_run(args.resume, args.runs), watcher, args)
+
+
+def _start(argv: list[str]) -> int:
+    base, recipe, rest = _base(argv)
+    default = NewRun(recipe=recipe)
+    args = overrides.parse(NewRun, default, rest, prog=f"mnemo train {base}", description=f"Train {base}.")
+    name = args.name or _free_name(args.runs, base.replace("@", "-"))
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
+    source = None if args.from_ is None else find_run(args.from_, args.runs)
+    with watching() as watcher:
+        create_run(args.recipe, args.runs / name, preset=base, source=source, monitor=watcher)
+        return _run(args.runs / name, watcher, args)
+
+
+def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
+    """What the run starts from: a preset, or the recipe of the run that --from names; and the other arguments."""
+    if not argv[0].startswith("-"):
+        return argv[0], preset(argv[0]), argv[1:]
+    source, _ = overrides.take("--from", argv)
+    if source is None:
+        raise MnemoError("name a preset first: mnemo train PRESET [options]; mnemo train --list shows them")
+    runs, _ = overrides.take("--runs", argv)
+    folder = find_run(source, Path(runs or RUNS))
+    return folder.name, read_header(folder).recipe, argv
+
+
+def _free_name(runs: Path, base: str) -> str:
+    return next(name for name in (f"{base}-{i}" for i in count(1)) if not (runs / name).exists())
+
+
+def _run(folder: Path, watcher: Watcher, args: NewRun | Resume) -> int:
+    header = read_header(folder)
+    watcher.unit = str(header.corpus.get("unit"))
+    tracker = open_tracker(args.track, folder, to_json(header.recipe))
+    outcome = train(folder, monitor=watcher, tracker=tracker)
+    if outcome.signal is not None:
+        watcher.note(f"stopped and saved after step {outcome.step:,}; go on with: mnemo train --resume {folder}")
+        return 128 + outcome.signal
+    if args.json:
+        print_json(_summary(outcome))
+        return 0
+    if outcome.best is not None:
+        step, loss = outcome.best
+        print(f"best: {format_loss(loss, watcher.unit)} on valid, after step {step:,} of {outcome.step:,}")
+    print(f"next: mnemo eval {folder}")
+    return 0
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    best = None if outcome.best is None else outcome.best._asdict()
+    return {"run": str(outcome.folder), "step": outcome.step, "best": best}

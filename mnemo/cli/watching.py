@@ -1,0 +1,132 @@
+"""How a terminal, or a log file, follows a training run."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
+
+from mnemo.cli.console import Progress, format_count, format_time
+from mnemo.train import Monitor, Status
+
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Watcher(Monitor, Protocol):
+    unit: str
+    """What a token is: losses of bytes and characters are shown in bits, others as perplexity."""
+
+
+@contextmanager
+def watching(stream: TextIO | None = None) -> Iterator[Watcher]:
+    """A live line on a terminal; elsewhere a plain line every time metrics are written."""
+    output = stream or sys.stderr
+    if not output.isatty():
+        yield _Lines(output)
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns = (
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(bar_width=20),
+        rich_progress.TextColumn("{task.fields[text]}", markup=False),
+    )
+    with rich_progress.Progress(*columns, console=Console(file=output)) as bars:
+        yield _Live(bars)
+
+
+def format_loss(nats: float, unit: str) -> str:
+    if unit in ("byte", "char"):
+        return f"{nats / math.log(2):.4f} bpc"
+    return f"{math.exp(min(nats, 700)):.2f} ppl"
+
+
+def format_status(status: Status, unit: str) -> str:
+    parts = (
+        f"{status.step:,}/{status.steps:,}",
+        format_loss(status.loss, unit),
+        f"lr {status.lr:.2e}",
+        f"{status.tokens_per_second:,.0f} tokens/s",
+        f"{format_time(status.seconds_left)} left",
+    )
+    return "  ".join(parts)
+
+
+def format_evaluation(step: int, loss: float, is_best: bool, unit: str) -> str:
+    return f"step {step:,}: valid {format_loss(loss, unit)}" + (", the best so far" if is_best else "")
+
+
+class _Lines:
+    def __init__(self, output: TextIO) -> None:
+        self.unit = ""
+        self._output = output
+
+    def note(self, line: str) -> None:
+        print(line, file=self._output, flush=True)
+
+    def trained(self, status: Status) -> None:
+        self.note("step " + format_status(status, self.unit))
+
+    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
+        self.note(format_evaluation(step, loss, is_best, self.unit))
+
+    @contextmanager
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Progress]:
+        yield _SlowWork(self, label, total, unit)
+
+
+class _SlowWork:
+    """A line now and then, and none at all where the work is quickly done."""
+
+    def __init__(self, lines: _Lines, label: str, total: float | None, unit: str) -> None:
+        self._lines, self._label, self._total, self._unit = lines, label, total, unit
+        self._done, self._printed = 0.0, time.monotonic()
+
+    def advance(self, count: float = 1, note: str = "") -> None:
+        self._done += count
+        if time.monotonic() - self._printed < SECONDS_BETWEEN_LINES:
+            return
+        self._printed = time.monotonic()
+        self._lines.note(f"{self._label}: {format_count(self._done, self._total, self._unit)} {note}".rstrip())
+
+
+class _Live:
+    def __init__(self, bars: Any) -> None:
+        self.unit = ""
+        self._bars = bars
+        self._training: Any = None
+
+    def note(self, line: str) -> None:
+        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def trained(self, status: Status) -> None:
+        if self._training is None:
+            self._training = self._bars.add_task("training", total=status.steps, text="")
+        self._bars.update(self._training, completed=status.step, text=format_status(status, self.unit))
+
+    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
+        self.note(format_evaluation(step, loss, is_best, self.unit))
+
+    @contextmanager
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Progress]:
+        task = self._bars.add_task(label, total=total, text="")
+        try:
+            yield _Task(self._bars, task, total, unit)
+        finally:
+            self._bars.remove_task(task)
+
+
+class _Task:
+    def __init__(self, bars: Any, task: Any, total: float | None, unit: str) -> None:
+        self._bars, self._task, self._total, self._unit = bars, task, total, unit
+        self._done = 0.0
+
+    def advance(self, count: float = 1, note: str = "") -> None:
+        self._done += count
+        text = format_count(self._done, self._total, self._unit)
+        self._bars.update(self._task, completed=self._done, text=f"{text} {note}".rstrip())

@@ -1,0 +1,1 @@
+"""Models of other implementations, as ours. Outside the core, which never imports this."""

@@ -1,0 +1,90 @@
+"""Where another implementation's tensors lie in our model: one table, read in both directions.
+
+Weights go in through it, weights and gradients come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mnemo.errors import MnemoError, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one foreign tensor lies."""
+
+    parts: tuple[str, ...]
+    """Our tensors, one above the other."""
+    index: int | None = None
+    """Only this entry of our first dimension."""
+    reverse: bool = False
+    """The foreign rows are in reverse order."""
+    shape: tuple[int, ...] | None = None
+    """The foreign shape, where it is not that of the parts."""
+
+    def views(self, ours: Mapping[str, Tensor]) -> list[Tensor]:
+        tensors = [ours[name] for name in self.parts]
+        return tensors if self.index is None else [tensor[self.index] for tensor in tensors]
+
+    def take(self, ours: Mapping[str, Tensor]) -> Tensor:
+        """The foreign tensor, from our values."""
+        values = torch.cat(self.views(ours))
+        values = values.flip(0) if self.reverse else values
+        return values if self.shape is None else values.view(self.shape)
+
+    def put(self, theirs: Tensor, ours: Mapping[str, Tensor]) -> None:
+        """Write the foreign tensor into our tensors."""
+        views = self.views(ours)
+        values = theirs.flip(0) if self.reverse else theirs
+        if self.shape is not None:
+            values = values.reshape(views[0].shape)
+        for view, rows in zip(views, values.split([len(view) for view in views]), strict=True):
+            view.copy_(rows)
+
+    def foreign_shape(self, ours: Mapping[str, Tensor]) -> tuple[int, ...]:
+        if self.shape is not None:
+            return self.shape
+        views = self.views(ours)
+        return (sum(len(view) for view in views), *views[0].shape[1:])
+
+
+Layout = Mapping[str, Place]
+
+
+def put_all(layout: Layout, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors, shaped as in `like`, filled with foreign ones.
+
+    A tied foreign tensor may be given under any of its names, or under several with equal values.
+    """
+    dtype = next(iter(theirs.values())).dtype if theirs else torch.float32
+    ours = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in like.items()}
+    _refuse_strangers(layout, ours)
+    given: dict[Place, str] = {}
+    for name, tensor in theirs.items():
+        place = layout.get(name)
+        if place is None:
+            raise unknown("parameter", name, layout)
+        wanted = place.foreign_shape(ours)
+        if tuple(tensor.shape) != wanted:
+            raise MnemoError(f"parameter '{name}' is {list(tensor.shape)}, its configuration says {list(wanted)}")
+        first = given.setdefault(place, name)
+        if first == name:
+            place.put(tensor, ours)
+        elif not torch.equal(tensor, theirs[first]):
+            raise MnemoError(f"parameters '{first}' and '{name}' are tied, but differ")
+    for name, place in layout.items():
+        if place not in given:
+            raise MnemoError(f"parameter '{name}' is missing")
+    return ours
+
+
+def _refuse_strangers(layout: Layout, ours: Mapping[str, Tensor]) -> None:
+    known = {part for place in layout.values() for part in place.parts}
+    for name in ours:
+        if name not in known:
+            raise MnemoError(f"our '{name}' has no counterpart there")

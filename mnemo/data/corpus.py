@@ -1,0 +1,320 @@
+"""A prepared corpus: a folder with header.json and one memory-mapped file of ids per split.
+
+    NAME/header.json            tokenizer, sizes, checksums
+    NAME/train.bin              ids, little-endian, 1, 2 or 4 bytes each
+    NAME/train.documents.bin    where documents begin (int64), if the text has any
+
+Opening checks the header and the file sizes; taking a split checks its largest id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mnemo.config import from_json, to_json
+from mnemo.data import tokenizers
+from mnemo.data.counting import id_dtype
+from mnemo.data.published import missing
+from mnemo.errors import MnemoError, unknown
+
+FORMAT_VERSION = 1
+HEADER = "header.json"
+SPLITS = ("train", "valid", "test")
+DOCUMENT_DTYPE = np.dtype("<i8")
+_BLOCK = 1 << 24
+_STALE_SECONDS = 24 * 3600
+
+
+def data_root(root: Path | str | None = None) -> Path:
+    """Where prepared corpora live: `root`, else $MNEMO_DATA, else `mnemo` in the user's cache folder."""
+    if root is not None:
+        return Path(root).expanduser()
+    if os.environ.get("MNEMO_DATA"):
+        return Path(os.environ["MNEMO_DATA"]).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "mnemo"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "mnemo"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mnemo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentsHeader:
+    file: str
+    count: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitHeader:
+    file: str
+    dtype: str
+    count: int
+    """Number of ids."""
+    sha256: str
+    num_bytes: int
+    """Bytes of the text, before any were dropped or merged: what bits per byte are counted on."""
+    num_words: int
+    """Words between white space: what word-level perplexity is counted on, together with lines."""
+    num_lines: int
+    documents: DocumentsHeader | None = None
+
+
+@dataclass(frozen=True)
+class Split:
+    name: str
+    ids: np.ndarray
+    documents: np.ndarray | None
+    """Where each document begins, or None for text without documents."""
+    num_bytes: int
+    num_words: int
+    num_lines: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    path: Path
+    name: str
+    tokenizer: tokenizers.AnyTokenizer
+    splits: dict[str, SplitHeader]
+    source: str
+    mismatches: tuple[str, ...] = ()
+    """How the text departs from the published corpus of this name."""
+
+    @classmethod
+    def open(cls, name_or_path: str | Path, root: Path | str | None = None) -> Corpus:
+        """Open a prepared corpus by name, or by the path of its folder."""
+        path = find(name_or_path, root)
+        if path is None:
+            raise missing(str(name_or_path))
+        return _read(path)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    def split(self, name: str) -> Split:
+        """The ids of one split, memory-mapped."""
+        if name not in self.splits:
+            raise unknown(f"split of corpus '{self.name}'", name, self.splits)
+        header = self.splits[name]
+        ids = np.memmap(self.path / header.file, dtype=header.dtype, mode="r")
+        largest = max(int(ids[i : i + _BLOCK].max()) for i in range(0, len(ids), _BLOCK))
+        if largest >= self.vocab_size:
+            raise MnemoError(f"{self.path / header.file}: id {largest} is beyond the vocabulary of {self.vocab_size}")
+        documents = None
+        if header.documents is not None:
+            documents = np.fromfile(self.path / header.documents.file, dtype=DOCUMENT_DTYPE)
+        return Split(name, ids, documents, header.num_bytes, header.num_words, header.num_lines)
+
+    def fingerprint(self) -> str:
+        """A hash of the ids and the vocabulary: a run belongs to the text it was trained on."""
+        parts = {name: [split.sha256, split.count] for name, split in self.splits.items()}
+        text = json.dumps([parts, self.tokenizer.to_json()], sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum with the header's."""
+        for split in self.splits.values():
+            for part in (split, split.documents):
+                if part is not None and _sha256(self.path / part.file) != part.sha256:
+                    raise MnemoError(f"{self.path / part.file} has changed since it was prepared: prepare it again")
+
+
+def find(name_or_path: str | Path, root: Path | str | None = None) -> Path | None:
+    """The folder of a prepared corpus, or None."""
+    if not str(name_or_path):
+        return None
+    for path in (data_root(root) / name_or_path, Path(name_or_path).expanduser()):
+        if (path / HEADER).is_file():
+            return path
+    return None
+
+
+def prepared(root: Path | str | None = None) -> list[Corpus]:
+    """Every readable corpus in the data folder, by name."""
+    folder = data_root(root)
+    found = []
+    for path in sorted(folder.glob(f"*/{HEADER}")) if folder.is_dir() else []:
+        if not path.parent.name.startswith("."):
+            try:
+                found.append(_read(path.parent))
+            except MnemoError:
+                continue
+    return found
+
+
+def _read(path: Path) -> Corpus:
+    header = _read_header(path / HEADER)
+    try:
+        splits = {
+            name: from_json(SplitHeader, data, f"{path / HEADER}: splits.{name}")
+            for name, data in header["splits"].items()
+        }
+        tokenizer = tokenizers.from_json(header["tokenizer"])
+        corpus = Corpus(path, header["name"], tokenizer, splits, header["source"], tuple(header["mismatches"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MnemoError(f"{path / HEADER} is damaged ({error}): prepare the corpus again") from None
+    for split in splits.values():
+        _check_files(path, split, corpus.vocab_size)
+    return corpus
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise MnemoError(f"cannot read {path}: {error}") from None
+    version = header.get("format_version") if isinstance(header, dict) else None
+    if version != FORMAT_VERSION:
+        raise MnemoError(f"{path} has format_version {version}; this version of mnemo reads {FORMAT_VERSION}")
+    return header
+
+
+def _check_files(path: Path, split: SplitHeader, vocab_size: int) -> None:
+    if np.dtype(split.dtype) != id_dtype(vocab_size):
+        raise MnemoError(f"{path / HEADER} is damaged: ids of type {split.dtype} for a vocabulary of {vocab_size}")
+    _check_size(path / split.file, split.count, id_dtype(vocab_size).itemsize)
+    if split.documents is not None:
+        _check_size(path / split.documents.file, split.documents.count, DOCUMENT_DTYPE.itemsize)
+
+
+def _check_size(path: Path, count: int, itemsize: int) -> None:
+    if path.parent.resolve() != path.resolve().parent or not path.is_file():
+        raise MnemoError(f"{path} is missing: prepare the corpus again")
+    if count < 1 or path.stat().st_size != count * itemsize:
+        found = path.stat().st_size
+        raise MnemoError(f"{path} has {found:,} bytes, its header says {count * itemsize:,}: prepare the corpus again")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class IdWriter:
+    """Writes the ids of one split, chunk by chunk, and notes where documents begin."""
+
+    def __init__(self, folder: Path, name: str, vocab_size: int) -> None:
+        self._folder, self._name, self._vocab_size = folder, name, vocab_size
+        self._dtype = id_dtype(vocab_size)
+        self._file = (folder / f"{name}.bin").open("wb")
+        self._sha = hashlib.sha256()
+        self._documents: list[np.ndarray] = []
+        self.count = 0
+
+    def write(self, ids: np.ndarray) -> None:
+        if len(ids) and int(ids.max()) >= self._vocab_size:
+            raise MnemoError(f"{self._name}: id {int(ids.max())} is beyond the vocabulary of {self._vocab_size}")
+        data = np.ascontiguousarray(ids, dtype=self._dtype).data
+        self._file.write(data)
+        self._sha.update(data)
+        self.count += len(ids)
+
+    def begin_documents(self, offsets: np.ndarray) -> None:
+        """Documents begin this many ids after the last one written."""
+        self._documents.append(offsets + self.count)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def finish(self, *, num_bytes: int, num_words: int, num_lines: int) -> SplitHeader:
+        _sync(self._file)
+        return SplitHeader(
+            file=f"{self._name}.bin",
+            dtype=self._dtype.name,
+            count=self.count,
+            sha256=self._sha.hexdigest(),
+            num_bytes=num_bytes,
+            num_words=num_words,
+            num_lines=num_lines,
+            documents=self._write_documents(),
+        )
+
+    def _write_documents(self) -> DocumentsHeader | None:
+        begins = np.unique(np.concatenate([*self._documents, np.zeros(1, dtype=np.int64)]))
+        begins = begins[begins < self.count].astype(DOCUMENT_DTYPE)
+        if len(begins) < 2:
+            return None
+        path = self._folder / f"{self._name}.documents.bin"
+        with path.open("wb") as file:
+            file.write(begins.data)
+            _sync(file)
+        return DocumentsHeader(file=path.name, count=len(begins), sha256=_sha256(path))
+
+
+def write_header(
+    folder: Path,
+    *,
+    name: str,
+    source: str,
+    tokenizer: tokenizers.AnyTokenizer,
+    splits: dict[str, SplitHeader],
+    mismatches: tuple[str, ...] = (),
+) -> None:
+    header = {
+        "format_version": FORMAT_VERSION,
+        "name": name,
+        "source": source,
+        "mismatches": list(mismatches),
+        "splits": {key: to_json(split) for key, split in splits.items()},
+        "tokenizer": tokenizer.to_json(),
+    }
+    with (folder / HEADER).open("w", encoding="utf-8") as file:
+        json.dump(header, file, indent=1)
+        _sync(file)
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of `target` when all went well, and vanishes otherwise."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(target)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        yield folder
+        folder.chmod(0o755)
+        _swap_in(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _swap_in(folder: Path, target: Path) -> None:
+    """Rename, and again where another process put its own folder there in the meantime."""
+    old = folder.with_suffix(".old")
+    for last in (False, False, True):
+        shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            target.rename(old)
+        try:
+            folder.rename(target)
+            break
+        except OSError:
+            if last:
+                raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_stale(target: Path) -> None:
+    """Folders that a killed process left behind."""
+    for path in target.parent.glob(f".{target.name}.*"):
+        if path.suffix in (".partial", ".old") and time.time() - path.stat().st_mtime > _STALE_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,453 @@
+"""Bytes, characters, words and byte-pair pieces: text to ids and back.
+
+Vocabularies are sorted by frequency, ties by first occurrence, which is what adaptive softmax relies on.
+A tokenizer is plain data: `to_json` writes it into a corpus header, `from_json` checks and reads it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from mnemo.data.counting import NUM_CODE_POINTS, SymbolCounter, id_dtype
+from mnemo.errors import MnemoError, unknown
+
+Unit = Literal["byte", "char", "word", "bpe"]
+REPLACEMENT = "\ufffd"
+T = TypeVar("T")
+_BPE_CUTS = re.compile(r"(?<=\n)(?= \S)|(?<=\S\n)(?=\S)")
+"""Places where byte-level BPE never merges across, so that long texts can be encoded line by line."""
+_BPE_BATCH = 1000
+
+
+class Decoder(Protocol):
+    """Turns ids into text while they are generated; text that is not complete yet waits inside."""
+
+    def feed(self, ids: Iterable[int]) -> str: ...
+    def finish(self) -> str: ...
+
+
+class Tokenizer(Protocol):
+    @property
+    def unit(self) -> Unit: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str | bytes) -> np.ndarray: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def decoder(self) -> Decoder: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def decode_all(decoder: Decoder, ids: Iterable[int]) -> str:
+    return decoder.feed(ids) + decoder.finish()
+
+
+def as_text(text: str | bytes) -> str:
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MnemoError(f"text is not UTF-8: byte {text[error.start]:#04x} at offset {error.start}") from None
+
+
+def _known(symbols: Sequence[Any], index: int) -> Any:
+    if not 0 <= index < len(symbols):
+        raise MnemoError(f"token id {index} is beyond the vocabulary of {len(symbols)}")
+    return symbols[index]
+
+
+class _BytesDecoder:
+    """UTF-8 text of symbols that stand for bytes; a character cut in two waits for its rest."""
+
+    def __init__(self, symbols: Sequence[bytes]) -> None:
+        self._symbols = symbols
+        self._codec = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, ids: Iterable[int]) -> str:
+        return self._codec.decode(b"".join(_known(self._symbols, int(i)) for i in ids))
+
+    def finish(self) -> str:
+        return self._codec.decode(b"", final=True)
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    symbols: bytes = bytes(range(256))
+    """The byte of each id."""
+    dropped: bytes = b""
+    """Bytes that leave no token (the published enwik8 has no newlines)."""
+
+    unit = "byte"
+
+    @classmethod
+    def train(cls, chunks: Iterable[np.ndarray], dropped: bytes = b"") -> ByteTokenizer:
+        """A vocabulary of the bytes that occur."""
+        counter = SymbolCounter(256)
+        for chunk in chunks:
+            counter.add(chunk)
+        return cls(bytes(symbol for symbol in counter.ranked() if symbol not in dropped), dropped)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.symbols)
+
+    @cached_property
+    def _ids(self) -> np.ndarray:
+        """Id of each byte; -1 unknown, -2 dropped."""
+        table = np.full(256, -1, dtype=np.int16)
+        table[list(self.dropped)] = -2
+        table[list(self.symbols)] = np.arange(len(self.symbols))
+        return table
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        data = text.encode("utf-8") if isinstance(text, str) else text
+        codes = np.frombuffer(data, dtype=np.uint8)
+        if self == ByteTokenizer():
+            return codes
+        ids = self._ids[codes]
+        if (ids == -1).any():
+            at = int(np.argmax(ids == -1))
+            raise MnemoError(
+                f"byte {codes[at]:#04x} at offset {at} is not in the vocabulary of {self.vocab_size} bytes"
+            )
+        return ids[ids >= 0].astype(id_dtype(self.vocab_size))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return decode_all(self.decoder(), ids)
+
+    def decoder(self) -> Decoder:
+        return _BytesDecoder([bytes([symbol]) for symbol in self.symbols])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"unit": self.unit, "symbols": list(self.symbols), "dropped": list(self.dropped)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ByteTokenizer:
+        symbols, dropped = (_bytes_field(data, name) for name in ("symbols", "dropped"))
+        _require(len(set(symbols)) == len(symbols) > 0 and not set(symbols) & set(dropped), "its bytes repeat")
+        return cls(symbols, dropped)
+
+
+@dataclass(frozen=True)
+class CharTokenizer:
+    symbols: str
+    """The character of each id."""
+    unknown: bool = False
+    """Give unknown characters the last id instead of an error."""
+
+    unit = "char"
+
+    @classmethod
+    def train(cls, chunks: Iterable[str], unknown: bool = False) -> CharTokenizer:
+        counter = SymbolCounter(NUM_CODE_POINTS)
+        for chunk in chunks:
+            counter.add(_code_points(chunk))
+        return cls("".join(map(chr, counter.ranked())), unknown)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.symbols) + self.unknown
+
+    @cached_property
+    def _ids(self) -> np.ndarray:
+        table = np.full(NUM_CODE_POINTS, len(self.symbols) if self.unknown else -1, dtype=np.int32)
+        table[_code_points(self.symbols)] = np.arange(len(self.symbols))
+        return table
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        text = as_text(text)
+        ids = self._ids[_code_points(text)]
+        if (ids < 0).any():
+            at = int(np.argmax(ids < 0))
+            raise MnemoError(
+                f"character {text[at]!r} at position {at} is not in the vocabulary of {self.vocab_size} characters"
+            )
+        return ids.astype(id_dtype(self.vocab_size))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return decode_all(self.decoder(), ids)
+
+    def decoder(self) -> Decoder:
+        return _CharDecoder(self.symbols + REPLACEMENT * self.unknown)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"unit": self.unit, "symbols": self.symbols, "unknown": self.unknown}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CharTokenizer:
+        symbols = _field(data, "symbols", str)
+        _require(0 < len(set(symbols)) == len(symbols), "its characters repeat")
+        return cls(symbols, _field(data, "unknown", bool))
+
+
+class _CharDecoder:
+    def __init__(self, symbols: str) -> None:
+        self._symbols = symbols
+
+    def feed(self, ids: Iterable[int]) -> str:
+        return "".join(_known(self._symbols, int(i)) for i in ids)
+
+    def finish(self) -> str:
+        return ""
+
+
+def _code_points(text: str) -> np.ndarray:
+    try:
+        return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+    except UnicodeEncodeError as error:
+        raise MnemoError(f"text has a lone surrogate at position {error.start}: it is not valid Unicode") from None
+
+
+class _Index(dict[str, int]):
+    """Ids of words; `unknown` is the id of any other word, or None to refuse it."""
+
+    unknown: int | None = None
+
+    def __missing__(self, word: str) -> int:
+        if self.unknown is None:
+            raise MnemoError(f"the word {word!r} is not in the vocabulary of {len(self)} words")
+        return self.unknown
+
+
+@dataclass(frozen=True)
+class WordTokenizer:
+    words: tuple[str, ...]
+    end: str | None = "<eos>"
+    """The word that stands for a line's end."""
+    both_ends: bool = False
+    """Put `end` before each line as well (One Billion Word)."""
+    unknown: str | None = None
+    """The word that stands for words outside the vocabulary; an error when left out."""
+    lower: bool = False
+
+    unit = "word"
+
+    @classmethod
+    def train(
+        cls,
+        chunks: Iterable[str],
+        *,
+        end: str | None = "<eos>",
+        both_ends: bool = False,
+        unknown: str | None = None,
+        lower: bool = False,
+        limit: int | None = None,
+    ) -> WordTokenizer:
+        """Special words first, then the others by frequency; at most `limit` in all."""
+        counts: Counter[str] = Counter()
+        for chunk in chunks:
+            counts.update((chunk.lower() if lower else chunk).split())
+        special = [word for word in (end, unknown if unknown not in counts else None) if word is not None]
+        ranked = [word for word, _ in counts.most_common() if word not in special]
+        words = (special + ranked)[:limit]
+        if unknown is not None and unknown not in words:
+            words[-1] = unknown
+        return cls(tuple(words), end, both_ends, unknown, lower)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def _ids(self) -> _Index:
+        index = _Index((word, i) for i, word in enumerate(self.words))
+        index.unknown = None if self.unknown is None else index[self.unknown]
+        return index
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Ids of the text; every newline ends a line, so text without a last newline leaves its line open."""
+        return self.encode_lines(text)[0]
+
+    def encode_lines(self, text: str | bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of the text, and where each line begins."""
+        text = as_text(text).replace("\r\n", "\n").replace("\r", "\n")
+        *lines, rest = (text.lower() if self.lower else text).split("\n")
+        words: list[str] = []
+        begins = []
+        for line in lines:
+            begins.append(len(words))
+            self._add(words, line)
+            if self.end is not None:
+                words.append(self.end)
+        if rest.strip():
+            begins.append(len(words))
+            self._add(words, rest)
+        ids = np.fromiter(map(self._ids.__getitem__, words), id_dtype(self.vocab_size), count=len(words))
+        return ids, np.array(begins, dtype=np.int64)
+
+    def _add(self, words: list[str], line: str) -> None:
+        if self.both_ends and self.end is not None:
+            words.append(self.end)
+        words.extend(line.split())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return decode_all(self.decoder(), ids)
+
+    def decoder(self) -> Decoder:
+        return _WordDecoder(self.words, self.end, self.both_ends)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "words": list(self.words),
+            "end": self.end,
+            "both_ends": self.both_ends,
+            "unknown": self.unknown,
+            "lower": self.lower,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> WordTokenizer:
+        words, end, unknown_word = _field(data, "words", list), data.get("end"), data.get("unknown")
+        _require(all(isinstance(word, str) for word in words), "its words are not text")
+        _require(0 < len(set(words)) == len(words), "its words repeat")
+        _require(all(word is None or word in words for word in (end, unknown_word)), "a special word is missing")
+        both_ends, lower = (_field(data, name, bool) for name in ("both_ends", "lower"))
+        return cls(tuple(words), end, both_ends, unknown_word, lower)
+
+
+class _WordDecoder:
+    """Words between blanks; the end word becomes a newline."""
+
+    def __init__(self, words: Sequence[str], end: str | None, both_ends: bool) -> None:
+        self._words, self._end, self._both_ends = words, end, both_ends
+        self._at_line_start = True
+
+    def feed(self, ids: Iterable[int]) -> str:
+        return "".join(self._text(_known(self._words, int(i))) for i in ids)
+
+    def _text(self, word: str) -> str:
+        if word == self._end:
+            opens_line = self._both_ends and self._at_line_start
+            self._at_line_start = True
+            return "" if opens_line else "\n"
+        before = "" if self._at_line_start else " "
+        self._at_line_start = False
+        return before + word
+
+    def finish(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class BPETokenizer:
+    """Byte-level byte-pair encoding by the `tokenizers` library."""
+
+    model: str
+    """The library's own JSON description."""
+
+    unit = "bpe"
+
+    @classmethod
+    def train(cls, chunks: Iterable[str], vocab_size: int) -> BPETokenizer:
+        if vocab_size < 256:
+            raise MnemoError(f"a byte-level BPE vocabulary needs at least 256 pieces, not {vocab_size}")
+        library = _bpe_library()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            initial_alphabet=sorted(_byte_letters()),
+            special_tokens=[],
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(chunks, trainer)
+        return cls(tokenizer.to_str())
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            return _bpe_library().Tokenizer.from_str(self.model)
+        except MnemoError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise MnemoError(f"not a tokenizer of the 'tokenizers' library: {error}") from None
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        letters = _byte_letters()
+        pieces = (self._tokenizer.id_to_token(i) for i in range(self.vocab_size))
+        return [bytes(letters[letter] for letter in piece) for piece in pieces]
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        lines = _BPE_CUTS.split(as_text(text))
+        batches = (lines[i : i + _BPE_BATCH] for i in range(0, len(lines), _BPE_BATCH))
+        encodings = (encoding for batch in batches for encoding in self._tokenizer.encode_batch_fast(batch))
+        return np.array([i for encoding in encodings for i in encoding.ids], dtype=id_dtype(self.vocab_size))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return decode_all(self.decoder(), ids)
+
+    def decoder(self) -> Decoder:
+        return _BytesDecoder(self._pieces)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"unit": self.unit, "model": json.loads(self.model)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> BPETokenizer:
+        return cls(json.dumps(_field(data, "model", dict), ensure_ascii=False))
+
+
+def _bpe_library() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise MnemoError("BPE needs the 'tokenizers' library: pip install 'mnemo-lm[bpe]'") from None
+    return tokenizers
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter by which byte-level BPE writes each byte: itself where printable, else one from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+AnyTokenizer = ByteTokenizer | CharTokenizer | WordTokenizer | BPETokenizer
+_KINDS = {kind.unit: kind for kind in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer)}
+
+
+def from_json(data: Any) -> AnyTokenizer:
+    """The tokenizer that `to_json` described; anything else is one clear error."""
+    if not isinstance(data, dict):
+        raise MnemoError("tokenizer: expected an object")
+    if data.get("unit") not in _KINDS:
+        raise unknown("tokenizer unit", str(data.get("unit")), _KINDS)
+    return _KINDS[data["unit"]].from_json(data)
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise MnemoError(f"the tokenizer's description is damaged: {problem}")
+
+
+def _field(data: dict[str, Any], name: str, kind: type[T]) -> T:
+    value = data.get(name)
+    if not isinstance(value, kind):
+        raise MnemoError(f"the tokenizer's description is damaged: '{name}' is missing or of a wrong type")
+    return value
+
+
+def _bytes_field(data: dict[str, Any], name: str) -> bytes:
+    values = _field(data, name, list)
+    _require(all(type(value) is int and 0 <= value < 256 for value in values), f"'{name}' are not bytes")
+    return bytes(values)

@@ -1,0 +1,350 @@
+"""The Compressive Transformer's memory (Rae et al., 2020): what leaves the memory is compressed, not forgotten.
+
+A layer attends to [compressed memory ; memory ; segment], one position a slot. The rows that fall out of the memory
+are compressed `ratio` to one. Neither memory carries gradient, so the compression learns from a loss of its own: that
+attention to the compressed rows resembles attention to the rows themselves, or that a decoder can rebuild them.
+
+Shapes: B batch, L segment, M memory slots, C compressed slots, Q queued rows, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemo.errors import MnemoError
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest
+from mnemo.memory.queue import leaving, take_rows
+from mnemo.ops import Attended
+
+Function = Literal["conv", "dilated", "mean", "max", "most_used"]
+LEARNED = ("conv", "dilated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressive:
+    length: int = 512
+    """Slots of the memory."""
+    compressed: int = 512
+    """Slots of the compressed memory; 0 forgets instead, which is Transformer-XL."""
+    ratio: int = 4
+    """Rows that become one."""
+    function: Function = "conv"
+    """How: a convolution, a stack of dilated ones, pooling, or keeping the rows that were attended to most."""
+    loss: Literal["attention", "autoencoding", "none"] = "attention"
+    """What a learned function is trained on."""
+    remainder: Literal["wait", "drop"] = "wait"
+    """Rows that do not fill a block wait for the next ones, or are lost (as published)."""
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.compressed < 0 or self.ratio < 1:
+            raise ValueError(f"memory {self.length}, compressed memory {self.compressed} and ratio {self.ratio}")
+        if self.function == "dilated" and self.ratio & (self.ratio - 1):
+            raise ValueError(f"dilated compression halves at each level: a ratio of {self.ratio} is no power of two")
+
+    @property
+    def grouped(self) -> bool:
+        return False
+
+    def published(self) -> Compressive:
+        return Compressive(**{**vars(self), "remainder": "drop"})
+
+    def check(self, model: Any) -> None:
+        pass
+
+    def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
+        (layer,) = layers
+        return CompressiveStage(self, layer)
+
+
+class CompressiveState(NamedTuple):
+    hidden: Tensor
+    """(B, M, D) the layer's last inputs, newest last"""
+    length: Tensor
+    """(B,) valid slots, right-aligned"""
+    compressed: Tensor
+    """(B, C, D), newest last"""
+    compressed_length: Tensor
+    """(B,) valid slots, right-aligned"""
+    waiting: Tensor
+    """(B, ratio - 1, D) rows that left the memory and fill no block yet, oldest first"""
+    waiting_length: Tensor
+    """(B,) valid rows, left-aligned"""
+    usage: Tensor
+    """(B, M, 2) attention that each slot received, and how many queries could give it; (B, M, 0) where nobody asks"""
+    waiting_usage: Tensor
+    """Likewise of the waiting rows"""
+
+
+class _Compress(nn.Module):
+    """(B, blocks * ratio, D) -> (B, blocks, D), by pooling or convolution."""
+
+    def __init__(self, config: Compressive, dim: int) -> None:
+        super().__init__()
+        self.config, self.convolutions = config, nn.ModuleList()
+        self.decoder = None
+        if not config.compressed:
+            return
+        if config.function == "conv":
+            self.convolutions.append(nn.Conv1d(dim, dim, config.ratio, config.ratio))
+        if config.function == "dilated":
+            levels = config.ratio.bit_length() - 1
+            self.convolutions.extend(nn.Conv1d(dim, dim, 2, dilation=2**level) for level in range(levels))
+        if config.loss == "autoencoding" and config.function in LEARNED:
+            self.decoder = nn.ConvTranspose1d(dim, dim, config.ratio, config.ratio)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Every block on its own, so that a block's result does not depend on what it is compressed with."""
+        batch, length, dim = rows.shape
+        blocks = rows.reshape(-1, self.config.ratio, dim).transpose(1, 2)  # (B * blocks, D, ratio)
+        if self.config.function == "max":
+            out = blocks.amax(-1)
+        elif self.config.function == "mean":
+            out = blocks.mean(-1)
+        else:
+            for number, convolution in enumerate(self.convolutions):
+                blocks = convolution(F.relu(blocks) if number else blocks)
+            out = blocks.squeeze(-1)
+        return out.view(batch, length // self.config.ratio, dim)
+
+    def rebuild(self, compressed: Tensor) -> Tensor:
+        assert self.decoder is not None
+        return self.decoder(compressed.transpose(1, 2)).transpose(1, 2)
+
+
+class _Queue(NamedTuple):
+    """Rows that left the memory, oldest first, those that waited included."""
+
+    rows: Tensor
+    """(B, Q, D)"""
+    usage: Tensor
+    """(B, Q, 2) or (B, Q, 0)"""
+    length: Tensor
+    """(B,) valid rows, left-aligned"""
+
+
+class CompressiveStage(nn.Module):
+    def __init__(self, config: Compressive, layer: nn.Module) -> None:
+        super().__init__()
+        self.config = config
+        self.layer: Layer = layer  # type: ignore[assignment]
+        self.compress = _Compress(config, self.layer.dim)
+
+    def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> CompressiveState:
+        config, dim = self.config, like.shape[-1]
+        tracked = 2 if config.function == "most_used" else 0
+
+        def valid(count: int) -> Tensor:
+            return torch.full((batch,), count if full else 0, device=like.device)
+
+        return CompressiveState(
+            like.new_zeros(batch, length, dim),
+            valid(length),
+            like.new_zeros(batch, config.compressed, dim),
+            valid(config.compressed),
+            like.new_zeros(batch, config.ratio - 1, dim),
+            valid(0),
+            like.new_zeros(batch, length, tracked),
+            like.new_zeros(batch, config.ratio - 1, tracked),
+        )
+
+    def forward(self, x: Tensor, state: CompressiveState, segment: Segment) -> tuple[Tensor, CompressiveState]:
+        keys, values = self.layer.keys_values(torch.cat([state.compressed, state.hidden, x], 1))
+        context, received = self.attend(x, keys, values, state, 0, segment)
+        used = torch.full_like(state.length, x.shape[1]) if segment.lengths is None else segment.lengths
+        after = self.write(x, state, used, received, segment if self.training else None)
+        return self.layer.finish(x, context), after
+
+    def attend(
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        state: CompressiveState,
+        count: int,
+        segment: Segment,
+    ) -> tuple[Tensor, Tensor]:
+        """Contexts of rows x that follow `count` others, and the attention that memory and segment received."""
+        slots = self.slots(state)
+        num_keys = slots + count + x.shape[1]
+        relation = segment.relation(self.layer, num_keys, segment.ahead)
+        lengths = state.compressed_length + state.length + count + x.shape[1]
+        tracked = state.usage.shape[-1] > 0
+        record: list[Attended] | None = [] if tracked else segment.record
+        context, _ = self.layer.attend(x, keys, values, Scope(relation, segment.mask(slots), lengths, record=record))
+        if not tracked or record is None:
+            return context, state.usage.new_zeros(len(x), num_keys - state.compressed.shape[1], 0)
+        if segment.record is not None:
+            segment.record.extend(record)
+        return context, _received(record[-1].probabilities, segment.lengths, state.compressed.shape[1])
+
+    def write(
+        self, x: Tensor, state: CompressiveState, used: Tensor, received: Tensor, learn: Segment | None = None
+    ) -> CompressiveState:
+        """The state after the first used[b] rows of x (B, L, D); `learn` takes the compression's loss."""
+        num_slots, num_new = state.hidden.shape[1], x.shape[1]
+        rows = torch.cat([state.hidden, x.detach()], 1)
+        usage = F.pad(state.usage, (0, 0, 0, num_new)) + received
+        after = state._replace(
+            hidden=keep_newest(rows, num_slots, used, num_new, 1),
+            length=(state.length + used).clamp(max=num_slots),
+            usage=keep_newest(usage, num_slots, used, num_new, 1),
+        )
+        if not self.config.compressed:
+            return after
+        return self._push(after, self._leave(rows, usage, state, used), x, learn)
+
+    def _leave(self, rows: Tensor, usage: Tensor, state: CompressiveState, used: Tensor) -> _Queue:
+        """Waiting rows, then what a segment pushes out of the memory."""
+        num_slots = state.hidden.shape[1]
+        index, length = leaving(
+            state.waiting, state.waiting_length, state.length, used, num_slots, rows.shape[1] - num_slots
+        )
+        return _Queue(
+            take_rows(torch.cat([state.waiting, rows], 1), index),
+            take_rows(torch.cat([state.waiting_usage, usage], 1), index),
+            length,
+        )
+
+    def _push(self, state: CompressiveState, queue: _Queue, x: Tensor, learn: Segment | None) -> CompressiveState:
+        """Compress the queue's whole blocks; what is left over waits, or is lost."""
+        ratio, most = self.config.ratio, queue.rows.shape[1] // self.config.ratio
+        blocks = queue.length // ratio
+        old = queue.rows[:, : most * ratio]
+        if self.config.function == "most_used":
+            new = _most_used(old, queue.usage[:, : most * ratio], blocks, ratio)
+        else:
+            new = self.compress(old)
+            if learn is not None and self.config.function in LEARNED and self.config.loss != "none":
+                learn.add_loss("compression", self._loss(x.detach(), old, new, blocks))
+        left = queue.length - blocks * ratio if self.config.remainder == "wait" else torch.zeros_like(blocks)
+        place = torch.arange(ratio - 1, device=x.device)
+        index = (blocks[:, None] * ratio + place).clamp(max=queue.rows.shape[1] - 1)
+        gone = (place >= left[:, None])[..., None]
+        return state._replace(
+            compressed=keep_newest(torch.cat([state.compressed, new], 1), state.compressed.shape[1], blocks, most, 1),
+            compressed_length=(state.compressed_length + blocks).clamp(max=state.compressed.shape[1]),
+            waiting=take_rows(queue.rows, index).masked_fill(gone, 0),
+            waiting_length=left,
+            waiting_usage=take_rows(queue.usage, index).masked_fill(gone, 0),
+        )
+
+    def _loss(self, x: Tensor, old: Tensor, new: Tensor, blocks: Tensor) -> Tensor:
+        """Mean squared error over the rows of the batch that compressed anything."""
+        ratio, some = self.config.ratio, blocks > 0
+        if self.config.loss == "autoencoding":
+            place = torch.arange(old.shape[1], device=x.device)
+            error = (self.compress.rebuild(new) - old).square().mean(-1)
+            error = (error * (place < blocks[:, None] * ratio)).sum(-1) / (blocks * ratio).clamp(min=1)
+        else:
+            kept = blocks.clamp(min=1)
+            target = self.layer.content_attention(x, old, kept * ratio).detach()
+            error = (self.layer.content_attention(x, new, kept) - target).square().mean((1, 2))
+        return (error * some).sum() / some.sum().clamp(min=1)
+
+    def slots(self, state: CompressiveState) -> int:
+        return state.compressed.shape[1] + state.hidden.shape[1]
+
+    def ahead(self, state: CompressiveState) -> int:
+        return 0
+
+    def resize(self, state: CompressiveState, length: int) -> CompressiveState:
+        if length > state.hidden.shape[1] and bool((state.compressed_length > 0).any()):
+            raise MnemoError("a memory that has begun to compress cannot grow: what it would hold is compressed")
+        return state._replace(
+            hidden=fit_slots(state.hidden, length, 1),
+            length=state.length.clamp(max=length),
+            usage=fit_slots(state.usage, length, 1),
+        )
+
+    def window(self, state: CompressiveState, segment: int) -> CompressiveWindow:
+        return CompressiveWindow(self, state, segment)
+
+
+def _received(probabilities: Tensor, used: Tensor | None, first: int) -> Tensor:
+    """Attention (mean of heads) that keys from `first` on got from the first used[b] queries, and from how many."""
+    by_key = probabilities.detach().mean(1)[..., first:]  # (B, L, M + L)
+    if used is not None:
+        by_key = by_key * (torch.arange(by_key.shape[1], device=used.device) < used[:, None])[..., None]
+    return torch.stack([by_key.sum(1), (by_key > 0).sum(1).to(by_key.dtype)], -1)
+
+
+def _most_used(rows: Tensor, usage: Tensor, blocks: Tensor, ratio: int) -> Tensor:
+    """The blocks[b] rows with the highest mean attention among the first blocks[b] * ratio, in their order."""
+    place = torch.arange(rows.shape[1], device=rows.device).expand(len(rows), -1)
+    mean = usage[..., 0] / usage[..., 1].clamp(min=1)
+    mean = mean.masked_fill(place >= blocks[:, None] * ratio, -1)
+    rank = mean.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    kept = torch.where(rank < blocks[:, None], place, rows.shape[1]).sort(1).values[:, : rows.shape[1] // ratio]
+    return take_rows(rows, kept.clamp(max=rows.shape[1] - 1))
+
+
+class CompressiveOpen(NamedTuple):
+    hidden: Tensor
+    """(B, T, D)"""
+    keys: Tensor
+    values: Tensor
+    """(B, H, T, d) each"""
+    received: Tensor
+    """(B, M + L, 2) or (B, M + L, 0)"""
+
+
+class CompressiveWindow:
+    """Keys and values of [compressed ; memory ; open segment], and the inputs that will be written."""
+
+    def __init__(self, stage: CompressiveStage, state: CompressiveState, segment: int) -> None:
+        self.stage, self.segment = stage, segment
+        self._begin(state)
+
+    def _begin(self, state: CompressiveState) -> None:
+        self.state = state
+        memory = torch.cat([state.compressed, state.hidden], 1)
+        self.keys, self.values = self.stage.layer.keys_values(F.pad(memory, (0, 0, 0, self.segment)))
+        self.keys, self.values = self.keys.contiguous(), self.values.contiguous()
+        batch, slots, dim = state.hidden.shape
+        self.hidden = memory.new_zeros(batch, self.segment, dim)
+        self.received = memory.new_zeros(batch, slots + self.segment, state.usage.shape[-1])
+
+    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        begin = self.stage.slots(self.state) + count
+        end = begin + x.shape[1]
+        self.keys[:, :, begin:end], self.values[:, :, begin:end] = self.stage.layer.keys_values(x)
+        self.hidden[:, count : count + x.shape[1]] = x
+        keys, values = self.keys[:, :, :end], self.values[:, :, :end]
+        context, received = self.stage.attend(x, keys, values, self.state, count, segment)
+        self.received[:, : received.shape[1]] += received
+        return self.stage.layer.finish(x, context)
+
+    def commit(self) -> None:
+        used = torch.full_like(self.state.length, self.segment)
+        self._begin(self.stage.write(self.hidden, self.state, used, self.received))
+
+    def close(self) -> CompressiveState:
+        return CompressiveState(*(leaf.clone() for leaf in self.state))
+
+    def open(self, length: int) -> CompressiveOpen:
+        begin = self.stage.slots(self.state)
+        hidden = self.hidden[:, :length].contiguous().clone()
+        keys, values = (part[:, :, begin : begin + length].contiguous().clone() for part in (self.keys, self.values))
+        return CompressiveOpen(hidden, keys, values, self.received.clone())
+
+    def reopen(self, opened: CompressiveOpen, count: int) -> None:
+        begin = self.stage.slots(self.state)
+        self.hidden[:, :count] = opened.hidden[:, :count]
+        self.keys[:, :, begin : begin + count] = opened.keys[:, :, :count]
+        self.values[:, :, begin : begin + count] = opened.values[:, :, :count]
+        self.received = opened.received.clone()
+
+    def select(self, rows: Tensor) -> CompressiveWindow:
+        rows = rows.to(self.hidden.device)
+        other = object.__new__(CompressiveWindow)
+        other.stage, other.segment = self.stage, self.segment
+        other.state = CompressiveState(*(leaf.index_select(0, rows) for leaf in self.state))
+        other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+        other.hidden, other.received = self.hidden.index_select(0, rows), self.received.index_select(0, rows)
+        return other

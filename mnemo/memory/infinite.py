@@ -1,0 +1,469 @@
+"""infinity-former's memory (Martins et al., 2022): the far past as a continuous signal of fixed size.
+
+A layer keeps a short-term memory like Transformer-XL's. Blocks of rows that leave it are fitted, by ridge regression
+on Gaussian basis functions, to a signal on [0, 1]: the old signal is contracted to [0, tau], the new block takes the
+rest. Every query reads the signal with a Gaussian density of its own. Where memories are sticky, the old signal is
+sampled more densely where it was attended to.
+
+A block is fitted at the beginning of the segment after it has left, so that its gate has a gradient.
+Shapes: B batch, L segment, M slots, T rows of a block, N basis functions, S samples, D model width, H heads, d head.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest
+from mnemo.memory.queue import leaving, take_rows
+from mnemo.state import tree_zip
+
+BINS = 128
+"""Of [0, 1], for the places that sticky memories sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infinite:
+    length: int = 512
+    """Slots of the short-term memory."""
+    basis: int = 512
+    """Basis functions of the signal; half as many centres, each with both widths."""
+    widths: tuple[float, ...] = (0.01, 0.05)
+    block: int = 512
+    """Rows that are fitted together."""
+    samples: int = 512
+    """Points at which the old signal is read before it is contracted."""
+    tau: float = 0.75
+    """Share of [0, 1] that the old signal keeps."""
+    ridge: float = 1.0
+    min_variance: float = 1e-6
+    """Of the density a query reads with."""
+    sticky: bool = False
+    gate: Literal["none", "layer", "shared"] = "none"
+    """Filter blocks by a convolution and a sigmoid: one for every layer, or one for all."""
+    kl_weight: float = 1e-6
+    kl_deviation: float = 0.05
+    """Deviation of the density that the regulariser prefers."""
+    kl_mean: float | None = None
+    """Mean that it prefers; free when left out (the published configurations pull it to -1)."""
+    exact_padding: bool = True
+    """Pad the refit evenly; the published spacing has a slip in its denominator."""
+    seed: int = 0
+    """Of the sticky samples, which also depend on how often a row has sampled."""
+
+    def __post_init__(self) -> None:
+        if self.basis % len(self.widths) or min(self.length, self.basis, self.block, self.samples) < 1:
+            raise ValueError(f"{self.basis} basis functions of {len(self.widths)} widths, blocks of {self.block}")
+        if not 0 < self.tau < 1:
+            raise ValueError(f"tau = {self.tau} must lie between 0 and 1")
+
+    @property
+    def grouped(self) -> bool:
+        return self.gate == "shared"
+
+    def published(self) -> Infinite:
+        return replace(self, exact_padding=False, kl_mean=-1.0)
+
+    def check(self, model: Any) -> None:
+        pass
+
+    def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
+        return InfiniteStage(self, layers)
+
+
+class Basis(NamedTuple):
+    """Constants of the regression; float64 until they are used."""
+
+    centres: Tensor
+    widths: Tensor
+    """(N,) each"""
+    first: Tensor
+    """(T, N): a block alone"""
+    refit: Tensor
+    """(S + T, N): the contracted old signal, then a block"""
+    samples: Tensor
+    """(S, N): the basis at S even points"""
+
+
+def density(t: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    return torch.exp(-0.5 * ((t - mean) / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+
+
+@functools.lru_cache(maxsize=8)
+def make_basis(config: Infinite) -> Basis:
+    kinds = len(config.widths)
+    centres = torch.linspace(0, 1, config.basis // kinds, dtype=torch.float64).repeat_interleave(kinds)
+    widths = torch.tensor(config.widths, dtype=torch.float64).repeat(config.basis // kinds)
+
+    def at(points: Tensor) -> Tensor:
+        return density(points[:, None], centres, widths)
+
+    def regression(points: Tensor, first: int, count: int) -> Tensor:
+        values = at(points)  # (P, N)
+        system = values.T @ values + config.ridge * torch.eye(config.basis, dtype=torch.float64)
+        return torch.linalg.solve(system, values.T).T[first : first + count]
+
+    block, samples = config.block, config.samples
+    even = torch.arange(1, samples + 1, dtype=torch.float64) / samples
+    half = (block + 1) // 2
+    alone = (torch.arange(-half, block + half, dtype=torch.float64) + 0.5) / block
+    shift = 1 / (2 * (block + samples)) if config.exact_padding else 1 / (2 * block + samples)
+    pads = torch.linspace(-0.5 + shift, 1.5 - shift, 2 * (block + samples), dtype=torch.float64)
+    new = config.tau + (1 - config.tau) * torch.arange(1, block + 1, dtype=torch.float64) / block
+    together = torch.cat([pads[pads < 0], config.tau * even, new, pads[pads > 1]])
+    before = int((pads < 0).sum())
+    return Basis(
+        centres, widths, regression(alone, half, block), regression(together, before, samples + block), at(even)
+    )
+
+
+class Reading(NamedTuple):
+    context: Tensor
+    """(B, L, D) what the queries read"""
+    mean: Tensor
+    variance: Tensor
+    """(B, H, L) of each query's density"""
+    basis: Tensor
+    """(B, H, L, N) expectations of the basis functions"""
+
+
+class LongTerm(nn.Module):
+    """The continuous memory of one layer."""
+
+    def __init__(self, config: Infinite, dim: int, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.config, self.num_heads, self.head_dim = config, num_heads, head_dim
+        width = num_heads * head_dim
+        self.key = nn.Linear(dim, width, bias=False)
+        self.value = nn.Linear(dim, width, bias=False)
+        self.output = nn.Linear(width, dim, bias=False)
+        self.mean = nn.Linear(config.basis, 1, bias=False)
+        self.variance = nn.Linear(config.basis, 1, bias=False)
+        self.gate = nn.Conv1d(dim, dim, 3, padding=1) if config.gate == "layer" else None
+
+    def fit(self, block: Tensor, old: Tensor, fitted: Tensor, points: Tensor | None, gate: nn.Module | None) -> Tensor:
+        """Coefficients (B, N, D) of a block (B, T, D) behind an old signal; `points` (B, S): where that is read."""
+        basis = make_basis(self.config)
+        gate = self.gate if self.gate is not None else gate
+        if gate is not None:
+            block = block * torch.sigmoid(gate(block.transpose(1, 2))).transpose(1, 2)
+        first, refit, samples = (table.to(block) for table in (basis.first, basis.refit, basis.samples))
+        if points is not None:
+            samples = density(points[..., None], basis.centres.to(block), basis.widths.to(block))  # (B, S, N)
+        alone = first.T @ block
+        contracted = refit.T @ torch.cat([samples @ old, block], 1)
+        return torch.where(fitted[:, None, None] > 0, contracted, alone)
+
+    def read(self, q: Tensor, coefficients: Tensor) -> Reading:
+        """q (B, H, L, d), unscaled."""
+        basis = make_basis(self.config)
+        shape = (*coefficients.shape[:2], self.num_heads, self.head_dim)
+        keys = self.key(coefficients).view(shape).transpose(1, 2)  # (B, H, N, d)
+        values = self.value(coefficients).view(shape).transpose(1, 2)
+        scores = q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, L, N)
+        mean = torch.sigmoid(self.mean(scores)).squeeze(-1)
+        variance = F.softplus(self.variance(scores)).squeeze(-1).clamp(min=self.config.min_variance)
+        centres, widths = basis.centres.to(q), basis.widths.to(q)
+        expected = density(mean[..., None], centres, torch.sqrt(variance[..., None] + widths**2))  # (B, H, L, N)
+        context = (expected @ values).transpose(1, 2).flatten(2)
+        return Reading(self.output(context), mean, variance, expected)
+
+    def divergence(self, reading: Reading) -> Tensor:
+        """(B, H, L): how far each density is from the preferred one."""
+        preferred = self.config.kl_deviation**2
+        ratio = reading.variance / preferred
+        kl = 0.5 * (ratio - torch.log(ratio) - 1)
+        if self.config.kl_mean is not None:
+            kl = kl + 0.5 * (reading.mean - self.config.kl_mean) ** 2 / preferred
+        return kl
+
+
+def bin_edges(like: Tensor) -> Tensor:
+    """(BINS + 1,) edges of equal bins of [0, 1], the outer ones a little wider."""
+    edges = torch.linspace(0, 1, BINS + 1, dtype=like.dtype, device=like.device)
+    edges[0], edges[-1] = -1e-6, 1 + 1e-6
+    return edges
+
+
+def bin_masses(reading: Reading, used: Tensor | None) -> Tensor:
+    """(B, BINS): how much the first used[b] queries attended to each part of [0, 1]."""
+    edges = bin_edges(reading.mean)
+    scaled = (edges - reading.mean[..., None]) / torch.sqrt(2 * reading.variance[..., None])
+    mass = 0.5 * torch.erf(scaled).diff(dim=-1)  # (B, H, L, BINS)
+    if used is not None:
+        mass = mass * (torch.arange(mass.shape[2], device=used.device) < used[:, None])[:, None, :, None]
+    return mass.sum((1, 2)).detach()
+
+
+def sticky_points(masses: Tensor, drawn: Tensor, config: Infinite) -> Tensor:
+    """(B, S) points, denser where attention was, in ascending order: left edges of bins drawn with replacement.
+
+    Even points for rows that nobody has attended to yet. The draws are a hash of the seed and the row's own count.
+    """
+    total = masses.sum(-1, keepdim=True)
+    cumulative = (masses / total.clamp(min=1e-30)).cumsum(-1)
+    uniform = _uniform(drawn, config).to(masses)
+    bins = torch.searchsorted(cumulative.contiguous(), uniform.contiguous()).clamp(max=BINS - 1).sort(-1).values
+    even = torch.arange(1, config.samples + 1, dtype=masses.dtype, device=masses.device) / config.samples
+    return torch.where(total > 0, bins.to(masses) / BINS, even)
+
+
+def _uniform(drawn: Tensor, config: Infinite) -> Tensor:
+    """(B, S) numbers in [0, 1), a pure function of seed, count and index (a 64-bit mix of their sum)."""
+    index = torch.arange(config.samples, device=drawn.device)
+    x = (config.seed * 0x9E3779B9 + drawn[:, None] * 0x85EBCA6B + index) * 0x2545F4914F6CDD1D
+    for shift, factor in ((32, 0x5851F42D4C957F2D), (29, 0x14057B7EF767814F), (32, 1)):
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return ((x >> 11) & ((1 << 53) - 1)).double() / 2**53
+
+
+class InfiniteState(NamedTuple):
+    hidden: Tensor
+    """(B, M, D) the layer's last inputs, newest last"""
+    length: Tensor
+    """(B,) valid slots, right-aligned"""
+    waiting: Tensor
+    """(B, 2 * block - 1, D) rows that left and are not fitted yet, oldest first"""
+    waiting_length: Tensor
+    """(B,) valid rows, left-aligned"""
+    coefficients: Tensor
+    """(B, N, D) the signal"""
+    fitted: Tensor
+    """(B,) blocks that it holds"""
+    masses: Tensor
+    """(B, BINS) where the last segment attended"""
+
+
+class InfiniteStates(NamedTuple):
+    layers: tuple[InfiniteState, ...]
+
+
+class InfiniteUnit(nn.Module):
+    """One layer with its short-term and long-term memory."""
+
+    def __init__(self, config: Infinite, layer: nn.Module) -> None:
+        super().__init__()
+        self.config = config
+        self.layer: Layer = layer  # type: ignore[assignment]
+        self.long_term = LongTerm(config, self.layer.dim, self.layer.num_heads, self.layer.head_dim)
+
+    def init(self, batch: int, length: int, like: Tensor, full: bool) -> InfiniteState:
+        config, dim = self.config, like.shape[-1]
+        empty = torch.zeros(batch, dtype=torch.int64, device=like.device)
+        return InfiniteState(
+            like.new_zeros(batch, length, dim),
+            empty + (length if full else 0),
+            like.new_zeros(batch, 2 * config.block - 1, dim),
+            empty,
+            like.new_zeros(batch, config.basis, dim),
+            empty.clone(),
+            like.new_zeros(batch, BINS),
+        )
+
+    def push(self, state: InfiniteState, gate: nn.Module | None) -> InfiniteState:
+        """Fit the waiting rows' first block, in the rows of the batch where it is whole."""
+        size, config = self.config.block, self.config
+        points = sticky_points(state.masses, state.fitted, config) if config.sticky else None
+        new = self.long_term.fit(state.waiting[:, :size], state.coefficients, state.fitted, points, gate)
+        whole = state.waiting_length >= size
+        rest = F.pad(state.waiting[:, size:], (0, 0, 0, size))
+        return state._replace(
+            coefficients=torch.where(whole[:, None, None], new, state.coefficients),
+            fitted=state.fitted + whole,
+            waiting=torch.where(whole[:, None, None], rest, state.waiting),
+            waiting_length=state.waiting_length - size * whole,
+        )
+
+    def attend(
+        self, x: Tensor, keys: Tensor, values: Tensor, state: InfiniteState, count: int, segment: Segment
+    ) -> tuple[Tensor, Reading]:
+        """The layer's output for rows x that follow `count` others, and what they read of the signal."""
+        slots = state.hidden.shape[1]
+        relation = segment.relation(self.layer, slots + count + x.shape[1], segment.ahead)
+        lengths = state.length + count + x.shape[1]
+        context, _ = self.layer.attend(
+            x, keys, values, Scope(relation, segment.mask(slots), lengths, record=segment.record)
+        )
+        reading = self.long_term.read(self.layer.queries(x), state.coefficients)
+        far = reading.context * (state.fitted > 0)[:, None, None]
+        if segment.notes is not None:
+            segment.notes[f"mean.{self.layer.index}"] = reading.mean
+            segment.notes[f"variance.{self.layer.index}"] = reading.variance
+        return self.layer.finish(x, context, far), reading
+
+    def write(
+        self, x: Tensor, state: InfiniteState, used: Tensor, masses: Tensor, gate: nn.Module | None
+    ) -> InfiniteState:
+        """The state after the first used[b] rows of x; all whole blocks but the last are fitted at once."""
+        num_slots, num_new = state.hidden.shape[1], x.shape[1]
+        rows = torch.cat([state.hidden, x.detach()], 1)
+        state = self._queue(rows, state, used, num_new)
+        state = state._replace(
+            hidden=keep_newest(rows, num_slots, used, num_new, 1),
+            length=(state.length + used).clamp(max=num_slots),
+            masses=torch.where(state.fitted[:, None] > 0, masses, torch.zeros_like(masses)),
+        )
+        size = self.config.block
+        while bool((state.waiting_length >= 2 * size).any()):
+            pushed = self.push(state, gate)
+            many = state.waiting_length >= 2 * size
+            state = _choose(many, pushed, state)
+        return state._replace(waiting=state.waiting[:, : 2 * size - 1].contiguous())
+
+    def _queue(self, rows: Tensor, state: InfiniteState, used: Tensor, num_new: int) -> InfiniteState:
+        """Append what a segment pushes out of the memory to the waiting rows."""
+        index, length = leaving(state.waiting, state.waiting_length, state.length, used, state.hidden.shape[1], num_new)
+        queue = take_rows(torch.cat([state.waiting, rows], 1), index)
+        beyond = torch.arange(index.shape[1], device=rows.device) >= length[:, None]
+        return state._replace(waiting=queue.masked_fill(beyond[..., None], 0), waiting_length=length)
+
+
+def _choose(rows: Tensor, yes: InfiniteState, no: InfiniteState) -> InfiniteState:
+    """Row by row, one state or the other."""
+    return tree_zip(lambda a, b: torch.where(rows.view(-1, *[1] * (a.dim() - 1)), a, b), yes, no)
+
+
+class InfiniteStage(nn.Module):
+    def __init__(self, config: Infinite, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.config = config
+        self.units = nn.ModuleList(InfiniteUnit(config, layer) for layer in layers)
+        dim = self.parts()[0].layer.dim
+        self.gate = nn.Conv1d(dim, dim, 3, padding=1) if config.gate == "shared" else None
+
+    def parts(self) -> list[InfiniteUnit]:
+        return list(self.units)  # type: ignore[arg-type]
+
+    def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> InfiniteStates:
+        return InfiniteStates(tuple(unit.init(batch, length, like, full) for unit in self.parts()))
+
+    def forward(self, x: Tensor, state: InfiniteStates, segment: Segment) -> tuple[Tensor, InfiniteStates]:
+        after = []
+        for unit, memory in zip(self.parts(), state.layers, strict=True):
+            x, memory = self._layer(unit, x, memory, segment)
+            after.append(memory)
+        return x, InfiniteStates(tuple(after))
+
+    def _layer(
+        self, unit: InfiniteUnit, x: Tensor, state: InfiniteState, segment: Segment
+    ) -> tuple[Tensor, InfiniteState]:
+        now = unit.push(state, self.gate)
+        keys, values = unit.layer.keys_values(torch.cat([now.hidden, x], 1))
+        out, reading = unit.attend(x, keys, values, now, 0, segment)
+        if self.training and self.config.kl_weight:
+            read = unit.long_term.divergence(reading) * (now.fitted > 0)[:, None, None]
+            segment.add_loss("kl", self.config.kl_weight * read.mean())
+        used = torch.full_like(now.length, x.shape[1]) if segment.lengths is None else segment.lengths
+        with torch.no_grad():
+            after = unit.write(x, now, used, bin_masses(reading, segment.lengths), self.gate)
+        after = after if segment.lengths is None else _choose(used > 0, after, state)
+        return out, InfiniteState(*(leaf.detach().contiguous() for leaf in after))
+
+    def slots(self, state: InfiniteStates) -> int:
+        return state.layers[0].hidden.shape[1]
+
+    def ahead(self, state: InfiniteStates) -> int:
+        return 0
+
+    def resize(self, state: InfiniteStates, length: int) -> InfiniteStates:
+        def one(memory: InfiniteState) -> InfiniteState:
+            return memory._replace(hidden=fit_slots(memory.hidden, length, 1), length=memory.length.clamp(max=length))
+
+        return InfiniteStates(tuple(one(memory) for memory in state.layers))
+
+    def window(self, state: InfiniteStates, segment: int) -> InfiniteWindow:
+        return InfiniteWindow(self, state, segment)
+
+
+class InfiniteOpen(NamedTuple):
+    hidden: tuple[Tensor, ...]
+    """(B, T, D) of each layer: the open segment's inputs"""
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    """(B, H, T, d) of each layer"""
+    masses: tuple[Tensor, ...]
+    """(B, BINS) of each layer: where it has attended"""
+
+
+class InfiniteWindow:
+    """The committed states, the signals as this segment reads them, and the open segment's inputs."""
+
+    def __init__(self, stage: InfiniteStage, state: InfiniteStates, segment: int) -> None:
+        self.stage, self.segment = stage, segment
+        self._begin(state)
+
+    def _begin(self, state: InfiniteStates) -> None:
+        self.state = state
+        units = self.stage.parts()
+        pairs = list(zip(units, state.layers, strict=True))
+        self.now = [unit.push(memory, self.stage.gate) for unit, memory in pairs]
+        projected = [unit.layer.keys_values(F.pad(memory.hidden, (0, 0, 0, self.segment))) for unit, memory in pairs]
+        self.keys, self.values = ([part.contiguous() for part in parts] for parts in zip(*projected, strict=True))
+        self.hidden = [m.hidden.new_zeros(len(m.hidden), self.segment, m.hidden.shape[2]) for m in state.layers]
+        self.masses = [torch.zeros_like(memory.masses) for memory in state.layers]
+
+    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        begin = self.stage.slots(self.state) + count
+        end = begin + x.shape[1]
+        for i, unit in enumerate(self.stage.parts()):
+            self.hidden[i][:, count : count + x.shape[1]] = x
+            self.keys[i][:, :, begin:end], self.values[i][:, :, begin:end] = unit.layer.keys_values(x)
+            keys, values = self.keys[i][:, :, :end], self.values[i][:, :, :end]
+            x, reading = unit.attend(x, keys, values, self.now[i], count, segment)
+            self.masses[i] = self.masses[i] + bin_masses(reading, None)
+        return x
+
+    def commit(self) -> None:
+        used = torch.full_like(self.now[0].length, self.segment)
+        gate, units = self.stage.gate, self.stage.parts()
+        parts = zip(units, self.hidden, self.now, self.masses, strict=True)
+        after = [unit.write(hidden, now, used, masses, gate) for unit, hidden, now, masses in parts]
+        self._begin(InfiniteStates(tuple(after)))
+
+    def close(self) -> InfiniteStates:
+        return InfiniteStates(tuple(InfiniteState(*(leaf.clone() for leaf in m)) for m in self.state.layers))
+
+    def open(self, length: int) -> InfiniteOpen:
+        begin = self.stage.slots(self.state)
+
+        def opened(parts: list[Tensor], dim: int, first: int) -> tuple[Tensor, ...]:
+            return tuple(part.narrow(dim, first, length).contiguous().clone() for part in parts)
+
+        return InfiniteOpen(
+            opened(self.hidden, 1, 0),
+            opened(self.keys, 2, begin),
+            opened(self.values, 2, begin),
+            tuple(part.clone() for part in self.masses),
+        )
+
+    def reopen(self, opened: InfiniteOpen, count: int) -> None:
+        begin = self.stage.slots(self.state)
+        for i in range(len(self.hidden)):
+            self.hidden[i][:, :count] = opened.hidden[i][:, :count]
+            self.keys[i][:, :, begin : begin + count] = opened.keys[i][:, :, :count]
+            self.values[i][:, :, begin : begin + count] = opened.values[i][:, :, :count]
+        self.masses = [part.clone() for part in opened.masses]
+
+    def select(self, rows: Tensor) -> InfiniteWindow:
+        other = object.__new__(InfiniteWindow)
+        other.stage, other.segment = self.stage, self.segment
+        rows = rows.to(self.hidden[0].device)
+
+        def pick(parts: list[Tensor]) -> list[Tensor]:
+            return [part.index_select(0, rows) for part in parts]
+
+        def pick_state(memory: InfiniteState) -> InfiniteState:
+            return InfiniteState(*pick(list(memory)))
+
+        other.state = InfiniteStates(tuple(pick_state(memory) for memory in self.state.layers))
+        other.now = [pick_state(memory) for memory in self.now]
+        other.keys, other.values = pick(self.keys), pick(self.values)
+        other.hidden, other.masses = pick(self.hidden), pick(self.masses)
+        return other

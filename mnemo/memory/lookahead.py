@@ -1,0 +1,380 @@
+"""Look-ahead memory (LaMemo; Ji et al., 2022): memory rows attend to what follows them, and are rebuilt every segment.
+
+Consecutive layers form a group. It keeps its own input rows, and of every layer's attention over them the context C and
+the log-sum-exp of the scores behind it. In each segment, each layer lets its memory rows look at the positions that
+are new on their right, up to the segment's first token, and mixes that with the cached context by the weight of
+either side, as if one softmax went over both. The refreshed rows pass through the rest of the layer like the
+segment's own and are the memory of the layer above, with gradients; only what is cached is a constant.
+
+Looking ahead is causal attention over reversed sequences: memory row i is query M - 1 - i and position j is key M - j,
+so that j - i, the true distance, is one more than theirs.
+
+Shapes: B batch, L segment, M memory slots, D model width, H heads, d head size.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.memory.protocol import Layer, Relation, Scope, Segment, fit_slots, keep_newest
+from mnemo.ops import Causal, KeyLimit
+from mnemo.state import tree_map, tree_zip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lookahead:
+    length: int = 512
+    """Slots of memory of the layers."""
+    epsilon: float = 1e-6
+    """Added to the memorising coefficient's denominator, whose larger term is scaled to 1."""
+    alpha: Literal["interpolated", "zero", "one"] = "interpolated"
+    """The memorising coefficient: the cached side's share; 0, without interpolation; or 1, without look-ahead."""
+    encoding: Literal["disentangled", "signed"] = "disentangled"
+    """Positions ahead: their distance, with a bias of their own; or Transformer-XL's encoding of negative distances."""
+    window: Literal["previous", "current"] = "previous"
+    """How many positions count as new: as many as the previous segment had; or as the current one has, as in the
+    published code, which passes some by or sees some twice where segments change in length."""
+    refresh_last: bool = False
+    """Keep and refresh the last layer's contexts too, which nothing reads."""
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise ValueError(f"memory length {self.length} is negative")
+        if self.epsilon < 0:
+            raise ValueError(f"epsilon {self.epsilon} is negative")
+
+    @property
+    def grouped(self) -> bool:
+        return True
+
+    def published(self) -> Lookahead:
+        """The same memory with the published code's quirks."""
+        return replace(self, window="current")
+
+    def check(self, model: Any) -> None:
+        kind = type(model.positions).__name__
+        if kind != "Relative":
+            raise ValueError(f"a look-ahead memory needs Relative positions, not {kind}")
+        if self.length == 0:
+            raise ValueError("a look-ahead memory of length 0 has nothing to refresh")
+        for below, above in itertools.pairwise(model.memory.memories(model.num_layers)):
+            if isinstance(below, Lookahead) and isinstance(above, Lookahead) and below != above:
+                raise ValueError(
+                    "neighbouring look-ahead layers form a group and must be configured alike, "
+                    f"not as {below} and {above}"
+                )
+
+    def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
+        return LookaheadStage(self, layers)
+
+
+class LookaheadState(NamedTuple):
+    inputs: Tensor
+    """(B, M, D): the group's, newest last"""
+    contexts: tuple[Tensor, ...]
+    """(B, M, H, d) of every layer that is refreshed"""
+    lse: tuple[Tensor, ...]
+    """(B, M, H) likewise, in float32 or better"""
+    length: Tensor
+    """(B,) valid slots, right-aligned"""
+    previous: Tensor
+    """(B,) tokens of the segment before"""
+
+
+class Horizon(NamedTuple):
+    """What memory rows may look at in one segment."""
+
+    num_keys: int
+    """The newest positions that are looked at, the segment's first token included"""
+    mask: Causal | KeyLimit
+    refreshed: Tensor | None
+    """(B, M) slots that look ahead; None where all do"""
+
+
+class Trace(NamedTuple):
+    """What a layer's attention over [memory ; segment] was and gave."""
+
+    keys: Tensor
+    values: Tensor
+    """(B, H, M + L, d) each"""
+    contexts: Tensor | None
+    """(B, M + L, H, d), None in a layer that is not refreshed"""
+    lse: Tensor | None
+    """(B, M + L, H), likewise"""
+
+
+class LookaheadStage(nn.Module):
+    def __init__(self, config: Lookahead, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(layers)
+        first = self.layer(0)
+        self.heads = (first.num_heads, first.head_dim)
+        self.num_kept = len(layers) if config.refresh_last else len(layers) - 1
+        self.v_minus = nn.Parameter(torch.empty(self.heads)) if config.encoding == "disentangled" else None
+
+    def layer(self, depth: int) -> Layer:
+        return self.layers[depth]  # type: ignore[return-value]
+
+    def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> LookaheadState:
+        valid = torch.full((batch,), length if full else 0, device=like.device)
+        context = like.new_zeros(batch, length, *self.heads)
+        lse = context.new_zeros(context.shape[:3], dtype=at_least_float32(like.dtype))
+        return LookaheadState(
+            like.new_zeros(batch, length, like.shape[-1]),
+            tuple(context.clone() for _ in range(self.num_kept)),
+            tuple(lse.clone() for _ in range(self.num_kept)),
+            valid,
+            valid.clone(),
+        )
+
+    def forward(self, x: Tensor, state: LookaheadState, segment: Segment) -> tuple[Tensor, LookaheadState]:
+        num_new, num_slots = x.shape[1], self.slots(state)
+        rows = inputs = torch.cat([state.inputs, x], 1)
+        horizon = self.horizon(state, num_new, segment.lengths)
+        contexts, lses = [], []
+
+        def newest(kept: Tensor) -> Tensor:
+            return keep_newest(kept, num_slots, segment.lengths, num_new, 1)
+
+        for depth in range(len(self.layers)):
+            trace, rows = self.read(depth, rows, state, horizon, segment)
+            if trace.contexts is not None and trace.lse is not None:
+                contexts.append(newest(trace.contexts).to(state.contexts[depth].dtype))
+                lses.append(newest(trace.lse))
+        used = torch.full_like(state.length, num_new) if segment.lengths is None else segment.lengths
+        return rows, LookaheadState(
+            newest(inputs),
+            tuple(contexts),
+            tuple(lses),
+            (state.length + used).clamp(max=num_slots),
+            torch.where(used > 0, used, state.previous),
+        )
+
+    def horizon(self, state: LookaheadState, num_new: int, lengths: Tensor | None = None) -> Horizon:
+        """What is new to memory rows when `num_new` tokens come, of which row b uses the first lengths[b]."""
+        num_slots = self.slots(state)
+        used = torch.full_like(state.length, num_new) if lengths is None else lengths
+        sizes = (state.previous if self.config.window == "previous" else used).clamp(1, max(1, num_slots))
+        valid = state.length * (used > 0)
+        refreshed = torch.arange(num_slots, device=valid.device) >= num_slots - valid[:, None]
+        if valid.is_meta or torch.compiler.is_compiling():
+            return Horizon(num_slots, KeyLimit(sizes), refreshed)
+        limits, counts = torch.stack([sizes, valid]).tolist()
+        wanted = {limit for limit, count in zip(limits, counts, strict=True) if count} or {1}
+        mask = Causal() if len(wanted) == 1 else KeyLimit(sizes)
+        return Horizon(max(wanted), mask, None if min(counts) == num_slots else refreshed)
+
+    def read(
+        self, depth: int, rows: Tensor, state: LookaheadState, horizon: Horizon, segment: Segment
+    ) -> tuple[Trace, Tensor]:
+        """One layer on [memory ; segment] rows (B, M + L, D): its trace and output, the last one's without memory."""
+        layer, num_slots, num_keys = self.layer(depth), self.slots(state), rows.shape[1]
+        relation = segment.relation(layer, num_keys, max(segment.ahead, self.ahead(state)))
+        keys, values = layer.keys_values(rows)
+        memory, x = rows.split([num_slots, num_keys - num_slots], 1)
+        kept = depth < self.num_kept
+        scope = Scope(
+            relation.take(None, segment.ahead),
+            segment.mask(num_slots),
+            state.length + x.shape[1],
+            with_lse=kept,
+            record=segment.record,
+        )
+        context, lse = layer.attend(x, keys, values, scope)
+        if not kept or lse is None:
+            return Trace(keys, values, None, None), layer.finish(x, context)
+        found = self._look_ahead(depth, memory, keys, values, relation, horizon)
+        refreshed, refreshed_lse = self._refresh(depth, found, state, horizon, segment)
+        contexts = torch.cat([refreshed, context], 1)
+        lses = torch.cat([refreshed_lse, by_row(lse)], 1)
+        is_last = depth == len(self.layers) - 1
+        out = layer.finish(x, context) if is_last else layer.finish(rows, contexts)
+        return Trace(keys, values, contexts.unflatten(2, self.heads), lses), out
+
+    def _refresh(
+        self, depth: int, found: tuple[Tensor, Tensor] | None, state: LookaheadState, horizon: Horizon, segment: Segment
+    ) -> tuple[Tensor, Tensor]:
+        """Contexts (B, M, H * d) and log-sum-exps (B, M, H) of memory rows, with what they found ahead."""
+        old, old_lse = state.contexts[depth], state.lse[depth]
+        if found is None:
+            return old.flatten(2), old_lse
+        new, new_lse = found
+        old = old.to(new.dtype)
+        if self.config.alpha == "interpolated":
+            alpha = coefficient(old_lse, new_lse, self.config.epsilon)
+            if segment.notes is not None:
+                segment.notes[f"alpha.{self.layer(depth).index}"] = alpha.detach()
+            new = torch.lerp(new, old, alpha.to(new.dtype)[..., None])
+            new_lse = torch.logaddexp(old_lse, new_lse.detach())
+        if horizon.refreshed is not None:
+            new = torch.where(horizon.refreshed[..., None, None], new, old)
+            new_lse = torch.where(horizon.refreshed[..., None], new_lse, old_lse)
+        return new.flatten(2), new_lse
+
+    def _look_ahead(
+        self, depth: int, memory: Tensor, keys: Tensor, values: Tensor, relation: Relation, horizon: Horizon
+    ) -> tuple[Tensor, Tensor] | None:
+        """What memory rows (B, M, D) find ahead: contexts (B, M, H, d) and log-sum-exps (B, M, H)."""
+        num_slots = memory.shape[1]
+        if self.config.alpha == "one" or num_slots == 0:
+            return None
+        new = slice(num_slots + 1 - horizon.num_keys, num_slots + 1)
+        scope = Scope(self._relation_ahead(relation, num_slots), horizon.mask, offset=0, with_lse=True)
+        context, lse = self.layer(depth).attend(
+            memory.flip(1), keys[:, :, new].flip(2), values[:, :, new].flip(2), scope
+        )
+        assert lse is not None
+        return context.flip(1).unflatten(2, self.heads), by_row(lse).flip(1)
+
+    def _relation_ahead(self, relation: Relation, num_slots: int) -> Relation:
+        """For true distances M ... 1 ahead, which are M - 1 ... 0 between reversed sequences."""
+        if self.v_minus is not None:
+            r = relation.take(num_slots + 1).r
+            return Relation(r if r is None else r[:, :-1], relation.u, self.v_minus)
+        r = relation.take(0, num_slots).r
+        return Relation(r if r is None else r.flip(1), relation.u, relation.w)
+
+    def slots(self, state: LookaheadState) -> int:
+        return state.inputs.shape[1]
+
+    def ahead(self, state: LookaheadState) -> int:
+        return self.slots(state) if self.config.encoding == "signed" else 0
+
+    def resize(self, state: LookaheadState, length: int) -> LookaheadState:
+        inputs, contexts, lse = tree_map(lambda leaf: fit_slots(leaf, length, 1), state[:3])
+        return LookaheadState(inputs, contexts, lse, state.length.clamp(max=length), state.previous)
+
+    def window(self, state: LookaheadState, segment: int) -> LookaheadWindow:
+        return LookaheadWindow(self, state, segment)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def by_row(lse: Tensor) -> Tensor:
+    """(B, H, T) -> (B, T, H), in float32 or better."""
+    return lse.transpose(1, 2).to(at_least_float32(lse.dtype))
+
+
+def coefficient(past: Tensor, ahead: Tensor, epsilon: float) -> Tensor:
+    """The past's share of both sides, from the log-sum-exps of their scores."""
+    largest = torch.maximum(past, ahead)
+    past, ahead = (past - largest).exp(), (ahead - largest).exp()
+    return past / (past + ahead + epsilon)
+
+
+class LookaheadOpen(NamedTuple):
+    inputs: Tensor
+    """(B, T, D) of the open segment, oldest first"""
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    """(B, H, M + T, d) of every layer: the refreshed memory's, then the open segment's"""
+    contexts: tuple[Tensor, ...]
+    """(B, M + T, H, d) and"""
+    lse: tuple[Tensor, ...]
+    """(B, M + T, H) of every layer that keeps them, likewise"""
+
+    def first(self, num_slots: int, count: int) -> LookaheadOpen:
+        """Views of the memory and the first `count` tokens; of nothing when no token is open, for a memory is
+        refreshed with the first."""
+        end = num_slots + count if count else 0
+        return LookaheadOpen(
+            self.inputs[:, :count],
+            tuple(keys[:, :, :end] for keys in self.keys),
+            tuple(values[:, :, :end] for values in self.values),
+            tuple(contexts[:, :end] for contexts in self.contexts),
+            tuple(lse[:, :end] for lse in self.lse),
+        )
+
+
+class LookaheadWindow:
+    """The committed memory, and buffers of M + L slots: the memory refreshed by the first open token, the segment."""
+
+    def __init__(self, stage: LookaheadStage, state: LookaheadState, segment: int) -> None:
+        self.stage, self.state, self.segment = stage, state, segment
+        self.num_slots = stage.slots(state)
+        batch, size = len(state.length), self.num_slots + segment
+        num_heads, head_dim = stage.heads
+        keys = state.inputs.new_zeros(batch, num_heads, size, head_dim)
+        contexts = state.inputs.new_zeros(batch, size, num_heads, head_dim)
+        lse = contexts.new_zeros(contexts.shape[:3], dtype=at_least_float32(contexts.dtype))
+        self.buffers = LookaheadOpen(
+            state.inputs.new_zeros(batch, segment, state.inputs.shape[2]),
+            tuple(keys.clone() for _ in stage.layers),
+            tuple(keys.clone() for _ in stage.layers),
+            tuple(contexts.clone() for _ in state.contexts),
+            tuple(lse.clone() for _ in state.lse),
+        )
+
+    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        self.buffers.inputs[:, count : count + x.shape[1]] = x
+        return self._continue(x, count, segment) if count else self._begin(x, segment)
+
+    def _begin(self, x: Tensor, segment: Segment) -> Tensor:
+        """The segment's first tokens, with which the memory of all layers is refreshed."""
+        horizon = self.stage.horizon(self.state, self.segment)
+        rows = torch.cat([self.state.inputs, x], 1)
+        for depth in range(len(self.stage.layers)):
+            trace, rows = self.stage.read(depth, rows, self.state, horizon, segment)
+            self._write(depth, trace.keys, trace.values, 0)
+            self._keep(depth, trace.contexts, trace.lse, 0)
+        return rows
+
+    def _continue(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        """Further tokens, to whom the memory stays as it is."""
+        begin = self.num_slots + count
+        end = begin + x.shape[1]
+        for depth in range(len(self.stage.layers)):
+            layer, kept = self.stage.layer(depth), depth < self.stage.num_kept
+            keys, values = self._write(depth, *layer.keys_values(x), begin)
+            relation = segment.relation(layer, end, segment.ahead)
+            scope = Scope(relation, segment.mask(self.num_slots), self.state.length + count + x.shape[1], with_lse=kept)
+            context, lse = layer.attend(x, keys, values, scope)
+            if kept and lse is not None:
+                self._keep(depth, context.unflatten(2, self.stage.heads), by_row(lse), begin)
+            x = layer.finish(x, context)
+        return x
+
+    def _write(self, depth: int, keys: Tensor, values: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """All keys and values so far, with these from `begin` on."""
+        end = begin + keys.shape[2]
+        self.buffers.keys[depth][:, :, begin:end] = keys
+        self.buffers.values[depth][:, :, begin:end] = values
+        return self.buffers.keys[depth][:, :, :end], self.buffers.values[depth][:, :, :end]
+
+    def _keep(self, depth: int, contexts: Tensor | None, lse: Tensor | None, begin: int) -> None:
+        if contexts is not None and lse is not None:
+            end = begin + contexts.shape[1]
+            self.buffers.contexts[depth][:, begin:end] = contexts
+            self.buffers.lse[depth][:, begin:end] = lse
+
+    def commit(self) -> None:
+        rows = (torch.cat([self.state.inputs, self.buffers.inputs], 1), self.buffers.contexts, self.buffers.lse)
+        inputs, contexts, lse = tree_map(lambda leaf: leaf[:, self.segment :].contiguous().clone(), rows)
+        length = (self.state.length + self.segment).clamp(max=self.num_slots)
+        self.state = LookaheadState(inputs, contexts, lse, length, torch.full_like(length, self.segment))
+
+    def close(self) -> LookaheadState:
+        return self.state
+
+    def open(self, length: int) -> LookaheadOpen:
+        return tree_map(lambda leaf: leaf.contiguous().clone(), self.buffers.first(self.num_slots, length))
+
+    def reopen(self, opened: LookaheadOpen, count: int) -> None:
+        mine, theirs = (part.first(self.num_slots, count) for part in (self.buffers, opened))
+        tree_zip(lambda buffer, values: buffer.copy_(values), mine, theirs)
+
+    def select(self, rows: Tensor) -> LookaheadWindow:
+        rows = rows.to(self.state.length.device)
+        other = object.__new__(LookaheadWindow)
+        other.stage, other.segment, other.num_slots = self.stage, self.segment, self.num_slots
+        other.state, other.buffers = tree_map(lambda leaf: leaf.index_select(0, rows), (self.state, self.buffers))
+        return other

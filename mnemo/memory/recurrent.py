@@ -1,0 +1,211 @@
+"""Recurrent networks as baselines: LSTM (Hochreiter & Schmidhuber, 1997) and QRNN (Bradbury et al., 2017).
+
+Their layers have no attention and no residuals, as in AWD-LSTM and AWD-QRNN (Merity et al., 2018): rows in, rows out,
+and a state of one size that has seen the whole past. So there are no slots to count, and no memory length to choose.
+
+Shapes: B batch, L segment, D model width, W cells, k kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from mnemo.memory.protocol import Layerless, Segment, keep_newest
+from mnemo.state import select, tree_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recurrent(Layerless):
+    width: int | None = None
+    """Cells of each layer; as many as the model is wide when left out, else their output is projected to its width."""
+
+    def __post_init__(self) -> None:
+        if self.width is not None and self.width < 1:
+            raise ValueError(f"{self.width} cells")
+
+    def check(self, model: Any) -> None:
+        positions = type(model.positions).__name__
+        if not model.memory.attending(model.num_layers) and positions != "NoPositions":
+            raise ValueError(f"no layer attends, so nothing would read {positions} positions: use NoPositions")
+        if model.tokens is not None and model.tokens.blocks:
+            raise ValueError('recurrent layers read rows in their order, so memory tokens need mask="causal"')
+        if model.tokens is not None and model.tokens.carry_read:
+            raise ValueError("recurrent layers cannot read memory tokens twice, as carry_read does: use write=True")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTM(_Recurrent):
+    def build(self, dim: int, drop: nn.Module) -> nn.Module:
+        return RecurrentStage(LSTMCells(dim, self.width or dim), dim, drop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QRNN(_Recurrent):
+    kernel: int = 2
+    """Inputs that the gates of a token see, its own the last."""
+    zoneout: float = 0.0
+    """Chance that a cell keeps its value over a token of training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel < 1:
+            raise ValueError(f"kernel {self.kernel} must be positive")
+        if not 0 <= self.zoneout < 1:
+            raise ValueError(f"zoneout {self.zoneout} is not in [0, 1)")
+
+    def build(self, dim: int, drop: nn.Module) -> nn.Module:
+        return RecurrentStage(QRNNCells(dim, self.width or dim, self.kernel, self.zoneout), dim, drop)
+
+
+class LSTMState(NamedTuple):
+    hidden: Tensor
+    cell: Tensor
+    """(B, W) each, of the last token read"""
+
+
+class QRNNState(NamedTuple):
+    cell: Tensor
+    """(B, W) of the last token read"""
+    inputs: Tensor
+    """(B, k - 1, D) the last inputs, newest last"""
+
+
+class LSTMCells(nn.Module):
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.lstm = nn.LSTM(dim, width, batch_first=True)
+
+    def init(self, batch: int, like: Tensor) -> LSTMState:
+        return LSTMState(like.new_zeros(batch, self.width), like.new_zeros(batch, self.width))
+
+    def forward(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
+        """Rows (B, L, W) of all inputs (B, L, D), and the state behind the first lengths[b] of them."""
+        rows, (hidden, cell) = self.lstm(x, (state.hidden[None], state.cell[None]))
+        if lengths is None:
+            return rows, LSTMState(hidden[0], cell[0])
+        return rows, self._behind(x, state, lengths)
+
+    @torch.no_grad()
+    def _behind(self, x: Tensor, state: LSTMState, lengths: Tensor) -> LSTMState:
+        """Read again up to each row's length, for the fused kernels tell the cells of the last token only."""
+        packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
+        _, (hidden, cell) = self.lstm(packed, (state.hidden[None], state.cell[None]))
+        some = (lengths > 0)[:, None]
+        return LSTMState(torch.where(some, hidden[0], state.hidden), torch.where(some, cell[0], state.cell))
+
+
+class QRNNCells(nn.Module):
+    """Gates from a convolution over the last k inputs; cells pooled over time by them ("fo-pooling")."""
+
+    def __init__(self, dim: int, width: int, kernel: int, zoneout: float) -> None:
+        super().__init__()
+        self.dim, self.width, self.kernel, self.zoneout = dim, width, kernel, zoneout
+        self.gates = nn.Linear(kernel * dim, 3 * width)
+
+    def init(self, batch: int, like: Tensor) -> QRNNState:
+        return QRNNState(like.new_zeros(batch, self.width), like.new_zeros(batch, self.kernel - 1, self.dim))
+
+    def forward(self, x: Tensor, state: QRNNState, lengths: Tensor | None) -> tuple[Tensor, QRNNState]:
+        """Rows (B, L, W) of all inputs (B, L, D), and the state behind the first lengths[b] of them."""
+        num_new, before = x.shape[1], self.kernel - 1
+        inputs = torch.cat([state.inputs, x], 1)
+        seen = torch.cat([inputs[:, i : i + num_new] for i in range(self.kernel)], -1)  # (B, L, k * D)
+        new, forget, output = self.gates(seen).to(state.cell.dtype).chunk(3, -1)
+        write = self._zone(1 - forget.sigmoid())
+        cells = pool(1 - write, write * new.tanh(), state.cell)  # (B, 1 + L, W)
+        after = QRNNState(
+            keep_newest(cells, 1, lengths, num_new, 1).squeeze(1),
+            keep_newest(inputs, before, lengths, num_new, 1),
+        )
+        return output.sigmoid() * cells[:, 1:], after
+
+    def _zone(self, write: Tensor) -> Tensor:
+        """Without writing a cell keeps its value: at random in training, on average afterwards."""
+        if self.zoneout == 0:
+            return write
+        if not self.training:
+            return write * (1 - self.zoneout)
+        return write * torch.empty_like(write).bernoulli_(1 - self.zoneout)
+
+
+def pool(keep: Tensor, add: Tensor, first: Tensor) -> Tensor:
+    """c_0 = first (B, W) and c_t = keep_t * c_{t-1} + add_t for L rows (B, L, W), as (B, 1 + L, W).
+
+    All rows at once in log2(L) rounds: after a round of `step`, a row has what its last 2 * step rows added, and in
+    `keep` the part that it leaves of what came before them.
+    """
+    sums, keep = torch.cat([first[:, None], add], 1), F.pad(keep, (0, 0, 1, 0))
+    step = 1
+    while step < sums.shape[1]:
+        sums = torch.cat([sums[:, :step], sums[:, step:] + keep[:, step:] * sums[:, :-step]], 1)
+        keep = torch.cat([keep[:, :step], keep[:, step:] * keep[:, :-step]], 1)
+        step *= 2
+    return sums
+
+
+class RecurrentStage(nn.Module):
+    def __init__(self, cells: LSTMCells | QRNNCells, dim: int, drop: nn.Module) -> None:
+        super().__init__()
+        self.cells = cells
+        self.project = nn.Identity() if cells.width == dim else nn.Linear(cells.width, dim, bias=False)
+        self.drop = drop
+
+    def init(
+        self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False
+    ) -> LSTMState | QRNNState:
+        return self.cells.init(batch, like)
+
+    def forward(self, x: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]:
+        rows, after = self.cells(x, state, segment.lengths)
+        own = type(after)(*(new.detach().to(old.dtype) for new, old in zip(after, state, strict=True)))
+        return self.drop(self.project(rows)), own
+
+    def slots(self, state: Any) -> int:
+        return 0
+
+    def ahead(self, state: Any) -> int:
+        return 0
+
+    def resize(self, state: Any, length: int) -> Any:
+        return state
+
+    def window(self, state: Any, segment: int) -> RecurrentWindow:
+        return RecurrentWindow(self, state)
+
+
+class RecurrentWindow:
+    """The state at the open segment's beginning, and the one behind its last token, which is all that is open."""
+
+    def __init__(self, stage: RecurrentStage, state: Any) -> None:
+        self.stage = stage
+        self.committed = self.newest = state
+
+    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        x, self.newest = self.stage(x, self.newest, segment)
+        return x
+
+    def commit(self) -> None:
+        self.committed = self.newest
+
+    def close(self) -> Any:
+        return tree_map(Tensor.clone, self.committed)
+
+    def open(self, length: int) -> Any:
+        return tree_map(Tensor.clone, self.newest)
+
+    def reopen(self, opened: Any, count: int) -> None:
+        if count:
+            self.newest = opened
+
+    def select(self, rows: Tensor) -> RecurrentWindow:
+        rows = rows.to(self.newest.cell.device)
+        other = RecurrentWindow(self.stage, select(self.committed, rows))
+        other.newest = select(self.newest, rows)
+        return other

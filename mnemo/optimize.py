@@ -1,0 +1,157 @@
+"""Optimizers, learning-rate schedules, gradient clipping and weight averages.
+
+Schedules are pure functions of the number of updates that are already done, so a run can start at any of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.model import Model
+from mnemo.recipe import AverageConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+
+PLATEAU_THRESHOLD = 1e-4
+"""An improvement smaller than this share of the best loss does not count."""
+
+
+def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Adam, AdamW or SGD; each group's `factor` multiplies the learning rate that `set_learning_rate` gives."""
+    tables = {id(table) for table in model.embedding.tables}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if id(p) not in tables], "factor": 1.0},
+        {"params": list(model.embedding.tables), "factor": config.embedding_lr_factor},
+    ]
+    lr, decay = config.lr, config.weight_decay
+    if config.kind == "sgd":
+        return torch.optim.SGD(groups, lr, momentum=config.momentum, weight_decay=decay, fused=True)
+    kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
+    beta1, beta2 = config.betas
+    return kind(groups, lr, (beta1, beta2), eps=config.eps, weight_decay=decay, fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["factor"]
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
+    """Scale gradients by min(1, limit / (norm + 1e-6)); the global norm before that."""
+    if limit is None:
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return nn.utils.clip_grad_norm_(parameters, limit)
+
+
+def learning_rate(
+    config: ScheduleConfig, base_lr: float, step: int, total_steps: int, plateau_factor: float = 1.0
+) -> float:
+    """The rate of the update that follows `step` others; `total_steps` where the schedule has no length of its own."""
+    rate = _published_rate if config.published and config.kind != "linear" else _rate
+    return rate(config, base_lr, step, config.steps or total_steps, plateau_factor)
+
+
+def _rate(config: ScheduleConfig, lr: float, step: int, total: int, plateau_factor: float) -> float:
+    warmup = config.warmup
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    share = min(1.0, (step - warmup) / max(1, total - warmup))
+    if config.kind == "cosine":
+        return _cosine(lr, config.min_lr, share)
+    if config.kind == "linear":
+        return lr + (config.min_lr - lr) * share
+    if config.kind == "inverse_sqrt":
+        return max(config.min_lr, lr * math.sqrt(max(1, warmup) / (step + 1)))
+    return max(config.min_lr, lr * plateau_factor) if config.kind == "plateau" else lr
+
+
+def _published_rate(config: ScheduleConfig, lr: float, step: int, total: int, plateau_factor: float) -> float:
+    warmup = config.warmup
+    if config.kind == "inverse_sqrt":
+        return lr * _published_inverse_sqrt(step, warmup)
+    if 0 < step < warmup:
+        return lr * step / warmup
+    if config.kind == "cosine":
+        return _cosine(lr, config.min_lr, min(1.0, step / total))
+    if step > 0 and warmup > 1:
+        lr = lr * (warmup - 1) / warmup
+    return max(config.min_lr, lr * plateau_factor) if config.kind == "plateau" else lr
+
+
+def _published_inverse_sqrt(step: int, warmup: int) -> float:
+    if step == 0 and warmup == 0:
+        return 1.0
+    return step**-0.5 if step > warmup else step / warmup**1.5
+
+
+def _cosine(lr: float, min_lr: float, share: float) -> float:
+    return min_lr + (lr - min_lr) * (1 + math.cos(math.pi * share)) / 2
+
+
+def step_rate(config: TrainConfig, step: int, length: int, plateau_factor: float = 1.0) -> float:
+    """The rate of update number `step` (from 0) of a run, whose segment has `length` tokens."""
+    average, optimizer = config.average, config.optimizer
+    if average is not None and average.lr is not None and step >= average.start:
+        rate = average.lr
+    else:
+        rate = learning_rate(config.schedule, optimizer.lr, step, config.steps, plateau_factor)
+    return rate * length / config.segment if optimizer.scale_lr_by_length else rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plateau:
+    """What the plateau schedule remembers of earlier evaluations."""
+
+    factor: float = 1.0
+    best: float | None = None
+    bad: int = 0
+    """Evaluations since the last improvement or fall."""
+
+    def after(self, loss: float, config: ScheduleConfig) -> Plateau:
+        if self.best is None or loss < self.best * (1 - PLATEAU_THRESHOLD):
+            return replace(self, best=loss, bad=0)
+        if self.bad < config.patience:
+            return replace(self, bad=self.bad + 1)
+        return replace(self, factor=self.factor * config.factor, bad=0)
+
+
+class Average:
+    """A mean of the weights over training steps: of all since its start alike, or fading (EMA)."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], config: AverageConfig) -> None:
+        self.config = config
+        self.parameters = list(parameters)
+        self.values: list[Tensor] = []
+        self.count = 0
+
+    def include(self, step: int) -> None:
+        """Take in the weights after `step` updates, if the average has started by then."""
+        if step < self.config.start:
+            return
+        self.count += 1
+        if self.count == 1:
+            self.values = [parameter.detach().clone() for parameter in self.parameters]
+            return
+        share = 1 / self.count if self.config.kind == "uniform" else 1 - self.config.decay
+        for value, parameter in zip(self.values, self.parameters, strict=True):
+            value.lerp_(parameter.detach(), share)
+
+    def restore(self, values: Sequence[Tensor], count: int) -> None:
+        self.values, self.count = list(values), count
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model carries the averaged weights inside this context; its own where there is no average yet."""
+        own = [parameter.data for parameter in self.parameters]
+        for parameter, value in zip(self.parameters, self.values or own, strict=True):
+            parameter.data = value
+        try:
+            yield
+        finally:
+            for parameter, value in zip(self.parameters, own, strict=True):
+                parameter.data = value

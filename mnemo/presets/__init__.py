@@ -1,0 +1,59 @@
+"""Named recipes: one for every published configuration, and small ones for a laptop.
+
+A preset is a Python function named for paper and corpus that returns a `Recipe`; its docstring gives the source of
+every number. `NAME@published` is the same recipe with the published code's quirks in schedule and positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mnemo.errors import MnemoError, unknown
+from mnemo.presets import ablation, long_range, penn_treebank, small, transformer_xl
+from mnemo.presets.registry import Preset
+from mnemo.recipe import Recipe
+
+__all__ = ["PRESETS", "Preset", "description", "documentation", "listing", "preset", "published"]
+
+PRESETS: dict[str, Preset] = {
+    **small.PRESETS,
+    **transformer_xl.PRESETS,
+    **ablation.PRESETS,
+    **penn_treebank.PRESETS,
+    **long_range.PRESETS,
+}
+
+
+def preset(name: str) -> Recipe:
+    """The recipe called `name`, or `NAME@published`."""
+    plain, at, suffix = name.partition("@")
+    if plain not in PRESETS:
+        raise unknown("preset", plain, PRESETS)
+    if at and suffix != "published":
+        raise MnemoError(f"unknown preset '{name}'; a preset's only other form is '{plain}@published'")
+    recipe = PRESETS[plain]()
+    return published(recipe) if at else recipe
+
+
+def published(recipe: Recipe) -> Recipe:
+    """The same recipe with the published code's schedule and positions."""
+    schedule = replace(recipe.train.schedule, published=True)
+    return replace(recipe, model=recipe.model.published(), train=replace(recipe.train, schedule=schedule))
+
+
+def documentation(name: str) -> str:
+    """Where a preset's numbers come from."""
+    plain = name.partition("@")[0]
+    if plain not in PRESETS:
+        raise unknown("preset", plain, PRESETS)
+    return PRESETS[plain].__doc__ or ""
+
+
+def description(name: str) -> str:
+    """A preset in one line."""
+    return documentation(name).strip().splitlines()[0]
+
+
+def listing() -> list[tuple[str, str]]:
+    """Every preset's name and description."""
+    return [(name, description(name)) for name in PRESETS]

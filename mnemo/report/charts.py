@@ -1,0 +1,224 @@
+"""The kinds of chart that a report draws: lines, bars, and the memory of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mnemo.report import svg
+from mnemo.report.scales import Axis, doubling, linear, logarithmic, number, tick_labels
+
+Point = tuple[float, float]
+HEIGHT = 270.0
+MAX_POINTS = 240
+"""Longer lines are averaged down to about this many points; the numbers next to the page keep all."""
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    points: Sequence[Point]
+    color: int
+    faint: bool = False
+    """A thin line without markers, drawn behind the others and left out of the legend."""
+
+
+@dataclass(frozen=True)
+class LineChart:
+    series: Sequence[Series]
+    x_label: str
+    y_label: str
+    x_kind: Literal["linear", "doubling"] = "linear"
+    reference: tuple[str, float] | None = None
+    """A labelled level to compare with."""
+    y_max: float | None = None
+    """Lines are cut off above this."""
+    y_logarithmic: bool = False
+    markers: bool = True
+
+
+@dataclass(frozen=True)
+class Bar:
+    label: str
+    value: float
+    color: int
+    shown: str
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    length: int
+    long: bool
+
+
+def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str:
+    entries = [svg.LegendEntry(s.label, s.color, chart.markers) for s in chart.series if not s.faint]
+    key, top = svg.legend(entries if len(entries) > 1 else [], 46, svg.WIDTH - 58)
+    margins = svg.Margins(top + 18, 14, 40, 46)
+    height = HEIGHT + top
+    x, y = _axes(chart, margins, height)
+    clip = f"{slug}-clip"
+    body = [
+        _clip(clip, margins, height),
+        key,
+        _frame(chart, x, y, margins, height),
+        _reference(chart, x, y),
+        svg.element("g", "".join(_lines(chart, x, y)), clip_path=f"url(#{clip})"),
+        "".join(_markers(chart, x, y)),
+    ]
+    return svg.drawing(slug, title, description, "".join(body), height)
+
+
+def _axes(chart: LineChart, margins: svg.Margins, height: float) -> tuple[Axis, Axis]:
+    xs = [point[0] for series in chart.series for point in series.points]
+    ys = [point[1] for series in chart.series for point in series.points]
+    if chart.y_max is not None:
+        ys = [min(value, chart.y_max) for value in ys]
+    if chart.reference:
+        ys.append(chart.reference[1])
+    left, right = margins.left, svg.WIDTH - margins.right
+    x = doubling(xs, left + 6, right - 8) if chart.x_kind == "doubling" else _steps(xs, left, right)
+    make = logarithmic if chart.y_logarithmic and min(ys) > 0 else linear
+    return x, make(ys, height - margins.bottom, margins.top)
+
+
+def _steps(xs: Sequence[float], left: float, right: float) -> Axis:
+    axis = linear([0.0, *xs], left, right, zero=True, count=6)
+    return axis if max(xs) > 0 else linear([0.0, 1.0], left, right, zero=True)
+
+
+def _clip(name: str, margins: svg.Margins, height: float) -> str:
+    area = svg.box(
+        margins.left, margins.top - 2, svg.WIDTH - margins.left, height - margins.top - margins.bottom + 4, ""
+    )
+    return svg.element("clipPath", area, id=name)
+
+
+def _frame(chart: LineChart, x: Axis, y: Axis, margins: svg.Margins, height: float) -> str:
+    bottom, right = height - margins.bottom, svg.WIDTH - margins.right
+    parts = []
+    for tick, label in zip(y.ticks, tick_labels(y.ticks), strict=True):
+        at = y.place(tick)
+        parts += [
+            svg.line(margins.left, at, right, at, "grid"),
+            svg.text(margins.left - 7, at + 4, label, "tick", "end"),
+        ]
+    for tick, label in zip(x.ticks, tick_labels(x.ticks), strict=True):
+        parts.append(svg.text(x.place(tick), bottom + 17, label, "tick", "middle"))
+    parts += [
+        svg.line(margins.left, bottom, right, bottom, "base"),
+        svg.text((margins.left + right) / 2, height - 6, chart.x_label, "axis", "middle"),
+        svg.text(4, margins.top - 9, chart.y_label, "axis"),
+    ]
+    return "".join(parts)
+
+
+def _reference(chart: LineChart, x: Axis, y: Axis) -> str:
+    if chart.reference is None:
+        return ""
+    label, level = chart.reference
+    at = y.place(level)
+    end = svg.WIDTH - 14
+    return svg.line(x.start, at, end, at, "reference") + svg.text(end - 2, at + 15, label, "tick", "end")
+
+
+def _lines(chart: LineChart, x: Axis, y: Axis) -> list[str]:
+    behind_first = sorted(chart.series, key=lambda series: not series.faint)
+    return [svg.path(_placed(series, x, y), _line_class(series)) for series in behind_first if len(series.points) > 1]
+
+
+def _placed(series: Series, x: Axis, y: Axis) -> list[Point]:
+    return [(x.place(a), y.place(b)) for a, b in thinned(series.points, MAX_POINTS)]
+
+
+def _line_class(series: Series) -> str:
+    names = ["series", svg.color_class(series.color), svg.dash_class(series.color)]
+    return " ".join([*names, "faint"] if series.faint else names)
+
+
+def _markers(chart: LineChart, x: Axis, y: Axis) -> list[str]:
+    drawn = []
+    for series in chart.series if chart.markers else ():
+        visible = [point for point in series.points if chart.y_max is None or point[1] <= chart.y_max]
+        for a, b in [] if series.faint else _every(visible, 40):
+            tip = f"{series.label}: {number(b)} at {chart.x_label} {a:,.0f}"
+            drawn.append(svg.marker(x.place(a), y.place(b), series.color, tip))
+    return drawn
+
+
+def _every(points: Sequence[Point], most: int) -> Sequence[Point]:
+    """At most about that many of the points, the last one always among them."""
+    stride = -(-len(points) // most) or 1
+    return points[::-1][::stride]
+
+
+def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
+    """Means of neighbours where there are more points than a line can show."""
+    size = -(-len(points) // most)
+    if size <= 1:
+        return points
+    groups = [points[begin : begin + size] for begin in range(0, len(points), size)]
+    return [(sum(p[0] for p in group) / len(group), sum(p[1] for p in group) / len(group)) for group in groups]
+
+
+def draw_bars(bars: Sequence[Bar], slug: str, title: str, description: str) -> str:
+    """Horizontal bars from 0, each with its name above and its value at the end."""
+    thick = 24.0 if len(bars) <= 4 else 14.0
+    row, right = thick + 30, svg.WIDTH - 4.0
+    widest = max((bar.value for bar in bars), default=0.0) or 1.0
+    room = max(len(bar.shown) for bar in bars) * svg.CHAR_WIDTH * 1.15 + 14
+    body = []
+    for index, bar in enumerate(bars):
+        y = index * row
+        length = max(2.0, (right - room) * max(bar.value, 0.0) / widest)
+        body += [
+            svg.text(0, y + 14, svg.fit(bar.label, right)),
+            svg.box(0, y + 20, length, thick, f"fill {svg.color_class(bar.color)}", bar.tip, radius=3),
+            svg.text(length + 8, y + 24.5 + thick / 2, bar.shown, "value"),
+        ]
+    return svg.drawing(slug, title, description, "".join(body), len(bars) * row + 2)
+
+
+def draw_plan(layers: Sequence[LayerMemory], segment: int, color: int, slug: str, title: str, description: str) -> str:
+    """Every layer's memory to the left of the segment, the top layer at the top, all to scale."""
+    row = 24.0 if len(layers) <= 8 else 17.0
+    left, right = 54.0, svg.WIDTH - 8.0
+    longest = max((layer.length for layer in layers), default=0)
+    reach = Axis(-float(longest), float(segment), left, right, ())
+    body = [svg.text(left, 12, "older", "tick"), svg.text(right, 12, "newest token", "tick", "end")]
+    for index, layer in enumerate(reversed(layers)):
+        body.append(_layer_row(layer, len(layers) - index, 20 + index * row, row, reach, color, segment))
+    bottom = 20 + len(layers) * row
+    body.append(_plan_axis(reach, bottom, longest, segment))
+    return svg.drawing(slug, title, description, "".join(body), bottom + 38)
+
+
+def _layer_row(layer: LayerMemory, position: int, y: float, row: float, reach: Axis, color: int, segment: int) -> str:
+    height = row - 5
+    now, begin = reach.place(0), reach.place(-layer.length)
+    kind = "long range" if layer.long else "short range"
+    css = f"fill {svg.color_class(color)}" + ("" if layer.long else " short")
+    parts = [svg.text(reach.start - 8, y + height / 2 + 4, f"layer {position}", "tick", "end")]
+    if layer.length:
+        parts.append(
+            svg.box(begin, y, now - begin - 1, height, css, f"layer {position}: memory {layer.length} ({kind})")
+        )
+    parts.append(svg.box(now + 1, y, reach.end - now - 1, height, "segment", f"the segment: {segment} tokens"))
+    return "".join(parts)
+
+
+def _plan_axis(reach: Axis, y: float, longest: int, segment: int) -> str:
+    middle = (reach.place(0) + reach.end) / 2
+    parts = [
+        svg.text(middle, y + 14, "segment", "tick", "middle"),
+        svg.text(middle, y + 30, f"{segment:,}", "tick", "middle"),
+    ]
+    if longest:
+        middle = (reach.start + reach.place(0)) / 2
+        parts += [
+            svg.text(middle, y + 14, "memory", "tick", "middle"),
+            svg.text(middle, y + 30, f"{longest:,}", "tick", "middle"),
+        ]
+    return "".join(parts)

@@ -1,0 +1,147 @@
+"""What a run folder holds, as far as it can be read; everything that cannot is named in `notes` and left out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mnemo.config import from_json
+from mnemo.errors import MnemoError
+from mnemo.recipe import Recipe
+from mnemo.report.files import Record, is_number, read_json, read_lines
+from mnemo.report.results import Results, read_results
+
+FILES = ("recipe.json", "metrics.jsonl")
+"""A folder is a run if it holds at least one of these."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    step: int
+    loss: float
+    """Nats per token."""
+
+
+@dataclass
+class Run:
+    path: Path
+    name: str
+    color: int = 0
+    """Its number in the page."""
+    recipe: Recipe | None = None
+    header: Record = field(default_factory=dict)
+    """All of recipe.json."""
+    train: list[Metric] = field(default_factory=list)
+    valid: list[Metric] = field(default_factory=list)
+    tokens: int | None = None
+    """Tokens trained on."""
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    results: Results = field(default_factory=Results)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def corpus(self) -> Record:
+        corpus = self.header.get("corpus")
+        return corpus if isinstance(corpus, dict) else {}
+
+    @property
+    def corpus_name(self) -> str:
+        if self.corpus.get("name"):
+            return str(self.corpus["name"])
+        return self.recipe.data.corpus if self.recipe else "unknown corpus"
+
+    @property
+    def best(self) -> Metric | None:
+        return min(self.valid, key=lambda metric: metric.loss, default=None)
+
+    @property
+    def last_step(self) -> int:
+        return max((metric.step for metric in (*self.train, *self.valid)), default=0)
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that are there, and a note for each that is not. At least one must be."""
+    notes, found = [], []
+    for path in dict.fromkeys(path.resolve() for path in paths):
+        problem = _not_a_run(path)
+        if problem:
+            notes.append(problem)
+        else:
+            found.append(path)
+    if not found:
+        raise MnemoError(notes[0] if notes else "no run given")
+    names = short_names(found)
+    return [read_run(path, name, color) for color, (path, name) in enumerate(zip(found, names, strict=True))], notes
+
+
+def is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in FILES)
+
+
+def _not_a_run(path: Path) -> str | None:
+    if not path.is_dir():
+        return f"there is no run folder {path}"
+    if not is_run(path):
+        return f"{path} is not a run folder: it holds neither {' nor '.join(FILES)}"
+    return None
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest endings of the paths that tell them apart."""
+    names = []
+    for path in paths:
+        depth = 1
+        while depth < len(path.parts) and sum(path.parts[-depth:] == other.parts[-depth:] for other in paths) > 1:
+            depth += 1
+        names.append("/".join(path.parts[-depth:]))
+    return names
+
+
+def read_run(path: Path, name: str, color: int = 0) -> Run:
+    run = Run(path, name, color)
+    _read_recipe(run)
+    _read_metrics(run)
+    _read_timing(run)
+    run.results = read_results(path / "results", run.notes)
+    return run
+
+
+def _read_recipe(run: Run) -> None:
+    header = read_json(run.path / "recipe.json", run.notes)
+    if header is None:
+        return
+    run.header = header
+    try:
+        run.recipe = from_json(Recipe, header.get("recipe"), "recipe")
+    except (MnemoError, ValueError) as error:
+        run.notes.append(f"recipe.json: {error}; size and plan are left out")
+
+
+def _read_metrics(run: Run) -> None:
+    for number, record in read_lines(run.path / "metrics.jsonl", run.notes):
+        step, loss, split = record.get("step"), record.get("loss"), record.get("split")
+        if not is_number(step) or not isinstance(loss, (int, float)) or split not in ("train", "valid"):
+            run.notes.append(f"metrics.jsonl, line {number}: no step, split and loss; skipped")
+        elif not math.isfinite(loss):
+            run.notes.append(f"metrics.jsonl, line {number}: the {split} loss of step {step} is {loss}; not drawn")
+        else:
+            (run.train if split == "train" else run.valid).append(Metric(int(step), float(loss)))
+        tokens = record.get("tokens")
+        if split == "train" and is_number(tokens):
+            run.tokens = int(tokens)
+
+
+def _read_timing(run: Run) -> None:
+    rates = []
+    for number, record in read_lines(run.path / "timing.jsonl", run.notes):
+        rate, seconds = record.get("tokens_per_second"), record.get("seconds")
+        if not is_number(rate) or not is_number(seconds):
+            run.notes.append(f"timing.jsonl, line {number}: no seconds and tokens_per_second; skipped")
+            continue
+        rates.append(float(rate))
+        run.seconds = float(seconds)
+    run.tokens_per_second = statistics.median(rates) if rates else None

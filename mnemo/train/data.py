@@ -1,0 +1,81 @@
+"""What a run reads and what it is scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mnemo.data.corpus import Corpus, Split
+from mnemo.data.prepare import load
+from mnemo.data.progress import ShowProgress, silent
+from mnemo.data.streams import ContiguousStream, SentenceStream, Stream
+from mnemo.errors import MnemoError
+from mnemo.evaluate import evaluate
+from mnemo.model import Model
+from mnemo.recipe import Recipe
+
+
+class Scored(NamedTuple):
+    loss: float
+    """Nats per token"""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run reads and is scored on."""
+
+    info: dict[str, Any]
+    """What recipe.json says of it: name, unit, vocab_size"""
+    stream: Stream
+    score: Callable[[Model, ShowProgress], Scored] | None = None
+    """Scores a model on the validation set; None where there is none"""
+
+
+def open_data(recipe: Recipe, show: ShowProgress = silent) -> Data:
+    """The recipe's corpus."""
+    corpus = load(recipe.data.corpus, show=show)
+    info = {"name": corpus.name, "unit": corpus.tokenizer.unit, "vocab_size": corpus.vocab_size}
+    valid = corpus.split("valid") if "valid" in corpus.splits else None
+
+    def score(model: Model, show: ShowProgress) -> Scored:
+        assert valid is not None
+        train, data = recipe.train, recipe.data
+        result = evaluate(
+            model,
+            valid,
+            recipe.evaluation,
+            segment=train.segment,
+            context=train.context,
+            documents=data.documents,
+            order=data.order,
+            progress=show,
+        )
+        return Scored(result.loss, result.tokens)
+
+    if valid is not None:
+        _check_long_enough(recipe, valid)
+    stream = build_stream(recipe, corpus.split("train"), corpus)
+    return Data({**info, "fingerprint": corpus.fingerprint()}, stream, None if valid is None else score)
+
+
+def _check_long_enough(recipe: Recipe, valid: Split) -> None:
+    """Better now than at the first evaluation."""
+    config = recipe.evaluation
+    count = len(valid.ids) if config.limit is None else min(config.limit, len(valid.ids))
+    if count < 2 * config.batch:
+        raise MnemoError(f"the validation set's {count:,} tokens are too short for {config.batch} rows of evaluation")
+
+
+def build_stream(recipe: Recipe, split: Split, corpus: Corpus) -> Stream:
+    train, data = recipe.train, recipe.data
+    common: dict[str, Any] = {"context": train.context, "seed": train.seed, "vocab_size": corpus.vocab_size}
+    by_document = data.documents == "reset" or data.order == "sentences"
+    if by_document and split.documents is None:
+        raise MnemoError(f"corpus '{corpus.name}' has no documents or lines to tell apart")
+    if data.order == "sentences" and split.documents is not None:
+        return SentenceStream(split.ids, split.documents, train.batch, train.segment, **common)
+    documents = split.documents if by_document else None
+    common |= {"documents": documents, "rotate": data.rotate, "vary": train.vary_segment}
+    return ContiguousStream(split.ids, train.batch, train.segment, **common)

@@ -1,0 +1,132 @@
+"""Starting a run and going on with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mnemo import checkpoint as checkpoints
+from mnemo.checkpoint import Checkpoint, RunHeader, build_model, pick_device
+from mnemo.errors import MnemoError
+from mnemo.model import Model
+from mnemo.recipe import Recipe
+from mnemo.track import NoTracker, Tracker
+from mnemo.train.data import Data, open_data
+from mnemo.train.precision import safe_kernels
+from mnemo.train.trainer import Outcome, Trainer
+from mnemo.train.watch import Monitor, Unwatched, stop_on_signals
+
+
+def create_run(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Data | None = None,
+    preset: str | None = None,
+    source: str | Path | None = None,
+    monitor: Monitor | None = None,
+) -> Path:
+    """A new run folder, after everything that can be wrong with the recipe has been checked.
+
+    `data`: what to train on, where it is not the recipe's corpus. `source`: a run whose best weights come first.
+    """
+    monitor = monitor or Unwatched()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
+    data = data or open_data(recipe, monitor.show)
+    recipe = _with_vocabulary(recipe, data.info["vocab_size"], monitor)
+    check(recipe)
+    with torch.device("meta"):
+        model = build_model(recipe.model, recipe.train.precision)
+    origin = None
+    if source is not None:
+        start = _first_checkpoint(checkpoints.find_run(source))
+        checkpoints.check_weights(model, _weights(start, model), start.path / "weights.safetensors")
+        origin = {"run": str(start.path.parent.parent.resolve()), "step": start.step}
+    checkpoints.write_header(folder, RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin))
+    return folder
+
+
+def train(
+    folder: Path, *, data: Data | None = None, monitor: Monitor | None = None, tracker: Tracker | None = None
+) -> Outcome:
+    """Train a run from where it stands: from its last whole checkpoint, or from the beginning."""
+    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    header = checkpoints.read_header(folder)
+    check(header.recipe)
+    data = data or open_data(header.recipe, monitor.show)
+    if data.info != header.corpus:
+        raise MnemoError(f"corpus '{header.corpus.get('name')}' has changed since {folder} was started on it")
+    kernels = safe_kernels(header.recipe.train.precision, pick_device(header.recipe.train.device), monitor)
+    with checkpoints.locked(folder), kernels, stop_on_signals() as stop:
+        trainer = Trainer(folder, header, data, monitor, tracker)
+        _describe(trainer, header, monitor)
+        with trainer.started(lambda: _first_weights(trainer.model, header)):
+            return trainer.run(stop)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot be trained, or not on this machine."""
+    train, model = recipe.train, recipe.model
+    recurrent = len(model.memory.attending(model.num_layers)) < model.num_layers
+    if train.bptt and (model.tokens is None or not model.tokens.carries):
+        raise MnemoError(
+            f"bptt {train.bptt} needs memory tokens that are carried on: no other memory takes gradient back to "
+            "earlier segments"
+        )
+    if train.context and (recurrent or model.tokens is not None or any(model.memory.lengths(model.num_layers))):
+        raise MnemoError(
+            f"the context of {train.context} tokens is encoded again for every segment: "
+            "with it, all memory lengths must be 0, no layer may be recurrent, and no memory tokens may be there"
+        )
+    device = pick_device(train.device)
+    if train.precision == "fp16" and device.type != "cuda":
+        raise MnemoError(f"precision fp16 needs a CUDA device, not {device.type}: use bf16 or fp32")
+
+
+def _with_vocabulary(recipe: Recipe, size: int, monitor: Monitor) -> Recipe:
+    if size == recipe.model.vocab_size:
+        return recipe
+    monitor.note(f"vocabulary: {size:,} as in the corpus, not the recipe's {recipe.model.vocab_size:,}")
+    cutoffs = recipe.model.embedding.cutoffs
+    if cutoffs and cutoffs[-1] >= size:
+        raise MnemoError(
+            f"the adaptive softmax's cutoff {cutoffs[-1]:,} is not below the corpus's vocabulary of {size:,}: "
+            "set --model.embedding.cutoffs"
+        )
+    return replace(recipe, model=replace(recipe.model, vocab_size=size))
+
+
+def _first_checkpoint(folder: Path) -> Checkpoint:
+    found = checkpoints.best_checkpoint(folder)
+    if found is None:
+        raise MnemoError(f"{folder} has no checkpoint to start from")
+    return found
+
+
+def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
+    if header.source is None:
+        return None
+    path = checkpoints.checkpoint_path(Path(header.source["run"]), header.source["step"])
+    return _weights(checkpoints.read_checkpoint(path), model)
+
+
+def _weights(source: Checkpoint, model: Model) -> dict[str, Tensor]:
+    """As they were evaluated, in the type that this model is trained in."""
+    dtype = next(model.parameters()).dtype
+    return {name: weight.to(dtype) for name, weight in checkpoints.evaluated_weights(source).items()}
+
+
+def _describe(trainer: Trainer, header: RunHeader, monitor: Monitor) -> None:
+    model, train, corpus = header.recipe.model, header.recipe.train, header.corpus
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    lengths = sorted(set(model.memory.lengths(model.num_layers)), reverse=True)
+    memory = " and ".join(map(str, lengths))
+    monitor.note(f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters, memory {memory}")
+    monitor.note(f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s")
+    monitor.note(f"batch: {train.batch} x {train.segment} tokens; {train.steps:,} steps")
+    monitor.note(f"device: {trainer.device}, {train.precision}")
+    monitor.note(f"run: {trainer.folder}")

@@ -1,0 +1,136 @@
+"""Everything that the next step depends on, to and from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemo.checkpoint import check_like
+from mnemo.data.streams import Cursor
+from mnemo.errors import MnemoError
+from mnemo.model import Model
+from mnemo.optimize import Average, Plateau
+from mnemo.state import State, leaves, tree_map
+
+
+class Best(NamedTuple):
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands, besides its tensors."""
+
+    cursor: Cursor
+    """The next batch"""
+    past: tuple[Cursor, ...] = ()
+    """Batches that the next update reads again, before the next one; the memory is the one before them"""
+    step: int = 0
+    """Updates done"""
+    tokens: int = 0
+    """Targets trained on"""
+    seconds: float = 0.0
+    """Time since the start, in all processes"""
+    interval: tuple[tuple[float, int], ...] = ()
+    """Loss and number of targets of every step since the last line of metrics"""
+    plateau: Plateau = field(default_factory=Plateau)
+    best: Best | None = None
+    stale: int = 0
+    """Evaluations since the best"""
+    evaluated: int = 0
+    """The last step that was evaluated"""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any], path: Path) -> Progress:
+        try:
+            known = {name: data[name] for name in Progress.__dataclass_fields__}
+            known["past"] = tuple(data["past"])
+            known["interval"] = tuple((float(loss), int(count)) for loss, count in data["interval"])
+            known["plateau"] = Plateau(**data["plateau"])
+            known["best"] = None if data["best"] is None else Best(*data["best"])
+            return Progress(**known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MnemoError(f"{path} is damaged: {error}") from None
+
+
+def training_tensors(model: Model, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+    """Optimizer moments, averaged weights and random generators, by name."""
+    tensors = {"rng/cpu": torch.get_rng_state()}
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
+    for name, parameter in model.named_parameters():
+        moments = optimizer.state.get(parameter, {})
+        tensors |= {f"optimizer/{name}/{key}": value for key, value in moments.items() if isinstance(value, Tensor)}
+    names = [name for name, _ in model.named_parameters()]
+    averages = average.values if average else []
+    return tensors | {f"average/{name}": value for name, value in zip(names, averages, strict=False)}
+
+
+def restore_training(
+    tensors: Mapping[str, Tensor],
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    average: Average | None,
+    average_count: int,
+    path: Path,
+) -> None:
+    _restore_optimizer(tensors, model, optimizer, path)
+    if average is not None and average_count:
+        average.restore([_like(tensors, f"average/{n}", p, path) for n, p in model.named_parameters()], average_count)
+    torch.set_rng_state(_named(tensors, "rng/cpu", path))
+    device = next(model.parameters()).device
+    if device.type == "cuda" and "rng/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng/cuda"], device)
+
+
+def _restore_optimizer(
+    tensors: Mapping[str, Tensor], model: Model, optimizer: torch.optim.Optimizer, path: Path
+) -> None:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for index, parameter in enumerate(order):
+        prefix = f"optimizer/{names[parameter]}/"
+        keys = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+        moments = {key: tensors[prefix + key].clone() for key in keys if key == "step"}
+        moments |= {key: _like(tensors, prefix + key, parameter, path) for key in keys if key != "step"}
+        if moments:
+            state[index] = moments
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _named(tensors: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
+    if name not in tensors:
+        raise MnemoError(f"{path} is of another configuration: it has no tensor '{name}'")
+    return tensors[name]
+
+
+def _like(tensors: Mapping[str, Tensor], name: str, expected: Tensor, path: Path) -> Tensor:
+    """A copy on the device of `expected`: aligned as training needs it, and free of the file."""
+    tensor = _named(tensors, name, path)
+    check_like(tensor, expected, name, path)
+    return tensor.to(expected.device, copy=True)
+
+
+def memory_tensors(states: tuple[State, ...]) -> dict[str, Tensor]:
+    return {f"{part}/{name}": leaf for part, state in enumerate(states) for name, leaf in leaves(state)}
+
+
+def restore_memory(tensors: Mapping[str, Tensor], empty: tuple[State, ...], path: Path) -> tuple[State, ...]:
+    """The states that were saved, in the form of empty ones."""
+    return tuple(_restore_state(tensors, state, f"{part}/", path) for part, state in enumerate(empty))
+
+
+def _restore_state(tensors: Mapping[str, Tensor], empty: State, prefix: str, path: Path) -> State:
+    found = iter([_like(tensors, prefix + name, leaf, path) for name, leaf in leaves(empty)])
+    return tree_map(lambda _: next(found), empty)

@@ -1,0 +1,103 @@
+"""One update of the weights. The pieces are pure but for the gradients and the weights themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemo.bptt import Read, backward
+from mnemo.data.streams import Batch
+from mnemo.model import Model
+from mnemo.optimize import clip_gradients
+from mnemo.state import State
+from mnemo.train.window import Window, count_targets
+
+
+def segment_loss(
+    model: Model, batch: Batch, state: State, scored: bool = True
+) -> tuple[Tensor | None, Tensor | float, State]:
+    """Summed nats of the batch's targets (None where they are not wanted), summed auxiliary losses, the next state."""
+    out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts)
+    return model.loss(out, batch.targets).sum() if scored else None, sum(out.aux.values()), state
+
+
+class Update(NamedTuple):
+    loss: Tensor
+    """Mean nats per token, before the update"""
+    grad_norm: Tensor
+    """Before clipping"""
+    borders: tuple[tuple[State, ...], ...]
+    """Behind every batch, the states of its parts"""
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return self.borders[-1]
+
+
+def update(
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch | Window,
+    states: Sequence[State],
+    *,
+    clip: float | None,
+    tokens: int | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    autocast: AbstractContextManager[Any] | None = None,
+    forward: Callable[..., tuple[Tensor | None, Tensor | float, State]] = segment_loss,
+) -> Update:
+    """One update from one batch, or from a window of them with gradient between them.
+
+    Rows fall into as many parts as there are states, read one after the other.
+    `tokens`: the batch's number of targets, where the caller knows it; counting on a device makes it wait.
+    """
+    window = batch if isinstance(batch, Window) else Window((batch,), (count_targets(batch) if tokens is None else tokens,))
+    rows = len(window.batches[0].tokens)
+
+    def step(segment: Batch, state: State, scored: bool) -> Read:
+        with autocast or nullcontext():
+            nll, aux, state = forward(model, segment, state, scored)
+        if nll is None:
+            return Read(None, state)
+        objective = nll / window.num_targets + aux * (len(segment.tokens) / rows / window.num_scored)
+        return Read(scaler.scale(objective) if scaler else objective, state, nll.detach())
+
+    optimizer.zero_grad(set_to_none=True)
+    parts = zip(*(split_rows(batch, len(states)) for batch in window.batches), strict=True)
+    reads = [
+        backward(step, part, state, scored=window.scored, method=window.method)
+        for part, state in zip(parts, states, strict=True)
+    ]
+    new = [read.report for part in reads for read in part[window.num_again :] if read.report is not None]
+    loss = torch.stack(new).sum() / max(1, window.num_new)
+    borders = tuple(zip(*([read.state for read in part] for part in reads), strict=True))
+    return Update(loss, _step(model, optimizer, clip, scaler), borders)
+
+
+def _step(
+    model: Model, optimizer: torch.optim.Optimizer, clip: float | None, scaler: torch.amp.GradScaler | None
+) -> Tensor:
+    if scaler is None:
+        norm = clip_gradients(model.parameters(), clip)
+        optimizer.step()
+        return norm
+    scaler.unscale_(optimizer)
+    norm = clip_gradients(model.parameters(), clip)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
+def split_rows(batch: Batch, parts: int) -> list[Batch]:
+    columns = [[None] * parts if column is None else column.tensor_split(parts) for column in batch]
+    return [Batch(*part) for part in zip(*columns, strict=True)]
+
+
+def fresh_states(model: Model, batch: int, parts: int) -> tuple[State, ...]:
+    """An empty state for every part of a batch's rows."""
+    sizes = [len(part) for part in torch.arange(batch).tensor_split(parts)]
+    return tuple(model.init(size) for size in sizes)

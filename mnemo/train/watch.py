@@ -1,0 +1,97 @@
+"""Whoever watches a run, and the signals that stop one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from mnemo.data.progress import Advance, ShowProgress, silent
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Status(NamedTuple):
+    """What a progress line shows."""
+
+    step: int
+    steps: int
+    loss: float
+    """Nats per token since the last line"""
+    lr: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+class Monitor(Protocol):
+    def note(self, line: str) -> None: ...
+    def trained(self, status: Status) -> None: ...
+    def evaluated(self, step: int, loss: float, is_best: bool) -> None: ...
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]: ...
+
+
+class Unwatched:
+    def note(self, line: str) -> None:
+        pass
+
+    def trained(self, status: Status) -> None:
+        pass
+
+    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
+        pass
+
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
+        return silent(label, total, unit=unit)
+
+
+class Stop:
+    """Set by the first signal; the second one ends the process at once."""
+
+    signal: int | None = None
+
+    def receive(self, number: int, frame: Any) -> None:
+        self.signal = number
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Stop]:
+    """Within this context SIGINT and SIGTERM are noted, not obeyed; threads other than the main one see none."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {each: signal.signal(each, stop.receive) for each in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+class Interrupted(Exception):
+    """A signal asked to stop in the middle of long work that will be done again."""
+
+
+def interruptible(show: ShowProgress, stop: Stop) -> ShowProgress:
+    """The same progress, whose work is left with `Interrupted` as soon as a signal arrives."""
+
+    @contextmanager
+    def shown(label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
+        with show(label, total, unit=unit) as bar:
+            yield _Interruptible(bar, stop)
+
+    return shown
+
+
+class _Interruptible:
+    def __init__(self, bar: Advance, stop: Stop) -> None:
+        self._bar, self._stop = bar, stop
+
+    def advance(self, count: float = 1, note: str = "") -> None:
+        self._bar.advance(count, note)
+        if self._stop.signal is not None:
+            raise Interrupted

@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mnemo.data import gather, published, sources
+from mnemo.data.corpus import Corpus
+from mnemo.data.prepare import load, prepare
+from mnemo.data.published import CORPORA, Download, Expected
+from mnemo.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
+from mnemo.errors import MnemoError
+
+SPLITS = {"train": b"the cat\n\nthe dog\n", "valid": b"a cat\n", "test": b"the end\n"}
+
+
+def redefine(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
+    """Make a small text the published one."""
+    monkeypatch.setitem(published.CORPORA, name, replace(CORPORA[name], **changes))
+
+
+def ids(corpus: Corpus, split: str = "train") -> list[int]:
+    return corpus.split(split).ids.tolist()
+
+
+def write_splits(folder: Path, pattern: str, texts: dict[str, bytes] = SPLITS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, text in texts.items():
+        (folder / pattern.format(split)).write_bytes(text)
+    return folder
+
+
+def joined(corpus: Corpus) -> bytes:
+    return b"".join(corpus.split(name).ids.tobytes() for name in corpus.splits)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def test_a_file_is_split_in_order_at_line_ends(tmp_path: Path, root: Path) -> None:
+    text = b"".join(b"%03d is a line\n" % i for i in range(200))
+    (tmp_path / "a.txt").write_bytes(text)
+    corpus = prepare("mine", tmp_path / "a.txt", root=root)
+    parts = [corpus.split(name).ids.tobytes() for name in ("train", "valid", "test")]
+    assert b"".join(parts) == text and all(part.endswith(b"\n") for part in parts)
+    assert [len(part) / len(text) for part in parts] == pytest.approx([0.90, 0.05, 0.05], abs=0.01)
+
+
+@pytest.mark.parametrize("unit", ["é", " a"])
+def test_a_text_without_lines_is_cut_between_characters_or_words(tmp_path: Path, root: Path, unit: str) -> None:
+    (tmp_path / "a.txt").write_text(unit * 500, encoding="utf-8")
+    corpus = prepare("mine", tmp_path / "a.txt", "chars", root=root)
+    texts = [corpus.tokenizer.decode(ids(corpus, name)) for name in corpus.splits]
+    assert "".join(texts) == unit * 500
+    assert all(text.endswith(unit) for text in texts)
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"xz": lzma.compress, "gz": gzip.compress, "bz2": bz2.compress}
+
+
+@pytest.mark.parametrize("kind", [*COMPRESSORS, "zip", "tar.gz", "tgz", "plain"])
+def test_compressed_texts_are_the_same_texts(tmp_path: Path, root: Path, kind: str) -> None:
+    source = tmp_path / f"file.{kind}"
+    folder = write_splits(tmp_path / "plain", "{}.txt")
+    if kind == "plain":
+        source = folder
+    elif kind == "zip":
+        with zipfile.ZipFile(source, "w") as archive:
+            archive.mkdir("inner")
+            archive.writestr("__MACOSX/inner/._train.txt", b"junk")
+            for split, text in SPLITS.items():
+                archive.writestr(f"inner/{split}.txt", text)
+    elif kind in ("tar.gz", "tgz"):
+        with tarfile.open(source, "w:gz") as archive:
+            archive.add(folder, "inner")
+    else:
+        source = tmp_path / "packed"
+        source.mkdir()
+        for split, text in SPLITS.items():
+            (source / f"{split}.txt.{kind}").write_bytes(COMPRESSORS[kind](text))
+    assert joined(prepare("mine", source, root=root)) == b"".join(SPLITS.values())
+    assert [path.name for path in root.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("kind", [*COMPRESSORS, "zip", "tar.gz"])
+def test_damaged_archives_are_one_clear_error(tmp_path: Path, root: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    data = COMPRESSORS.get(kind, gzip.compress)(bytes(range(256)) * 99)
+    path.write_bytes(b"PK\x03\x04 not a zip" if kind == "zip" else data[: len(data) // 2])
+    with pytest.raises(MnemoError, match=f"cannot (read|unpack) .*a.{kind}: "):
+        prepare("mine", path, root=root)
+    assert not (root / "mine").exists()
+
+
+def test_a_tar_cannot_write_outside_its_folder(tmp_path: Path, root: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(write_splits(tmp_path / "plain", "{}.txt") / "train.txt", "../../evil.txt")
+    with pytest.raises(MnemoError, match="cannot unpack .*a.tar"):
+        prepare("mine", tmp_path / "a.tar", root=root)
+    assert not list(tmp_path.rglob("evil.txt"))
+
+
+def test_folders_named_after_splits(tmp_path: Path, root: Path) -> None:
+    source = tmp_path / "test-corpus"
+    for split, text in SPLITS.items():
+        write_splits(source / {"valid": "validation"}.get(split, split), "b.txt", {split: text})
+        write_splits(source / {"valid": "validation"}.get(split, split), "a.txt", {split: b"first\n"})
+    (source / "README.md").write_text("not part of it")
+    corpus = prepare("mine", source, root=root)
+    assert corpus.split("train").ids.tobytes() == b"first\n\0" + SPLITS["train"]
+    documents = corpus.split("valid").documents
+    assert documents is not None and documents.tolist() == [0, 7]
+
+
+def test_a_folder_without_split_names_is_joined_in_order(tmp_path: Path, root: Path) -> None:
+    source = tmp_path / "notes"
+    for i, name in enumerate(["b/x.txt", "a.txt", "b/y.md", ".hidden", ".git/config"]):
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d\n" % i * 40)
+    corpus = prepare("mine", source, root=root)
+    train = corpus.split("train")
+    assert train.ids.tobytes().startswith(b"1\n" * 40 + b"\0" + b"0\n" * 40 + b"\0" + b"2\n" * 10)
+    assert train.documents is not None and train.documents.tolist() == [0, 81, 162]
+
+
+def test_train_and_test_without_valid(tmp_path: Path, root: Path) -> None:
+    source = write_splits(tmp_path / "x", "{}.txt", {"train": b"aa\n", "test": b"bb\n"})
+    with pytest.raises(MnemoError, match="none named valid"):
+        prepare("mine", source, root=root)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(b"", "is empty: there is no text"), (b"ab", "too short: its train split has 1 tokens and needs 2")],
+)
+def test_empty_and_short_texts(tmp_path: Path, root: Path, text: bytes, message: str) -> None:
+    (tmp_path / "a.txt").write_bytes(text)
+    with pytest.raises(MnemoError, match=message):
+        prepare("mine", tmp_path / "a.txt", root=root)
+    assert not root.exists() or list(root.iterdir()) == []
+
+
+def test_an_empty_folder_and_a_missing_file(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(MnemoError, match="nothing is empty"):
+        prepare("mine", tmp_path / "nothing", root=root)
+    with pytest.raises(MnemoError, match="gone.txt does not exist"):
+        prepare("mine", tmp_path / "gone.txt", root=root)
+
+
+@pytest.mark.parametrize("tokenizer", ["chars", "words", "bpe"])
+def test_undecodable_text_names_file_and_offset(tmp_path: Path, root: Path, tokenizer: Any) -> None:
+    text = b"good line\n" * 300 + b"caf\xe9 au lait\n" + b"good line\n" * 300
+    (tmp_path / "a.txt").write_bytes(text)
+    with pytest.raises(MnemoError, match=r"a.txt is not UTF-8 text: byte 0xe9 at offset 3,003 .*--tokenizer bytes"):
+        prepare("mine", tmp_path / "a.txt", tokenizer, root=root)
+    assert joined(prepare("mine", tmp_path / "a.txt", "bytes", root=root)) == text
+
+
+def test_offsets_hold_in_later_chunks_and_splits(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "CHUNK", 64)
+    text = b"\xef\xbb\xbf" + b"good line\n" * 97 + b"bad \xff\n"
+    (tmp_path / "a.txt").write_bytes(text)
+    with pytest.raises(MnemoError, match=f"byte 0xff at offset {text.index(0xFF, 3)} "):
+        prepare("mine", tmp_path / "a.txt", "chars", root=root)
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + b"ab\n" * 99)
+    assert set(prepare("mine", tmp_path / "a.txt", "chars", root=root).tokenizer.symbols) == set("ab\n")  # type: ignore[union-attr]
+
+
+def with_documents(folder: Path, newline: str) -> Path:
+    train = f"one two\n\nthree é four{newline}\0five six\nseven{newline}\0\0eight nine ten{newline}"
+    return write_splits(folder, "{}.txt", {"train": train.encode(), "valid": b"one ten\n", "test": b"two\n"})
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "chars", "words", "bpe"])
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_nul_ends_a_document(tmp_path: Path, root: Path, tokenizer: Any, newline: str) -> None:
+    size = 300 if tokenizer == "bpe" else None
+    corpus = prepare("mine", with_documents(tmp_path / "x", newline), tokenizer, vocab_size=size, root=root)
+    split = corpus.split("train")
+    assert split.documents is not None and split.num_words == 11
+    found = [corpus.tokenizer.decode(piece) for piece in np.split(split.ids, split.documents[1:])]
+    if tokenizer == "words":
+        assert found == ["one two\n\nthree é four\n", "five six\nseven\n", "eight nine ten\n"]
+    else:
+        texts = [f"one two\n\nthree é four{newline}\0", f"five six\nseven{newline}\0", "\0"]
+        assert found == [*texts, f"eight nine ten{newline}"]
+    assert corpus.split("valid").documents is None
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "chars", "words"])
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_small_chunks_change_nothing(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any, newline: str
+) -> None:
+    whole = prepare("mine", with_documents(tmp_path / "x", newline), tokenizer, root=root).fingerprint()
+    monkeypatch.setattr(sources, "CHUNK", 8)
+    assert prepare("mine", tmp_path / "x", tokenizer, root=root).fingerprint() == whole
+
+
+def test_words_of_ones_own_text(tmp_path: Path, root: Path) -> None:
+    corpus = prepare("mine", write_splits(tmp_path / "x", "{}.txt"), "words", root=root)
+    assert isinstance(corpus.tokenizer, WordTokenizer)
+    assert corpus.tokenizer.words == ("<eos>", "<unk>", "the", "cat", "dog")  # counted on train
+    assert ids(corpus) == [2, 3, 0, 0, 2, 4, 0] and ids(corpus, "valid") == [1, 3, 0]
+    small = prepare("mine", tmp_path / "x", "words", vocab_size=3, root=root)
+    assert ids(small) == [2, 1, 0, 0, 2, 1, 0]
+
+
+def test_published_enwik8_has_no_newlines(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"<a>\nbb\nccc\n" * 40
+    sizes = [len(part.replace(b"\n", b"")) for part in (text[:396], text[396:418], text[418:])]
+    redefine(
+        monkeypatch,
+        "enwik8",
+        num_bytes={"all": 440},
+        checksums={"all": "md5:" + hashlib.md5(text, usedforsecurity=False).hexdigest()},
+        expected={
+            "published": Expected((sizes[0], sizes[1], sizes[2]), 5),
+            "bytes": Expected((396, 22, 22), 6),
+        },
+    )
+    with zipfile.ZipFile(tmp_path / "enwik8.zip", "w") as archive:
+        archive.writestr("enwik8", text)
+    corpus = prepare("enwik8", tmp_path, root=root)
+    assert isinstance(corpus.tokenizer, ByteTokenizer)
+    assert corpus.tokenizer.symbols == b"cb<a>" and corpus.mismatches == ()
+    decoded = [corpus.tokenizer.decode(ids(corpus, name)).encode() for name in corpus.splits]
+    assert b"".join(decoded) == text.replace(b"\n", b"")
+    assert [split.num_bytes for split in corpus.splits.values()] == [396, 22, 22]
+    whole = prepare("enwik8", tmp_path / "enwik8.zip", "bytes", root=root)
+    assert whole.name == "enwik8-bytes" and whole.vocab_size == 6
+    assert load("enwik8", root=root).vocab_size == 5
+
+
+def test_published_text8_is_stripped(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b" anarchism" * 20
+    redefine(monkeypatch, "text8", num_bytes={}, checksums={}, expected={"chars": Expected((179, 9, 9), 9)})
+    (tmp_path / "text8").write_bytes(text)
+    corpus = prepare("text8", tmp_path / "text8", root=root)
+    assert isinstance(corpus.tokenizer, CharTokenizer) and corpus.tokenizer.symbols[0] == "a"
+    assert corpus.tokenizer.decode(ids(corpus)) == text[:180].decode().strip()
+
+
+@pytest.fixture
+def small_ptb(monkeypatch: pytest.MonkeyPatch) -> None:
+    redefine(
+        monkeypatch,
+        "ptb",
+        num_bytes={split: len(text) for split, text in SPLITS.items()},
+        checksums={split: "sha256:" + hashlib.sha256(text).hexdigest() for split, text in SPLITS.items()},
+        expected={"words": Expected((7, 3, 3), 7)},
+        downloads=(),
+    )
+
+
+@pytest.mark.parametrize("pattern", ["ptb.{}.txt", "{}.txt"])
+def test_named_splits_are_found_by_their_usual_names(tmp_path: Path, root: Path, small_ptb: None, pattern: str) -> None:
+    source = write_splits(tmp_path / "x", pattern)
+    (source / "ptb.char.train.txt").write_text("another file")
+    corpus = prepare("ptb", source, root=root)
+    assert corpus.mismatches == () and corpus.name == "ptb" and isinstance(corpus.tokenizer, WordTokenizer)
+    assert corpus.tokenizer.words == ("<eos>", "<unk>", "the", "cat", "dog", "a", "end")
+    assert corpus.tokenizer.lower
+
+
+def test_a_text_of_another_size_is_refused_with_both_numbers(tmp_path: Path, root: Path, small_ptb: None) -> None:
+    source = write_splits(tmp_path / "x", "ptb.{}.txt", SPLITS | {"valid": b"a cat and more\n"})
+    with pytest.raises(MnemoError, match="ptb valid: .* has 15 bytes, the published one 6 .*--allow-mismatch"):
+        prepare("ptb", source, root=root)
+    corpus = prepare("ptb", source, root=root, allow_mismatch=True)
+    assert len(corpus.mismatches) == 3 and "ptb valid has 5 tokens, the published one 3" in corpus.mismatches
+    assert "ptb has 9 different symbols, the published one 7" in corpus.mismatches
+    assert Corpus.open(corpus.path).mismatches == corpus.mismatches
+
+
+def test_a_text_of_another_checksum_is_refused_with_both(tmp_path: Path, root: Path, small_ptb: None) -> None:
+    source = write_splits(tmp_path / "x", "ptb.{}.txt", SPLITS | {"valid": b"a dog\n"})
+    with pytest.raises(MnemoError, match="ptb valid: .* has checksum sha256:.*, the published one sha256:"):
+        prepare("ptb", source, root=root)
+
+
+def test_a_missing_split_is_named(tmp_path: Path, root: Path) -> None:
+    source = write_splits(tmp_path / "x", "wiki.{}.tokens", {"valid": b"a\n", "test": b"b\n"})
+    with pytest.raises(MnemoError, match=r"wikitext-103: .* no file for train \(wiki.train.tokens or train.txt\)"):
+        prepare("wikitext-103", source, root=root)
+
+
+def test_lm1b_is_sentences_between_marks(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    redefine(monkeypatch, "lm1b", num_lines={"train": 4})
+    tree = tmp_path / "benchmark"
+    train = tree / "training-monolingual.tokenized.shuffled"
+    held_out = tree / "heldout-monolingual.tokenized.shuffled"
+    write_splits(train, "news.en-{}-of-00100", {"00002": b"b a\n", "00001": b"a b\nc\n\n"})
+    write_splits(held_out, "news.en.heldout-{}-of-00050", {"00000": b"a a\n", "00001": b"b\n"})
+    (tree / "1b_word_vocab.txt").write_text("<S>\n</S>\n<UNK> 12\na 9\nb 7\n")
+    with tarfile.open(tmp_path / "b.tar.gz", "w:gz") as archive:
+        archive.add(tree, "benchmark")
+    corpus = prepare("lm1b", tmp_path / "b.tar.gz", root=root)
+    assert ids(corpus) == [0, 3, 4, 0, 0, 2, 0, 0, 0, 0, 4, 3, 0]
+    sentences = corpus.split("train").documents
+    assert sentences is not None and sentences.tolist() == [0, 4, 7, 9]
+    assert ids(corpus, "valid") == ids(corpus, "test") == [0, 3, 3, 0]
+    (tree / "1b_word_vocab.txt").unlink()
+    with pytest.raises(MnemoError, match=r"no file for vocabulary \(1b_word_vocab.txt\)"):
+        prepare("lm1b", tree, root=root)
+
+
+def test_downloads_are_kept_apart_from_corpora(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, small_ptb: None
+) -> None:
+    downloads = tuple(Download(("http://example.invalid/",), f"ptb.{split}.txt") for split in SPLITS)
+    redefine(monkeypatch, "ptb", downloads=downloads)
+    fetched = []
+
+    def fetch(download: Download, folder: Path, show: Any) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        fetched.append(download.file)
+        path = folder / download.file
+        path.write_bytes(SPLITS[download.file.split(".")[1]])
+        return path
+
+    monkeypatch.setattr(gather, "fetch", fetch)
+    corpus = prepare("ptb", root=root)
+    assert fetched == ["ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"]
+    assert corpus.source.startswith("http://example.invalid/")
+    assert sorted(path.name for path in root.iterdir()) == ["downloads", "ptb"]
+
+
+def test_novels_have_no_address() -> None:
+    with pytest.raises(MnemoError, match="mnemo prepare novels --from DIR"):
+        prepare("novels")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "downloads", "a b"])
+def test_bad_names(name: str, tmp_path: Path) -> None:
+    with pytest.raises(MnemoError, match="cannot be a corpus's name"):
+        prepare(name, tmp_path)
+
+
+def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(MnemoError, match="size can be set for words and bpe"):
+        prepare("mine", tmp_path, vocab_size=100)
+    with pytest.raises(MnemoError, match="vocabulary of 2 is too small"):
+        prepare("mine", tmp_path, "words", vocab_size=2)
+    with pytest.raises(MnemoError, match="no published way of its own"):
+        prepare("mine", tmp_path, "published")
+    with pytest.raises(MnemoError, match="give your text another name"):
+        prepare("python", tmp_path)
+
+
+def test_the_default_corpus_needs_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "PYTHON_LIMIT", 300_000)
+    corpus = load("python", root=root)
+    again = prepare("python", root=root / "other")
+    assert corpus.fingerprint() == again.fingerprint()
+    splits = [corpus.split(name) for name in ("train", "valid", "test")]
+    total = sum(split.num_bytes for split in splits)
+    assert 200_000 < total <= 300_000 + sum(len(s.documents) for s in splits if s.documents is not None)
+    assert splits[0].num_bytes > 0.8 * total
+    text = corpus.tokenizer.decode(splits[0].ids)
+    assert "import " in text and "site-packages" not in corpus.source
+    assert load("python", root=root).path == corpus.path
+
+
+def test_the_default_corpus_spreads_over_the_library() -> None:
+    texts = gather.python_library()
+    names = [part.path.as_posix() for parts in texts.splits.values() for part in parts]
+    assert len(names) == len(set(names)) > 100
+    assert not any(f"/{word}/" in name for name in names for word in ("site-packages", "test", "tests"))
+    assert any("/asyncio/" in name for name in names) and any("/xml/" in name for name in names)
+    assert 5e6 < sum(Path(name).stat().st_size for name in names) <= gather.PYTHON_LIMIT
