@@ -42,15 +42,15 @@ class Scale:
     """How much the demo does. Steps are fixed, so that two runs on one machine give the same numbers."""
 
     recall_steps: int = 200
-    byte_steps: int = 600
-    byte_eval_every: int = 50
+    byte_steps: int = 700
+    byte_eval_every: int = 100
     sweep: tuple[int, ...] = (0, 32, 64, 128, 256, 512)
     symbols: int = 20_000
     """Of the validation set, for every score."""
     sample: int = 500
     """Bytes to write."""
-    recall_seconds: float = 600.0
-    byte_seconds: float = 1250.0
+    recall_seconds: float = 60.0
+    byte_seconds: float = 125.0
     """When these models stop training, in seconds from the demo's start, ready or not."""
 
 
@@ -114,7 +114,7 @@ def recall_data(recipe: Recipe) -> Data:
     """An endless stream to train on, and a fixed one to be scored on."""
     config = recipe.train
     info = {
-        "name": "recall",
+        "name": "segment recall",
         "unit": "symbol",
         "vocab_size": recipe.model.vocab_size,
         "chance_loss": math.log(NUM_SYMBOLS),

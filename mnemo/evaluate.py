@@ -133,6 +133,8 @@ def evaluate(
         )
         if sliding and (documents, order) != ("ignore", "contiguous"):
             raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
+        if setup.context and reader.config.tokens is not None:
+            raise MnemoError("memory tokens are written behind each segment's last token: none can be encoded again")
         part = first_symbols(split, config.limit if limit is None else limit)
         start = time.monotonic()
         totals = (_read_windows if sliding else _read_stream)(reader, part, setup, progress or silent)

@@ -87,12 +87,13 @@ class ModelConfig:
 
     def published(self) -> ModelConfig:
         """The same model with the published code's quirks."""
-        positions, tokens = self.positions, self.tokens
+        positions, tokens, memory = self.positions, self.tokens, self.memory.published()
         if isinstance(positions, Sinusoidal):
             positions = replace(positions, countdown=True)
         if isinstance(positions, Learned):
             positions = replace(positions, align_end=True)
-        return replace(self, positions=positions, tokens=None if tokens is None else tokens.published())
+        tokens = None if tokens is None else tokens.published()
+        return replace(self, positions=positions, memory=memory, tokens=tokens)
 
 
 class Output(NamedTuple):
@@ -339,8 +340,12 @@ class Model(nn.Module):
         config = self.config
         if "clamp" in changes:
             config = with_clamp(config, changes.pop("clamp"))
+        try:
+            config = replace(config, **changes)
+        except ValueError as error:
+            raise MnemoError(str(error)) from None
         with torch.device("meta"):
-            other = Model(replace(config, **changes))
+            other = Model(config)
         other.load_state_dict(self.state_dict(keep_vars=True), assign=True)
         return other.train(self.training)
 

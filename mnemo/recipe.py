@@ -98,9 +98,9 @@ class TrainConfig:
     bptt: int = 0
     """Segments before the current one that memory tokens carry gradient back to."""
     bptt_window: Literal["tumbling", "sliding"] = "sliding"
-    """One update for every segment, which reads the segments before it again; or one for every bptt + 1 segments."""
-    bptt_loss: Literal["last", "all"] = "all"
-    """Score a window's last segment only, or all of its segments."""
+    """One update for every bptt + 1 segments; or one for every segment, which reads those before it again."""
+    bptt_loss: Literal["new", "last", "all"] = "new"
+    """Score segments when they are new, the last one of a window, or all of a window, read again or not."""
     bptt_memory: Literal["plain", "checkpoint", "replay"] = "plain"
     """Keep a window's activations, or compute each segment again in the backward pass, which needs the memory of one
     segment: by torch's checkpoints, or by replaying segments from the last to the first."""

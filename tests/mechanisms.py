@@ -71,7 +71,8 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     ),
     "qrnn": dict(memory=Plan(long=QRNN()), positions=NoPositions()),
     "qrnn-kernels": dict(
-        memory=Plan(long=QRNN(kernel=6, width=5, zoneout=0.2), short=QRNN(kernel=1), num_long=1), positions=NoPositions()
+        memory=Plan(long=QRNN(kernel=6, width=5, zoneout=0.2), short=QRNN(kernel=1), num_long=1),
+        positions=NoPositions(),
     ),
     "rmt-qrnn-above-lookahead": dict(
         tokens=MemoryTokens(num=2, mask="causal"),

@@ -206,3 +206,18 @@ def test_memory_flat_backward_needs_one_segments_activations_and_the_states() ->
     for method in FLAT:
         assert grown[method] < 8 * 1.25 * state, (method, grown, state, segment)
         assert peak_bytes(model, 2, method) < 1.5 * segment
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", FLAT)
+def test_dropout_is_repeated_on_a_gpu(method: Method) -> None:
+    dropout = DropoutConfig.published(0.2, attention=0.1)
+    model = random_model(tokens=MemoryTokens(num=2), memory=4, dropout=dropout).train().cuda()
+    segments = [(tokens.cuda(), targets.cuda()) for tokens, targets in text(4)]
+    found = []
+    for how in ("plain", method):
+        torch.manual_seed(3)
+        backward(steps(model), segments, model.init(2), method=how)
+        found.append(gradients(model))
+    for name, gradient in found[0].items():
+        assert_close(found[1][name], gradient)

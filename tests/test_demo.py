@@ -46,7 +46,7 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert f"[{number}/{len(PHASES)}] {what}" in captured.err
     assert "left)" in captured.err
     page = (out / "report.html").read_text(encoding="utf-8")
-    for words in ("with-memory", "without-memory", "Right answers: recall", "What memory is worth: python", "Samples"):
+    for words in ("with-memory", "without-memory", "Right answers: segment recall", "What memory is worth: python", "Samples"):
         assert words in page
     assert "Left out of this page" not in page
     for name in (*demo.RECALL_RUNS, demo.BYTES):

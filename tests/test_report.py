@@ -7,6 +7,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from run_folders import make_run, recipe, score, write_json, write_lines, write_
 
 from mnemo import cli
 from mnemo.errors import MnemoError
+from mnemo.memory import Plan
+from mnemo.memory.compressive import Compressive
+from mnemo.memory.lookahead import Lookahead
+from mnemo.memory.tokens import MemoryTokens
+from mnemo.memory.xl import XL
 from mnemo.report import write_report
 from mnemo.report.runs import short_names
 
@@ -122,14 +128,14 @@ def test_every_picture_has_words_and_files(runs: list[Path], tmp_path: Path) -> 
     assert labels and set(labels) <= set(ids)
     assert page.values("role").count("img") == page.tags.count("figure") == 9
     targets = [link for link in page.values("href") if not link.startswith("#")]
-    assert len(targets) == 18 and all((tmp_path / target).is_file() for target in targets)
+    assert len(targets) == 19 and all((tmp_path / target).is_file() for target in targets)
     assert {link[1:] for link in page.values("href") if link.startswith("#")} <= set(ids)
 
 
 def test_figures_stand_alone(runs: list[Path], tmp_path: Path) -> None:
     write_report(runs, tmp_path / "page.html")
     pictures = list((tmp_path / "page-files").glob("*.svg"))
-    assert len(pictures) == 9
+    assert len(pictures) == 10
     for path in pictures:
         text = path.read_text(encoding="utf-8")
         assert "var(" not in text
@@ -155,6 +161,32 @@ def test_words_are_reported_as_perplexity(tmp_path: Path) -> None:
     page = read_page(tmp_path / "page.html")
     loss = 4.0 + 0.05 + 4 * math.exp(-5)
     assert f"{math.exp(loss):.2f} ppl" in page.text and "perplexity per word" in page.text
+
+
+@pytest.mark.parametrize(
+    ("memory", "tokens", "words", "caption"),
+    [
+        (Plan(long=XL(length=0)), None, "none", "No memory"),
+        (Plan(long=XL(length=0)), 10, "10 memory tokens", "10 memory tokens around every segment."),
+        (Plan(long=XL(length=64)), 10, "64 in all 4 layers, 10 memory tokens", "Reaches 256 tokens back"),
+        (Plan(long=XL(length=64), num_long=1), None, "64 in 1 of 4 layers (interleaved), else 128", "448 tokens"),
+        (Plan(long=XL(length=64), num_long=0), None, "128 in all 4 layers", "Reaches 512 tokens back"),
+        (Plan(long=Lookahead(length=32)), None, "Lookahead 32 in all 4 layers", "4 × Lookahead."),
+        (
+            Plan(long=Compressive(length=64), short=XL(length=8), num_long=2, arrangement="last"),
+            None,
+            "Compressive 64 in 2 of 4 layers (last), else 8",
+            "2 × XL and 2 × Compressive.",
+        ),
+    ],
+)
+def test_every_plan_has_words(memory: Plan, tokens: int | None, words: str, caption: str, tmp_path: Path) -> None:
+    base = recipe()
+    model = replace(base.model, memory=memory, tokens=None if tokens is None else MemoryTokens(num=tokens))
+    run = make_run(tmp_path / "run", replace(base, model=model))
+    assert write_report([run], tmp_path / "page.html") == []
+    page = read_page(tmp_path / "page.html")
+    assert f"{words}segment 64" in page.text and caption in page.text
 
 
 def test_everything_is_escaped(tmp_path: Path) -> None:
@@ -199,7 +231,20 @@ def test_a_broken_file_is_named_and_the_rest_shown(name: str, damage: str, runs:
         assert notes and all(note.startswith("bytes: ") and Path(name).name in note for note in notes)
     page = read_page(tmp_path / "page.html")
     assert all(note in page.text for note in notes)
+    assert all((tmp_path / link).is_file() for link in page.values("href") if not link.startswith("#"))
     assert "Learning curves: recall" in page.text and "bytes" in page.text
+
+
+@pytest.mark.parametrize("change", [{"num_layers": 0}, {"dim": 2**70}, {"dim": "wide"}, {"novelty": 1}])
+def test_a_recipe_that_cannot_be_built_leaves_the_curves(change: dict[str, object], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", recipe())
+    header = json.loads((run / "recipe.json").read_text())
+    header["recipe"]["model"].update(change)
+    write_json(run / "recipe.json", header)
+    (note,) = write_report([run], tmp_path / "page.html")
+    assert note.startswith("run: recipe.json: ") and note.endswith("; size and plan are left out")
+    page = read_page(tmp_path / "page.html")
+    assert "Learning curves: python" in page.text and "Memory plans" not in page.text
 
 
 def test_an_unreadable_file_is_named(runs: list[Path], tmp_path: Path) -> None:
@@ -240,6 +285,24 @@ def test_any_number_of_points_can_be_drawn(metrics: list[dict[str, object]], uni
     assert "Learning curves" in read_page(tmp_path / "page.html").text
 
 
+def test_a_run_before_its_first_step_has_a_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", recipe())
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        (run / name).unlink()
+    notes = write_report([run], tmp_path / "page.html")
+    assert notes == ["run: metrics.jsonl is missing", "run: timing.jsonl is missing"]
+    page = read_page(tmp_path / "page.html")
+    assert "Memory plans" in page.text and "Learning curves" not in page.text
+    assert all((tmp_path / link).is_file() for link in page.values("href") if not link.startswith("#"))
+
+
+def test_names_may_be_long_and_foreign(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, recipe(), corpus=name) for name in ("x" * 200, "x" * 201, "память", "記憶")]
+    assert write_report(folders, tmp_path / "page.html") == []
+    page = read_page(tmp_path / "page.html")
+    assert "память" in page.text and len(page.values("id")) == len(set(page.values("id")))
+
+
 def test_many_runs_stay_distinct(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"group-{i % 2}" / f"run-{i // 2}", recipe(8 * i)) for i in range(20)]
     write_report(folders, tmp_path / "page.html")
@@ -254,8 +317,19 @@ def test_an_older_report_s_figures_go(runs: list[Path], tmp_path: Path) -> None:
     write_report(runs, out)
     (files / "mine.txt").write_text("not the report's")
     write_report(runs[:1], out)
-    expected = {"learning-0-recall", "plan-0-with-memory"}
+    expected = {"overview", "learning-0-recall", "plan-0-with-memory"}
     assert {path.stem for path in files.iterdir()} == {*expected, "index", "mine"}
+
+
+@pytest.mark.parametrize("listed", [None, "all", [7, None, [], "..", "../kept.txt", "kept.txt"]])
+def test_a_strange_list_of_figures_removes_nothing(listed: object, runs: list[Path], tmp_path: Path) -> None:
+    files = tmp_path / "page-files"
+    files.mkdir()
+    for path in (files / "kept.txt", tmp_path / "kept.txt"):
+        path.touch()
+    write_json(files / "index.json", {"files": listed})
+    write_report(runs[:1], tmp_path / "page.html")
+    assert (files / "kept.txt").exists() and (tmp_path / "kept.txt").exists()
 
 
 def test_the_same_runs_give_the_same_page(runs: list[Path], tmp_path: Path) -> None:

@@ -14,13 +14,17 @@ from models import SMALL, random_model, random_tokens, read
 from tolerances import assert_close
 from torch import Tensor, nn
 
+from mnemo.data.corpus import Split
+from mnemo.errors import MnemoError
+from mnemo.evaluate import evaluate
 from mnemo.layers import DropoutConfig
-from mnemo.memory import XL, Lookahead, MemoryTokens, Plan, Recurrent
+from mnemo.memory import XL, Lookahead, MemoryTokens, Plan, WithMemoryTokens
 from mnemo.memory_file import load_memory, save_memory
 from mnemo.model import Model, ModelConfig
 from mnemo.ops import Causal
 from mnemo.parity import check, rmt
 from mnemo.positions import Learned, Relative, Rotary
+from mnemo.recipe import EvalConfig
 from mnemo.state import detach, leaves, nbytes, reset, select
 
 GOLDEN = Path(__file__).parent / "golden" / "rmt"
@@ -204,7 +208,9 @@ def test_memory_tokens_start_from_distinct_learned_rows() -> None:
 
 
 def test_published_sets_every_quirk() -> None:
-    config = ModelConfig(tokens=MemoryTokens(num=3, write=False)).published()
+    plan = Plan(long=Lookahead(length=4), short=XL(length=2), num_long=1)
+    config = ModelConfig(tokens=MemoryTokens(num=3, write=False), memory=plan).published()
+    assert config.memory == replace(plan, long=Lookahead(length=4).published()) != plan
     assert config.tokens == MemoryTokens(num=3, write=False, ahead="wrap", identical_init=True, carry_read=True)
     assert MemoryTokens(num=3).published() == MemoryTokens(num=3, ahead="wrap", identical_init=True)
 
@@ -275,7 +281,7 @@ class EncoderBackbone(nn.Module):
 @pytest.mark.parametrize("backbone", [GRUBackbone, EncoderBackbone])
 def test_any_backbone_that_takes_embeddings_will_do(backbone: type[nn.Module], mask: Any) -> None:
     torch.manual_seed(0)
-    recurrent = Recurrent(MemoryTokens(num=2, mask=mask), backbone(), DIM).double().train()
+    recurrent = WithMemoryTokens(MemoryTokens(num=2, mask=mask), backbone(), DIM).double().train()
     x = torch.randn(2, 9, DIM, dtype=torch.float64, requires_grad=True)
     lengths = [torch.tensor([4, 2]), torch.tensor([0, 4]), torch.tensor([3, 1])]
     state, last = None, torch.zeros(0)
@@ -303,7 +309,7 @@ def test_any_backbone_that_takes_embeddings_will_do(backbone: type[nn.Module], m
 
 def test_our_own_model_is_such_a_backbone() -> None:
     plain = random_model(memory=3)
-    recurrent = Recurrent(MemoryTokens(num=0), plain.run, DIM).double()
+    recurrent = WithMemoryTokens(MemoryTokens(num=0), plain.run, DIM).double()
     tokens = random_tokens(2, 8)
     state = recurrent.memory_tokens.init(2, plain.init(2))
     hidden, state = recurrent(plain.embedding(tokens[:, :4]), state)
@@ -320,8 +326,8 @@ def test_impossible_combinations_are_refused_with_the_reason() -> None:
         ("-1 memory tokens", lambda: MemoryTokens(num=-1)),
         ("negative", lambda: MemoryTokens(std=-1.0)),
         ("carry_read", lambda: MemoryTokens(carry_read=True)),
-        ("takes embeddings", lambda: Recurrent(tokens, lambda tokens: (tokens, None), DIM)),
-        ("takes embeddings", lambda: Recurrent(tokens, random_model(), DIM)),
+        ("takes embeddings", lambda: WithMemoryTokens(tokens, lambda tokens: (tokens, None), DIM)),
+        ("takes embeddings", lambda: WithMemoryTokens(tokens, random_model(), DIM)),
     ]
     for reason, make in refused:
         with pytest.raises(ValueError, match=reason):
@@ -331,9 +337,33 @@ def test_impossible_combinations_are_refused_with_the_reason() -> None:
     ModelConfig(tokens=tokens.published(), positions=Relative())
 
 
+def test_evaluation_refuses_what_does_not_fit_memory_tokens() -> None:
+    model = random_model(tokens=MemoryTokens(num=2), memory=0)
+    split = Split("valid", random_tokens(1, 60)[0].numpy(), None, 60, 0, 0)
+    assert evaluate(model, split, EvalConfig(batch=2), segment=4).tokens == 58
+    with pytest.raises(MnemoError, match="none can be encoded again"):
+        evaluate(model, split, EvalConfig(batch=2, context=3), segment=4)
+    with pytest.raises(MnemoError, match="same_length"):
+        evaluate(model, split, EvalConfig(batch=2, same_length=True), segment=4)
+
+
 def without_memory(**changes: Any) -> ModelConfig:
     return ModelConfig(memory=Plan(long=XL(length=0)), **changes)
 
 
 def test_a_mask_for_stock_backbones_is_causal() -> None:
     assert MemoryTokens(mask="causal").row_mask(torch.tensor([4])) == Causal()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [MemoryTokens(num=3), MemoryTokens(num=3).published()], ids=["signed", "published"])
+def test_a_gpu_gives_the_same_numbers(tokens: MemoryTokens) -> None:
+    model, words = random_model(tokens=tokens, memory=5), random_tokens(2, 12)
+    expected, _ = read(model, words, 4)
+    model, words = model.cuda(), words.cuda()
+    assert_close(read(model, words, 4)[0].cpu(), expected)
+    decoder = model.decoder(batch=2, segment=4)
+    assert_close(torch.cat([model.logits(decoder.feed(part)) for part in words.split(3, 1)], 1).cpu(), expected)
+    lengths = torch.tensor([4, 2])
+    ragged = model(words[:, :4], lengths=lengths.cuda())[0].hidden[1, :2]
+    assert_close(ragged, model(words[1:, :2])[0].hidden[0])

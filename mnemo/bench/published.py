@@ -115,6 +115,10 @@ class PublishedModel(nn.Module):
         losses = -F.log_softmax(logits, -1).gather(1, targets.reshape(-1, 1)).view(targets.shape)
         return losses, self._update(memories, hiddens)
 
+    def zeros(self, batch: int) -> Memories:
+        """A full memory of zeros."""
+        return [self.bias.new_zeros(self.memory, batch, self.config.dim) for _ in range(len(self.layers) + 1)]
+
     def _positions(self, num_queries: int, num_memories: int, like: Tensor) -> Positions:
         num_keys = num_queries + num_memories
         hidden = torch.triu(like.new_ones(num_queries, num_keys), diagonal=1 + num_memories)

@@ -35,9 +35,10 @@ def run(args: Args) -> int:
 
 
 def locate(name: str) -> Path:
-    """A name under runs/ where there is such a run, else the path as given."""
-    named = Path("runs") / name
-    return named if named.is_dir() else Path(name)
+    """A run under runs/ of that name or the path as given; where neither is a run, one of them that is a folder."""
+    candidates = (Path("runs") / name, Path(name))
+    runs, folders = (list(filter(test, candidates)) for test in (is_run, Path.is_dir))
+    return next(iter([*runs, *folders]), Path(name))
 
 
 def inside(folder: Path) -> list[Path]:

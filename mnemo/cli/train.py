@@ -68,7 +68,8 @@ def main(argv: list[str]) -> int:
         print("usage: mnemo train PRESET [options]\n\n" + (__doc__ or "").strip())
         return 0
     if argv == ["--list"]:
-        print("\n".join(f"{name:<28}{text}" for name, text in listing()))
+        width = max(len(name) for name, _ in listing())
+        print("\n".join(f"{name:<{width}}  {text}" for name, text in listing()))
         return 0
     if any(word.partition("=")[0] == "--resume" for word in argv):
         return _resume(argv)

@@ -5,7 +5,7 @@ from mnemo.memory.infinite import Infinite, InfiniteState
 from mnemo.memory.lookahead import Lookahead, LookaheadState
 from mnemo.memory.plan import AnyMemory, Plan
 from mnemo.memory.recurrent import LSTM, QRNN, LSTMState, QRNNState
-from mnemo.memory.tokens import MemoryTokens, Recurrent, RecurrentMemory, TokensState
+from mnemo.memory.tokens import MemoryTokens, RecurrentMemory, TokensState, WithMemoryTokens
 from mnemo.memory.xl import XL, XLCache, XLState
 
 __all__ = [
@@ -23,9 +23,9 @@ __all__ = [
     "MemoryTokens",
     "Plan",
     "QRNNState",
-    "Recurrent",
     "RecurrentMemory",
     "TokensState",
+    "WithMemoryTokens",
     "XLCache",
     "XLState",
 ]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work
 from mnemo.memory.queue import leaving, take_rows
 from mnemo.ops import Attended
 
@@ -111,6 +111,16 @@ class _Compress(nn.Module):
                 blocks = convolution(F.relu(blocks) if number else blocks)
             out = blocks.squeeze(-1)
         return out.view(batch, length // self.config.ratio, dim)
+
+    def work(self) -> int:
+        """Multiply-adds of a block."""
+        total, length = 0, self.config.ratio
+        for convolution in self.convolutions:
+            assert isinstance(convolution, nn.Conv1d)
+            reach = convolution.dilation[0] * (convolution.kernel_size[0] - 1)
+            length = (length - reach - 1) // convolution.stride[0] + 1
+            total += length * convolution.weight.numel()
+        return total
 
     def rebuild(self, compressed: Tensor) -> Tensor:
         assert self.decoder is not None
@@ -264,6 +274,11 @@ class CompressiveStage(nn.Module):
 
     def window(self, state: CompressiveState, segment: int) -> CompressiveWindow:
         return CompressiveWindow(self, state, segment)
+
+    def work(self, rows: int, slots: int, cached: bool = False) -> float:
+        """The loss that trains the compression is not counted."""
+        blocks = (self.config.ratio - 1 + rows) // self.config.ratio
+        return 2 * slots * projection_work(self.layer) + blocks * self.compress.work()
 
 
 def _received(probabilities: Tensor, used: Tensor | None, first: int) -> Tensor:

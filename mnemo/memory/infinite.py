@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, matrix_work, projection_work
 from mnemo.memory.queue import leaving, take_rows
 from mnemo.state import tree_zip
 
@@ -317,6 +317,16 @@ class InfiniteUnit(nn.Module):
             state = _choose(many, pushed, state)
         return state._replace(waiting=state.waiting[:, : 2 * size - 1].contiguous())
 
+    def work(self, rows: int, slots: int, fits: float) -> float:
+        """Multiply-adds besides the gate's: projecting the memory, fitting, the queries' density, and reading."""
+        config, one = self.config, projection_work(self.layer)
+        num_heads, width = self.layer.num_heads, self.layer.num_heads * self.layer.head_dim
+        points = 2 * config.samples + 2 * config.block  # a block is also fitted alone, as if it were the first
+        fit = points * config.basis * self.layer.dim
+        project = 2 * (slots + config.basis) * one + 2 * rows * one  # queries once more, and the output
+        read = rows * config.basis * (2 * width + 2 * num_heads)
+        return fits * fit + project + read
+
     def _queue(self, rows: Tensor, state: InfiniteState, used: Tensor, num_new: int) -> InfiniteState:
         """Append what a segment pushes out of the memory to the waiting rows."""
         index, length = leaving(state.waiting, state.waiting_length, state.length, used, state.hidden.shape[1], num_new)
@@ -380,6 +390,12 @@ class InfiniteStage(nn.Module):
 
     def window(self, state: InfiniteStates, segment: int) -> InfiniteWindow:
         return InfiniteWindow(self, state, segment)
+
+    def work(self, rows: int, slots: int, cached: bool = False) -> float:
+        gates = [self.gate or unit.long_term.gate for unit in self.parts()]
+        filters = sum(self.config.block * matrix_work(gate) for gate in gates if gate is not None)
+        fits = max(1.0, rows / self.config.block)  # one is tried in every segment
+        return fits * filters + sum(unit.work(rows, slots, fits) for unit in self.parts())
 
 
 class InfiniteOpen(NamedTuple):

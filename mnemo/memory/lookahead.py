@@ -22,7 +22,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Layer, Relation, Scope, Segment, fit_slots, keep_newest
+from mnemo.memory.protocol import (
+    Layer,
+    Relation,
+    Scope,
+    Segment,
+    fit_slots,
+    keep_newest,
+    matrix_work,
+    projection_work,
+)
 from mnemo.ops import Causal, KeyLimit
 from mnemo.state import tree_map, tree_zip
 
@@ -253,6 +262,19 @@ class LookaheadStage(nn.Module):
 
     def window(self, state: LookaheadState, segment: int) -> LookaheadWindow:
         return LookaheadWindow(self, state, segment)
+
+    def work(self, rows: int, slots: int, cached: bool = False) -> float:
+        """Memory rows pass through every layer but the last, of which they need keys and values only."""
+        one = projection_work(self.layer(0))
+        whole = matrix_work(self.layers[0])  # queries, keys, values, output and feed-forward
+        newest = min(rows, slots)
+        seen = newest * (newest + 1) / 2 + newest * (slots - newest)
+        num_heads, head_dim = self.heads
+        ahead = slots * one + 3 * seen * num_heads * head_dim
+        if self.config.alpha == "one":
+            ahead = 0
+        below = len(self.layers) - 1
+        return self.num_kept * ahead + below * slots * (whole - one) + 2 * slots * one
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

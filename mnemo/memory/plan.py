@@ -45,6 +45,14 @@ class Plan:
         begin = starts[self.arrangement]
         return tuple(range(begin, begin + count))
 
+    def published(self) -> Plan:
+        """The same plan with the quirks of its memories' published code."""
+
+        def quirky(memory: AnyMemory) -> AnyMemory:
+            return memory.published() if isinstance(memory, (Lookahead, Compressive, Infinite)) else memory
+
+        return replace(self, long=quirky(self.long), short=quirky(self.short))
+
     def memories(self, num_layers: int) -> tuple[AnyMemory, ...]:
         """The memory of every layer."""
         long = set(self.long_layers(num_layers))

@@ -155,6 +155,13 @@ class Stage(Protocol):
         """A private, mutable decoder of one open segment behind this memory."""
         ...
 
+    def work(self, rows: int, slots: int, cached: bool = False) -> float:
+        """Multiply-adds of the memory itself in a segment of so many rows, once it is full.
+
+        Not those of its layers' own rows, nor of their attention to `slots` keys. `cached`: in the inference form.
+        """
+        ...
+
 
 class Window(Protocol):
     """The open segment of one stage while it is being decoded. Buffers are mutated: never shown to users."""
@@ -222,6 +229,16 @@ class Layerless(ABC):
     @abstractmethod
     def build(self, dim: int, drop: nn.Module) -> nn.Module:
         """A stage for a model of this width; `drop` is the dropout on its output."""
+
+
+def projection_work(layer: Layer) -> int:
+    """Multiply-adds of one row's queries, keys, values or output."""
+    return layer.dim * layer.num_heads * layer.head_dim
+
+
+def matrix_work(module: nn.Module) -> int:
+    """Multiply-adds of one row with all weights of a module that are not vectors."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.dim() > 1)
 
 
 def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: int, dim: int) -> Tensor:

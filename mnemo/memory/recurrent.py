@@ -8,6 +8,7 @@ Shapes: B batch, L segment, D model width, W cells, k kernel.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from mnemo.memory.protocol import Layerless, Segment, keep_newest
+from mnemo.memory.protocol import Layerless, Segment, keep_newest, matrix_work
 from mnemo.state import select, tree_map
 
 
@@ -76,6 +77,12 @@ class QRNNState(NamedTuple):
     """(B, k - 1, D) the last inputs, newest last"""
 
 
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Half precision off, where there is any: torch reads bf16 as a wish for fp16 in its recurrent kernels."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+
+
 class LSTMCells(nn.Module):
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -87,10 +94,11 @@ class LSTMCells(nn.Module):
 
     def forward(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
         """Rows (B, L, W) of all inputs (B, L, D), and the state behind the first lengths[b] of them."""
-        rows, (hidden, cell) = self.lstm(x, (state.hidden[None], state.cell[None]))
-        if lengths is None:
-            return rows, LSTMState(hidden[0], cell[0])
-        return rows, self._behind(x, state, lengths)
+        x = x.to(state.cell.dtype)
+        with full_precision(x.device):
+            rows, (hidden, cell) = self.lstm(x, (state.hidden[None], state.cell[None]))
+            after = LSTMState(hidden[0], cell[0]) if lengths is None else self._behind(x, state, lengths)
+        return rows, after
 
     @torch.no_grad()
     def _behind(self, x: Tensor, state: LSTMState, lengths: Tensor) -> LSTMState:
@@ -164,8 +172,7 @@ class RecurrentStage(nn.Module):
 
     def forward(self, x: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]:
         rows, after = self.cells(x, state, segment.lengths)
-        own = type(after)(*(new.detach().to(old.dtype) for new, old in zip(after, state, strict=True)))
-        return self.drop(self.project(rows)), own
+        return self.drop(self.project(rows)), tree_map(Tensor.detach, after)
 
     def slots(self, state: Any) -> int:
         return 0
@@ -178,6 +185,9 @@ class RecurrentStage(nn.Module):
 
     def window(self, state: Any, segment: int) -> RecurrentWindow:
         return RecurrentWindow(self, state)
+
+    def work(self, rows: int, slots: int, cached: bool = False) -> float:
+        return rows * matrix_work(self)
 
 
 class RecurrentWindow:

@@ -246,8 +246,8 @@ def _take(rows: Tensor, index: Tensor) -> Tensor:
     return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[2]))
 
 
-class Recurrent(nn.Module):
-    """Memory tokens around a backbone that is not ours: `hidden, state = recurrent(embeddings, state)`."""
+class WithMemoryTokens(nn.Module):
+    """Memory tokens around a backbone that is not ours: `hidden, state = model(embeddings, state)`."""
 
     def __init__(self, config: MemoryTokens, backbone: Callable[..., tuple[Tensor, Any]], dim: int) -> None:
         super().__init__()

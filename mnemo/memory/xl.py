@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work
 from mnemo.memory.room import SPARE, extend
 
 
@@ -101,6 +101,9 @@ class XLStage(nn.Module):
 
     def window(self, state: XLState | XLCache, segment: int) -> XLWindow:
         return XLWindow(self.layer, self._project(state) if isinstance(state, XLState) else state, segment)
+
+    def work(self, rows: int, slots: int, cached: bool = False) -> float:
+        return 0 if cached else 2 * slots * projection_work(self.layer)
 
 
 class XLOpen(NamedTuple):

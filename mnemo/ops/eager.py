@@ -24,7 +24,7 @@ from mnemo.ops.masks import Causal, Mask
 
 QUERY_BLOCK = 64
 CPU_TILE = 2**19
-"""Scores that a tile holds on a CPU."""
+"""Scores, keys and values that a tile holds for each thread of a CPU: what its cache can hold."""
 
 
 class _Call(NamedTuple):
@@ -133,15 +133,23 @@ def _tiles(q: Tensor, blocks: Sequence[_Block]) -> list[_Tile]:
     batch, heads, _, size = q.shape
     if q.device.type != "cpu":
         return [_Tile(slice(0, batch), slice(0, heads))]
+    budget = CPU_TILE * torch.get_num_threads()
     num_keys = max(_length(block.keys) for block in blocks)
     scores = num_keys * max(_length(block.queries) for block in blocks)
-    num_heads = min(heads, max(1, CPU_TILE // scores))
-    num_rows = max(1, CPU_TILE // (heads * (scores + 2 * num_keys * size)))  # several rows cost a copy of k and v
+    per_row = heads * (scores + 2 * num_keys * size)
+    """Tiles of several rows cost a copy of keys and values."""
     return [
-        _Tile(slice(row, min(row + num_rows, batch)), slice(head, min(head + num_heads, heads)))
-        for row in range(0, batch, num_rows)
-        for head in range(0, heads, num_heads)
+        _Tile(rows, part)
+        for rows in _spans(batch, max(1, budget // per_row))
+        for part in _spans(heads, max(1, budget // scores))
     ]
+
+
+def _spans(total: int, at_most: int) -> list[slice]:
+    """Slices of equal lengths, or nearly so."""
+    count = -(-total // at_most)
+    edges = [total * i // count for i in range(count + 1)]
+    return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
 
 
 def _length(span: slice) -> int:
@@ -217,6 +225,8 @@ class _Forward(NamedTuple):
     lse: Tensor | None
     saved: list[Tensor]
     """The probabilities of every tile and block; with dropout, each followed by itself after dropout"""
+    blocks: list[_Block]
+    tiles: list[_Tile]
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, with_lse: bool, save: bool) -> _Forward:
@@ -226,7 +236,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, w
     out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
     lse = q.new_empty(batch, heads, num_queries) if with_lse else None
     saved: list[Tensor] = []
-    for tile in _tiles(q, blocks):
+    for tile in tiles:
         part = _Operands.of(tile, q, k, v, *tables)
         for block, masks in zip(blocks, hidden, strict=True):
             scores = _scores(part, block)
@@ -239,15 +249,15 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, w
             tile.put(out, block.queries, torch.bmm(probabilities[-1], part.v[:, block.keys]))
             if save:
                 saved += probabilities
-    return _Forward(out, lse, saved)
+    return _Forward(out, lse, saved, blocks, tiles)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, r, u, w, bias, call: _Call, with_lse: bool):
-        out, lse, saved = _forward(q, k, v, (r, u, w, bias), call, with_lse=with_lse, save=True)
+        out, lse, saved, *ctx.layout = _forward(q, k, v, (r, u, w, bias), call, with_lse=with_lse, save=True)
         ctx.save_for_backward(q, k, v, r, u, w, bias, out, *saved)
-        ctx.call = call
+        ctx.per_block = 1 if call.dropout == 0 else 2
         return out, q.new_empty(0) if lse is None else lse
 
     @staticmethod
@@ -258,14 +268,13 @@ class _Attention(torch.autograd.Function):
         if d_lse.numel():
             delta -= d_lse
         gradients = _Gradients(q, k, v, r, u, w, bias)
-        blocks = _blocks(ctx.call, q.shape[2], k.shape[2])
-        per_block = 1 if ctx.call.dropout == 0 else 2
-        for tile in _tiles(q, blocks):
+        blocks, tiles = ctx.layout
+        for tile in tiles:
             d_rows, mean = tile.flat(d_out), tile.flat(delta[..., None])
             gradients.begin(tile)
             for block in blocks:
-                gradients.add(block, saved[:per_block], d_rows[:, block.queries], mean[:, block.queries])
-                del saved[:per_block]
+                gradients.add(block, saved[: ctx.per_block], d_rows[:, block.queries], mean[:, block.queries])
+                del saved[: ctx.per_block]
             gradients.end()
         return *gradients.result(), None, None
 

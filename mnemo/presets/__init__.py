@@ -1,7 +1,7 @@
 """Named recipes: one for every published configuration, and small ones for a laptop.
 
 A preset is a Python function named for paper and corpus that returns a `Recipe`; its docstring gives the source of
-every number. `NAME@published` is the same recipe with the published code's quirks in schedule and positions.
+every number. `NAME@published` is the same recipe with the published code's quirks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mnemo.errors import MnemoError, unknown
-from mnemo.presets import ablation, long_range, penn_treebank, small, transformer_xl
+from mnemo.presets import (
+    ablation,
+    baselines,
+    lamemo,
+    long_range,
+    penn_treebank,
+    recurrent_memory,
+    small,
+    transformer_xl,
+)
 from mnemo.presets.registry import Preset
 from mnemo.recipe import Recipe
 
@@ -21,6 +30,9 @@ PRESETS: dict[str, Preset] = {
     **ablation.PRESETS,
     **penn_treebank.PRESETS,
     **long_range.PRESETS,
+    **lamemo.PRESETS,
+    **recurrent_memory.PRESETS,
+    **baselines.PRESETS,
 }
 
 
@@ -36,9 +48,11 @@ def preset(name: str) -> Recipe:
 
 
 def published(recipe: Recipe) -> Recipe:
-    """The same recipe with the published code's schedule and positions."""
+    """The same recipe with the published code's quirks."""
     schedule = replace(recipe.train.schedule, published=True)
-    return replace(recipe, model=recipe.model.published(), train=replace(recipe.train, schedule=schedule))
+    stale = recipe.train.bptt > 0 and recipe.train.bptt_window == "sliding"
+    train = replace(recipe.train, schedule=schedule, bptt_stale=stale)
+    return replace(recipe, model=recipe.model.published(), train=train)
 
 
 def documentation(name: str) -> str:

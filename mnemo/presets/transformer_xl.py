@@ -129,7 +129,7 @@ def enwik8_vanilla() -> Recipe:
 
     Table 2's baseline (Al-Rfou et al., 2018): learned absolute positions at every layer, no memory, segments of 512.
     Sizes are those that Al-Rfou et al. and enwik8-base share; their auxiliary losses and optimizer are not
-    here: training is enwik8-base's. They score with a window that slides by one symbol (`mnemo eval --sliding`).
+    here: training is enwik8-base's. They score with a window that slides by one symbol (`mnemo eval --sliding-window`).
     """
     base = enwik8_base()
     model = replace(base.model, positions=Learned(length=512), memory=everywhere(0))

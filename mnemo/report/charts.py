@@ -49,6 +49,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class LayerMemory:
+    kind: str
+    """Name of its mechanism."""
     length: int
     long: bool
 
@@ -203,7 +205,7 @@ def _layer_row(layer: LayerMemory, position: int, y: float, row: float, reach: A
     parts = [svg.text(reach.start - 8, y + height / 2 + 4, f"layer {position}", "tick", "end")]
     if layer.length:
         parts.append(
-            svg.box(begin, y, now - begin - 1, height, css, f"layer {position}: memory {layer.length} ({kind})")
+            svg.box(begin, y, now - begin - 1, height, css, f"layer {position}: {layer.kind} {layer.length}, {kind}")
         )
     parts.append(svg.box(now + 1, y, reach.end - now - 1, height, "segment", f"the segment: {segment} tokens"))
     return "".join(parts)

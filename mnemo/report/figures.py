@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mnemo.model import ModelConfig
 from mnemo.report.charts import Bar, LayerMemory, LineChart, Series, draw_bars, draw_lines, draw_plan
 from mnemo.report.measures import Measure, measure
 from mnemo.report.runs import Metric, Run
@@ -44,7 +46,7 @@ class Group:
 
 
 def slugify(words: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "x"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60] or "x"
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -232,22 +234,34 @@ def loss_by_position(group: Group) -> Figure | None:
     return Figure(slug, title, caption, description, draw_lines(chart, slug, title, description), numbers)
 
 
+def layer_memories(model: ModelConfig) -> list[LayerMemory]:
+    """Every layer's memory, first layer first."""
+    plan, num_layers = model.memory, model.num_layers
+    long = set(plan.long_layers(num_layers))
+    pairs = zip(plan.memories(num_layers), plan.lengths(num_layers), strict=True)
+    return [LayerMemory(type(memory).__name__, length, at in long) for at, (memory, length) in enumerate(pairs)]
+
+
 def memory_plan(run: Run) -> Figure | None:
     """The memory of every layer of one run."""
     if run.recipe is None:
         return None
-    model, segment = run.recipe.model, run.recipe.train.segment
-    lengths = model.memory.lengths(model.num_layers)
-    long = set(model.memory.long_layers(model.num_layers))
-    layers = [LayerMemory(length, index in long) for index, length in enumerate(lengths)]
-    caption = f"Reaches {sum(lengths):,} tokens back from the segment, over {model.num_layers} layers."
-    if not any(lengths):
-        caption = "No memory: nothing is known of the text before the segment."
-    recurrent = model.num_layers - len(model.memory.attending(model.num_layers))
-    if recurrent:
-        caption = f"{recurrent} of {model.num_layers} layers are recurrent: their state has seen all the text before."
+    layers, segment = layer_memories(run.recipe.model), run.recipe.train.segment
     slug, title = f"plan-{run.color}-{slugify(run.name)}", run.name
-    description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {', '.join(map(str, lengths))}."
-    rows = [(index + 1, layer.length, "long" if layer.long else "short") for index, layer in enumerate(layers)]
+    listed = ", ".join(f"{layer.kind} {layer.length}" for layer in layers)
+    description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {listed}."
     svg = draw_plan(layers, segment, run.color, slug, f"Memory plan of {title}", description)
-    return Figure(slug, title, caption, description, svg, Numbers(("layer", "memory", "range"), tuple(rows)))
+    rows = [(at, layer.kind, layer.length, "long" if layer.long else "short") for at, layer in enumerate(layers, 1)]
+    numbers = Numbers(("layer", "mechanism", "memory", "range"), tuple(rows))
+    return Figure(slug, title, _plan_caption(run.recipe.model, layers), description, svg, numbers)
+
+
+def _plan_caption(model: ModelConfig, layers: Sequence[LayerMemory]) -> str:
+    tokens = f" {model.tokens.num} memory tokens around every segment." if model.tokens else ""
+    kinds = Counter(layer.kind for layer in layers)
+    if set(kinds) != {"XL"}:
+        return " and ".join(f"{count} × {kind}" for kind, count in kinds.items()) + f".{tokens}"
+    reach = sum(layer.length for layer in layers)
+    if not reach:
+        return tokens.strip() or "No memory: nothing is known of the text before the segment."
+    return f"Reaches {reach:,} tokens back from the segment, over {len(layers)} layers.{tokens}"

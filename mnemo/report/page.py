@@ -14,6 +14,7 @@ from mnemo import __version__
 from mnemo.report import figures, summary
 from mnemo.report.figures import Figure, Group
 from mnemo.report.markup import Markup, dot, join, table, tag
+from mnemo.report.overview import overview
 from mnemo.report.results import Sample
 from mnemo.report.runs import Run
 from mnemo.report.scales import amount, duration
@@ -21,6 +22,7 @@ from mnemo.report.style import CHART_CSS, PAGE_CSS
 from mnemo.report.svg import escape
 
 FORMAT_VERSION = 1
+PICTURE = "overview.svg"
 MOST_ROWS = 60
 """Figures with more numbers than this show them as a file only."""
 SECURITY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -35,6 +37,8 @@ LOGO = Markup(
 class Page:
     html: str
     figures: tuple[Figure, ...]
+    picture: str | None
+    """The main figures in one"""
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,18 @@ def build_page(
     sections = [section for section in _sections(runs, groups, folder) if section is not None]
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs side by side")
     lead = lead or _lead(runs, groups)
+    drawn = tuple(figure for section in sections for figure in section.figures)
+    picture = overview(drawn)
     notes = [*notes, *(f"{run.name}: {note}" for run in runs for note in run.notes)]
     body = tag(
         "div",
         _header(title, lead, sections),
         _notes(notes),
         tag("main", summary.cards(groups), *(_draw_section(section) for section in sections)),
-        _footer(),
+        _footer(f"{folder}/{PICTURE}" if picture else None),
         class_="page",
     )
-    return Page(_document(title, body), tuple(figure for section in sections for figure in section.figures))
+    return Page(_document(title, body), drawn, picture)
 
 
 def _document(title: str, body: Markup) -> str:
@@ -99,10 +105,11 @@ def _notes(notes: Sequence[str]) -> Markup:
     return tag("aside", tag("h2", "Left out of this page"), listed, more, class_="notes")
 
 
-def _footer() -> Markup:
+def _footer(picture: str | None) -> Markup:
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     here = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    return tag("footer", f"Made by mnemo {__version__} with {here}, {made}. This page loads nothing and runs nothing.")
+    words = f"Made by mnemo {__version__} with {here}, {made}. This page loads nothing and runs nothing. "
+    return tag("footer", words, tag("a", "Its main figures in one picture", href=quote(picture)) if picture else None)
 
 
 def _draw_section(section: Section) -> Markup:

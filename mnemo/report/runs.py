@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from mnemo.config import from_json
 from mnemo.errors import MnemoError
+from mnemo.model import Model, ModelConfig
 from mnemo.recipe import Recipe
 from mnemo.report.files import Record, is_number, read_json, read_lines
 from mnemo.report.results import Results, read_results
@@ -32,6 +36,7 @@ class Run:
     color: int = 0
     """Its number in the page."""
     recipe: Recipe | None = None
+    parameters: int | None = None
     header: Record = field(default_factory=dict)
     """All of recipe.json."""
     train: list[Metric] = field(default_factory=list)
@@ -116,9 +121,19 @@ def _read_recipe(run: Run) -> None:
         return
     run.header = header
     try:
-        run.recipe = from_json(Recipe, header.get("recipe"), "recipe")
-    except (MnemoError, ValueError) as error:
-        run.notes.append(f"recipe.json: {error}; size and plan are left out")
+        recipe = from_json(Recipe, header.get("recipe"), "recipe")
+        run.parameters = count_parameters(recipe.model)
+        run.recipe = recipe
+    except Exception as error:  # a recipe of another version may fail in any way; the run's curves are still there
+        reason = " ".join(str(error).split()) or type(error).__name__
+        run.notes.append(f"recipe.json: {reason}; size and plan are left out")
+
+
+@functools.lru_cache(maxsize=32)
+def count_parameters(config: ModelConfig) -> int:
+    """Number of weights, from the configuration alone."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Model(config).parameters())
 
 
 def _read_metrics(run: Run) -> None:

@@ -22,6 +22,8 @@ class Axis:
 
     def place(self, value: float) -> float:
         low, high = self.transform(self.low), self.transform(self.high)
+        if high == low:
+            return self.start
         return self.start + (self.transform(value) - low) / (high - low) * (self.end - self.start)
 
 
@@ -75,8 +77,9 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _round_step(rough: float) -> float:
+    """The round number nearest to `rough`, as ratios go."""
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return min((power * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda step: abs(math.log(step / rough)))
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:

@@ -66,6 +66,7 @@ CHART_CSS = (
     ".chart text{fill:var(--ink);stroke:none}"
     ".chart .tick,.chart .axis{fill:var(--muted)}"
     ".chart .value{font-weight:600}"
+    ".chart .heading{font-weight:650;font-size:15px}"
     ".chart .grid{stroke:var(--grid);stroke-width:1}"
     ".chart .base{stroke:var(--muted);stroke-width:1;opacity:.6}"
     ".chart .reference{stroke:var(--muted);stroke-width:1.2;stroke-dasharray:2 4}"

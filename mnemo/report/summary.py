@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from mnemo.model import Model, ModelConfig
-from mnemo.report.figures import Group
+from mnemo.model import ModelConfig
+from mnemo.report.figures import Group, layer_memories
 from mnemo.report.markup import Markup, dot, join, table, tag
 from mnemo.report.measures import bits, measure, perplexity
 from mnemo.report.results import Scored
@@ -25,27 +23,25 @@ class Card:
     detail: str
 
 
-@functools.lru_cache(maxsize=32)
-def parameters(config: ModelConfig) -> int:
-    """Number of weights, from the configuration alone."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Model(config).parameters())
+def plan_words(model: ModelConfig) -> str:
+    """A plan in one line: `512 in 3 of 12 layers (interleaved), else 128`."""
+    layers = layer_memories(model)
+    tokens = [f"{model.tokens.num} memory tokens"] if model.tokens else []
+    groups = Counter((layer.kind, layer.length, layer.long) for layer in layers)
+    if len({group[:2] for group in groups}) == 1:
+        kind, length, _ = next(iter(groups))
+        kept = [] if (kind, length) == ("XL", 0) else [f"{_kept(kind, length)} in all {len(layers)} layers"]
+        return ", ".join([*kept, *tokens]) or "none"
+    (long, count), (short, _) = sorted(groups.items(), key=lambda item: not item[0][2])
+    words = (
+        f"{_kept(*long[:2])} in {count} of {len(layers)} layers ({model.memory.arrangement}), else {_kept(*short[:2])}"
+    )
+    return ", ".join([words, *tokens])
 
 
-def plan_words(run: Run) -> str:
-    if run.recipe is None:
-        return "–"
-    model = run.recipe.model
-    lengths, long = model.memory.lengths(model.num_layers), model.memory.long_layers(model.num_layers)
-    recurrent = model.num_layers - len(model.memory.attending(model.num_layers))
-    if recurrent:
-        return f"recurrent in {recurrent} of {len(lengths)} layers"
-    if not any(lengths):
-        return "none"
-    if len(set(lengths)) == 1:
-        return f"{lengths[0]:,} in all {len(lengths)} layers"
-    short = next(length for index, length in enumerate(lengths) if index not in long)
-    return f"{lengths[long[0]]:,} in {len(long)} of {len(lengths)} layers ({model.memory.arrangement}), else {short:,}"
+def _kept(kind: str, length: int) -> str:
+    """Transformer-XL's memory is the usual one and goes without its name."""
+    return f"{length:,}" if kind == "XL" else f"{kind} {length:,}" if length else kind
 
 
 def cards(groups: Sequence[Group]) -> Markup:
@@ -132,8 +128,8 @@ def _size(run: Run) -> tuple[object, object]:
         return "–", "–"
     model = run.recipe.model
     shape = f"{model.num_layers} layers, width {model.dim}"
-    return join([amount(parameters(model)), _small(shape)]), join(
-        [plan_words(run), _small(f"segment {run.recipe.train.segment:,}")]
+    return join([amount(run.parameters), _small(shape)]), join(
+        [plan_words(model), _small(f"segment {run.recipe.train.segment:,}")]
     )
 
 

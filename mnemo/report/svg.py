@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mnemo.report.style import CHART_CSS, LIGHT, NUM_COLORS
 
 WIDTH = 480
-CHAR_WIDTH = 6.4
+CHAR_WIDTH = 6.8
 """Average width of a character at the size of labels; fonts differ, so layouts leave room."""
 
 

@@ -37,7 +37,7 @@ def create_run(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
     data = data or open_data(recipe, monitor.show)
-    recipe = _with_vocabulary(recipe, data.info["vocab_size"], monitor)
+    asked, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
     with torch.device("meta"):
         model = build_model(recipe.model, recipe.train.precision)
@@ -46,6 +46,9 @@ def create_run(
         start = _first_checkpoint(checkpoints.find_run(source))
         checkpoints.check_weights(model, _weights(start, model), start.path / "weights.safetensors")
         origin = {"run": str(start.path.parent.parent.resolve()), "step": start.step}
+    if recipe != asked:
+        sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
+        monitor.note(f"vocabulary: {sizes}")
     checkpoints.write_header(folder, RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin))
     return folder
 
@@ -87,10 +90,7 @@ def check(recipe: Recipe) -> None:
         raise MnemoError(f"precision fp16 needs a CUDA device, not {device.type}: use bf16 or fp32")
 
 
-def _with_vocabulary(recipe: Recipe, size: int, monitor: Monitor) -> Recipe:
-    if size == recipe.model.vocab_size:
-        return recipe
-    monitor.note(f"vocabulary: {size:,} as in the corpus, not the recipe's {recipe.model.vocab_size:,}")
+def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     cutoffs = recipe.model.embedding.cutoffs
     if cutoffs and cutoffs[-1] >= size:
         raise MnemoError(

@@ -55,7 +55,9 @@ def update(
     Rows fall into as many parts as there are states, read one after the other.
     `tokens`: the batch's number of targets, where the caller knows it; counting on a device makes it wait.
     """
-    window = batch if isinstance(batch, Window) else Window((batch,), (count_targets(batch) if tokens is None else tokens,))
+    window = (
+        batch if isinstance(batch, Window) else Window((batch,), (count_targets(batch) if tokens is None else tokens,))
+    )
     rows = len(window.batches[0].tokens)
 
     def step(segment: Batch, state: State, scored: bool) -> Read:

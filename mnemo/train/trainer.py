@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mnemo import checkpoint as checkpoints
 from mnemo.checkpoint import Checkpoint, RunHeader, build_model, pick_device
-from mnemo.data.streams import Batch, read_on
+from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.optimize import Average, build_optimizer, set_learning_rate, step_rate
 from mnemo.track import JsonLines, Tracker
@@ -29,8 +29,9 @@ from mnemo.train.snapshot import (
     restore_training,
     training_tensors,
 )
-from mnemo.train.step import count_targets, fresh_states, segment_loss, update
+from mnemo.train.step import fresh_states, segment_loss, update
 from mnemo.train.watch import Interrupted, Monitor, Status, Stop, interruptible
+from mnemo.train.window import Window, go_on, read_batches
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
@@ -158,10 +159,12 @@ class Trainer:
 
     def _advance(self) -> None:
         progress, config = self.progress, self.config
-        prepare = last_half if config.loss == "half" else _as_it_is
-        window, begins, cursor = read_window(self.data.stream, progress.cursor, progress.past, config, prepare)
-        lr = step_rate(config, progress.step, window.length, progress.plateau.factor)
+        batches, begins, cursor = read_batches(self.data.stream, progress.cursor, progress.past, config)
+        lr = step_rate(config, progress.step, batches[-1].targets.shape[1], progress.plateau.factor)
         set_learning_rate(self.optimizer, lr)
+        if config.loss == "half":
+            batches = [last_half(batch) for batch in batches]
+        window = Window.of(batches, len(progress.past), config)
         done = update(
             self.model,
             self.optimizer,

@@ -26,8 +26,10 @@ class Window:
     method: Method = "plain"
 
     @staticmethod
-    def of(batches: Sequence[Batch], num_again: int = 0, scored: Scored = "all", method: Method = "plain") -> Window:
-        return Window(tuple(batches), tuple(map(count_targets, batches)), num_again, scored, method)
+    def of(batches: Sequence[Batch], num_again: int, config: TrainConfig) -> Window:
+        new: Scored = "last" if config.bptt_window == "sliding" else "all"
+        scored = new if config.bptt_loss == "new" else config.bptt_loss
+        return Window(tuple(batches), tuple(map(count_targets, batches)), num_again, scored, config.bptt_memory)
 
     def map(self, function: Callable[[Batch], Batch]) -> Window:
         """The same targets in other batches."""
@@ -48,9 +50,9 @@ class Window:
         return sum(self.targets[-min(self.num_scored, len(self.batches) - self.num_again) :])
 
 
-def read_window(
-    stream: Stream, cursor: Cursor, past: Sequence[Cursor], config: TrainConfig, prepare: Callable[[Batch], Batch]
-) -> tuple[Window, tuple[Cursor, ...], Cursor]:
+def read_batches(
+    stream: Stream, cursor: Cursor, past: Sequence[Cursor], config: TrainConfig
+) -> tuple[list[Batch], tuple[Cursor, ...], Cursor]:
     """The next update's batches, where each of them begins, and the cursor behind them.
 
     `past`: where the batches begin that a sliding window reads again.
@@ -62,8 +64,7 @@ def read_window(
         batches.append(batch)
         begins.append(cursor)
         cursor = behind
-    window = Window.of([prepare(batch) for batch in batches], len(past), config.bptt_loss, config.bptt_memory)
-    return window, tuple(begins), cursor
+    return batches, tuple(begins), cursor
 
 
 def go_on(

@@ -1,0 +1,156 @@
+"""Parameters, FLOPs, state size and memory plan of a preset or a run, without loading any weights."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from mnemo.cli import console
+from mnemo.errors import MnemoError
+from mnemo.info import Flops, Info, MemoryKind, describe, draw_plan, find_recipe
+from mnemo.presets import PRESETS, documentation, listing
+
+WIDTH = 100
+"""Of text that is wrapped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """A preset, or a run's name or folder (runs/NAME where a preset has the same name)."""
+    memory: int | None = None
+    """Memory length of the long-range layers; as trained when left out."""
+    segment: int | None = None
+    """Segment length; as trained when left out."""
+    batch: int | None = None
+    """Rows that are read side by side; as trained when left out."""
+    list: bool = False
+    """Print every preset, one a line."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Args) -> int:
+    if args.list:
+        presets = listing()
+        console.print_json(dict(presets)) if args.json else console.table(presets, ("preset", "what it is"))
+        return 0
+    if args.name is None:
+        raise MnemoError("name a preset or a run; mnemo info --list shows the presets")
+    info = describe(args.name, find_recipe(args.name), memory=args.memory, segment=args.segment, batch=args.batch)
+    if args.json:
+        console.print_json(info.to_json())
+    else:
+        print("\n\n".join(part for part in (_about(args.name), *_sections(info)) if part))
+    return 0
+
+
+def _about(name: str) -> str:
+    if name.partition("@")[0] not in PRESETS:
+        return ""
+    return "\n".join(line.strip() for line in documentation(name).strip().splitlines())
+
+
+def _sections(info: Info) -> list[str]:
+    return [_parameters(info), _flops(info), _state(info), f"attention: {info.attention}"]
+
+
+def _parameters(info: Info) -> str:
+    rows = [
+        ("embedding and softmax", info.parameters.embedding),
+        ("layers", info.parameters.layers),
+        ("shared by all layers", info.parameters.shared),
+        ("total", info.parameters.total),
+    ]
+    return console.format_table([(name, f"{count:>13,}") for name, count in rows], ("parameters", ""))
+
+
+def _flops(info: Info) -> str:
+    headers = ("forward FLOPs a token", "    training", "cached inference")
+    rows = [
+        (name.replace("_", "-"), _mega(info.training, name), _mega(info.inference, name).rjust(len(headers[2])))
+        for name in (*Flops._fields, "total")
+    ]
+    step = f"{info.training_step / 1e6:,.2f} M ({info.training_step / info.training.total:.3g} times the forward pass)"
+    adds = f"{info.training.multiply_adds / 1e6:,.2f} M and {info.inference.multiply_adds / 1e6:,.2f} M"
+    return "\n".join(
+        [
+            f"segment {info.segment:,}, memory {info.memory:,}, batch {info.batch:,}",
+            console.format_table(rows, headers),
+            f"A training step takes {step} a token.",
+            f"A multiply-add counts as 2: {adds} multiply-adds, which many papers call FLOPs.",
+            "Matrix products only; memory full; mean over a causal segment.",
+        ]
+    )
+
+
+def _mega(flops: Flops, name: str) -> str:
+    return f"{getattr(flops, name) / 1e6:>10,.2f} M"
+
+
+def _state(info: Info) -> str:
+    sizes = zip(info.state_bytes, info.cached_bytes, strict=True)
+    rows = [
+        (*row, _size(kept).rjust(9), _size(cached).rjust(9))
+        for row, (kept, cached) in zip(draw_plan(info), sizes, strict=True)
+    ]
+    headers = ("layer", "", "memory", "", "slots", "    state", "   cached")
+    total, cached = info.total_bytes(info.state_bytes), info.total_bytes(info.cached_bytes)
+    all_rows = f"; of {info.batch:,} rows: {_size(total * info.batch)}" if info.batch > 1 else ""
+    return "\n".join(
+        [
+            console.format_table(rows, headers),
+            *_marks(info),
+            *map(_kind, info.memories),
+            *_tokens(info),
+            f"state of one row in 32-bit numbers: {_size(total)} ({_size(cached)} cached for inference){all_rows}",
+        ]
+    )
+
+
+def _marks(info: Info) -> list[str]:
+    more = any(layer.slots > layer.length for layer in info.plan)
+    return ["L marks long-range layers" + (", = slots besides the memory's own." if more else ".")]
+
+
+def _kind(kind: MemoryKind) -> str:
+    layers = f"layers {_ranges(kind.layers)} " + ("keep together" if kind.together else "keep each")
+    if len(kind.layers) == 1:
+        layers = f"layer {kind.layers[0]} keeps"
+    tensors = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()) or "nothing"
+    settings = ", ".join(f"{name} {_value(value)}" for name, value in kind.settings.items())
+    text = f"{kind.memory}: {layers} {tensors} ({_size(kind.state_bytes)} in all)" + (f"; {settings}" if settings else "")
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """1, 2, 3, 7 -> 1-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _value(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _tokens(info: Info) -> list[str]:
+    if info.tokens is None:
+        return []
+    kept = _size(info.tokens.state_bytes) if info.tokens.state_bytes else "nothing"
+    return [f"memory tokens: {info.tokens.read} read, {info.tokens.written} written by every segment; {kept} carried on"]
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"
