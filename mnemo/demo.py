@@ -52,6 +52,8 @@ class Scale:
     recall_seconds: float = 60.0
     byte_seconds: float = 125.0
     """When these models stop training, in seconds from the demo's start, ready or not."""
+    seconds: float = 150.0
+    """From when on nothing new is measured."""
 
 
 FULL = Scale()

@@ -6,7 +6,8 @@ their memory tokens), m memory slots and a batch of B, a layer's forward pass ov
 
     projections   8 DW q (queries, keys, values, output) + 2 DW (m + q) / B (positions)
     attention     2 W (2 or 3) times the keys that its rows see: for keys, values and, where positions are relative,
-                  positions; m each and the mean of a causal segment, or what a block mask shows; with same_length m
+                  positions; m each and the mean of a causal segment, or what a block mask shows, though more is
+                  computed and hidden there; with same_length m
     feed-forward  4 DF q
     memory        twice what the memory says itself (`work`): 4 DW m to project it anew; what it refreshes, compresses,
                   fits; all that recurrent layers do
@@ -32,6 +33,7 @@ from mnemo.checkpoint import RUNS, find_run, read_header
 from mnemo.embedding import Bins
 from mnemo.errors import MnemoError, unknown
 from mnemo.memory import AnyMemory
+from mnemo.memory.protocol import Stage
 from mnemo.model import Model, ModelConfig, stage_layers
 from mnemo.ops import eager
 from mnemo.positions import Relative, Shaw
@@ -324,15 +326,15 @@ def flops_per_token(
     state = model.layer_states(model.init(1, lengths, cached=cached))
     reach = 0 if config.tokens is None else config.tokens.reach
     projections = attention = feed_forward = work = 0.0
-    for stage, memory, group in zip(model.stages, state, stage_layers(config.memory, config.num_layers), strict=True):
+    stages: Sequence[Stage] = model.stages  # type: ignore[assignment]
+    for stage, memory, group in zip(stages, state, stage_layers(config.memory, config.num_layers), strict=True):
         num_layers, slots = len(attending.intersection(group)), stage.slots(memory)
         columns = 0 if cached else slots + rows + max(reach, stage.ahead(memory))
         projections += num_layers * _projections(config, rows, columns, batch)
         attention += num_layers * _attention(config, _seen(config, slots, segment, rows))
         feed_forward += num_layers * rows * 4.0 * config.dim * config.inner_dim
         work += 2.0 * stage.work(rows, slots, cached)
-    by_part = (part / segment for part in (projections, attention, feed_forward, work))
-    return Flops(*by_part, _softmax(config))
+    return Flops(projections / segment, attention / segment, feed_forward / segment, work / segment, _softmax(config))
 
 
 def _projections(config: ModelConfig, rows: int, columns: int, batch: int) -> float:
@@ -393,17 +395,20 @@ def attention_path() -> str:
     )
 
 
-def draw_plan(info: Info) -> list[tuple[int, str, str, str, int]]:
+def draw_plan(info: Info) -> list[tuple[str, str, str, str, int]]:
     """A row for every layer: its number, L where it is long range, the memory, a bar as long as it, its slots.
 
-    The bar has a # for slots of the memory and a = for those besides.
+    The bar has a # for slots of the memory and a = for those besides. Memory tokens have a row before the first layer.
     """
-    longest = max(1, *(layer.slots for layer in info.plan))
-    return [
-        (layer.layer, "L" if layer.long else "", layer.memory, _bar(layer, longest), layer.slots) for layer in info.plan
+    tokens = [] if info.tokens is None else [(info.tokens.read, info.tokens.read)]
+    longest = max(1, *(slots for _, slots in tokens), *(layer.slots for layer in info.plan))
+    first = [("input", "", "MemoryTokens", _bar(*pair, longest), pair[1]) for pair in tokens]
+    return first + [
+        (f"{plan.layer:>5}", "L" if plan.long else "", plan.memory, _bar(plan.length, plan.slots, longest), plan.slots)
+        for plan in info.plan
     ]
 
 
-def _bar(layer: LayerPlan, longest: int) -> str:
-    own = max(min(1, layer.length), round(BAR * layer.length / longest))
-    return "#" * own + "=" * (round(BAR * layer.slots / longest) - own)
+def _bar(length: int, slots: int, longest: int) -> str:
+    own = max(min(1, length), round(BAR * length / longest))
+    return "#" * own + "=" * (round(BAR * slots / longest) - own)

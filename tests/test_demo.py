@@ -46,7 +46,13 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert f"[{number}/{len(PHASES)}] {what}" in captured.err
     assert "left)" in captured.err
     page = (out / "report.html").read_text(encoding="utf-8")
-    for words in ("with-memory", "without-memory", "Right answers: segment recall", "What memory is worth: python", "Samples"):
+    for words in (
+        "with-memory",
+        "without-memory",
+        "Right answers: segment recall",
+        "What memory is worth: python",
+        "Samples",
+    ):
         assert words in page
     assert "Left out of this page" not in page
     for name in (*demo.RECALL_RUNS, demo.BYTES):
@@ -94,12 +100,15 @@ def test_a_run_whose_time_is_over_stops_and_can_go_on(tmp_path: Path) -> None:
     assert train(tmp_path / "run", data=data).step == 20
 
 
-def test_a_slow_machine_still_gets_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry = replace(demo.QUICK, recall_seconds=0.0, byte_seconds=0.0)
+def test_a_slow_machine_still_gets_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hurry = replace(demo.QUICK, recall_seconds=0.0, byte_seconds=0.0, seconds=0.0)
     monkeypatch.setattr(demo, "QUICK", hurry)
     assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 0
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "of 20" in page and "of 12" in page
+    assert capsys.readouterr().err.count("time is over: stopping after") == 3
 
 
 def test_an_interrupted_demo_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

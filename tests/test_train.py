@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from toy_runs import exact, metrics, recipe, run, scored_as, toy
 from tolerances import assert_close
+from toy_runs import exact, metrics, recipe, run, scored_as, toy
 
 from mnemo import checkpoint as checkpoints
 from mnemo.checkpoint import open_run
@@ -220,6 +220,17 @@ def test_compiled_code_is_used_where_asked_for(tmp_path: Path, monkeypatch: pyte
     assert len(calls) == 12
     run(tmp_path / "plain")
     assert len(calls) == 12 and metrics(tmp_path / "compiled") == metrics(tmp_path / "plain")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+def test_every_precision_trains_on_a_gpu(kind: Any, tmp_path: Path) -> None:
+    wanted = recipe(precision=kind, steps=30, device="cuda", optimizer=OptimizerConfig(lr=0.01))
+    run(tmp_path / "run", of=wanted)
+    losses = [line["loss"] for line in records(tmp_path / "run", "train")]
+    assert losses[-1] < losses[0] - 0.1
+    model = open_run(tmp_path / "run", device="cuda").model
+    assert {(tensor.dtype, tensor.device.type) for tensor in model.parameters()} == {(torch.float32, "cuda")}
 
 
 def test_sentences(tmp_path: Path) -> None:

@@ -67,8 +67,12 @@ def test_kinds_are_chosen_by_name() -> None:
     assert parse("--model.positions", "rotary").model.positions == Rotary()
     assert parse("--model.positions.base", "50", "--model.positions=rotary").model.positions == Rotary(base=50)
     assert parse("--model.positions", "shaw", "--model.positions.distances", "9").model.positions == Shaw(distances=9)
+
+
+def test_kinds_share_the_fields_that_they_have_in_common() -> None:
     clamped = Recipe(model=ModelConfig(positions=Relative(clamp=5)))
     assert parse("--model.positions", "relative", recipe=clamped).model.positions == Relative(clamp=5)
+    assert parse("--model.positions", "shaw", recipe=clamped).model.positions == Shaw(clamp=5)
 
 
 def test_a_kind_is_checked_together_with_the_rest() -> None:
@@ -118,7 +122,8 @@ def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in text for word in ("--resume RUN", "--from RUN", "--list", "130 or 143", "--train.steps 100"))
     assert cli.main(["train", "tiny-bytes", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "--model.positions {relative,shaw,sinusoidal,learned,rotary} (now: relative)" in text
+    assert "Transformer-XL, bytes of your own Python's source text" in text
+    assert "--model.positions {relative,shaw,sinusoidal,learned,rotary" in text
     assert "--train.average {average,none} (now: none)" in text
     assert "Updates of the weights. (default: 1000)" in text
     for flag in overrides.known_flags(NewRun(recipe=preset("tiny-bytes"))):

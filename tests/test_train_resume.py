@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -25,6 +26,7 @@ from mnemo.data.progress import Advance
 from mnemo.memory import XL, Plan
 from mnemo.recipe import AverageConfig, OptimizerConfig, ScheduleConfig
 from mnemo.train import Status, Unwatched, create_run, precision, train
+from mnemo.train.watch import stop_on_signals
 
 NO_MEMORY = Plan(long=XL(length=0))
 RECIPES: dict[str, dict[str, Any]] = {
@@ -118,6 +120,14 @@ def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> No
     assert _tensors(tmp_path / "stopped") == _tensors(tmp_path / "whole")
 
 
+def test_a_second_signal_is_obeyed_at_once() -> None:
+    with stop_on_signals() as stop:
+        assert signal.getsignal(signal.SIGTERM) == stop.receive
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+        assert {signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_DFL}
+
+
 def test_a_signal_in_the_middle_of_an_evaluation(tmp_path: Path) -> None:
     run(tmp_path / "whole")
     outcome = run(tmp_path / "stopped", monitor=Signaller(signal.SIGTERM))
@@ -152,13 +162,14 @@ def test_timing_is_cut_back_too_and_time_goes_on(tmp_path: Path) -> None:
     with (tmp_path / "run" / "timing.jsonl").open("a") as file:
         file.write('{"step": 8, "seconds": 9')
     train(tmp_path / "run")
-    lines = [line.split(",")[:2] for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
-    steps = [int(line[-2 if "format" not in line[0] else 1].split(":")[1]) for line in lines]
-    assert steps == [2, 4, 6, 8, 10, 12]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
 
 
 COMMAND = [
-    *("train", "tiny-bytes", "--data.corpus", "toy", "--train.steps", "400", "--train.batch", "2"),
+    *("train", "tiny-bytes", "--data.corpus", "toy", "--train.steps", "200", "--train.batch", "2"),
     *("--train.segment", "4", "--model.num-layers", "1", "--model.dim", "8", "--model.num-heads", "1"),
     *("--model.head-dim", "4", "--model.inner-dim", "8", "--model.memory.long.length", "4"),
     *("--train.log-every", "1", "--train.eval-every", "50", "--train.checkpoint-every", "7", "--evaluation.batch", "2"),
@@ -176,7 +187,7 @@ def test_the_command_line_survives_kill_and_says_how_to_go_on(
         _wait_for_lines(tmp_path / "runs" / "killed", 30, process)
         process.kill()
     with _process(["train", "--resume", "killed"]) as process:
-        _wait_for_lines(tmp_path / "runs" / "killed", 100, process)
+        _wait_for_lines(tmp_path / "runs" / "killed", 60, process)
         process.terminate()
         assert process.wait() == 128 + signal.SIGTERM
         assert process.stderr is not None

@@ -93,10 +93,12 @@ def _mega(flops: Flops, name: str) -> str:
 
 
 def _state(info: Info) -> str:
-    sizes = zip(info.state_bytes, info.cached_bytes, strict=True)
+    tokens = [] if info.tokens is None else [(info.tokens.state_bytes, info.tokens.state_bytes)]
+    sizes = [*tokens, *zip(info.state_bytes, info.cached_bytes, strict=True)]
+    shared = {f"{layer:>5}" for kind in info.memories if kind.together for layer in kind.layers}
     rows = [
-        (*row, _size(kept).rjust(9), _size(cached).rjust(9))
-        for row, (kept, cached) in zip(draw_plan(info), sizes, strict=True)
+        (*row, *("" if row[0] in shared and not size else _size(size).rjust(9) for size in pair))
+        for row, pair in zip(draw_plan(info), sizes, strict=True)
     ]
     headers = ("layer", "", "memory", "", "slots", "    state", "   cached")
     total, cached = info.total_bytes(info.state_bytes), info.total_bytes(info.cached_bytes)
@@ -118,24 +120,30 @@ def _marks(info: Info) -> list[str]:
 
 
 def _kind(kind: MemoryKind) -> str:
-    layers = f"layers {_ranges(kind.layers)} " + ("keep together" if kind.together else "keep each")
-    if len(kind.layers) == 1:
-        layers = f"layer {kind.layers[0]} keeps"
-    tensors = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()) or "nothing"
-    settings = ", ".join(f"{name} {_value(value)}" for name, value in kind.settings.items())
-    text = f"{kind.memory}: {layers} {tensors} ({_size(kind.state_bytes)} in all)" + (f"; {settings}" if settings else "")
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+    """One memory in words; what belongs together is not torn apart at a line's end."""
+    how = " together" if kind.together else " each" if kind.tensors else ""
+    keep = "keeps" if len(kind.layers) == 1 else f"keep{how}"
+    tensors = [f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()]
+    settings = [f"{name} {_value(value)}" for name, value in kind.settings.items()]
+    kept = [f"{keep} {_list(tensors)}", f"({_size(kind.state_bytes)} in all)"] if tensors else [keep, "nothing"]
+    text = " ".join([f"{kind.memory}: {_ranges(kind.layers)}", *kept]) + (f"; {_list(settings)}" if settings else "")
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ").replace("\xa0", " ")
+
+
+def _list(items: Sequence[str]) -> str:
+    return ", ".join(item.replace(" ", "\xa0") for item in items)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 -> 1-3, 7."""
+    """1, 2, 3, 7 -> layers 1-3, 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"layer {text}" if len(numbers) == 1 else f"layers {text}"
 
 
 def _value(value: Any) -> str:
@@ -145,8 +153,8 @@ def _value(value: Any) -> str:
 def _tokens(info: Info) -> list[str]:
     if info.tokens is None:
         return []
-    kept = _size(info.tokens.state_bytes) if info.tokens.state_bytes else "nothing"
-    return [f"memory tokens: {info.tokens.read} read, {info.tokens.written} written by every segment; {kept} carried on"]
+    tokens, kept = info.tokens, _size(info.tokens.state_bytes) if info.tokens.state_bytes else "nothing"
+    return [f"memory tokens: {tokens.read} read, {tokens.written} written by every segment; {kept} carried on"]
 
 
 def _size(count: int) -> str:

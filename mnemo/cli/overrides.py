@@ -122,7 +122,7 @@ def _choose(default: T, argv: list[str]) -> tuple[T, list[str]]:
         if wanted is not None and wanted not in choice.kinds:
             raise unknown(f"value for {choice.flag}", wanted, choice.kinds)
         if wanted is not None and wanted != _kind_of(choice):
-            default = _with(default, choice.path, _new(choice.kinds[wanted]))
+            default = _with(default, choice.path, _new(choice.kinds[wanted], choice.value))
     return default, argv
 
 
@@ -146,15 +146,17 @@ def _is_below(name: str, word: str) -> bool:
     return word.replace("_", "-").startswith(f"{name}.")
 
 
-def _new(kind: type | None) -> Any:
+def _new(kind: type | None, before: Any) -> Any:
+    """A value of this kind; fields that it shares with the kind before, such as a length, keep their values."""
     if kind is None:
         return None
-    required = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    return kind(**{name: tyro.MISSING for name in required})
+    values = {}
+    for field in dataclasses.fields(kind):
+        if hasattr(before, field.name):
+            values[field.name] = getattr(before, field.name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            values[field.name] = tyro.MISSING
+    return kind(**values)
 
 
 def _with(value: T, path: Sequence[str], new: Any) -> T:

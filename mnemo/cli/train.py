@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from inspect import cleandoc
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +31,7 @@ from mnemo.cli.console import print_json
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import MnemoError
-from mnemo.presets import listing, preset
+from mnemo.presets import documentation, listing, preset
 from mnemo.recipe import Recipe
 from mnemo.track import Service, open_tracker
 from mnemo.train import Outcome, create_run, train
@@ -85,8 +86,8 @@ def _resume(argv: list[str]) -> int:
 
 def _start(argv: list[str]) -> int:
     base, recipe, rest = _base(argv)
-    default = NewRun(recipe=recipe)
-    args = overrides.parse(NewRun, default, rest, prog=f"mnemo train {base}", description=f"Train {base}.")
+    about = cleandoc(documentation(base)) if rest != argv else f"Start from the weights of {base}."
+    args = overrides.parse(NewRun, NewRun(recipe=recipe), rest, prog=f"mnemo train {base}", description=about)
     name = args.name or _free_name(args.runs, base.replace("@", "-"))
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")

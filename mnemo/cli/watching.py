@@ -12,7 +12,6 @@ from typing import Any, Protocol, TextIO
 from mnemo.cli.console import Progress, format_count, format_time
 from mnemo.train import Monitor, Status
 
-
 SECONDS_BETWEEN_LINES = 10.0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from mnemo.ops.dropout import keep_mask
@@ -55,4 +57,7 @@ def relative_attention(
     if impl == "reference" or mask.ahead != "signed":
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
         return attended.out, attended.lse
-    return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
+    # Its backward is written for operands of one type, which autocast would mix.
+    kind = q.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)

@@ -232,6 +232,7 @@ class _Forward(NamedTuple):
 def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, with_lse: bool, save: bool) -> _Forward:
     batch, heads, num_queries, size = q.shape
     blocks = _blocks(call, num_queries, k.shape[2])
+    tiles = _tiles(q, blocks)
     hidden = [_hidden(call, block, k.shape[2], q.device) for block in blocks]
     out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
     lse = q.new_empty(batch, heads, num_queries) if with_lse else None
