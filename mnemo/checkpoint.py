@@ -36,6 +36,8 @@ try:
 except ImportError:  # not on Windows, where two processes are not kept apart
     fcntl = None
 
+TOKENIZER = "tokenizer.json"
+"""Beside a run's recipe: how its text was cut into tokens."""
 FORMAT_VERSION = 1
 RUNS = Path("runs")
 RECIPE, BEST, PROGRESS, CHECKPOINTS = "recipe.json", "best.json", "progress.json", "checkpoints"
@@ -163,12 +165,14 @@ def check_like(tensor: Tensor, expected: Tensor, name: str, path: Path) -> None:
         raise MnemoError(f"{path} is of another configuration: '{name}' is {found}, the model has {wanted}")
 
 
-def write_header(folder: Path, header: RunHeader) -> None:
-    """A new run folder, complete with its recipe or not there at all."""
+def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
+    """A new run folder, complete with its recipe and tokenizer or not there at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         partial.chmod(0o755)
+        if tokenizer is not None:
+            write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
         write_json(
             partial / RECIPE,
             {

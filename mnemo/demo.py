@@ -42,7 +42,7 @@ class Scale:
     """How much the demo does. Steps are fixed, so that two runs on one machine give the same numbers."""
 
     recall_steps: int = 200
-    byte_steps: int = 700
+    byte_steps: int = 600
     byte_eval_every: int = 100
     sweep: tuple[int, ...] = (0, 32, 64, 128, 256, 512)
     symbols: int = 20_000

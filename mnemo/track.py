@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -41,18 +42,26 @@ class JsonLines:
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._file.flush()
         except OSError as error:
-            raise MnemoError(f"cannot write {self._path}: {error.strerror}; checkpoints stay whole") from None
+            raise self._not_written(error) from None
 
     def sync(self) -> int:
         """Bring every line to the disk; the file's size."""
-        os.fsync(self._file.fileno())
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._not_written(error) from None
         return self._file.tell()
+
+    def _not_written(self, error: OSError) -> MnemoError:
+        return MnemoError(f"cannot write {self._path}: {error.strerror}; what was saved before stays whole")
 
     def __enter__(self) -> JsonLines:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        # Whole lines are out already; half of one that found the disk full is given up.
+        with suppress(OSError):
+            self._file.close()
 
 
 class Tracker(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from mnemo.checkpoint import open_run
 from mnemo.config import to_json
 from mnemo.errors import MnemoError
 from mnemo.recipe import AverageConfig
+from mnemo.track import JsonLines
 from mnemo.train import Unwatched, create_run, train
 
 
@@ -276,6 +278,21 @@ def _failing(function: Callable[..., Any], error: OSError, after: int) -> Callab
         return function(*args, **options)
 
     return call
+
+
+def test_a_line_that_finds_the_disk_full_is_given_up(tmp_path: Path) -> None:
+    class FullDisk(io.BytesIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            self.flush()
+
+    with JsonLines(tmp_path / "metrics.jsonl") as lines:
+        lines._file.close()
+        lines._file = FullDisk()  # type: ignore[assignment]
+        with pytest.raises(MnemoError, match="cannot write .*metrics.jsonl: No space left on device"):
+            lines.append({"step": 1})
 
 
 def test_errors_of_the_tensor_library_are_disk_errors_too(

@@ -229,3 +229,13 @@ def test_texts_that_cannot_be_read(
     assert verb("read", book(tmp_path, text), "--save", tmp_path / save, run=tiny_run("chars")) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / save).exists()
+
+
+def test_a_run_writes_and_reads_without_its_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = answer(capsys, "generate", "--prompt", "the cat", "--tokens", 8, "--no-save")
+    run = tiny_run()
+    monkeypatch.setenv("MNEMO_DATA", str(tmp_path / "elsewhere"))
+    assert answer(capsys, "generate", "--prompt", "the cat", "--tokens", 8, "--no-save")["texts"] == expected["texts"]
+    assert verb("read", book(tmp_path), run=run) == 0

@@ -63,8 +63,8 @@ class Args:
 
 def run(args: Args) -> int:
     _check(args)
-    opened = runs.open_with_corpus(args.run, args.which, args.device, same_text=True)
-    task = _Task(args, opened, opened.corpus.split(args.split))
+    opened, corpus = runs.open_with_corpus(args.run, args.which, args.device)
+    task = _Task(args, opened, corpus.split(args.split))
     if args.sweep_memory is not None:
         task.sweep(_lengths(args.sweep_memory))
     elif args.find_length:
@@ -232,7 +232,7 @@ class _Task:
         return f"bits per {self.opened.unit}" if self.in_bits else "perplexity"
 
     def _title(self, what: str) -> str:
-        return f"{self.opened.run.path.name}: {what}, {self.opened.corpus.name} {self.args.split}"
+        return f"{self.opened.run.path.name}: {what}, {self.opened.run.corpus.get('name')} {self.args.split}"
 
     def _settings(self) -> str:
         """What tells this result's file from others of its kind."""

@@ -65,7 +65,7 @@ class Args:
 
 def run(args: Args) -> int:
     _check(args)
-    opened = runs.open_with_corpus(args.run, args.which, args.device)
+    opened = runs.open_with_tokenizer(args.run, args.which, args.device)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
     prompt = _prompt(args, opened)
     if prompt is not None:
@@ -121,7 +121,7 @@ def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
 
 def _beginning(opened: OpenedRun) -> Tensor:
     """What stands before a document's first token: the mark between documents, or the end of a line."""
-    marks = ("\0", "\n", " ") if opened.corpus.splits["train"].documents else ("\n", " ")
+    marks = ("\0", "\n", " ") if opened.run.corpus.get("documents") else ("\n", " ")
     for mark in marks:
         try:
             return runs.encode(opened.tokenizer, mark, "the mark")

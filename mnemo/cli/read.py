@@ -40,7 +40,7 @@ class Args:
 def run(args: Args) -> int:
     if args.save is not None and not args.save.absolute().parent.is_dir():
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
-    opened = runs.open_with_corpus(args.run, args.which, args.device)
+    opened = runs.open_with_tokenizer(args.run, args.which, args.device)
     text = runs.encode_file(opened.tokenizer, args.text)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)

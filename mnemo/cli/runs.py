@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mnemo import __version__
-from mnemo.checkpoint import LoadedRun, open_run, write_json
+from mnemo.checkpoint import TOKENIZER, LoadedRun, open_run, read_json, write_json
 from mnemo.cli import console
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.data.sources import Part
-from mnemo.data.tokenizers import AnyTokenizer
+from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.evaluate import bits, perplexity
 from mnemo.generate import AnyState, Reading
@@ -31,26 +31,34 @@ BITS_PER_SYMBOL = ("byte", "char", "symbol")
 
 class OpenedRun(NamedTuple):
     run: LoadedRun
-    corpus: Corpus
-
-    @property
-    def tokenizer(self) -> AnyTokenizer:
-        return self.corpus.tokenizer
+    tokenizer: AnyTokenizer
 
     @property
     def unit(self) -> str:
-        return self.corpus.tokenizer.unit
+        return self.tokenizer.unit
 
 
-def open_with_corpus(name: str, which: Which, device: str, *, same_text: bool = False) -> OpenedRun:
-    """A trained run and its corpus. `same_text`: refuse a corpus whose text has changed since, not only its symbols."""
+def open_with_tokenizer(name: str, which: Which, device: str) -> OpenedRun:
+    """A trained run and the tokenizer that its folder keeps: the corpus need not be on this machine."""
+    run = open_run(name, which, device)
+    path = run.path / TOKENIZER
+    if not path.exists():
+        raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
+    tokenizer = from_json(read_json(path).get("tokenizer"))
+    if tokenizer.vocab_size != run.model.config.vocab_size:
+        raise MnemoError(f"{path} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}")
+    return OpenedRun(run, tokenizer)
+
+
+def open_with_corpus(name: str, which: Which, device: str) -> tuple[OpenedRun, Corpus]:
+    """A trained run and its corpus; a warning where the text has changed since, an error where its symbols have."""
     run = open_run(name, which, device)
     corpus = load(run.recipe.data.corpus, show=console.progress)
     if corpus.vocab_size != run.model.config.vocab_size or corpus.tokenizer.unit != run.corpus.get("unit"):
         raise MnemoError(f"corpus '{corpus.name}' has another vocabulary than the one {run.path} was trained on")
-    if same_text and run.corpus.get("fingerprint") not in (None, corpus.fingerprint()):
+    if run.corpus.get("fingerprint") not in (None, corpus.fingerprint()):
         print(f"mnemo: warning: corpus '{corpus.name}' has changed since {run.path} was trained on it", file=sys.stderr)
-    return OpenedRun(run, corpus)
+    return OpenedRun(run, corpus.tokenizer), corpus
 
 
 def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | None) -> tuple[AnyState, int]:

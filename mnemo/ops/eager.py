@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 from mnemo.ops.dropout import keep_mask
 from mnemo.ops.masks import Causal, Mask
 
-QUERY_BLOCK = 64
-CPU_TILE = 2**19
+QUERY_BLOCK = 128
+CPU_TILE = 2**20
 """Scores, keys and values that a tile holds for each thread of a CPU: what its cache can hold."""
 
 
@@ -48,7 +48,7 @@ class _Block(NamedTuple):
 _Tables = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """r, u, w and bias"""
 _Hidden = tuple[slice, Tensor]
-"""Some of a block's keys, and where they are hidden: (L, K'), or (B, L, K') where rows differ"""
+"""Some of a block's keys, and -inf where they are hidden, else 0: (L, K'), or (B, L, K') where rows differ"""
 
 
 class _Tile(NamedTuple):
@@ -176,33 +176,34 @@ def _unskewed(scores: Tensor, num_columns: int) -> Tensor:
     return out
 
 
-def _hidden(call: _Call, block: _Block, num_keys: int, device: torch.device) -> list[_Hidden]:
+def _hidden(call: _Call, block: _Block, num_keys: int, like: Tensor) -> list[_Hidden]:
     """What a block's queries may not see."""
-    rows, columns = _length(block.queries), _length(block.keys)
+    rows, columns, device = _length(block.queries), _length(block.keys), like.device
     first = call.offset + block.queries.start - block.keys.start
     """The column that the block's first query stands on"""
-    hidden: list[_Hidden] = []
-    everything = slice(0, columns)
+    hidden: list[tuple[slice, Tensor]] = []
     if not isinstance(call.mask, Causal):
-        hidden.append((everything, ~call.mask.visible(rows, columns, call.offset, device)))
-    elif columns > first + 1:
-        future = torch.ones(rows, columns - first - 1, dtype=torch.bool, device=device).triu()
-        hidden.append((slice(first + 1, columns), future))
-    if isinstance(call.mask, Causal) and call.mask.window is not None and first + rows > call.mask.window:
-        newest = torch.arange(rows, device=device)[:, None] + first
-        hidden.append((everything, newest - torch.arange(columns, device=device) >= call.mask.window))
+        hidden.append((slice(0, columns), ~call.mask.visible(rows, columns, call.offset, device)))
+    else:
+        query = torch.arange(first, first + rows, device=device)[:, None]
+        near, far = first + 1, 0 if call.mask.window is None else first + rows - call.mask.window
+        if columns > near:
+            hidden.append((slice(near, columns), torch.arange(near, columns, device=device) > query))
+        if far > 0 and call.mask.window is not None:
+            hidden.append((slice(0, far), query - torch.arange(far, device=device) >= call.mask.window))
     if call.lengths is not None:
-        index = torch.arange(block.keys.start, block.keys.stop, device=device)
-        hidden.append((everything, (index < num_keys - call.lengths[:, None])[:, None, :]))
-    return hidden
+        first_valid = num_keys - block.keys.start - call.lengths
+        widest = int(first_valid.max()) if device.type == "cpu" else columns  # elsewhere, looking would cost a wait
+        index = torch.arange(max(0, min(columns, widest)), device=device)
+        hidden.append((slice(0, len(index)), (index < first_valid[:, None])[:, None, :]))
+    return [(keys, like.new_zeros(mask.shape).masked_fill_(mask, float("-inf"))) for keys, mask in hidden]
 
 
 def _hide_(scores: Tensor, hidden: list[_Hidden], tile: _Tile) -> None:
-    """Fill what is hidden. scores (N, L, K)."""
+    """Push what is hidden out of sight. scores (N, L, K)."""
     by_row = scores.view(_length(tile.heads), -1, *scores.shape[1:])
     for keys, mask in hidden:
-        mask = mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask
-        by_row[..., keys].masked_fill_(mask, float("-inf"))
+        by_row[..., keys].add_(mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask)
 
 
 def _scores(part: _Operands, block: _Block) -> Tensor:
@@ -233,7 +234,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, w
     batch, heads, num_queries, size = q.shape
     blocks = _blocks(call, num_queries, k.shape[2])
     tiles = _tiles(q, blocks)
-    hidden = [_hidden(call, block, k.shape[2], q.device) for block in blocks]
+    hidden = [_hidden(call, block, k.shape[2], q) for block in blocks]
     out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
     lse = q.new_empty(batch, heads, num_queries) if with_lse else None
     saved: list[Tensor] = []

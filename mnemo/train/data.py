@@ -31,6 +31,8 @@ class Data:
     stream: Stream
     score: Callable[[Model, ShowProgress], Scored] | None = None
     """Scores a model on the validation set; None where there is none"""
+    tokenizer: dict[str, Any] | None = None
+    """How text becomes tokens, as JSON; None where it is no text"""
 
 
 def open_data(recipe: Recipe, show: ShowProgress = silent) -> Data:
@@ -56,8 +58,10 @@ def open_data(recipe: Recipe, show: ShowProgress = silent) -> Data:
 
     if valid is not None:
         _check_long_enough(recipe, valid)
-    stream = build_stream(recipe, corpus.split("train"), corpus)
-    return Data({**info, "fingerprint": corpus.fingerprint()}, stream, None if valid is None else score)
+    train_split = corpus.split("train")
+    info |= {"documents": train_split.documents is not None, "fingerprint": corpus.fingerprint()}
+    stream = build_stream(recipe, train_split, corpus)
+    return Data(info, stream, None if valid is None else score, corpus.tokenizer.to_json())
 
 
 def _check_long_enough(recipe: Recipe, valid: Split) -> None:

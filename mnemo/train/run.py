@@ -49,7 +49,8 @@ def create_run(
     if recipe != asked:
         sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
         monitor.note(f"vocabulary: {sizes}")
-    checkpoints.write_header(folder, RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin))
+    header = RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin)
+    checkpoints.write_header(folder, header, data.tokenizer)
     return folder
 
 
