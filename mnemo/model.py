@@ -44,19 +44,28 @@ class InitConfig:
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     vocab_size: int = 256
+    """Symbols; training takes the corpus's number."""
     num_layers: int = 4
     dim: int = 128
+    """Model width."""
     num_heads: int = 4
     head_dim: int = 32
+    """Width of a head; heads times this need not be the model width."""
     inner_dim: int = 512
+    """Width inside the feed-forward."""
     norm: Literal["post", "pre"] = "post"
+    """The norm after each residual sum, or before each branch."""
     final_norm: bool = False
     """A norm after the last layer (the published pre-norm model has none)."""
     norm_eps: float = 1e-5
+    """Added to the variance in norms."""
     activation: Activation = "relu"
+    """Of the feed-forward."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     positions: AnyPositions = field(default_factory=Relative)
+    """How attention sees positions."""
     memory: Plan = field(default_factory=Plan)
+    """Which layer keeps which memory."""
     tokens: MemoryTokens | None = None
     """Memory tokens around every segment."""
     same_length: bool = False

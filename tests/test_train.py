@@ -239,6 +239,8 @@ def test_sentences(tmp_path: Path) -> None:
     wanted = replace(wanted, data=DataConfig(corpus="lines", order="sentences"))
     run(tmp_path / "run", of=wanted)
     assert len(records(tmp_path / "run", "train")) == 6 and records(tmp_path / "run", "valid")
+    with pytest.raises(MnemoError, match="shuffled sentences take no rotate"):
+        create_run(replace(wanted, data=replace(wanted.data, rotate=True)), tmp_path / "other")
 
 
 def prepare_words(name: str) -> None:

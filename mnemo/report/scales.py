@@ -79,7 +79,7 @@ def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def _round_step(rough: float) -> float:
     """The round number nearest to `rough`, as ratios go."""
     power = 10.0 ** math.floor(math.log10(rough))
-    return min((power * factor for factor in (1, 2, 2.5, 5, 10)), key=lambda step: abs(math.log(step / rough)))
+    return min((power * factor for factor in (1, 2, 5, 10)), key=lambda step: abs(math.log(step / rough)))
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
