@@ -79,7 +79,7 @@ def test_best_and_last_differ(tmp_path: Path) -> None:
 
 def test_averaged_weights_are_the_ones_that_are_opened(tmp_path: Path) -> None:
     run(tmp_path / "run", of=recipe(average=AverageConfig(start=2)))
-    found = open_run(tmp_path / "run", "last").model.state_dict()
+    found = open_run(tmp_path / "run", "last", "cpu").model.state_dict()
     averages = load_file(last(tmp_path / "run") / "training.safetensors")
     weights = load_file(last(tmp_path / "run") / "weights.safetensors")
     assert all(torch.equal(found[name], averages[f"average/{name}"]) for name in weights)

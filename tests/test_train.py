@@ -88,7 +88,7 @@ def test_training_is_the_plain_loop(name: str, tmp_path: Path) -> None:
     assert [line["step"] for line in found] == list(range(1, wanted.train.steps + 1))
     for column, expected in (("loss", losses), ("grad_norm", norms)):
         assert_close(float64([line[column] for line in found]), float64(expected))
-    trained = open_run(tmp_path / "run", "last").model
+    trained = open_run(tmp_path / "run", "last", "cpu").model
     for parameter, expected in zip(trained.parameters(), model.parameters(), strict=True):
         assert_close(parameter, expected)
 
@@ -164,7 +164,7 @@ def test_evaluation_sees_the_averaged_weights(kind: Any, tmp_path: Path) -> None
     found, plain = records(tmp_path / "averaged", "valid"), records(tmp_path / "plain", "valid")
     assert records(tmp_path / "averaged", "train") == records(tmp_path / "plain", "train")
     assert found[0] == plain[0] and found[1]["loss"] != plain[1]["loss"]
-    model = open_run(tmp_path / "averaged", "last").model
+    model = open_run(tmp_path / "averaged", "last", "cpu").model
     split = Corpus.open(toy()).split("valid")
     assert evaluate(model, split, wanted.evaluation, segment=8).loss == found[-1]["loss"]
 

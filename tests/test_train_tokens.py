@@ -101,7 +101,7 @@ def test_updates_by_hand(window: dict[str, Any], tmp_path: Path) -> None:
     changes = exact(**SGD, **window, steps=5, accumulate=1, eval_every=5, checkpoint_every=5)
     changes["model"] |= {"tokens": TOKENS, "memory": Plan(long=XL(length=3))}
     run(tmp_path / "run", of=recipe(**changes))
-    trained = open_run(tmp_path / "run", "last")
+    trained = open_run(tmp_path / "run", "last", "cpu")
     ours, expected = trained.model.state_dict(), by_hand(trained.recipe).state_dict()
     for name, weight in expected.items():
         assert_close(ours[name], weight, msg=lambda text, name=name: f"{name}: {text}")

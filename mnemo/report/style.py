@@ -109,8 +109,9 @@ h3{{font-size:16px;margin:0;line-height:1.35;overflow-wrap:anywhere}}
 .cards .big{{font-size:29px;font-weight:680;letter-spacing:-.025em;line-height:1.2;margin-top:5px}}
 .cards .big small{{font-size:15px;font-weight:600;letter-spacing:0;color:var(--muted)}}
 .cards .detail{{color:var(--muted);font-size:13.5px;line-height:1.4;margin-top:4px;overflow-wrap:anywhere}}
-.figures{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr));gap:16px}}
+.figures{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,430px),1fr));gap:16px}}
 .small-figures{{grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr))}}
+.small-figures .chart{{font-size:14px}}
 figure{{margin:0;padding:16px 18px 12px;break-inside:avoid;min-width:0;display:flex;flex-direction:column}}
 figcaption .caption{{color:var(--muted);font-size:13.5px;line-height:1.45;margin:2px 0 8px}}
 .chart{{display:block;width:100%;height:auto;overflow:visible}}

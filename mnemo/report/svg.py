@@ -16,6 +16,8 @@ from mnemo.report.style import CHART_CSS, LIGHT, NUM_COLORS
 WIDTH = 480
 CHAR_WIDTH = 6.8
 """Average width of a character at the size of labels; fonts differ, so layouts leave room."""
+WIDE_CHAR = 8.2
+"""The same on a phone, where the page enlarges the text of figures."""
 
 
 class Margins(NamedTuple):
@@ -127,16 +129,17 @@ def fit(label: str, width: float) -> str:
 
 
 def legend(entries: Sequence[LegendEntry], left: float, width: float) -> tuple[str, float]:
-    """The drawn legend and its height; entries wrap to as many lines as they need."""
-    drawn, x, y = [], left, 12.0
-    for entry in entries:
-        label = fit(entry.label, width - 30)
-        needed = 26 + len(label) * CHAR_WIDTH + 14
-        if x > left and x + needed > left + width + 14:
-            x, y = left, y + 20
+    """The drawn legend and its height: columns of equal width, as many as fit."""
+    if not entries:
+        return "", 4.0
+    labels = [fit(entry.label, width - 60) for entry in entries]
+    column = 36 + max(map(len, labels)) * WIDE_CHAR
+    num_columns = max(1, int((width + 10) // column))
+    drawn = []
+    for index, (entry, label) in enumerate(zip(entries, labels, strict=True)):
+        x, y = left + index % num_columns * column, 12.0 + index // num_columns * 20
         drawn.append(_swatch(x, y, entry) + text(x + 26, y + 4, label))
-        x += needed
-    return "".join(drawn), (y + 14 if entries else 4.0)
+    return "".join(drawn), 26.0 + (len(entries) - 1) // num_columns * 20
 
 
 def _swatch(x: float, y: float, entry: LegendEntry) -> str:
