@@ -1,4 +1,5 @@
-"""What `mnemo demo` trains: one small model with and without memory on a task that needs it, and a byte model."""
+"""What `mnemo demo` trains: one small model with and without memory on a task that needs it, every kind of memory on a
+shorter one, and a byte model."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import math
 import shutil
 import signal
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +20,9 @@ from mnemo.data.progress import Advance, ShowProgress
 from mnemo.data.streams import one_epoch
 from mnemo.data.tasks import RecallStream
 from mnemo.errors import MnemoError
-from mnemo.memory import Plan
-from mnemo.memory.xl import XL
+from mnemo.memory import LSTM, QRNN, XL, AnyMemory, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
+from mnemo.positions import NoPositions, Relative
 from mnemo.presets import preset
 from mnemo.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.train import Data, Monitor, Outcome, Scored, Status, create_run, train
@@ -28,6 +30,8 @@ from mnemo.train import Data, Monitor, Outcome, Scored, Status, create_run, trai
 RECALL_SEGMENT = 34
 RECALL_RUNS = {"with-memory": RECALL_SEGMENT, "without-memory": 0}
 """Names of the runs and their memory lengths."""
+SHORT_SEGMENT = 6
+SHORT_SYMBOLS = 4
 BYTES = "bytes"
 PRESET = "tiny-bytes"
 MARKER = "demo.json"
@@ -42,6 +46,8 @@ class Scale:
     """How much the demo does. Steps are fixed, so that two runs on one machine give the same numbers."""
 
     recall_steps: int = 200
+    short_steps: int = 200
+    """Of every kind of memory on the short task."""
     byte_steps: int = 600
     byte_eval_every: int = 100
     sweep: tuple[int, ...] = (0, 32, 64, 128, 256, 512)
@@ -49,15 +55,28 @@ class Scale:
     """Of the validation set, for every score."""
     sample: int = 500
     """Bytes to write."""
-    recall_seconds: float = 60.0
-    byte_seconds: float = 125.0
+    recall_seconds: float = 50.0
+    short_seconds: float = 80.0
+    byte_seconds: float = 130.0
     """When these models stop training, in seconds from the demo's start, ready or not."""
     seconds: float = 150.0
     """From when on nothing new is measured."""
 
 
 FULL = Scale()
-QUICK = Scale(recall_steps=20, byte_steps=12, byte_eval_every=6, sweep=(0, 64), symbols=2000, sample=40)
+QUICK = Scale(recall_steps=20, short_steps=3, byte_steps=12, byte_eval_every=6, sweep=(0, 64), symbols=2000, sample=40)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Models this small gain little from a second thread, and two that wait for each other lose much on a machine
+    that is busy with other things; besides, the numbers are then the same on any number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def new_folder(out: Path) -> None:
@@ -101,6 +120,59 @@ def recall_recipe(memory: int, scale: Scale) -> Recipe:
     )
 
 
+def _half_memories() -> dict[str, AnyMemory]:
+    """Memories of a segment, or half of one and the other half in their own way."""
+    half = SHORT_SEGMENT // 2
+    return {
+        "transformer-xl": XL(length=SHORT_SEGMENT),
+        "lookahead": Lookahead(length=SHORT_SEGMENT),
+        "compressive": Compressive(length=half, compressed=half, ratio=2),
+        "infinite": Infinite(length=half, block=half, basis=16, samples=16, widths=(0.05, 0.1)),
+        "memory-tokens": XL(length=0),
+        "lstm": LSTM(),
+        "qrnn": QRNN(),
+        "no-memory": XL(length=0),
+    }
+
+
+MEMORY_RUNS = tuple(_half_memories())
+"""Names of the runs on the short task, one for every kind of memory and one without."""
+
+
+def memory_recipe(name: str, scale: Scale) -> Recipe:
+    """Memory tokens learn what to write from the segment after: their gradient goes one segment back."""
+    memory = _half_memories()[name]
+    tokens = MemoryTokens(num=SHORT_SYMBOLS, std=0.5) if name == "memory-tokens" else None
+    return Recipe(
+        model=ModelConfig(
+            vocab_size=SHORT_SYMBOLS + 2,
+            num_layers=2,
+            dim=48,
+            inner_dim=96,
+            norm="pre",
+            final_norm=True,
+            memory=Plan(long=memory),
+            positions=NoPositions() if isinstance(memory, (LSTM, QRNN)) else Relative(),
+            tokens=tokens,
+            init=InitConfig(std=0.1),
+        ),
+        data=DataConfig(corpus="short recall"),
+        train=TrainConfig(
+            steps=scale.short_steps,
+            batch=16,
+            segment=SHORT_SEGMENT,
+            optimizer=OptimizerConfig(lr=3e-3, clip=1.0),
+            schedule=ScheduleConfig(kind="constant"),
+            bptt=1 if tokens else 0,
+            log_every=5,
+            eval_every=20,
+            checkpoint_every=scale.short_steps,
+            keep=1,
+            device="cpu",
+        ),
+    )
+
+
 def byte_recipe(scale: Scale) -> Recipe:
     recipe = preset(PRESET)
     return replace(
@@ -116,17 +188,22 @@ def recall_data(recipe: Recipe) -> Data:
     """An endless stream to train on, and a fixed one to be scored on."""
     config = recipe.train
     info = {
-        "name": "segment recall",
+        "name": recipe.data.corpus,
         "unit": "symbol",
         "vocab_size": recipe.model.vocab_size,
-        "chance_loss": math.log(NUM_SYMBOLS),
+        "chance_loss": math.log(_num_symbols(recipe)),
     }
-    stream = RecallStream(config.batch, config.segment, num_symbols=NUM_SYMBOLS, seed=0)
+    stream = RecallStream(config.batch, config.segment, num_symbols=_num_symbols(recipe), seed=0)
 
     def score(model: Model, show: ShowProgress) -> Scored:
         return score_recall(model, recipe).scored
 
     return Data(info, stream, score)
+
+
+def _num_symbols(recipe: Recipe) -> int:
+    """All but the task's two marks."""
+    return recipe.model.vocab_size - 2
 
 
 @dataclass(frozen=True)
@@ -140,7 +217,8 @@ class Recalled:
 def score_recall(model: Model, recipe: Recipe) -> Recalled:
     """Loss and accuracy on symbols that no training step has seen."""
     config = recipe.train
-    stream = RecallStream(config.batch, config.segment, num_symbols=NUM_SYMBOLS, steps=9, seed=RECALL_TEST_SEED)
+    symbols = _num_symbols(recipe)
+    stream = RecallStream(config.batch, config.segment, num_symbols=symbols, steps=9, seed=RECALL_TEST_SEED)
     was_training = model.training
     model.eval()
     state = model.init(config.batch)
@@ -155,7 +233,14 @@ def score_recall(model: Model, recipe: Recipe) -> Recalled:
 
 
 def train_recall(folder: Path, memory: int, scale: Scale, monitor: Monitor) -> Outcome:
-    recipe = recall_recipe(memory, scale)
+    return _train_task(folder, recall_recipe(memory, scale), monitor)
+
+
+def train_memory(folder: Path, name: str, scale: Scale, monitor: Monitor) -> Outcome:
+    return _train_task(folder, memory_recipe(name, scale), monitor)
+
+
+def _train_task(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
     data = recall_data(recipe)
     create_run(recipe, folder, data=data, monitor=monitor)
     outcome = train(folder, data=data, monitor=monitor)

@@ -157,7 +157,8 @@ class RelativePositions(nn.Module):
         return Relation(self._heads(r), origin, origin, ahead=ahead)
 
     def _heads(self, r: Tensor) -> Tensor:
-        return r.view(-1, self.sizes.num_heads, self.sizes.head_dim).transpose(0, 1)
+        """(K, H * d) -> (H, K, d), head by head in memory, as products with queries read it."""
+        return r.view(-1, self.sizes.num_heads, self.sizes.head_dim).transpose(0, 1).contiguous()
 
 
 class ShawPositions(nn.Module):

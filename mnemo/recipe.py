@@ -169,3 +169,11 @@ class Recipe:
     """How the validation set is scored during training."""
     test: EvalConfig = field(default_factory=EvalConfig)
     """How `mnemo eval` scores, unless told otherwise."""
+
+    def __post_init__(self) -> None:
+        tokens = self.model.tokens
+        if tokens is not None and tokens.num > self.train.segment:
+            raise ValueError(
+                f"{tokens.num} memory tokens are more than the {self.train.segment} tokens of a segment that they "
+                "are to remember"
+            )

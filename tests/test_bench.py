@@ -139,6 +139,7 @@ def test_a_comparison_is_by_medians() -> None:
     )
     assert result.ratio == 2.5 and result.holds
     assert not replace(result, published=Timing((3.0,))).holds
+    assert not result.steady and replace(result, mnemo=Timing((1.0, 1.1)), published=Timing((4.0,))).steady
     data = result.to_json()
     assert data["mnemo"]["tokens_per_second"] == 4 * 256 / 2 and data["required"] == 2.0
 

@@ -49,7 +49,7 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for words in (
         "with-memory",
         "without-memory",
-        "Right answers: segment recall",
+        "Right answers: recall",
         "What memory is worth: python",
         "Samples",
     ):

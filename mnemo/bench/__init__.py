@@ -17,6 +17,8 @@ from mnemo.errors import MnemoError, unknown
 __all__ = ["CASES", "Case", "Comparison", "Timing", "compare", "find_cases", "machine"]
 
 WARMUP = 2
+STEADY = 1.5
+"""A larger spread means that others use the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,11 @@ class Comparison:
     def holds(self) -> bool:
         return self.ratio >= self.case.required
 
+    @property
+    def steady(self) -> bool:
+        """Whether the numbers can be trusted."""
+        return max(self.mnemo.spread, self.published.spread) < STEADY
+
     def to_json(self) -> dict[str, Any]:
         return {
             "case": self.case.name,
@@ -47,6 +54,7 @@ class Comparison:
             "ratio": self.ratio,
             "required": self.case.required,
             "holds": self.holds,
+            "steady": self.steady,
             "mnemo": _timing_json(self.case, self.mnemo),
             "published": _timing_json(self.case, self.published),
         }

@@ -25,6 +25,11 @@ class Timing:
     def fastest(self) -> float:
         return min(self.seconds)
 
+    @property
+    def spread(self) -> float:
+        """How many times as long as the fastest repetition the median one took: 1 on a machine at rest."""
+        return self.median / self.fastest
+
 
 def take_turns(
     contenders: Mapping[str, Callable[[], object]],

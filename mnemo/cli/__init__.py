@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from mnemo import __version__
 from mnemo.errors import CheckFailed, MnemoError, unknown
@@ -73,13 +76,37 @@ def _run_verb(verb: str, argv: list[str]) -> int:
     own_main = getattr(module, "main", None)
     if own_main is not None:
         return own_main(argv)
+    return module.run(_parse(verb, module, argv))
+
+
+def _parse(verb: str, module: Any, argv: list[str]) -> Any:
+    """A verb's arguments; what is wrong with them in one line, not in the parser's box."""
     import tyro
 
-    one_flag_per_switch = (tyro.conf.FlagCreatePairsOff,)
-    args = tyro.cli(
-        module.Args, prog=f"mnemo {verb}", description=module.__doc__, args=argv, config=one_flag_per_switch
-    )
-    return module.run(args)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                module.Args,
+                prog=f"mnemo {verb}",
+                description=module.__doc__,
+                args=argv,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if not stop.code or not complaint.getvalue():
+            raise
+        raise MnemoError(_unboxed(complaint.getvalue(), verb)) from None
+
+
+def _unboxed(box: str, verb: str) -> str:
+    """The first part of the parser's box of lines, and the nearest flag where it names any."""
+    rows = [row.strip(" │|") for row in box.splitlines() if not row.startswith(("╭", "╰", "+"))]
+    parts = [list(part) for rule, part in groupby(rows, key=lambda row: bool(row) and not row.strip("─-")) if not rule]
+    text = " ".join(" ".join(parts[0]).split()).rstrip(".")
+    near = [row.split()[0] for part in parts[1:] for row in part if row.startswith("--")]
+    hint = f"did you mean '{near[0]}'?" if near else f"mnemo {verb} --help lists the options"
+    return f"{text}; {hint}"
 
 
 def _help() -> str:

@@ -5,6 +5,7 @@ Both formulations take turns, and medians are compared. First both must agree in
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from mnemo.bench import CASES, Comparison, compare, find_cases, machine
@@ -43,6 +44,9 @@ def run(args: Args) -> int:
         console.print_json({"machine": where, "cases": [result.to_json() for result in results]})
     else:
         _print(results)
+    busy = [result.case.name for result in results if not result.steady]
+    if busy:
+        print(f"timings of {', '.join(busy)} vary: the machine is busy, so measure again", file=sys.stderr)
     slow = [result.case.name for result in results if not result.holds]
     if args.require and slow:
         raise CheckFailed(f"slower than required: {', '.join(slow)}")

@@ -1,16 +1,11 @@
 """See a memory transformer learn, be measured and write, in under three minutes on two CPU cores.
 
-Trains the same small model with and without memory on a task that needs the previous segment, then a byte model on
-the source text of your own Python; measures what memory is worth; writes a sample; ends with a report, whose path is
-the last line. Needs no download. Everything goes to one folder, which the next demo replaces.
+Trains the same small model with and without memory on a task that needs the previous segment, every kind of memory on
+a shorter one, then a byte model on the source text of your own Python; measures what memory is worth; writes a sample;
+ends with a report, whose path is the last line. Needs no download; the next demo replaces its folder.
 """
 
 from __future__ import annotations
-
-import os
-
-# Read when torch is first imported: threads that wait by spinning starve each other where other programs run too.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import shlex
 import sys
@@ -32,6 +27,7 @@ from mnemo.train import Outcome
 TITLE = "What a memory is worth"
 LEAD = (
     "First, one small model with and without memory on a task that needs the previous segment: repeat what it showed. "
+    "Next, every kind of memory on a short version of that task. "
     "Then a byte model that reads the source text of this machine's own Python, is scored with shorter and longer "
     "memories, and writes."
 )
@@ -40,7 +36,8 @@ PHASES = {
     "the default corpus: the source text of your own Python": 3.0,
     "a small model with memory learns to repeat the segment before": 8.0,
     "the same model without memory": 6.0,
-    "a byte model learns to read Python": 60.0,
+    "every kind of memory on a short version of that task": 18.0,
+    "a byte model learns to read Python": 50.0,
     "what memory is worth to it": 10.0,
     "it writes": 4.0,
     "loss by position, with memory": 3.0,
@@ -59,24 +56,33 @@ class Args:
 
 
 def run(args: Args) -> int:
-    phases = _Phases()
     scale = demo.QUICK if args.quick else demo.FULL
     demo.new_folder(args.out)
+    with demo.one_thread():
+        _show(args.out, scale)
+    print(args.out / "report.html")
+    return 0
+
+
+def _show(out: Path, scale: Scale) -> None:
+    phases = _Phases()
     with phases.next():
         load("python", show=progress)
     for name, memory in demo.RECALL_RUNS.items():
         with phases.next(), _guard(phases.start + scale.recall_seconds) as guard:
-            _check(demo.train_recall(args.out / name, memory, scale, guard), guard)
+            _check(demo.train_recall(out / name, memory, scale, guard), guard)
+    with phases.next():
+        for name in demo.MEMORY_RUNS:
+            with _guard(phases.start + scale.short_seconds) as guard:
+                _check(demo.train_memory(out / name, name, scale, guard), guard)
     with phases.next(), _guard(phases.start + scale.byte_seconds) as guard:
-        _check(demo.train_bytes(args.out / demo.BYTES, scale, guard), guard)
-    for argv in _measurements(args.out / demo.BYTES, scale, hurried=guard.expired):
+        _check(demo.train_bytes(out / demo.BYTES, scale, guard), guard)
+    for argv in _measurements(out / demo.BYTES, scale, hurried=guard.expired):
         with phases.next(argv):
             _verb(argv) if phases.elapsed() < scale.seconds else _skip()
     with phases.next():
-        _report(args.out)
+        _report(out)
     print(f"done in {format_time(phases.elapsed())}; open this page in a browser:")
-    print(args.out / "report.html")
-    return 0
 
 
 class _Phases:
@@ -138,5 +144,5 @@ def _skip() -> None:
 
 
 def _report(out: Path) -> None:
-    runs = [out / name for name in (*demo.RECALL_RUNS, demo.BYTES)]
+    runs = [out / name for name in (*demo.RECALL_RUNS, *demo.MEMORY_RUNS, demo.BYTES)]
     write_report(runs, out / "report.html", title=TITLE, lead=LEAD)

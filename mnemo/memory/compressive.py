@@ -42,7 +42,7 @@ class Compressive:
     """Rows that do not fill a block wait for the next ones, or are lost (as published)."""
 
     def __post_init__(self) -> None:
-        if self.length < 1 or self.compressed < 0 or self.ratio < 1:
+        if self.length < 0 or self.compressed < 0 or self.ratio < 1:
             raise ValueError(f"memory {self.length}, compressed memory {self.compressed} and ratio {self.ratio}")
         if self.function == "dilated" and self.ratio & (self.ratio - 1):
             raise ValueError(f"dilated compression halves at each level: a ratio of {self.ratio} is no power of two")

@@ -59,7 +59,9 @@ class Infinite:
     """Of the sticky samples, which also depend on how often a row has sampled."""
 
     def __post_init__(self) -> None:
-        if self.basis % len(self.widths) or min(self.length, self.basis, self.block, self.samples) < 1:
+        if self.length < 0:
+            raise ValueError(f"memory length {self.length} is negative")
+        if self.basis % len(self.widths) or min(self.basis, self.block, self.samples) < 1:
             raise ValueError(f"{self.basis} basis functions of {len(self.widths)} widths, blocks of {self.block}")
         if not 0 < self.tau < 1:
             raise ValueError(f"tau = {self.tau} must lie between 0 and 1")

@@ -60,8 +60,8 @@ class _Tile(NamedTuple):
         return x[self.rows, self.heads].transpose(0, 1)
 
     def flat(self, x: Tensor) -> Tensor:
-        """This tile of (B, H, T, D) as (N, T, D), without a copy where it is one row."""
-        return self.of(x).reshape(-1, *x.shape[2:])
+        """This tile of (B, H, T, D) as dense (N, T, D)."""
+        return _dense(self.of(x).reshape(-1, *x.shape[2:]))
 
     def put(self, x: Tensor, span: slice, part: Tensor) -> None:
         """Write (N, T, ...) into a span of this tile of (B, H, ...)."""
@@ -95,10 +95,10 @@ class _Operands(NamedTuple):
         bias: Tensor | None,
     ) -> _Operands:
         scale = q.shape[-1] ** -0.5
-        queries = tile.of(q) * scale
+        queries = tile.of(q).contiguous() * scale
         content = queries if u is None else torch.add(queries, u[tile.heads, None, None], alpha=scale)
         return _Operands(
-            content=content.reshape(-1, *q.shape[2:]),
+            content=content.flatten(0, 1),
             position=queries if w is None else torch.add(queries, w[tile.heads, None, None], alpha=scale),
             k=tile.flat(k),
             v=tile.flat(v),
@@ -109,6 +109,11 @@ class _Operands(NamedTuple):
     def positions(self, block: _Block) -> Tensor:
         """A block's queries for positions, (heads, rows * L, D)."""
         return self.position[:, :, block.queries].flatten(1, 2)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """(N, T, D) with every matrix in one piece: products read it several times, and faster so."""
+    return x if x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def _blocks(call: _Call, num_queries: int, num_keys: int) -> list[_Block]:
@@ -137,7 +142,6 @@ def _tiles(q: Tensor, blocks: Sequence[_Block]) -> list[_Tile]:
     num_keys = max(_length(block.keys) for block in blocks)
     scores = num_keys * max(_length(block.queries) for block in blocks)
     per_row = heads * (scores + 2 * num_keys * size)
-    """Tiles of several rows cost a copy of keys and values."""
     return [
         _Tile(rows, part)
         for rows in _spans(batch, max(1, budget // per_row))
@@ -365,6 +369,7 @@ def relative_attention_eager(
     """As the reference, where keys ahead are positioned by their negative distance."""
     if lengths is not None and lengths.device.type == "cpu" and bool((lengths >= k.shape[2]).all()):
         lengths = None
+    r = None if r is None else _dense(r)
     table = r if r is not None else bias
     call = _Call(offset, 0 if table is None else table.shape[1], ahead, mask, lengths, dropout)
     if not torch.is_grad_enabled():

@@ -129,5 +129,8 @@ def _describe(trainer: Trainer, header: RunHeader, monitor: Monitor) -> None:
     monitor.note(f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters, memory {memory}")
     monitor.note(f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s")
     monitor.note(f"batch: {train.batch} x {train.segment} tokens; {train.steps:,} steps")
+    scored = header.recipe.evaluation
+    kept = " and ".join(map(str, sorted(set(model.memory.lengths(model.num_layers, scored.memory)), reverse=True)))
+    monitor.note(f"validation: segment {scored.segment or train.segment}, memory {kept}")
     monitor.note(f"device: {trainer.device}, {train.precision}")
     monitor.note(f"run: {trainer.folder}")
