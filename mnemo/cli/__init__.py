@@ -76,7 +76,8 @@ def _run_verb(verb: str, argv: list[str]) -> int:
     own_main = getattr(module, "main", None)
     if own_main is not None:
         return own_main(argv)
-    return module.run(_parse(verb, module, argv))
+    args = _parse(verb, module, argv)
+    return module.run(args)
 
 
 def _parse(verb: str, module: Any, argv: list[str]) -> Any:
