@@ -48,7 +48,7 @@ class Scale:
     recall_steps: int = 200
     short_steps: int = 200
     """Of every kind of memory on the short task."""
-    byte_steps: int = 600
+    byte_steps: int = 500
     byte_eval_every: int = 100
     sweep: tuple[int, ...] = (0, 32, 64, 128, 256, 512)
     symbols: int = 20_000

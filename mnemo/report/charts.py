@@ -56,7 +56,8 @@ class LayerMemory:
 
 
 def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str:
-    entries = [svg.LegendEntry(s.label, s.color, chart.markers) for s in chart.series if not s.faint]
+    dashes = _dashes(chart)
+    entries = [svg.LegendEntry(s.label, s.color, dashes[s.color], chart.markers) for s in chart.series if not s.faint]
     key, top = svg.legend(entries if len(entries) > 1 else [], 46, svg.WIDTH - 58)
     margins = svg.Margins(top + 18, 14, 40, 46)
     height = HEIGHT + top
@@ -67,7 +68,7 @@ def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str
         key,
         _frame(chart, x, y, margins, height),
         _reference(chart, x, y),
-        svg.element("g", "".join(_lines(chart, x, y)), clip_path=f"url(#{clip})"),
+        svg.element("g", "".join(_lines(chart, dashes, x, y)), clip_path=f"url(#{clip})"),
         "".join(_markers(chart, x, y)),
     ]
     return svg.drawing(slug, title, description, "".join(body), height)
@@ -126,17 +127,29 @@ def _reference(chart: LineChart, x: Axis, y: Axis) -> str:
     return svg.line(x.start, at, end, at, "reference") + svg.text(end - 2, at + 15, label, "tick", "end")
 
 
-def _lines(chart: LineChart, x: Axis, y: Axis) -> list[str]:
+def _dashes(chart: LineChart) -> dict[int, int]:
+    """Runs that share a colour in this figure differ by their dashes."""
+    sharing: dict[str, list[int]] = {}
+    for color in dict.fromkeys(series.color for series in chart.series):
+        sharing.setdefault(svg.color_class(color), []).append(color)
+    return {color: dash for colors in sharing.values() for dash, color in enumerate(colors)}
+
+
+def _lines(chart: LineChart, dashes: dict[int, int], x: Axis, y: Axis) -> list[str]:
     behind_first = sorted(chart.series, key=lambda series: not series.faint)
-    return [svg.path(_placed(series, x, y), _line_class(series)) for series in behind_first if len(series.points) > 1]
+    return [
+        svg.path(_placed(series, x, y), _line_class(series, dashes[series.color]))
+        for series in behind_first
+        if len(series.points) > 1
+    ]
 
 
 def _placed(series: Series, x: Axis, y: Axis) -> list[Point]:
     return [(x.place(a), y.place(b)) for a, b in thinned(series.points, MAX_POINTS)]
 
 
-def _line_class(series: Series) -> str:
-    names = ["series", svg.color_class(series.color), svg.dash_class(series.color)]
+def _line_class(series: Series, dash: int) -> str:
+    names = ["series", svg.color_class(series.color), svg.dash_class(dash)]
     return " ".join([*names, "faint"] if series.faint else names)
 
 

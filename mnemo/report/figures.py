@@ -13,7 +13,7 @@ from mnemo.report.measures import Measure, measure
 from mnemo.report.runs import Metric, Run
 from mnemo.report.scales import amount, number
 
-SETTLED = 0.04
+SETTLED = 0.06
 """Share of the steps at the start whose losses may leave the picture."""
 
 

@@ -102,11 +102,11 @@ h3{{font-size:16px;margin:0;line-height:1.35;overflow-wrap:anywhere}}
 .about{{color:var(--muted);margin:0 0 16px;max-width:72ch}}
 .group{{margin:24px 0 10px;font-size:15px;font-weight:600}}
 .card{{background:var(--card);border:1px solid var(--rule);border-radius:12px}}
-.cards{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,215px),1fr));gap:14px;margin-top:28px}}
-.cards .card{{padding:16px 18px 15px}}
+.cards{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,168px),1fr));gap:14px;margin-top:28px}}
+.cards .card{{padding:15px 16px 14px}}
 .cards dt{{color:var(--muted);font-size:13px;font-weight:600}}
 .cards dd{{margin:0}}
-.cards .big{{font-size:29px;font-weight:680;letter-spacing:-.025em;line-height:1.2;margin-top:5px}}
+.cards .big{{font-size:27px;font-weight:680;letter-spacing:-.025em;line-height:1.2;margin-top:5px}}
 .cards .big small{{font-size:15px;font-weight:600;letter-spacing:0;color:var(--muted)}}
 .cards .detail{{color:var(--muted);font-size:13.5px;line-height:1.4;margin-top:4px;overflow-wrap:anywhere}}
 .figures{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,430px),1fr));gap:16px}}

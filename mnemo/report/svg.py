@@ -31,7 +31,8 @@ class Margins(NamedTuple):
 class LegendEntry:
     label: str
     color: int
-    """Number of the run in the page: decides colour, marker and dashes."""
+    """Number of the run in the page: decides colour and marker."""
+    dash: int = 0
     marked: bool = True
 
 
@@ -101,9 +102,8 @@ def color_class(color: int) -> str:
     return f"c{color % NUM_COLORS}"
 
 
-def dash_class(color: int) -> str:
-    """Runs beyond the last colour use the colours again, with dashes."""
-    return f"dash{color // NUM_COLORS % 3}"
+def dash_class(dash: int) -> str:
+    return f"dash{dash % 3}"
 
 
 def marker(x: float, y: float, color: int, tip: str = "", size: float = 3.2) -> str:
@@ -143,7 +143,7 @@ def legend(entries: Sequence[LegendEntry], left: float, width: float) -> tuple[s
 
 
 def _swatch(x: float, y: float, entry: LegendEntry) -> str:
-    stroke = line(x, y, x + 20, y, f"series {color_class(entry.color)} {dash_class(entry.color)}")
+    stroke = line(x, y, x + 20, y, f"series {color_class(entry.color)} {dash_class(entry.dash)}")
     return stroke + marker(x + 10, y, entry.color) if entry.marked else stroke
 
 
