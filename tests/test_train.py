@@ -314,6 +314,7 @@ def test_the_vocabulary_is_the_corpuss(tmp_path: Path) -> None:
     assert notes.lines[2:] == [
         "corpus: toy, 6 chars",
         "batch: 3 x 8 tokens; 12 steps",
+        "validation: segment 8, memory 6",
         f"device: {checkpoints.pick_device('auto')}, fp32",
         f"run: {tmp_path / 'run'}",
     ]
