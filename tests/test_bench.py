@@ -193,3 +193,12 @@ def test_wrong_cases_are_one_line() -> None:
         find_cases(",")
     with pytest.raises(MnemoError):
         compare([CASES["eval"]], device=CPU, repeats=0)
+
+
+def test_the_cost_of_looking_ahead_is_measured_at_every_length() -> None:
+    from mnemo.bench.lookahead import measure_overhead
+
+    case = replace(CASES["train"], segment=4, batch=1, num_layers=2, dim=16, num_heads=2, head_dim=8, inner_dim=16)
+    rows = measure_overhead((4, 8), repeats=1, case=case)
+    assert [row.memory for row in rows] == [4, 8]
+    assert all(min(row.xl, row.lookahead, row.refresh, row.naive) > 0 for row in rows)

@@ -15,6 +15,7 @@ from mnemo.memory import XL, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
 from mnemo.optimize import build_optimizer, clip_gradients
 from mnemo.recipe import OptimizerConfig
+from mnemo.state import State
 
 EXACT = 1e-10
 """Largest difference of losses and gradients in float64, relative to max(1, largest value)."""
@@ -118,13 +119,15 @@ def build(case: Case, device: torch.device, dtype: torch.dtype = torch.float32) 
 
 def contenders(case: Case, model: Model, published: PublishedModel) -> dict[str, Step]:
     if case.training:
-        return {"mnemo": _training(case, model), "published": _published_training(case, published)}
+        ours = training_step(case, model, model.init(case.batch))
+        return {"mnemo": ours, "published": _published_training(case, published)}
     return {"mnemo": _evaluation(case, model), "published": _published_evaluation(case, published)}
 
 
-def _training(case: Case, model: Model) -> Step:
+def training_step(case: Case, model: Model, state: State) -> Step:
+    """Steps that train the model from a state on."""
     optimizer = build_optimizer(model, OptimizerConfig())
-    data, state = segments(case, _device(model)), model.init(case.batch)
+    data = segments(case, _device(model))
 
     def step() -> Tensor:
         nonlocal state

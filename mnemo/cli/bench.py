@@ -6,12 +6,18 @@ Both formulations take turns, and medians are compared. First both must agree in
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+import torch
 
 from mnemo.bench import CASES, Comparison, compare, find_cases, machine
+from mnemo.bench.lookahead import measure_overhead
 from mnemo.checkpoint import pick_device
 from mnemo.cli import console
 from mnemo.errors import CheckFailed
+
+LOOKAHEAD_LIMIT = 1.7
+"""Times Transformer-XL's step, at most, where memory and segment are equally long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +30,8 @@ class Args:
     """Threads of the CPU."""
     device: str = "cpu"
     """cpu, or cuda where there is a GPU."""
+    lookahead: bool = False
+    """Measure instead what LaMemo's refresh costs, at growing memory lengths."""
     require: bool = False
     """Fail where Mnemo is not as many times as fast as it should be."""
     json: bool = False
@@ -31,6 +39,8 @@ class Args:
 
 
 def run(args: Args) -> int:
+    if args.lookahead:
+        return _lookahead(args)
     device = pick_device(args.device)
     results = compare(
         find_cases(args.what),
@@ -50,6 +60,23 @@ def run(args: Args) -> int:
     slow = [result.case.name for result in results if not result.holds]
     if args.require and slow:
         raise CheckFailed(f"slower than required: {', '.join(slow)}")
+    return 0
+
+
+def _lookahead(args: Args) -> int:
+    torch.set_num_threads(args.threads)
+    rows = measure_overhead(repeats=args.repeats, show=console.progress)
+    if args.json:
+        console.print_json({"lookahead": [asdict(row) | {"ratio": row.ratio} for row in rows]})
+        return 0
+    headers = ("memory", "XL step s", "LaMemo step s", "ratio", "extra us a slot", "refresh s", "naive refresh s")
+    table = []
+    for row in rows:
+        steps = (f"{row.xl:.3f}", f"{row.lookahead:.3f}", f"{row.ratio:.2f}", f"{1e6 * row.per_slot:.0f}")
+        table.append((row.memory, *steps, f"{row.refresh:.4f}", f"{row.naive:.4f}"))
+    console.table(table, headers)
+    if args.require and rows[0].ratio > LOOKAHEAD_LIMIT:
+        raise CheckFailed(f"a look-ahead step costs more than {LOOKAHEAD_LIMIT} of Transformer-XL's")
     return 0
 
 

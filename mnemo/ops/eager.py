@@ -247,9 +247,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, w
         for block, masks in zip(blocks, hidden, strict=True):
             scores = _scores(part, block)
             _hide_(scores, masks, tile)
-            if lse is not None:
-                tile.put(lse, block.queries, torch.logsumexp(scores, -1))
+            largest = None if lse is None else scores.amax(-1)
             probabilities = [torch.softmax(scores, -1, out=scores if scores.device.type == "cpu" else None)]
+            if lse is not None and largest is not None:
+                # The largest probability is exp(largest - lse): no second pass of exponentials.
+                tile.put(lse, block.queries, largest - probabilities[0].amax(-1).log())
             if call.dropout > 0:
                 probabilities.append(probabilities[0] * keep_mask(scores.shape, call.dropout, scores))
             tile.put(out, block.queries, torch.bmm(probabilities[-1], part.v[:, block.keys]))
