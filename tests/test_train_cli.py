@@ -253,3 +253,8 @@ def test_the_corpus_is_asked_for_where_it_is_not_prepared(capsys: pytest.Capture
     assert not corpora.find("wikitext-103")
     assert "mnemo prepare wikitext-103" in complaint(capsys, "wikitext103-base", "--name", "x")
     assert not Path("runs").exists()
+
+
+def test_memory_tokens_that_outgrow_a_segment_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--model.tokens", "memory-tokens", "--model.tokens.num", "1000")
+    assert "1000 memory tokens are more than the 64 tokens of a segment" in complaint(capsys, "tiny-bytes", *options)

@@ -57,6 +57,8 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
         if stop.code:
             raise MnemoError(_one_line(errors.getvalue())) from None
         raise
+    except ValueError as error:  # from the outermost configuration, which the parser does not catch
+        raise MnemoError(str(error)) from None
     _refuse(left, default)
     return value
 
