@@ -69,10 +69,12 @@ def add_key_value(
         do = DO.load([b, h, i0, 0]).reshape([BM, D])
         lse = tl.load(LSE + head * num_rows + rows, mask=inside, other=float("inf")) * LOG2E
         delta = tl.load(DELTA + head * num_rows + rows, mask=inside, other=0.0)
-        s = tl.dot(k, q.T, input_precision=PRECISION) * scale
+        s = tl.dot(k, q.T, input_precision=PRECISION)
         if HAS_X:
-            s += X.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN]).T
-        p = tl.exp2(s - lse[None, :])
+            x = X.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN]).T
+            p = tl.exp2(s * scale + (x - lse[None, :]))
+        else:
+            p = tl.exp2(s * scale - lse[None, :])
         if MASKED:
             if SPANS:
                 first = tl.load(LOW + b * num_rows + rows, mask=inside, other=num_keys)[None, :]
@@ -154,14 +156,16 @@ def position_query_kernel(
     m, dims = m0 + tl.arange(0, BM), tl.arange(0, D)
     b, i = (m % batch).to(tl.int64), m // batch * 8 + residue
     inside = (i < num_rows)[:, None]
-    tl.store(DQ + (b * stride_b + h * stride_h + i * stride_l)[:, None] + dims, acc.to(DQ.dtype.element_ty), mask=inside)
+    tl.store(
+        DQ + (b * stride_b + h * stride_h + i * stride_l)[:, None] + dims, acc.to(DQ.dtype.element_ty), mask=inside
+    )
     place = (group * tl.num_programs(0) + tl.program_id(0)) * D + dims
     tl.store(DW + place, tl.sum(tl.where(inside, acc, 0.0), 0))
 
 
 @triton.jit
 def relation_kernel(
-    DX, QW, DR, batch, group_rows, pitch, first,
+    DX, QW, DR, batch, group_rows, pitch, first, root,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dS^T (q + w) of one residue, by column."""
@@ -174,7 +178,7 @@ def relation_kernel(
         acc = tl.dot(dx.T, qw, acc, input_precision=PRECISION)
     columns, dims = p0 + tl.arange(0, BN), tl.arange(0, D)
     place = (group.to(tl.int64) * pitch + columns)[:, None] * D + dims
-    tl.store(DR + place, acc.to(DR.dtype.element_ty), mask=(columns < pitch)[:, None])
+    tl.store(DR + place, (acc * root).to(DR.dtype.element_ty), mask=(columns < pitch)[:, None])
 
 
 @triton.jit

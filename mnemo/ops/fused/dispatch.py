@@ -92,7 +92,7 @@ def trusted(device: torch.device, dtype: torch.dtype, size: int) -> bool:
     """Whether the kernels agree with the plain path on this device, tried once."""
     key = (device.index or 0, dtype, size)
     if key not in _verdicts:
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return True
         _verdicts[key] = False  # the test must not wait for itself
         problem = failure(device, dtype, size)

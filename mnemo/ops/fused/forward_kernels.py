@@ -49,10 +49,10 @@ def key_ranges(first_row, low, high, num_keys, offset, window, SPANS: tl.constex
 
 
 @triton.jit
-def kept(seed, head, rows, keys, num_rows, num_keys, rate, rate_type: tl.constexpr = tl.float32):
+def kept(seed, head, rows, keys, num_rows, num_keys, rate):
     """Dropout's factors of a tile: 0, or 1 / (1 - rate)."""
     index = (head * num_rows + rows).to(tl.uint32) * num_keys + keys
-    return tl.where(tl.rand(seed, index) >= rate, 1.0 / (1.0 - rate), 0.0).to(rate_type)
+    return tl.where(tl.rand(seed, index) >= rate, 1.0 / (1.0 - rate), 0.0)
 
 
 @triton.jit
@@ -86,45 +86,43 @@ def first_tile(last_m, batch, first, BN: tl.constexpr):
 
 @triton.jit
 def position_kernel(
-    QW, R, BIAS, X, FLAG, BEGIN, batch, num_rows, num_keys, num_columns, group_rows, first, pad, first_column,
+    QW, R, BIAS, X, FLAG, BEGIN, batch, num_rows, num_keys, num_columns, group_rows, pitch, first, pad, first_column,
     offset, ahead, window, scale,
     AGAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BEGINS: tl.constexpr, WINDOW: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """X of one residue, and zeros where no pair attends, which the backward pass relies on.
+    """X of some rows of one residue, long rows first, and zeros where no pair attends, as the backward pass needs.
 
     AGAIN: only if the buffer does not hold it any more.
     """
-    group = tl.program_id(2)
+    group, m0 = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     h, residue = group // 8, group % 8
-    m0, p0 = tl.program_id(0) * BM, tl.program_id(1) * BN
     if AGAIN:
         if tl.load(FLAG) != 0:
             return
-    elif (group == 0) & (m0 == 0) & (p0 == 0):
+    elif (group == 0) & (m0 == 0):
         tl.store(FLAG, 1)
-    if p0 < first_tile(m0 + BM - 1, batch, first, BN):
-        return
     qw = QW.load([group * group_rows + m0, 0])
     shift = residue + pad - first_column
-    r = R.load([h, p0 - shift, 0]).reshape([BN, D])
-    x = tl.dot(qw, r.T, input_precision=PRECISION)
-    p = p0 + tl.arange(0, BN)
-    if HAS_BIAS:
-        columns = p - shift
-        inside = (columns >= 0) & (columns < num_columns)
-        x += tl.load(BIAS + h * num_columns + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    x = tl.minimum(tl.maximum(x * scale, -LARGEST), LARGEST)
     m = m0 + tl.arange(0, BM)
-    a, b = m // batch, m % batch
-    i = (a * 8 + residue)[:, None]
-    j = p[None, :] + (a * 8)[:, None] - first
-    seen = (i < num_rows) & (j >= 0) & (j < num_keys) & (j <= i + offset + ahead)
+    i = m // batch * 8 + residue
+    lowest = first - m // batch * 8
+    highest = tl.where(i < num_rows, tl.minimum(num_keys - 1, i + offset + ahead) + lowest, -1)
     if BEGINS:
-        seen = seen & (j >= tl.load(BEGIN + b)[:, None])
+        lowest += tl.load(BEGIN + m % batch)
     if WINDOW:
-        seen = seen & (j > i + offset - window)
-    X.store([group * group_rows + m0, p0], tl.where(seen, x, 0.0).to(X.dtype))
+        lowest = tl.maximum(lowest, i + offset - window + 1 + first - m // batch * 8)
+    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), pitch, BN, num_stages=STAGES):
+        r = R.load([h, p0 - shift, 0]).reshape([BN, D])
+        x = tl.dot(qw, r.T, input_precision=PRECISION)
+        p = p0 + tl.arange(0, BN)
+        if HAS_BIAS:
+            columns = p - shift
+            inside = (columns >= 0) & (columns < num_columns)
+            x += tl.load(BIAS + h * num_columns + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+        x = tl.minimum(tl.maximum(x * scale, -LARGEST), LARGEST)
+        seen = (p[None, :] >= lowest[:, None]) & (p[None, :] <= highest[:, None])
+        X.store([group * group_rows + m0, p0], tl.where(seen, x, 0.0).to(X.dtype))
 
 
 @triton.jit
@@ -163,10 +161,11 @@ def attend(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window,
+    Q, U, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window,
     scale, rate,
-    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    HAS_U: tl.constexpr, BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles of queries from the last to the first: long rows first."""
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
@@ -174,6 +173,8 @@ def forward_kernel(
     b, h = head // num_heads, head % num_heads
     rows = i0 + tl.arange(0, BM)
     q = Q.load([b, h, i0, 0]).reshape([BM, D])
+    if HAS_U:
+        q = (q.to(tl.float32) + tl.load(U + h * D + tl.arange(0, D)).to(tl.float32)).to(q.dtype)
     low, high = 0, 0
     if BEGINS:
         low = tl.load(BEGIN + b)

@@ -31,10 +31,10 @@ class Tile(NamedTuple):
 class Tiles:
     """Queries x keys of a program of every kernel; rows x distances where it goes by distance."""
 
-    position: Tile = Tile(64, 64, 4, 1)
+    position: Tile = Tile(64, 64, 4, 3)
     """Its tiles are whole tiles of those that read by distance, which skip what it skips"""
     forward: Tile = Tile(64, 64, 4, 3)
-    key_value: Tile = Tile(32, 64, 4, 3)
+    key_value: Tile = Tile(64, 64, 4, 3)
     position_query: Tile = Tile(64, 64, 4, 3)
     query: Tile = Tile(64, 64, 4, 3)
     relation: Tile = Tile(64, 64, 4, 3)
@@ -45,7 +45,7 @@ class Tiles:
 
 
 SMALL = Tiles()
-WIDE = replace(SMALL, key_value=Tile(64, 64, 4, 2), query=Tile(64, 64, 4, 3))
+WIDE = replace(SMALL, key_value=Tile(64, 64, 4, 2))
 """Heads of 128"""
 EXACT = Tiles(
     position=Tile(64, 32, 4, 1),
@@ -151,22 +151,24 @@ class Prepared(NamedTuple):
     """q + w sorted by residue, (rows, D)"""
 
 
-def prepare(call: Call) -> Prepared:
+def prepare(call: Call, content: bool) -> Prepared:
+    """`content`: whether q + u is wanted."""
     q, layout, rows = call.q, call.layout, 64
-    content = q if call.u is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    add = content and call.u is not None
+    queries = torch.empty(q.shape, dtype=q.dtype, device=q.device) if add else q
     position = None
     if call.r is not None:
         full = layout.group_rows == layout.batch * layout.residue_rows
         position = (torch.empty if full else torch.zeros)(layout.num_rows, q.shape[3], dtype=q.dtype, device=q.device)
-    if call.u is None and position is None:
+    if not add and position is None:
         return Prepared(q, None)
     grid = (triton.cdiv(layout.residue_rows * RESIDUES, rows), layout.batch * layout.heads)
     forward.prepare_kernel[grid](
-        q, call.u, call.w, content, position, *q.stride()[:3], layout.batch, layout.heads, layout.num_queries,
-        layout.residue_rows, layout.group_rows, HAS_U=call.u is not None, HAS_W=call.w is not None, HAS_X=position is not None,
+        q, call.u, call.w, queries, position, *q.stride()[:3], layout.batch, layout.heads, layout.num_queries,
+        layout.residue_rows, layout.group_rows, HAS_U=add, HAS_W=call.w is not None, HAS_X=position is not None,
         D=q.shape[3], BM=rows,
     )  # fmt: skip
-    return Prepared(content, position)
+    return Prepared(queries, position)
 
 
 def keep_scores(call: Call) -> bool:
@@ -183,14 +185,15 @@ def position_scores(call: Call, position: Tensor, scores: Tensor, tile: Tile, ag
     """Fill a buffer with position scores, scaled for powers of 2."""
     assert call.r is not None
     layout = call.layout
-    grid = (layout.group_rows // tile.rows, triton.cdiv(layout.pitch, tile.columns), layout.heads * RESIDUES)
+    grid = (layout.group_rows // tile.rows, layout.heads * RESIDUES)
     forward.position_kernel[grid](
         matrix(position, tile.rows, call.q.shape[3]), table(call.r, tile.columns), call.bias,
         matrix(layout.by_distance(scores), tile.rows, tile.columns), layout.flag(scores), call.begin,
-        layout.batch, layout.num_queries, layout.num_keys, call.r.shape[1], layout.group_rows, layout.first,
-        layout.pad, call.first_column, call.offset, call.ahead, call.window, call.root * LOG2E,
+        layout.batch, layout.num_queries, layout.num_keys, call.r.shape[1], layout.group_rows, layout.pitch,
+        layout.first, layout.pad, call.first_column, call.offset, call.ahead, call.window, call.root * LOG2E,
         AGAIN=again, HAS_BIAS=call.bias is not None, BEGINS=call.begin is not None, WINDOW=call.window > 0,
-        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, num_warps=tile.warps,
+        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
+        num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -214,7 +217,7 @@ def heads_inside(x: Tensor, length: int | None = None) -> Tensor:
 def attend(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Outputs (B, H, L, D), log-sum-exps (B, H, L) and the position scores."""
     q, tiles = call.q, tiles_for(call.q)
-    ready, tile, scores = prepare(call), tiles.forward, None
+    ready, tile, scores = prepare(call, content=False), tiles.forward, None
     if ready.position is not None:
         scores = new_scores(call)
         position_scores(call, ready.position, scores, tiles.position, again=False)
@@ -222,9 +225,9 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1])
     forward.forward_kernel[grid](
-        blocks(ready.content, tile.rows), blocks(call.k, tile.columns), blocks(call.v, tile.columns),
+        blocks(q, tile.rows), call.u, blocks(call.k, tile.columns), blocks(call.v, tile.columns),
         by_key(call, scores, tile), blocks(out, tile.rows), lse, call.begin, call.low, call.high, call.seed,
-        **call.place(), scale=call.root * LOG2E, rate=call.rate,
+        **call.place(), scale=call.root * LOG2E, rate=call.rate, HAS_U=call.u is not None,
         BEGINS=call.begin is not None, **call.modes(), DROPOUT=call.rate > 0, HAS_X=scores is not None,
         D=q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
@@ -246,18 +249,21 @@ def differentiate(
     call: Call, out: Tensor, lse: Tensor, scores: Tensor | None, d_out: Tensor, d_lse: Tensor | None
 ) -> Gradients:
     """`scores`: what `attend` gave, where it was kept; it is used up, and made again if it was used up before."""
-    tiles, ready = tiles_for(call.q), prepare(call)
+    tiles, ready = tiles_for(call.q), prepare(call, content=True)
     kept, scores = scores is not None, new_scores(call) if scores is None else scores
-    position, dr, dw, dbias = ready.position, None, None, None
+    (content, position), dr, dw, dbias = ready, None, None, None
     if position is not None:
         position_scores(call, position, scores, tiles.position, again=kept)
     delta = _delta(call, out, d_out, d_lse)
-    dk, dv = _key_value(call, ready.content, scores, d_out, lse, delta, tiles.key_value)
-    del ready  # q + u makes room for dq
-    d_scores, dq = scores.view(call.q.dtype), heads_inside(call.q)
+    dk, dv = _key_value(call, content, scores, d_out, lse, delta, tiles.key_value)
+    del ready, content  # what is not needed any more makes room
+    d_scores = scores.view(call.q.dtype)
     if position is not None:
-        dw = _position_query(call, d_scores, dq, tiles.position_query)
         dr, dbias = _relation(call, d_scores, position, tiles.relation)
+    del position
+    dq = heads_inside(call.q)
+    if call.r is not None:
+        dw = _position_query(call, d_scores, dq, tiles.position_query)
     du = _query(call, d_scores, dq, tiles.query)
     return Gradients(dq, dk, dv, dr, _like(du, call.u), _like(dw, call.w), dbias)
 
@@ -332,11 +338,12 @@ def _relation(call: Call, d_scores: Tensor, position: Tensor, tile: Tile) -> tup
     parts = torch.empty(groups, layout.pitch, size, dtype=call.q.dtype, device=position.device)
     backward.relation_kernel[(triton.cdiv(layout.pitch, tile.columns), groups)](
         matrix(scores, tile.rows, tile.columns), matrix(position, tile.rows, size), parts, layout.batch,
-        layout.group_rows, layout.pitch, layout.first, D=size, BM=tile.rows, BN=tile.columns,
+        layout.group_rows, layout.pitch, layout.first, call.root, D=size, BM=tile.rows, BN=tile.columns,
         PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     unused = columns - layout.num_distances
-    dr = F.pad(_shifted_sum(layout, parts) * call.root, (0, 0, unused, 0)).to(call.r)
+    dr = _shifted_sum(layout, parts)
+    dr = F.pad(dr, (0, 0, unused, 0)) if unused else dr
     if call.bias is None:
         return dr, None
     whole = layout.clean(scores).view(groups, layout.group_rows, -1).sum(1, dtype=torch.float32)
@@ -349,4 +356,4 @@ def _shifted_sum(layout: Layout, parts: Tensor) -> Tensor:
     pitch, size = parts.shape[1:]
     shape = (layout.heads, RESIDUES, layout.num_distances, size)
     strides = (RESIDUES * pitch * size, pitch * size + size, size, 1)
-    return parts.as_strided(shape, strides, layout.pad * size).sum(1, dtype=torch.float32)
+    return parts.as_strided(shape, strides, layout.pad * size).sum(1)

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 RESIDUES = 8
-ROW_TILE = 128
+ROW_TILE = 64
 """Groups of rows are filled up to whole tiles of this many."""
+ALIGNED = 16
+"""Rows by distance begin at multiples of this many elements, a sector of memory: writing them is half as fast else."""
 SLACK = 16
 """Elements behind the last row: room for the flag."""
 
@@ -57,7 +59,7 @@ class Layout:
     def pitch(self) -> int:
         last_row = self.num_keys + self.first - RESIDUES * (self.residue_rows - 1)
         least = max(self.num_keys + RESIDUES, self.num_distances + RESIDUES - 1 + self.pad, last_row)
-        return -(-least // RESIDUES) * RESIDUES
+        return -(-least // ALIGNED) * ALIGNED
 
     @property
     def num_rows(self) -> int:

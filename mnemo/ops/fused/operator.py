@@ -111,7 +111,9 @@ def relative_attention_backward(
 
 
 @relative_attention_backward.register_fake
-def _(d_out, d_lse, out, lse, scores, q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root):
+def _(
+    d_out, d_lse, out, lse, scores, q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root
+):
     tables = (q.new_empty(0) if x is None else torch.empty_like(x) for x in (r, u, w, bias))
     return launch.heads_inside(q), launch.heads_inside(k), launch.heads_inside(v), *tables
 
