@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-MAX_LOGITS = 2**24
-"""Logits that the loss holds at once; more are computed in chunks, and again for the gradient."""
+from mnemo.memory.project import compute_dtype
+from mnemo.ops.cross_entropy import linear_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,20 +201,6 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | N
 
 
 def _cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor) -> Tensor:
-    rows = max(1, MAX_LOGITS // weight.shape[0])
-    if hidden.shape[0] <= rows:
-        return _dense_cross_entropy(hidden, weight, bias, projection, targets)
-    parts = [
-        checkpoint(_dense_cross_entropy, part, weight, bias, projection, goal, use_reentrant=False)
-        for part, goal in zip(hidden.split(rows), targets.split(rows), strict=True)
-    ]
-    return torch.cat(parts)  # type: ignore[arg-type]
-
-
-def _dense_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor
-) -> Tensor:
-    logits = _logits(hidden, weight, bias, projection)
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    return F.cross_entropy(logits, targets, reduction="none", ignore_index=-1)
+    if projection is not None:
+        hidden = hidden @ projection
+    return linear_cross_entropy(hidden.to(compute_dtype(hidden)), weight, bias, targets)

@@ -19,8 +19,9 @@ from mnemo import positions as positions_module
 from mnemo.config import digest
 from mnemo.embedding import EmbeddingConfig, Softmax, TokenEmbedding
 from mnemo.errors import MnemoError
-from mnemo.layers import Activation, Dropout, DropoutConfig, TransformerLayer
+from mnemo.layers import Activation, Dropout, DropoutConfig, LayerNorm, TransformerLayer
 from mnemo.memory import MemoryTokens, Plan, RecurrentMemory
+from mnemo.memory.project import compute_dtype
 from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage
 from mnemo.ops import Attended, Blocks, Causal
 from mnemo.positions import AnyPositions, Learned, Relative, Sinusoidal
@@ -132,7 +133,7 @@ class Model(nn.Module):
         self._attending = [[attending.index(index) for index in group if index in layers] for group in self._groups]
         self.stages = nn.ModuleList(_stages(config, layers))
         self.memory_tokens = None if config.tokens is None else RecurrentMemory(config.tokens, config.dim)
-        self.norm = nn.LayerNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
+        self.norm = LayerNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.drop_input = Dropout(config.dropout.input, config.dropout.locked)
         self.drop_output = Dropout(config.dropout.output, config.dropout.locked)
         initialize(self, config.init, own=[stage for stage, places in enumerate(self._attending) if not places])
@@ -218,6 +219,7 @@ class Model(nn.Module):
             notes=notes,
             aux={} if aux is None else aux,
         )
+        embeddings = embeddings.to(compute_dtype(embeddings))
         x = self.drop_input(self.at_input(embeddings, positions, rows))
         after = []
         for index, (stage, memory) in enumerate(zip(self.stages, state, strict=True)):
@@ -368,7 +370,7 @@ class Model(nn.Module):
 
     def check_tokens(self, tokens: Tensor, lowest: int = 0) -> None:
         """Refuse ids beyond the vocabulary (on the CPU, where looking costs nothing)."""
-        if tokens.device.type != "cpu" or tokens.numel() == 0:
+        if tokens.device.type != "cpu" or tokens.numel() == 0 or torch.compiler.is_compiling():
             return
         low, high = tokens.aminmax()
         if int(low) < lowest or int(high) >= self.config.vocab_size:

@@ -164,7 +164,7 @@ class CompressiveStage(nn.Module):
         )
 
     def forward(self, x: Tensor, state: CompressiveState, segment: Segment) -> tuple[Tensor, CompressiveState]:
-        keys, values = self.layer.keys_values(torch.cat([state.compressed, state.hidden, x], 1))
+        keys, values = self.layer.keys_values(x, torch.cat([state.compressed, state.hidden], 1))
         context, received = self.attend(x, keys, values, state, 0, segment)
         used = torch.full_like(state.length, x.shape[1]) if segment.lengths is None else segment.lengths
         after = self.write(x, state, used, received, segment if self.training else None)

@@ -367,7 +367,7 @@ class InfiniteStage(nn.Module):
         self, unit: InfiniteUnit, x: Tensor, state: InfiniteState, segment: Segment
     ) -> tuple[Tensor, InfiniteState]:
         now = unit.push(state, self.gate)
-        keys, values = unit.layer.keys_values(torch.cat([now.hidden, x], 1))
+        keys, values = unit.layer.keys_values(x, now.hidden)
         out, reading = unit.attend(x, keys, values, now, 0, segment)
         if self.training and self.config.kl_weight:
             read = unit.long_term.divergence(reading) * (now.fitted > 0)[:, None, None]

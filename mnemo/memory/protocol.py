@@ -78,8 +78,8 @@ class Layer(Protocol):
         """(B, L, D) -> (B, H, L, d)."""
         ...
 
-    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, D) -> keys and values, each (B, H, T, d)."""
+    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, T, D) -> keys and values, each (B, H, T, d); of `memory` (B, M, D) before them too, which is constant."""
         ...
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
@@ -255,6 +255,19 @@ def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: i
     shape[0], shape[dim] = index.shape
     index = index.view(shape).expand(*rows.shape[:dim], num_slots, *rows.shape[dim + 1 :])
     return rows.detach().gather(dim, index)
+
+
+def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
+    """The memory (B, M, D) after a segment's rows x (B, L, D), of which row b uses the first lengths[b]."""
+    num_slots, num_new = memory.shape[1], x.shape[1]
+    if num_slots == 0:
+        return memory
+    new = x.detach().to(memory.dtype)
+    if lengths is not None:
+        return keep_newest(torch.cat([memory, new], 1), num_slots, lengths, num_new, 1)
+    if num_new >= num_slots:
+        return new[:, num_new - num_slots :].contiguous()
+    return torch.cat([memory[:, num_new:], new], 1)
 
 
 def fit_slots(rows: Tensor, num_slots: int, dim: int) -> Tensor:
