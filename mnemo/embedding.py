@@ -106,6 +106,8 @@ class TokenEmbedding(nn.Module):
         return x * self.dim**0.5
 
     def _by_bin(self, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._from_every_bin(ids)
         flat = ids.reshape(-1)
         x = self.projections[0].new_zeros(flat.shape[0], self.dim)
         for i in range(len(self.bins)):
@@ -115,6 +117,16 @@ class TokenEmbedding(nn.Module):
             rows = F.linear(F.embedding(flat[where] - self.bins.edges[i], self.tables[i]), self.projections[i])
             x = x.index_copy(0, where, rows.to(x.dtype))
         return x.view(*ids.shape, self.dim)
+
+    def _from_every_bin(self, ids: Tensor) -> Tensor:
+        """The same with shapes that do not depend on the ids: every bin is asked for every token."""
+        parts = []
+        for table, projection, low, high in zip(
+            self.tables, self.projections, self.bins.edges, self.bins.edges[1:], strict=False
+        ):
+            rows = F.linear(F.embedding((ids - low).clamp(0, high - low - 1), table), projection)
+            parts.append(rows * ((ids >= low) & (ids < high))[..., None])
+        return torch.stack(parts).sum(0)
 
     def _kept_words(self) -> Tensor | None:
         if not self.training or self.word_dropout == 0:

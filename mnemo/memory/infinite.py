@@ -21,7 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, matrix_work, projection_work
+from mnemo.memory.protocol import (
+    Layer,
+    Scope,
+    Segment,
+    fit_slots,
+    keep_newest,
+    matrix_work,
+    projection_work,
+    widened,
+)
 from mnemo.memory.queue import leaving, take_rows
 from mnemo.state import tree_zip
 
@@ -257,7 +266,7 @@ class InfiniteUnit(nn.Module):
         self.long_term = LongTerm(config, self.layer.dim, self.layer.num_heads, self.layer.head_dim)
 
     def init(self, batch: int, length: int, like: Tensor, full: bool) -> InfiniteState:
-        config, dim = self.config, like.shape[-1]
+        config, dim, like = self.config, like.shape[-1], widened(like)
         empty = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return InfiniteState(
             like.new_zeros(batch, length, dim),

@@ -6,12 +6,13 @@ Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H hea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mnemo.ops import Attended, Blocks, Causal, Mask
 
@@ -111,6 +112,8 @@ class Segment:
     """Where asked for, what stages have to tell, by name"""
     aux: dict[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses that stages add to"""
+    recompute: bool = False
+    """Keep what goes into a layer, not what is inside it, and compute that again in the backward pass"""
 
     def mask(self, slots: int) -> Causal | Blocks:
         """The mask of a layer whose memory has this many slots."""
@@ -122,6 +125,12 @@ class Segment:
     def ahead(self) -> int:
         """How far ahead of themselves rows of this segment may look."""
         return 0 if self.blocks is None else self.blocks.reach
+
+    def through(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a layer's function gives; its inside is kept, or computed again in the backward pass."""
+        if not self.recompute or not torch.is_grad_enabled():
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False)
 
     def add_loss(self, name: str, value: Tensor) -> None:
         self.aux[name] = self.aux[name] + value if name in self.aux else value
@@ -268,6 +277,11 @@ def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
     if num_new >= num_slots:
         return new[:, num_new - num_slots :].contiguous()
     return torch.cat([memory[:, num_new:], new], 1)
+
+
+def widened(like: Tensor) -> Tensor:
+    """The same in fp32 or better: for memories that sums and counts go into."""
+    return like.to(torch.promote_types(like.dtype, torch.float32))
 
 
 def fit_slots(rows: Tensor, num_slots: int, dim: int) -> Tensor:
