@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from mechanisms import MECHANISMS
 from tolerances import assert_close
-from toy_runs import exact, metrics, recipe, run
 from torch import Tensor
 
 from mnemo import layers, ops
 from mnemo.data.streams import Batch
-from mnemo.embedding import EmbeddingConfig
 from mnemo.layers import DropoutConfig
-from mnemo.memory import XL, Infinite, MemoryTokens, Plan
+from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.optimize import build_optimizer
 from mnemo.recipe import OptimizerConfig, TrainConfig
 from mnemo.state import leaves, tree_map, tree_zip
-from mnemo.train import engine as engines
 from mnemo.train import fresh_states
 from mnemo.train.engine import Engine
-from mnemo.train.graph import unchanged
 from mnemo.train.pace import pace
 from mnemo.train.window import Window, go_on
 

@@ -205,8 +205,9 @@ def bin_edges(like: Tensor) -> Tensor:
 
 def bin_masses(reading: Reading, used: Tensor | None) -> Tensor:
     """(B, BINS): how much the first used[b] queries attended to each part of [0, 1]."""
-    edges = bin_edges(reading.mean)
-    scaled = (edges - reading.mean[..., None]) / torch.sqrt(2 * reading.variance[..., None])
+    mean, variance = widened(reading.mean), widened(reading.variance)
+    edges = bin_edges(mean)
+    scaled = (edges - mean[..., None]) / torch.sqrt(2 * variance[..., None])
     mass = 0.5 * torch.erf(scaled).diff(dim=-1)  # (B, H, L, BINS)
     if used is not None:
         mass = mass * (torch.arange(mass.shape[2], device=used.device) < used[:, None])[:, None, :, None]
