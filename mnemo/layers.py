@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemo.memory.project import project_behind
 from mnemo.memory.protocol import Scope
 from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
 
@@ -83,6 +84,17 @@ class Dropout(nn.Module):
         return x * keep_mask(shape, self.rate, x)
 
 
+class LayerNorm(nn.LayerNorm):
+    """Computes in fp32 under autocast, and hands on what it got: a residual stream of half the width."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).to(input.dtype)
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """Before weight and bias."""
+        return F.layer_norm(x, self.normalized_shape, eps=self.eps).to(x.dtype)
+
+
 class Attention(nn.Module):
     def __init__(self, dim: int, num_heads: int, head_dim: int, dropout: DropoutConfig) -> None:
         super().__init__()
@@ -102,7 +114,18 @@ class Attention(nn.Module):
         return self.split(self.drop_qkv(self.query(x)))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
+        return self._split_pair(self.key_value(x))
+
+    def keys_values_behind(
+        self, memory: Tensor, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of constant rows (B, M, D) and of rows x behind them, both taken times `scale` (D,) plus `shift` (D,)."""
+        weight = self.key_value.weight
+        projected = project_behind(memory, x, weight if scale is None else weight * scale)
+        return self._split_pair(projected if shift is None else projected + (weight @ shift).to(projected.dtype))
+
+    def _split_pair(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.drop_qkv(projected).chunk(2, -1)
         return self.split(keys), self.split(values)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
@@ -164,15 +187,21 @@ class TransformerLayer(nn.Module):
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.attention = Attention(dim, num_heads, head_dim, dropout)
         self.feed_forward = FeedForward(dim, inner_dim, activation, dropout)
-        self.norm_attention = nn.LayerNorm(dim, norm_eps)
-        self.norm_feed_forward = nn.LayerNorm(dim, norm_eps)
+        self.norm_attention = LayerNorm(dim, norm_eps)
+        self.norm_feed_forward = LayerNorm(dim, norm_eps)
         self.drop = Dropout(dropout.projection, dropout.locked)
 
     def _inner(self, rows: Tensor) -> Tensor:
         return self.norm_attention(rows) if self.pre else rows
 
-    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.attention.keys_values(self._inner(rows))
+    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if memory is None or memory.shape[1] == 0:
+            return self.attention.keys_values(self._inner(rows))
+        if not self.pre:
+            return self.attention.keys_values_behind(memory, rows)
+        # A norm's weights join the projection's: their gradient then needs none of the memory's rows.
+        norm = self.norm_attention
+        return self.attention.keys_values_behind(norm.unscaled(memory), norm.unscaled(rows), norm.weight, norm.bias)
 
     def queries(self, x: Tensor) -> Tensor:
         return self.attention.queries(self._inner(x))

@@ -19,9 +19,10 @@ from mnemo import positions as positions_module
 from mnemo.config import digest
 from mnemo.embedding import EmbeddingConfig, Softmax, TokenEmbedding
 from mnemo.errors import MnemoError
-from mnemo.layers import Activation, Dropout, DropoutConfig, TransformerLayer
+from mnemo.layers import Activation, Dropout, DropoutConfig, LayerNorm, TransformerLayer
 from mnemo.memory import MemoryTokens, Plan, RecurrentMemory
-from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage
+from mnemo.memory.project import compute_dtype
+from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage, widened
 from mnemo.ops import Attended, Blocks, Causal
 from mnemo.positions import AnyPositions, Learned, Relative, Sinusoidal
 from mnemo.state import State, reset
@@ -132,7 +133,7 @@ class Model(nn.Module):
         self._attending = [[attending.index(index) for index in group if index in layers] for group in self._groups]
         self.stages = nn.ModuleList(_stages(config, layers))
         self.memory_tokens = None if config.tokens is None else RecurrentMemory(config.tokens, config.dim)
-        self.norm = nn.LayerNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
+        self.norm = LayerNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.drop_input = Dropout(config.dropout.input, config.dropout.locked)
         self.drop_output = Dropout(config.dropout.output, config.dropout.locked)
         initialize(self, config.init, own=[stage for stage, places in enumerate(self._attending) if not places])
@@ -146,6 +147,7 @@ class Model(nn.Module):
         starts: Tensor | None = None,
         tables: Sequence[Relation] | None = None,
         notes: dict[str, Tensor] | None = None,
+        recompute: bool = False,
     ) -> tuple[Output, State]:
         """Read one segment of tokens (B, L).
 
@@ -153,8 +155,9 @@ class Model(nn.Module):
         `starts` (B,): rows that begin a document, whose memory is emptied first.
         `tables`: what `model.tables` gave, so that positions are not projected again for every segment.
         `notes`: a dictionary into which memories put what they have to tell of themselves.
+        `recompute`: keep only what goes into each layer, and compute the layer again in the backward pass.
         """
-        return self._read(tokens, state, lengths, starts, tables, None, notes)
+        return self._read(tokens, state, lengths, starts, tables, None, notes, recompute)
 
     @torch.no_grad()
     def explain(self, tokens: Tensor, state: State | None = None) -> tuple[Output, State, list[Attended]]:
@@ -172,6 +175,7 @@ class Model(nn.Module):
         tables: Sequence[Relation] | None,
         record: list[Attended] | None,
         notes: dict[str, Tensor] | None = None,
+        recompute: bool = False,
     ) -> tuple[Output, State]:
         self.check_tokens(tokens)
         if state is None:
@@ -179,7 +183,7 @@ class Model(nn.Module):
         if starts is not None:
             state = reset(state, starts)
         aux: dict[str, Tensor] = {}
-        backbone = partial(self.run, tables=tables, record=record, notes=notes, aux=aux)
+        backbone = partial(self.run, tables=tables, record=record, notes=notes, aux=aux, recompute=recompute)
         x, length = self.embedding(tokens), tokens.shape[1]
         if self.memory_tokens is not None:
             first = self.memory_tokens.config.num
@@ -202,6 +206,7 @@ class Model(nn.Module):
         notes: dict[str, Tensor] | None = None,
         aux: dict[str, Tensor] | None = None,
         text: slice = slice(None),
+        recompute: bool = False,
     ) -> tuple[Tensor, State]:
         """The backbone: embedded rows (B, Q, D) at `positions` (Q,) of a segment -> hidden rows, ready for the softmax.
 
@@ -217,16 +222,32 @@ class Model(nn.Module):
             record=record,
             notes=notes,
             aux={} if aux is None else aux,
+            recompute=recompute,
         )
+        embeddings = embeddings.to(compute_dtype(embeddings))
         x = self.drop_input(self.at_input(embeddings, positions, rows))
         after = []
         for index, (stage, memory) in enumerate(zip(self.stages, state, strict=True)):
-            x, memory = stage(self.enter(index, x, positions, rows), memory, segment)
+            x, memory = self._through(index, stage, self.enter(index, x, positions, rows), memory, segment)
             after.append(memory)
         x = self.norm(x)
         if self.training:
             segment.aux.update(self._penalties(x[:, text]))
         return self.drop_output(x), tuple(after)
+
+    def _through(self, index: int, stage: nn.Module, x: Tensor, memory: Any, segment: Segment) -> tuple[Tensor, Any]:
+        """One stage; a stage of several layers keeps or recomputes each of them itself."""
+        if not segment.recompute or len(self._groups[index]) > 1:
+            return stage(x, memory, segment)
+
+        def read(x: Tensor, memory: Any) -> tuple[Tensor, Any, dict[str, Tensor]]:
+            own = replace(segment, aux={}, recompute=False)
+            return *stage(x, memory, own), own.aux
+
+        x, memory, losses = segment.through(read, x, memory)
+        for name, value in losses.items():
+            segment.add_loss(name, value)
+        return x, memory
 
     def at_input(self, x: Tensor, slots: Tensor, rows: int) -> Tensor:
         """Embedded rows x (B, T, D) at `slots` of a segment of so many rows, as the first stage takes them."""
@@ -243,6 +264,7 @@ class Model(nn.Module):
 
     def _penalties(self, x: Tensor) -> dict[str, Tensor]:
         config, penalties = self.config, {}
+        x = widened(x)
         if config.activation_penalty:
             penalties["activation"] = config.activation_penalty * x.square().mean()
         if config.temporal_penalty and x.shape[1] > 1:
@@ -260,21 +282,35 @@ class Model(nn.Module):
         """(B, L, V); with an adaptive softmax these are log-probabilities."""
         return self.softmax.logits(out.hidden, self.embedding)
 
-    def init(self, batch: int, lengths: int | Sequence[int] | None = None, cached: bool = False) -> State:
+    def init(
+        self,
+        batch: int,
+        lengths: int | Sequence[int] | None = None,
+        cached: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> State:
         """An empty state.
 
         `lengths`: slots of the long-range layers, or of every layer; as configured when left out.
         `cached`: the form for inference, which keeps projected keys and values.
+        `dtype`: of what layers remember, such as the one that autocast computes in; the weights' when left out.
         """
-        return self._new_state(batch, lengths, cached, full=False)
+        return self._new_state(batch, lengths, cached, full=False, dtype=dtype)
 
     def zeros(self, batch: int, lengths: int | Sequence[int] | None = None, cached: bool = False) -> State:
         """A state full of zero vectors that are attended to: where TensorFlow and Hugging Face start from."""
         return self._new_state(batch, lengths, cached, full=True)
 
-    def _new_state(self, batch: int, lengths: int | Sequence[int] | None, cached: bool, full: bool) -> State:
+    def _new_state(
+        self,
+        batch: int,
+        lengths: int | Sequence[int] | None,
+        cached: bool,
+        full: bool,
+        dtype: torch.dtype | None = None,
+    ) -> State:
         with torch.no_grad():
-            like = self.embedding.tables[0].new_empty(0, self.config.dim)
+            like = self.embedding.tables[0].new_empty(0, self.config.dim, dtype=dtype)
             layers = tuple(
                 stage.init(batch, length, like, cached, full)
                 for stage, length in zip(self._stages(), self._stage_lengths(lengths), strict=True)
@@ -368,7 +404,7 @@ class Model(nn.Module):
 
     def check_tokens(self, tokens: Tensor, lowest: int = 0) -> None:
         """Refuse ids beyond the vocabulary (on the CPU, where looking costs nothing)."""
-        if tokens.device.type != "cpu" or tokens.numel() == 0:
+        if tokens.device.type != "cpu" or tokens.numel() == 0 or torch.compiler.is_compiling():
             return
         low, high = tokens.aminmax()
         if int(low) < lowest or int(high) >= self.config.vocab_size:

@@ -38,7 +38,11 @@ def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimi
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr * group["factor"]
+        rate = lr * group["factor"]
+        if isinstance(group["lr"], Tensor):  # recorded programs read it where it is
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:

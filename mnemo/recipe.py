@@ -114,8 +114,12 @@ class TrainConfig:
     """Of the first weights, dropout and the data's order."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; a GPU where there is one when left at auto."""
-    compile: bool = False
-    """Compile forward pass and loss with torch.compile."""
+    compile: bool | None = None
+    """Compile forward pass and loss with torch.compile; on a GPU when left out."""
+    cuda_graph: bool = True
+    """On a GPU, replay whole updates as one CUDA graph where their shapes stay the same."""
+    recompute: Literal["none", "layer"] = "none"
+    """Keep only what goes into each layer, and compute the layer again in the backward pass: less memory, more work."""
     log_every: int = 10
     """Steps from one line of metrics to the next."""
     eval_every: int = 200

@@ -72,6 +72,13 @@ def _check_long_enough(recipe: Recipe, valid: Split) -> None:
         raise MnemoError(f"the validation set's {count:,} tokens are too short for {config.batch} rows of evaluation")
 
 
+def why_uneven(recipe: Recipe) -> str | None:
+    """Why training's segments differ in length, where they do."""
+    if recipe.train.vary_segment:
+        return "vary_segment draws other lengths"
+    return "segments are cut at documents" if recipe.data.documents == "reset" else None
+
+
 def build_stream(recipe: Recipe, split: Split, corpus: Corpus) -> Stream:
     train, data = recipe.train, recipe.data
     common: dict[str, Any] = {"context": train.context, "seed": train.seed, "vocab_size": corpus.vocab_size}
