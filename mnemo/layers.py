@@ -159,6 +159,19 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
+class HeadGate(nn.Module):
+    """Each row sets a gate between 0 and 1 for what each of its heads has read (Qiu et al., 2025)."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, num_heads, bias=False)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """x (B, L, D), context (B, L, H * d)."""
+        gate = torch.sigmoid(self.linear(x))
+        return (context.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
+
+
 class FeedForward(nn.Module):
     def __init__(self, dim: int, inner_dim: int, activation: Activation, dropout: DropoutConfig) -> None:
         super().__init__()
@@ -187,6 +200,7 @@ class TransformerLayer(nn.Module):
         norm_kind: NormKind,
         norm_eps: float,
         qk_norm: bool,
+        head_gate: bool,
         activation: Activation,
         dropout: DropoutConfig,
     ) -> None:
@@ -194,6 +208,7 @@ class TransformerLayer(nn.Module):
         self.index, self.pre = index, norm == "pre"
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.attention = Attention(dim, num_heads, head_dim, dropout, norm_eps if qk_norm else None)
+        self.gate = HeadGate(dim, num_heads) if head_gate else None
         self.feed_forward = FeedForward(dim, inner_dim, activation, dropout)
         self.norm_attention = NORMS[norm_kind](dim, norm_eps)
         self.norm_feed_forward = NORMS[norm_kind](dim, norm_eps)
@@ -229,6 +244,8 @@ class TransformerLayer(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
+        if self.gate is not None:
+            context = self.gate(self._inner(x), context)
         attended = self.attention.output(context)
         x = x + self.drop(attended if added is None else attended + added)
         if self.pre:

@@ -69,6 +69,8 @@ class ModelConfig:
     """Added to the variance in norms."""
     qk_norm: bool = False
     """Queries and keys pass through an rms norm, head by head, before their positions are added."""
+    head_gate: bool = False
+    """What each head has read is multiplied by a gate that the reading row sets (Qiu et al., 2025)."""
     activation: Activation = "relu"
     """Of the feed-forward."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -398,6 +400,7 @@ def _layer(config: ModelConfig, index: int) -> nn.Module:
         norm_kind=config.norm_kind,
         norm_eps=config.norm_eps,
         qk_norm=config.qk_norm,
+        head_gate=config.head_gate,
         activation=config.activation,
         dropout=config.dropout,
     )

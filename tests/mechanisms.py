@@ -86,10 +86,11 @@ MECHANISMS: dict[str, dict[str, Any]] = {
         final_norm=True,
         norm_kind="rms",
         qk_norm=True,
+        head_gate=True,
         activation="squared_relu",
     ),
     "compressive-qk-norm": dict(
         memory=compressive(length=4, compressed=3, ratio=2), norm="pre", norm_kind="rms", qk_norm=True
     ),
-    "lookahead-qk-norm": dict(memory=Plan(long=Lookahead(length=5)), norm_kind="rms", qk_norm=True),
+    "lookahead-qk-norm": dict(memory=Plan(long=Lookahead(length=5)), norm_kind="rms", qk_norm=True, head_gate=True),
 }

@@ -10,6 +10,7 @@ import torch
 from models import SMALL, random_model, random_tokens
 from tolerances import assert_close
 
+from mnemo.info import flops_per_token
 from mnemo.layers import RMSNorm
 from mnemo.memory import XL, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
@@ -17,7 +18,9 @@ from mnemo.positions import Rotary
 from mnemo.presets import preset
 from mnemo.train.data import build_stream
 
-MODERN: dict[str, Any] = dict(positions=Rotary(), norm="pre", final_norm=True, norm_kind="rms", qk_norm=True)
+MODERN: dict[str, Any] = dict(
+    positions=Rotary(), norm="pre", final_norm=True, norm_kind="rms", qk_norm=True, head_gate=True
+)
 
 
 def test_rms_norm_is_its_equation_in_the_type_of_its_input() -> None:
@@ -51,6 +54,23 @@ def test_the_scale_of_query_weights_changes_nothing_behind_the_norm() -> None:
     with torch.no_grad():
         model.layers()[1].attention.query.weight.mul_(7.0)
     assert_close(model(tokens)[0].hidden, before)
+
+
+def test_a_gate_scales_what_its_head_has_read() -> None:
+    gated, open_ = random_model(**MODERN), random_model(**{**MODERN, "head_gate": False})
+    open_.load_state_dict(gated.state_dict(), strict=False)
+    x, context = torch.randn(2, 2, 4, SMALL["dim"], dtype=torch.float64)
+    layer = gated.layers()[0]
+    assert layer.gate is not None
+    gates = torch.sigmoid(layer.norm_attention(x) @ layer.gate.linear.weight.T).repeat_interleave(6, -1)
+    assert_close(layer.finish(x, context), open_.layers()[0].finish(x, context * gates))
+
+
+def test_gates_are_counted() -> None:
+    gated, without = random_model(**MODERN), random_model(**{**MODERN, "head_gate": False})
+    ours, theirs = (flops_per_token(model, (5, 5, 5), segment=4) for model in (gated, without))
+    assert ours.projections - theirs.projections == 3 * 2 * SMALL["dim"] * SMALL["num_heads"]
+    assert ours[1:] == theirs[1:]
 
 
 def test_reading_by_content_gives_no_gradient_to_weights() -> None:
@@ -100,7 +120,7 @@ def test_the_parts_compile_into_one_graph() -> None:
 def test_the_speedrun_fits_its_limits() -> None:
     recipe = preset("speedrun-novels")
     with torch.device("meta"):
-        assert sum(parameter.numel() for parameter in Model(recipe.model).parameters()) == 38_056_192 < 45_000_000
+        assert sum(parameter.numel() for parameter in Model(recipe.model).parameters()) == 38_105_344 < 45_000_000
     assert recipe.model.memory.lengths(12) == (128, 128, 1024) * 4
 
 

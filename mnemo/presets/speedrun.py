@@ -39,6 +39,7 @@ def speedrun_novels() -> Recipe:
             final_norm=True,
             norm_kind="rms",
             qk_norm=True,
+            head_gate=True,
             activation="squared_relu",
             embedding=EmbeddingConfig(tie_weights=False),
             positions=Rotary(),
