@@ -6,7 +6,7 @@ A matrix takes the step -lr * sqrt(max(1, rows / columns)) * orthogonal(momentum
 small kernels an update; here all matrices of one shape go through Newton and Schulz's iteration together.
 
 Nothing here waits for the device. A learning rate may be a number or a tensor on the parameters' device, so that an
-update can be captured in a CUDA graph once a first update has made the state.
+update can be captured in a CUDA graph once a first update has made the state and groups are set to be `capturable`.
 
 Shapes: N matrices, R rows, C >= R columns.
 """
@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         # `fused` makes load_state_dict keep Adam's step counts on the device.
-        super().__init__(list(groups), defaults | {"parts": None, "fused": True})
+        super().__init__(list(groups), defaults | {"parts": None, "fused": True, "capturable": False})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -91,6 +91,7 @@ class Muon(torch.optim.Optimizer):
             [self._slot(parameter, "exp_avg_sq") for parameter in params],
             [],
             [self._count(parameter) for parameter in params],
+            capturable=group["capturable"],
             fused=True,
             decoupled_weight_decay=True,
             amsgrad=False,
