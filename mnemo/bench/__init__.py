@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -119,7 +120,6 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
 
 def _triton_version() -> str | None:
     try:
-        import triton
-    except ImportError:
+        return version("triton")
+    except PackageNotFoundError:
         return None
-    return triton.__version__

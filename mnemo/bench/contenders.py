@@ -18,7 +18,8 @@ from mnemo.bench.published import PublishedModel
 from mnemo.bench.published_memories import PublishedLamemo, PublishedTokens
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed
-from mnemo.model import Model
+from mnemo.generate import Sampling, Writer
+from mnemo.model import Model, Output
 from mnemo.optimize import build_optimizer
 from mnemo.recipe import OptimizerConfig
 from mnemo.state import State
@@ -188,37 +189,38 @@ def _published_evaluation(case: Case, model: PublishedModel) -> Step:
 
 
 def _generation(case: Case, model: Model) -> Step:
+    """Token by token behind a first one, always the likeliest."""
     model = model.to(torch.bfloat16) if case.precision == "bf16" else model
     decoder = model.decoder(model.zeros(case.batch, cached=True), segment=case.segment)
-    token = torch.zeros(case.batch, 1, dtype=torch.int64, device=_device(model))
+    first = decoder.feed(torch.zeros(case.batch, 1, dtype=torch.int64, device=_device(model)))
+    writer = Writer(model, decoder, first.hidden[:, -1], Sampling(temperature=0.0))
+    draw = torch.zeros_like(writer.draw)
 
     @torch.no_grad()
     def step() -> Tensor:
-        nonlocal token
-        logits = None
         for _ in range(case.new_tokens):
-            logits = model.logits(decoder.feed(token))[:, -1]
-            token = logits.argmax(-1)[:, None]
-        assert logits is not None
-        return logits
+            writer.write(draw)
+        return model.logits(Output(writer.hidden[:, None], {}))[:, 0]
 
     return step
 
 
 def _published_generation(case: Case, model: PublishedModel) -> Step:
-    """Token by token: every layer projects the whole memory again."""
-    memories, half = model.zeros(case.batch), autocast(case.precision, _device(model))
-    token = torch.zeros(1, case.batch, dtype=torch.int64, device=_device(model))
+    """The same; every layer projects the whole memory again for every token."""
+    half = autocast(case.precision, _device(model))
+    first = torch.zeros(1, case.batch, dtype=torch.int64, device=_device(model))
 
     @torch.no_grad()
+    def read(tokens: Tensor, before: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        with half:
+            return model.read(tokens, before)
+
+    logits, memories = read(first, model.zeros(case.batch))
+
     def step() -> Tensor:
-        nonlocal memories, token
-        logits = None
+        nonlocal logits, memories
         for _ in range(case.new_tokens):
-            with half:
-                logits, memories = model.read(token, memories)
-            token = logits.argmax(-1)[None]
-        assert logits is not None
+            logits, memories = read(logits.argmax(-1)[None], memories)
         return logits
 
     return step
