@@ -13,15 +13,21 @@ TRIALS = 2
 """Runs before the recording, in which libraries and compilers prepare themselves."""
 
 
+def shared_pool(device: torch.device) -> Any:
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
 class Recorded:
     """A function without arguments that reads and writes the same tensors every time; what it returned is its result.
 
     On other devices than CUDA, and where it cannot be recorded, it is simply called. `kept`: tensors that it moves on
-    (cursors, counts); trial runs leave them as they were.
+    (cursors, counts); trial runs leave them as they were. `pool`: memory that functions share which never run at once.
     """
 
-    def __init__(self, function: Callable[[], Any], device: torch.device, kept: Sequence[Tensor] = ()) -> None:
-        self.function, self.device, self.kept = function, device, tuple(kept)
+    def __init__(
+        self, function: Callable[[], Any], device: torch.device, kept: Sequence[Tensor] = (), pool: Any = None
+    ) -> None:
+        self.function, self.device, self.kept, self.pool = function, device, tuple(kept), pool
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Any = None
         self.called = device.type != "cuda"
@@ -46,7 +52,7 @@ class Recorded:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self.pool):
                 self.result = self.function()
         except RuntimeError as error:
             torch.cuda.synchronize(self.device)

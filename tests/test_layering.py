@@ -29,7 +29,7 @@ LEVELS = [
         "train",
     },
     {"data"},
-    {"model", "layers", "embedding", "positions", "decode", "ring", "graphs"},
+    {"model", "layers", "embedding", "positions", "decode", "ring", "graphs", "reader"},
     {"memory", "state"},
     {"ops"},
     {"config", "errors", "__version__"},

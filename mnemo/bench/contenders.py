@@ -21,6 +21,7 @@ from mnemo.errors import CheckFailed
 from mnemo.generate import Sampling, Writer
 from mnemo.model import Model, Output
 from mnemo.optimize import build_optimizer
+from mnemo.reader import SegmentReader, in_type
 from mnemo.recipe import OptimizerConfig
 from mnemo.state import State
 from mnemo.train import update
@@ -158,17 +159,14 @@ def _published_training(case: Case, model: nn.Module, full: bool) -> Step:
 
 
 def _evaluation(case: Case, model: Model) -> Step:
-    data, state = segments(case, _device(model)), model.zeros(case.batch, cached=True)
-    tables = model.tables(case.segment, state)
-    half = autocast(case.precision, _device(model))
+    model = in_type(model, torch.bfloat16) if case.precision == "bf16" else model
+    data = segments(case, _device(model))
+    reader = SegmentReader(model, model.zeros(case.batch, cached=True), case.segment)
 
     @torch.no_grad()
     def step() -> Tensor:
-        nonlocal state
         tokens, targets, *_ = next(data)
-        with half:
-            out, state = model(tokens, state, tables=tables)
-            return model.loss(out, targets)
+        return reader.read(tokens, targets)
 
     return step
 
