@@ -94,7 +94,7 @@ def generate(
         runner = runner.fork(continuations)
         writer = Writer(model, runner.decoder, runner.hidden, sampling)
         written = []
-        for step, draw in enumerate(_draws(seed, len(runner.hidden), num_tokens).to(runner.hidden.device)):
+        for step, draw in enumerate(_draws(seed, len(runner.hidden), num_tokens).to(writer.draw)):
             written.append(writer.write(draw))
             if on_token is not None:
                 writer.check()
@@ -120,7 +120,8 @@ class Writer:
         self.model, self.decoder, self.sampling = model, decoder, sampling
         self.hidden = hidden.clone()
         """(R, D): the output of each row's last token"""
-        self.draw = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
+        exact = torch.float32 if hidden.device.type == "mps" else torch.float64
+        self.draw = torch.zeros(len(hidden), dtype=exact, device=hidden.device)
         self.finite = torch.ones((), dtype=torch.bool, device=hidden.device)
         kept = (*decoder.open_rings().cursors, self.hidden, self.finite) if isinstance(decoder, RingDecoder) else ()
         self.step = Recorded(self._step, hidden.device, kept) if kept else self._step
