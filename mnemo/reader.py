@@ -13,12 +13,14 @@ from torch import Tensor
 
 from mnemo.graphs import Recorded, shared_pool
 from mnemo.memory.protocol import Relation
-from mnemo.memory.room import SPARE, Room
+from mnemo.memory.room import Room
 from mnemo.memory.xl import XLCache
 from mnemo.model import Model
 from mnemo.ring import suits
 from mnemo.state import State
 
+SPARE = 2
+"""Buffers have room for a further 1 / SPARE of the memory."""
 MAX_TIMES = 16
 """Recorded graphs, at most."""
 

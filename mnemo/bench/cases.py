@@ -44,6 +44,8 @@ class Case:
     init_std: float = 0.02
     new_tokens: int = 1
     """Tokens that one call generates."""
+    num_segments: int = 1
+    """Segments that one call evaluates."""
 
     @property
     def training(self) -> bool:
@@ -52,7 +54,9 @@ class Case:
     @property
     def tokens(self) -> int:
         """Of one call."""
-        return self.batch * (self.new_tokens if self.section == "generation" else self.segment * (1 + self.bptt))
+        if self.section == "generation":
+            return self.batch * self.new_tokens
+        return self.batch * self.segment * (self.num_segments if self.section == "evaluation" else 1 + self.bptt)
 
     def plan(self) -> Plan:
         if self.mechanism == "lookahead":
@@ -187,6 +191,7 @@ GPU_CASES = (
         memory=3800,
         batch=16,
         required=10.0,
+        num_segments=15,
         **BASE,
     ),
     Case(
@@ -197,7 +202,7 @@ GPU_CASES = (
         memory=3800,
         batch=1,
         required=10.0,
-        new_tokens=8,
+        new_tokens=32,
         **BASE,
     ),
     Case(
@@ -208,7 +213,7 @@ GPU_CASES = (
         memory=3800,
         batch=16,
         required=10.0,
-        new_tokens=8,
+        new_tokens=32,
         **BASE,
     ),
 )
@@ -230,6 +235,7 @@ SMALL: dict[str, Any] = dict(
     attention_dropout=0.0,
     init_std=0.3,
     new_tokens=2,
+    num_segments=1,
 )
 """Sizes of the check."""
 

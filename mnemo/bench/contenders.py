@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -165,8 +166,11 @@ def _evaluation(case: Case, model: Model) -> Step:
 
     @torch.no_grad()
     def step() -> Tensor:
-        tokens, targets, *_ = next(data)
-        return reader.read(tokens, targets)
+        losses = None
+        for tokens, targets, *_ in islice(data, case.num_segments):
+            losses = reader.read(tokens, targets)
+        assert losses is not None
+        return losses
 
     return step
 
@@ -178,9 +182,11 @@ def _published_evaluation(case: Case, model: PublishedModel) -> Step:
     @torch.no_grad()
     def step() -> Tensor:
         nonlocal memories
-        tokens, targets, *_ = next(data)
-        with half:
-            losses, memories = model(tokens.t().contiguous(), targets.t().contiguous(), memories)
+        losses = None
+        for tokens, targets, *_ in islice(data, case.num_segments):
+            with half:
+                losses, memories = model(tokens.t().contiguous(), targets.t().contiguous(), memories)
+        assert losses is not None
         return losses.t()
 
     return step

@@ -215,9 +215,10 @@ def _on_gpu(shape: Shape, device: torch.device, backward: bool, repeats: int) ->
         call = _call(make, shape, device, backward)
         call()
         peak = _peak(call, device, shape)
-        found[name] = Measured(timing=graph_timing(call), peak=peak)
-        eager: Timing = event_timing(call, repeats=repeats)
-        found[f"{name}, eager"] = Measured(timing=eager, peak=peak)
+        recorded: Timing | None = graph_timing(call)
+        if recorded is not None:
+            found[name] = Measured(timing=recorded, peak=peak)
+        found[f"{name}, eager"] = Measured(timing=event_timing(call, repeats=repeats), peak=peak)
         del call
     return found
 

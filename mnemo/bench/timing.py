@@ -85,8 +85,11 @@ def forget_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def graph_timing(call: Callable[[], object]) -> Timing:
-    """GPU time of a call without the gaps between its launches: replays of a CUDA graph of several calls."""
+def graph_timing(call: Callable[[], object]) -> Timing | None:
+    """GPU time of a call without the gaps between its launches: replays of a CUDA graph of several calls.
+
+    None where the call cannot be recorded.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -94,9 +97,13 @@ def graph_timing(call: Callable[[], object]) -> Timing:
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS_PER_GRAPH):
-            call()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(CALLS_PER_GRAPH):
+                call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
     graph.replay()
     return Timing(tuple(_events(graph.replay) / CALLS_PER_GRAPH for _ in range(REPLAYS)))
 
