@@ -29,6 +29,7 @@ from mnemo.state import State, reset
 
 if TYPE_CHECKING:
     from mnemo.decode import Decoder
+    from mnemo.ring import RingDecoder
 
 RESIDUAL = ("attention.output.weight", "feed_forward.outer.weight")
 """Weights whose products are added to the residual."""
@@ -386,11 +387,11 @@ class Model(nn.Module):
 
         return relation
 
-    def decoder(self, state: State | None = None, *, segment: int, batch: int = 1) -> Decoder:
-        """A private runner that reads and writes token by token; see `mnemo.decode`."""
-        from mnemo.decode import Decoder
+    def decoder(self, state: State | None = None, *, segment: int, batch: int = 1) -> Decoder | RingDecoder:
+        """A private runner that reads and writes token by token; see `mnemo.decode` and `mnemo.ring`."""
+        from mnemo.ring import open_decoder
 
-        return Decoder(self, self.init(batch) if state is None else state, segment)
+        return open_decoder(self, self.init(batch, cached=True) if state is None else state, segment)
 
     def variant(self, **changes: Any) -> Model:
         """The same weights under a changed configuration, such as `same_length=True` or `clamp=820`."""

@@ -30,7 +30,7 @@ LEVELS = [
         "train",
     },
     {"data"},
-    {"model", "layers", "embedding", "positions", "decode"},
+    {"model", "layers", "embedding", "positions", "decode", "ring", "graphs", "reader"},
     {"memory", "state"},
     {"ops"},
     {"config", "errors", "__version__"},
