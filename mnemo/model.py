@@ -310,9 +310,15 @@ class Model(nn.Module):
         """
         return self._new_state(batch, lengths, cached, full=False, dtype=dtype)
 
-    def zeros(self, batch: int, lengths: int | Sequence[int] | None = None, cached: bool = False) -> State:
+    def zeros(
+        self,
+        batch: int,
+        lengths: int | Sequence[int] | None = None,
+        cached: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> State:
         """A state full of zero vectors that are attended to: where TensorFlow and Hugging Face start from."""
-        return self._new_state(batch, lengths, cached, full=True)
+        return self._new_state(batch, lengths, cached, full=True, dtype=dtype)
 
     def _new_state(
         self,
