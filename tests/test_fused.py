@@ -196,7 +196,9 @@ def test_one_graph_without_breaks():
         return out.square().sum() + lse.sum()
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    for expected, got in zip(*(torch.autograd.grad(f(tensors), list(tensors.values())) for f in (loss, compiled))):
+    for expected, got in zip(
+        *(torch.autograd.grad(f(tensors), list(tensors.values())) for f in (loss, compiled)), strict=True
+    ):
         torch.testing.assert_close(got, expected)
 
 
@@ -233,30 +235,31 @@ def test_the_two_views_of_scores_are_one(batch, queries, slots):
     assert layout.first % 8 == 0 and layout.pitch % 16 == 0
 
 
-def test_who_does_not_get_kernels_hears_why():
-    q = torch.zeros(1, 1, 4, 16)
-    assert "CUDA" in (objection(q, None, None, Causal()) or "")
-    for wrong, reason in (
-        (dict(q=q.double()), "float64"),
-        (dict(q=torch.zeros(1, 1, 4, 256)), "256"),
-        (dict(bias=torch.zeros(1, 4)), "bias"),
-        (dict(mask=Blocks(1, 1, torch.tensor([2]), ahead="wrap")), "wrap"),
-    ):
-        call: dict[str, Any] = {"q": q, "r": None, "bias": None, "mask": Causal(), **wrong}
-        assert reason in (dispatch.objection(**call) or "")
+def test_who_does_not_get_kernels_hears_why(monkeypatch):
+    cpu, half = torch.device("cpu"), torch.float16
+    assert "CUDA" in (objection(cpu, half, 64) or "")
+    monkeypatch.setattr("mnemo.ops.HAS_TRITON", False)
+    assert "Triton" in (objection(torch.device("cuda"), half, 64) or "")
+    assert "float64" in (dispatch.objection(cpu, torch.float64, 64) or "")
+    assert "256" in (dispatch.objection(cpu, half, 256) or "")
+    assert "bias" in (dispatch.call_objection(None, torch.zeros(1, 4), Causal()) or "")
+    wrapped = Blocks(1, 1, torch.tensor([2]), ahead="wrap")
+    assert "wrap" in (dispatch.call_objection(None, None, wrapped) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "bf16" in (dispatch.device_objection(torch.device("cuda"), torch.bfloat16, 64) or "")
 
 
-def test_kernels_that_err_are_not_trusted(monkeypatch):
-    monkeypatch.setattr(dispatch, "_verdicts", {})
-    monkeypatch.setattr(dispatch, "_errors", lambda *_: {"out": float("inf")})
+@pytest.mark.parametrize("error", [float("inf"), RuntimeError("no such instruction")])
+def test_kernels_that_err_are_not_trusted(monkeypatch, error):
+    def errors(*_: Any) -> dict[str, float]:
+        if isinstance(error, Exception):
+            raise error
+        return {"out": error}
+
+    monkeypatch.setattr(dispatch, "_errors", errors)
+    monkeypatch.setattr(dispatch, "OFF", None)
+    monkeypatch.setattr(dispatch, "_tested", set())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with pytest.warns(UserWarning, match="going on slower"):
-        assert not dispatch.trusted(DEVICE, torch.float32, 16)
-    assert not dispatch.trusted(DEVICE, torch.float32, 16)  # said once
-
-    def broken(*_: Any) -> None:
-        raise RuntimeError("no such instruction")
-
-    monkeypatch.setattr(dispatch, "_verdicts", {})
-    monkeypatch.setattr(dispatch, "_errors", broken)
-    with pytest.warns(UserWarning, match="no such instruction"):
-        assert not dispatch.trusted(DEVICE, torch.float32, 16)
+        assert dispatch.device_objection(DEVICE, torch.float32, 16)
+    assert str(error) in (dispatch.device_objection(DEVICE, torch.float32, 16) or "")  # said once

@@ -173,7 +173,7 @@ class LookaheadStage(nn.Module):
         sizes = (state.previous if self.config.window == "previous" else used).clamp(1, max(1, num_slots))
         valid = state.length * (used > 0)
         refreshed = torch.arange(num_slots, device=valid.device) >= num_slots - valid[:, None]
-        if valid.is_meta or torch.compiler.is_compiling():
+        if valid.device.type != "cpu" or torch.compiler.is_compiling():  # looking would make a device wait
             return Horizon(num_slots, KeyLimit(sizes), refreshed)
         limits, counts = torch.stack([sizes, valid]).tolist()
         wanted = {limit for limit, count in zip(limits, counts, strict=True) if count} or {1}

@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mnemo.ops import AUTOCAST_DEVICES
+
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """What autocast would compute products of x in; its own type where there is no autocast."""
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if kind in AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
 

@@ -14,10 +14,13 @@ from mnemo.ops.eager import relative_attention_eager
 from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask, as_text
 from mnemo.ops.reference import Attended, relative_attention_reference
 
+AUTOCAST_DEVICES = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
+"""Asked once: compilers cannot ask."""
 HAS_TRITON = find_spec("triton") is not None
 Implementation = Literal["auto", "reference", "eager", "fused"]
 
 __all__ = [
+    "AUTOCAST_DEVICES",
     "Ahead",
     "Attended",
     "Blocks",
@@ -62,8 +65,8 @@ def relative_attention(
         return attended.out, attended.lse
     # Backward passes are written for operands of one type, which autocast would mix.
     kind = q.device.type
-    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-        if impl == "fused" or (impl == "auto" and objection(q, r, bias, mask) is None):
+    with torch.autocast(kind, enabled=False) if kind in AUTOCAST_DEVICES else nullcontext():
+        if impl == "fused" or (impl == "auto" and _is_fused(q, r, bias, mask)):
             from mnemo.ops.fused.dispatch import fused_attention
 
             out, lse = fused_attention(q, k, v, r, u, w, **see)
@@ -71,12 +74,20 @@ def relative_attention(
         return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
 
 
-def objection(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> str | None:
-    """Why a call does not run in fused kernels, if it does not."""
-    if not q.is_cuda:
-        return f"fused kernels need a CUDA device, not {q.device.type}"
+def _is_fused(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> bool:
+    if objection(q.device, q.dtype, q.shape[-1]) is not None:
+        return False
+    from mnemo.ops.fused.dispatch import call_objection
+
+    return call_objection(r, bias, mask) is None
+
+
+def objection(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why attention does not run in fused kernels, if it does not; the first time it is asked, it tries them."""
+    if device.type != "cuda":
+        return f"fused kernels need a CUDA device, not {device.type}"
     if not HAS_TRITON:
         return "Triton is not installed"
     from mnemo.ops.fused.dispatch import objection as of_kernels
 
-    return of_kernels(q, r, bias, mask)
+    return of_kernels(device, dtype, head_dim)

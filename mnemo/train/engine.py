@@ -15,12 +15,13 @@ import torch
 
 from mnemo.data.streams import Batch
 from mnemo.model import Model
+from mnemo.ops import objection
 from mnemo.optimize import set_learning_rate
 from mnemo.recipe import TrainConfig
 from mnemo.state import State
 from mnemo.train.compiled import Compiled, against_compiling, is_adaptive
 from mnemo.train.graph import CudaRecorder, RecordedUpdate, Recorder, takes_tensor_rates
-from mnemo.train.precision import autocast
+from mnemo.train.precision import autocast, state_dtype
 from mnemo.train.step import Forward, Update, segment_loss, update
 from mnemo.train.window import Window
 
@@ -46,6 +47,8 @@ class Engine:
     ) -> None:
         self.model, self.optimizer, self.config, self.scaler = model, optimizer, config, scaler
         self.device = next(model.parameters()).device
+        head_dim, computed = model.config.head_dim, state_dtype(config.precision) or next(model.parameters()).dtype
+        self.not_fused = objection(self.device, computed, head_dim)
         self._note, self._uneven = note, uneven
         self._recorder = recorder or (CudaRecorder() if self.device.type == "cuda" else None)
         self._recorded: RecordedUpdate | None = None
@@ -58,6 +61,16 @@ class Engine:
 
     def describe(self) -> str:
         """How updates run, and why not faster."""
+        fused = (
+            ""
+            if self.device.type != "cuda"
+            else "fused attention, "
+            if self.not_fused is None
+            else f"plain attention ({self.not_fused}), "
+        )
+        return fused + self._how()
+
+    def _how(self) -> str:
         if self.not_compiled is not None and self.not_compiled == self.not_recorded:
             return f"not compiled, no CUDA graph ({self.not_compiled})"
         compiled = "compiled" if self.not_compiled is None else f"not compiled ({self.not_compiled})"

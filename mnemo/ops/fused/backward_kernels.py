@@ -39,19 +39,19 @@ def delta_kernel(
 def query_ranges(first_key, low, num_rows, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Tiles of queries that see a tile of keys: [begin, clear) needs a mask, [clear, end) none."""
-    if SPANS:
-        return 0, num_rows, num_rows
-    end = num_rows
-    begin = tl.maximum(0, first_key - offset) // BM * BM
-    clear = (tl.maximum(0, first_key + BN - 1 - offset) + BM - 1) // BM * BM
-    if WINDOW:
-        end = tl.minimum(end, first_key + BN - 1 + window - offset)
-        clear = end
-    if first_key + BN <= low:
-        end = begin
-    if (first_key < low) | (first_key + BN > num_keys):
-        clear = end
-    return begin, tl.minimum(tl.maximum(clear, begin), tl.maximum(end, begin)), end
+    begin, clear, end = 0, num_rows, num_rows
+    if not SPANS:
+        begin = tl.maximum(0, first_key - offset) // BM * BM
+        clear = (tl.maximum(0, first_key + BN - 1 - offset) + BM - 1) // BM * BM
+        if WINDOW:
+            end = tl.minimum(end, first_key + BN - 1 + window - offset)
+            clear = end
+        if first_key + BN <= low:
+            end = begin
+        if (first_key < low) | (first_key + BN > num_keys):
+            clear = end
+        clear = tl.minimum(tl.maximum(clear, begin), tl.maximum(end, begin))
+    return begin, clear, end
 
 
 @triton.jit

@@ -68,38 +68,44 @@ def _bounds(
     return None, low.int().contiguous(), high.int().contiguous()
 
 
-def objection(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> str | None:
-    """Why the kernels do not take a call, if they do not."""
-    if q.dtype not in DTYPES:
-        return f"no kernel computes in {str(q.dtype).removeprefix('torch.')}"
-    if q.shape[-1] > LARGEST_HEAD:
-        return f"heads of {q.shape[-1]} are wider than the kernels' {LARGEST_HEAD}"
+def call_objection(r: Tensor | None, bias: Tensor | None, mask: Mask) -> str | None:
+    """Why the kernels do not take a call, whatever its device, if they do not."""
     if bias is not None and r is None:
         return "a bias alone has no kernel"
     if mask.ahead != "signed":
         return f"keys ahead positioned by '{mask.ahead}' have no kernel"
-    if q.is_cuda and q.dtype == torch.bfloat16 and torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "this GPU has no bf16"
-    if q.is_cuda and not trusted(q.device, q.dtype, head_size(q.shape[-1])):
-        return "the kernels fail their test on this device"
     return None
 
 
-_verdicts: dict[tuple[int, torch.dtype, int], bool] = {}
+def objection(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Why the kernels do not take heads of a size and type, if they do not."""
+    if dtype not in DTYPES:
+        return f"no kernel computes in {str(dtype).removeprefix('torch.')}"
+    if size > LARGEST_HEAD:
+        return f"heads of {size} are wider than the kernels' {LARGEST_HEAD}"
+    if torch.compiler.is_compiling():
+        return OFF  # no test can run there: whoever compiles asks before
+    return device_objection(device, dtype, size)
 
 
-def trusted(device: torch.device, dtype: torch.dtype, size: int) -> bool:
-    """Whether the kernels agree with the plain path on this device, tried once."""
-    key = (device.index or 0, dtype, size)
-    if key not in _verdicts:
-        if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return True
-        _verdicts[key] = False  # the test must not wait for itself
-        problem = failure(device, dtype, size)
-        _verdicts[key] = problem is None
+OFF: str | None = None
+"""What is wrong with the kernels on this machine, if anything"""
+_tested: set[tuple[int, torch.dtype, int]] = set()
+
+
+def device_objection(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Why the kernels do not run on a device. They are compared with the plain path at their first use."""
+    global OFF
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU has no bf16"
+    key = (device.index or 0, dtype, head_size(size))
+    if OFF is None and key not in _tested and not torch.cuda.is_current_stream_capturing():
+        _tested.add(key)
+        problem = failure(device, dtype, head_size(size))
         if problem is not None:
-            warnings.warn(f"fused attention is off on {device}, {dtype}: {problem}; going on slower", stacklevel=2)
-    return _verdicts[key]
+            OFF = f"the kernels fail their test on {device}, {dtype}: {problem}"
+            warnings.warn(f"fused attention is off, going on slower: {OFF}", stacklevel=2)
+    return OFF
 
 
 def failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:

@@ -22,10 +22,11 @@ LARGEST = tl.constexpr(60000.0)
 def visible(rows, keys, low, high, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr):
     """Which (BM, BN) pairs attend. `low`, `high`: bounds of the keys, a number or one for every row."""
     if SPANS:
-        return (keys >= low[:, None]) & (keys < high[:, None])
-    seen = (keys <= rows + offset) & (keys >= low) & (keys < num_keys)
-    if WINDOW:
-        seen = seen & (keys > rows + offset - window)
+        seen = (keys >= low[:, None]) & (keys < high[:, None])
+    else:
+        seen = (keys <= rows + offset) & (keys >= low) & (keys < num_keys)
+        if WINDOW:
+            seen = seen & (keys > rows + offset - window)
     return seen
 
 
@@ -34,17 +35,18 @@ def key_ranges(first_row, low, high, num_keys, offset, window, SPANS: tl.constex
                BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Tiles of keys that a tile of queries sees: [begin, clear) and [mixed, end) need a mask, [clear, mixed) none."""
     if SPANS:
-        begin, end = tl.min(low) // BN * BN, tl.minimum(tl.max(high), num_keys)
-        return begin, end, end, end
-    end = tl.minimum(num_keys, first_row + BM + offset)
-    first = tl.maximum(low, 0)
-    first_clear = first
-    if WINDOW:
-        first = tl.maximum(first, first_row + offset - window + 1)
-        first_clear = tl.maximum(first_clear, first_row + BM + offset - window)
-    begin = tl.minimum(first, end) // BN * BN
-    mixed = tl.maximum(begin, tl.minimum(num_keys, first_row + offset + 1) // BN * BN)
-    clear = tl.minimum(mixed, (first_clear + BN - 1) // BN * BN)
+        end = tl.minimum(tl.max(high), num_keys)
+        begin, clear, mixed = tl.min(low) // BN * BN, end, end
+    else:
+        end = tl.minimum(num_keys, first_row + BM + offset)
+        first = tl.maximum(low, 0)
+        first_clear = first
+        if WINDOW:
+            first = tl.maximum(first, first_row + offset - window + 1)
+            first_clear = tl.maximum(first_clear, first_row + BM + offset - window)
+        begin = tl.minimum(first, end) // BN * BN
+        mixed = tl.maximum(begin, tl.minimum(num_keys, first_row + offset + 1) // BN * BN)
+        clear = tl.minimum(mixed, (first_clear + BN - 1) // BN * BN)
     return begin, clear, mixed, end
 
 
