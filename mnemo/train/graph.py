@@ -135,10 +135,9 @@ class RecordedUpdate:
         with unchanged(model, optimizer):
             recorder.warm(self._program)
         with unchanged(model, optimizer):
-            self._output, self._replay = recorder.record(self._program)
-            self._gradients = [parameter.grad for parameter in model.parameters()]
+            (self._output, self._gradients), self._replay = recorder.record(self._program)
 
-    def _program(self) -> Update:
+    def _program(self) -> tuple[Update, tuple[Tensor | None, ...]]:
         self.optimizer.zero_grad(set_to_none=True)
         loss, borders = gradients(
             self.model,
@@ -151,7 +150,7 @@ class RecordedUpdate:
         norm = clip_gradients(self.model.parameters(), self._clip)
         if self._optimizer_inside:
             self.optimizer.step()
-        return Update(loss, norm, borders)
+        return Update(loss, norm, borders), tuple(parameter.grad for parameter in self.model.parameters())
 
     def fits(self, window: Window) -> bool:
         return _form(window) == _form(self._window)
