@@ -13,6 +13,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, 
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.positions import Learned, Sinusoidal
+from mnemo.reader import SegmentReader, can_track, in_type
 from mnemo.recipe import EvalConfig
 
 SLIDING_TOKENS = 16384
@@ -254,16 +256,34 @@ class _Totals:
 @torch.no_grad()
 def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgress) -> _Totals:
     stream = _stream(split, setup, model.config.vocab_size)
-    state = model.init(setup.batch, setup.lengths, cached=True)
-    tables = model.tables(setup.segment + setup.context, state)
+    reader, precision = _reader(model, setup)
     totals, device = _Totals(setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
-    with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar:
-        for batch in one_epoch(stream):
-            lengths, starts = _to(_stored(batch, setup.context), device), _to(_starts(batch, setup.forget), device)
-            out, state = model(batch.tokens.to(device), state, lengths=lengths, starts=starts, tables=tables)
-            bar.advance(totals.add(model.loss(out, batch.targets.to(device)), batch.targets))
+    with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
+        for number, batch in enumerate(one_epoch(stream)):
+            starts = None if number == 0 else _starts(batch, setup.forget)  # the memories are empty at first
+            lengths, starts = _to(_stored(batch, setup.context), device), _to(starts, device)
+            losses = reader.read(_sent(batch.tokens, device), _sent(batch.targets, device), lengths, starts)
+            bar.advance(totals.add(losses, batch.targets))
     return totals
+
+
+def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader, AbstractContextManager[Any]]:
+    """Behind empty memories, and the context to read in.
+
+    In half precision on a GPU the weights, which are only read, are stored so: nothing is left to be cast.
+    """
+    device, precision = _device(model).type, nullcontext()
+    if device == "cuda" and torch.is_autocast_enabled(device) and can_track(model):
+        model, precision = in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
+    with precision:
+        state = model.init(setup.batch, setup.lengths, cached=True)
+        return SegmentReader(model, state, setup.segment + setup.context), precision
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _stream(split: Split, setup: _Setup, vocab_size: int) -> Stream:

@@ -18,9 +18,12 @@ from torch import Tensor
 from mnemo.data.progress import ShowProgress, silent
 from mnemo.decode import Decoder, DecodeState
 from mnemo.errors import MnemoError
+from mnemo.graphs import Recorded
 from mnemo.model import Model, Output
+from mnemo.ring import RingDecoder
 from mnemo.state import State
 
+NOT_FINITE = "the model's output is not finite: its weights are damaged or its training diverged"
 OnToken = Callable[[int, Tensor], None]
 """Called with the number of the step, from 0, and the tokens (R,) that it chose."""
 
@@ -89,16 +92,61 @@ def generate(
         rows = _rows(prompts)
         runner = _Runner.read(model, rows, state, segment) if rows else _Runner.resume(model, state, segment)
         runner = runner.fork(continuations)
-        dice = [torch.Generator().manual_seed(seed + row) for row in range(len(runner.hidden))]
+        writer = Writer(model, runner.decoder, runner.hidden, sampling)
         written = []
-        for step in range(num_tokens):
-            draws = torch.stack([torch.rand((), generator=die, dtype=torch.float64) for die in dice])
-            tokens = choose(model.logits(Output(runner.hidden[:, None], {}))[:, 0], draws, sampling)
-            written.append(tokens.cpu())
+        for step, draw in enumerate(_draws(seed, len(runner.hidden), num_tokens).to(writer.draw)):
+            written.append(writer.write(draw))
             if on_token is not None:
-                on_token(step, written[-1])
-            runner.feed(tokens[:, None])
-        return Generated(torch.stack(written, 1), runner.reading())
+                writer.check()
+                on_token(step, written[-1].cpu())
+        writer.check()
+        tokens = torch.stack(written, 1).cpu()
+        return Generated(tokens, runner.behind(writer.hidden, num_tokens).reading())
+
+
+def _draws(seed: int, num_rows: int, num_tokens: int) -> Tensor:
+    """(num_tokens, R), uniform in [0, 1): each row's from a generator of its own."""
+    dice = [torch.Generator().manual_seed(seed + row) for row in range(num_rows)]
+    return torch.stack([torch.rand(num_tokens, generator=die, dtype=torch.float64) for die in dice], 1)
+
+
+class Writer:
+    """Chooses a token of every row and reads it, again and again, without waiting for the device.
+
+    In rings the whole step is recorded: logits, choice, embedding, layers.
+    """
+
+    def __init__(self, model: Model, decoder: Decoder | RingDecoder, hidden: Tensor, sampling: Sampling) -> None:
+        self.model, self.decoder, self.sampling = model, decoder, sampling
+        self.hidden = hidden.clone()
+        """(R, D): the output of each row's last token"""
+        exact = torch.float32 if hidden.device.type == "mps" else torch.float64
+        self.draw = torch.zeros(len(hidden), dtype=exact, device=hidden.device)
+        self.finite = torch.ones((), dtype=torch.bool, device=hidden.device)
+        kept = (*decoder.open_rings().cursors, self.hidden, self.finite) if isinstance(decoder, RingDecoder) else ()
+        self.step = Recorded(self._step, hidden.device, kept) if kept else self._step
+
+    @torch.no_grad()
+    def write(self, draw: Tensor) -> Tensor:
+        """The tokens (R,) where `draw` (R,), uniform in [0, 1), falls."""
+        self.draw.copy_(draw)
+        return self.step().clone()
+
+    def _step(self) -> Tensor:
+        logits = self.model.logits(Output(self.hidden[:, None], {}))[:, 0]
+        self.finite &= torch.isfinite(logits.amax(-1)).all()
+        tokens = pick(logits, self.draw, self.sampling)
+        if isinstance(self.decoder, RingDecoder):
+            out = self.model.finish(self.decoder.open_rings().read(tokens[:, None]))
+        else:
+            self.check()
+            out = self.decoder.feed(tokens[:, None])
+        self.hidden.copy_(out.hidden[:, -1])
+        return tokens
+
+    def check(self) -> None:
+        if not self.finite:
+            raise MnemoError(NOT_FINITE)
 
 
 class TextScore(NamedTuple):
@@ -143,9 +191,14 @@ def _losses(model: Model, before: Tensor | None, out: Output, tokens: Tensor) ->
 
 
 def choose(logits: Tensor, draws: Tensor, sampling: Sampling) -> Tensor:
-    """One token a row of logits (R, V): where `draws` (R,), uniform in [0, 1), falls in the cumulated probabilities."""
+    """As `pick`, but no token of an output that is not finite."""
     if not torch.isfinite(logits.amax(-1)).all():
-        raise MnemoError("the model's output is not finite: its weights are damaged or its training diverged")
+        raise MnemoError(NOT_FINITE)
+    return pick(logits, draws, sampling)
+
+
+def pick(logits: Tensor, draws: Tensor, sampling: Sampling) -> Tensor:
+    """One token a row of logits (R, V): where `draws` (R,), uniform in [0, 1), falls in the cumulated probabilities."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     scores = logits.float() if logits.device.type == "mps" else logits.double()
@@ -180,7 +233,7 @@ def _invert(weights: Tensor, draws: Tensor) -> Tensor:
 class _Runner:
     """A decoder with the output of each row's last token."""
 
-    def __init__(self, decoder: Decoder, hidden: Tensor, tokens: Tensor) -> None:
+    def __init__(self, decoder: Decoder | RingDecoder, hidden: Tensor, tokens: Tensor) -> None:
         self.decoder, self.hidden, self.tokens = decoder, hidden, tokens
 
     @classmethod
@@ -208,9 +261,9 @@ class _Runner:
         on_device = rows.to(self.hidden.device)
         return _Runner(self.decoder.select(on_device), self.hidden[on_device], self.tokens[rows])
 
-    def feed(self, tokens: Tensor) -> None:
-        self.hidden = self.decoder.feed(tokens).hidden[:, -1]
-        self.tokens = self.tokens + tokens.shape[1]
+    def behind(self, hidden: Tensor, num_tokens: int) -> _Runner:
+        """The same decoder when it has read so many tokens more."""
+        return _Runner(self.decoder, hidden, self.tokens + num_tokens)
 
     def reading(self) -> Reading:
         return Reading(self.decoder.state(), self.hidden.clone(), self.tokens)
@@ -231,7 +284,7 @@ def _rows(prompts: Sequence[Tensor] | Tensor | None) -> list[Tensor]:
     return rows
 
 
-def _decoder(model: Model, state: AnyState, segment: int, batch: int) -> Decoder:
+def _decoder(model: Model, state: AnyState, segment: int, batch: int) -> Decoder | RingDecoder:
     inner = state.state if isinstance(state, Reading) else state
     inner = model.init(batch, cached=True) if inner is None else inner
     decoder = model.decoder(inner, segment=segment)

@@ -19,7 +19,7 @@ from mnemo import positions as positions_module
 from mnemo.config import digest
 from mnemo.embedding import EmbeddingConfig, Softmax, TokenEmbedding
 from mnemo.errors import MnemoError
-from mnemo.layers import Activation, Dropout, DropoutConfig, LayerNorm, TransformerLayer
+from mnemo.layers import NORMS, Activation, Dropout, DropoutConfig, NormKind, RMSNorm, TransformerLayer
 from mnemo.memory import MemoryTokens, Plan, RecurrentMemory
 from mnemo.memory.project import compute_dtype
 from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage, widened
@@ -29,6 +29,10 @@ from mnemo.state import State, reset
 
 if TYPE_CHECKING:
     from mnemo.decode import Decoder
+    from mnemo.ring import RingDecoder
+
+RESIDUAL = ("attention.output.weight", "feed_forward.outer.weight")
+"""Weights whose products are added to the residual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,9 @@ class InitConfig:
     """Deviation of embedding projections."""
     bound: float = 0.1
     """Range of the uniform kind."""
+    residual: Literal["same", "scaled", "zero"] = "same"
+    """Weights whose products are added to the residual: drawn as all others; narrower, by the square root of how many
+    of them there are; or zero, so that every layer begins as the identity (pre-norm)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +65,14 @@ class ModelConfig:
     """The norm after each residual sum, or before each branch."""
     final_norm: bool = False
     """A norm after the last layer (the published pre-norm model has none)."""
+    norm_kind: NormKind = "layer"
+    """Norms that subtract the mean (layer) or only divide by the root of the mean square (rms)."""
     norm_eps: float = 1e-5
     """Added to the variance in norms."""
+    qk_norm: bool = False
+    """Queries and keys pass through an rms norm, head by head, before their positions are added."""
+    head_gate: bool = False
+    """What each head has read is multiplied by a gate that the reading row sets (Qiu et al., 2025)."""
     activation: Activation = "relu"
     """Of the feed-forward."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -133,7 +146,7 @@ class Model(nn.Module):
         self._attending = [[attending.index(index) for index in group if index in layers] for group in self._groups]
         self.stages = nn.ModuleList(_stages(config, layers))
         self.memory_tokens = None if config.tokens is None else RecurrentMemory(config.tokens, config.dim)
-        self.norm = LayerNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
+        self.norm = NORMS[config.norm_kind](config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.drop_input = Dropout(config.dropout.input, config.dropout.locked)
         self.drop_output = Dropout(config.dropout.output, config.dropout.locked)
         initialize(self, config.init, own=[stage for stage, places in enumerate(self._attending) if not places])
@@ -297,9 +310,15 @@ class Model(nn.Module):
         """
         return self._new_state(batch, lengths, cached, full=False, dtype=dtype)
 
-    def zeros(self, batch: int, lengths: int | Sequence[int] | None = None, cached: bool = False) -> State:
+    def zeros(
+        self,
+        batch: int,
+        lengths: int | Sequence[int] | None = None,
+        cached: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> State:
         """A state full of zero vectors that are attended to: where TensorFlow and Hugging Face start from."""
-        return self._new_state(batch, lengths, cached, full=True)
+        return self._new_state(batch, lengths, cached, full=True, dtype=dtype)
 
     def _new_state(
         self,
@@ -374,11 +393,11 @@ class Model(nn.Module):
 
         return relation
 
-    def decoder(self, state: State | None = None, *, segment: int, batch: int = 1) -> Decoder:
-        """A private runner that reads and writes token by token; see `mnemo.decode`."""
-        from mnemo.decode import Decoder
+    def decoder(self, state: State | None = None, *, segment: int, batch: int = 1) -> Decoder | RingDecoder:
+        """A private runner that reads and writes token by token; see `mnemo.decode` and `mnemo.ring`."""
+        from mnemo.ring import open_decoder
 
-        return Decoder(self, self.init(batch) if state is None else state, segment)
+        return open_decoder(self, self.init(batch, cached=True) if state is None else state, segment)
 
     def variant(self, **changes: Any) -> Model:
         """The same weights under a changed configuration, such as `same_length=True` or `clamp=820`."""
@@ -421,7 +440,10 @@ def _layer(config: ModelConfig, index: int) -> nn.Module:
         head_dim=config.head_dim,
         inner_dim=config.inner_dim,
         norm=config.norm,
+        norm_kind=config.norm_kind,
         norm_eps=config.norm_eps,
+        qk_norm=config.qk_norm,
+        head_gate=config.head_gate,
         activation=config.activation,
         dropout=config.dropout,
     )
@@ -465,6 +487,8 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
     The stages in `own` have drawn their weights themselves.
     """
     keep = tuple(f"stages.{stage}." for stage in own)
+    count = sum(name.endswith(RESIDUAL) for name, _ in model.named_parameters())
+    share = {"same": 1.0, "scaled": max(1, count) ** -0.5, "zero": 0.0}[config.residual]
 
     def draw(tensor: Tensor, std: float) -> None:
         if config.kind == "uniform":
@@ -478,7 +502,7 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
         if name.startswith(keep):
             continue
         owner = model.get_submodule(name.rpartition(".")[0])
-        if isinstance(owner, nn.LayerNorm):
+        if isinstance(owner, (nn.LayerNorm, RMSNorm)):
             parameter.normal_(1.0, config.std) if name.endswith("weight") else parameter.zero_()
         elif isinstance(owner, RecurrentMemory):
             owner.reset_parameters()
@@ -488,3 +512,5 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
             draw(parameter, config.projection_std)
         else:
             draw(parameter, config.std)
+            if name.endswith(RESIDUAL):
+                parameter.mul_(share)

@@ -3,15 +3,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tolerances import assert_close
 
-from mnemo.bench import CASES, Case, Comparison, Timing, compare, find_cases
-from mnemo.bench import cases as cases_module
+from mnemo.bench import CASES, SECTIONS, Case, Comparison, Measured, Timing, compare, find_cases, long_range, op
+from mnemo.bench.cases import CPU_CASES, GPU_CASES
+from mnemo.bench.contenders import EXACT, build_model, builders, check, our_step, published_of, published_step
+from mnemo.bench.op import Shape, check_operation, measure_operations
 from mnemo.bench.published import PublishedModel, relative_shift
+from mnemo.bench.published_memories import shift_ahead
 from mnemo.bench.timing import take_turns
 from mnemo.cli import main
 from mnemo.data.progress import silent
@@ -98,23 +102,66 @@ def test_the_shift_moves_every_row_to_its_distance() -> None:
             assert shifted[query, key] == raw[query, key + 2 - query, 0, 0]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_case_passes_its_check(name: str) -> None:
-    assert cases_module.check(CASES[name], CPU) < cases_module.EXACT
+def test_the_look_ahead_shift_moves_every_row_to_its_distance() -> None:
+    raw = torch.arange(16.0).view(4, 4, 1, 1)
+    shifted = shift_ahead(raw)[..., 0, 0]
+    for query in range(4):
+        for key in range(query, 4):
+            assert shifted[query, key] == raw[query, key - query, 0, 0]
+
+
+def test_the_published_formulation_takes_a_plan(float64: None) -> None:
+    model = Model(replace(random_pair(7)[0].config, memory=Plan(long=XL(length=7), short=XL(length=2), num_long=1)))
+    published = PublishedModel.of(model, (2, 2, 7))
+    state, memories = None, None
+    for _ in range(3):
+        tokens, targets = torch.randint(13, (2, 2, 4))
+        out, state = model(tokens, state)
+        theirs, memories = published(tokens.t(), targets.t(), memories)
+        assert_close(theirs.t(), model.loss(out, targets))
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "generate", "xl-24-plan", "lamemo", "rmt"])
+def test_every_kind_of_case_passes_its_check(name: str) -> None:
+    assert check(CASES[name], CPU) < EXACT
 
 
 def test_nothing_is_timed_when_the_formulations_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mnemo.bench.published.relative_shift", lambda scores: scores)
     monkeypatch.setattr("mnemo.bench.take_turns", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr("mnemo.bench.check_operations", lambda *_: 0.0)
     with pytest.raises(CheckFailed, match="no speed is reported"):
-        compare([CASES["eval"]], device=CPU)
+        list(compare("eval", device=CPU))
 
 
-def test_contenders_read_the_same_text() -> None:
-    case = replace(CASES["eval"], **TINY)
-    ours, theirs = cases_module.contenders(case, *cases_module.build(case, CPU)).values()
+def test_nothing_is_timed_when_the_operation_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = op.relative_attention
+
+    def wrong(q: torch.Tensor, *args: Any, **options: Any) -> Any:
+        out, lse = right(q, *args, **options)
+        return out + 1e-4 * q, lse
+
+    monkeypatch.setattr(op, "relative_attention", wrong)
+    monkeypatch.setattr("mnemo.bench.take_turns", lambda *_, **__: pytest.fail("timed"))
+    assert main(["bench", "--what", "eval", "--device", "cpu"]) == 1
+    assert "relative attention is wrong" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train", "eval", "generate"])
+def test_contenders_read_the_same_text(name: str) -> None:
+    case = replace(CASES[name], **(TINY | {"segment": 1} if name == "generate" else TINY))
+    model = build_model(case, CPU)
+    published = published_of(case, model)
+    ours, theirs = our_step(case, model, full=True), published_step(case, published, full=True)
     for _ in range(5):
         assert_close(ours(), theirs())
+
+
+def test_half_precision_is_measured_against_two_published_variants() -> None:
+    assert set(builders(CASES["eval-long"], CPU)) == {"mnemo", "published", "published, bf16 weights"}
+    assert set(builders(CASES["xl-base"], CPU)) == {"mnemo", "published"}
 
 
 def test_contenders_take_turns_after_a_warm_up() -> None:
@@ -133,41 +180,85 @@ def test_contenders_take_turns_after_a_warm_up() -> None:
     assert timings["a"].seconds == (1.0, 1.0)
 
 
+def measured(*seconds: float, **options: Any) -> Measured:
+    return Measured(timing=Timing(seconds), **{"tokens": 1024, **options})
+
+
 def test_a_comparison_is_by_medians() -> None:
-    result = Comparison(
-        case=CASES["train"], error=0.0, mnemo=Timing((1.0, 2.0, 9.0)), published=Timing((4.0, 5.0, 99.0))
-    )
+    sides = {"mnemo": measured(1.0, 2.0, 9.0), "published": measured(4.0, 5.0, 99.0)}
+    result = Comparison.of(replace(CASES["train"], required=2.0), 0.0, sides)
     assert result.ratio == 2.5 and result.holds
-    assert not replace(result, published=Timing((3.0,))).holds
-    assert not result.steady and replace(result, mnemo=Timing((1.0, 1.1)), published=Timing((4.0,))).steady
+    assert not replace(result, contenders=sides | {"published": measured(3.0)}).holds
+    assert not result.steady
+    assert replace(result, contenders={"mnemo": measured(1.0, 1.1), "published": measured(4.0)}).steady
     data = result.to_json()
-    assert data["mnemo"]["tokens_per_second"] == 4 * 256 / 2 and data["required"] == 2.0
+    assert data["contenders"]["mnemo"]["tokens_per_second"] == 4 * 256 / 2 and data["required"] == 2.0
+
+
+def test_unequal_calls_are_compared_by_token() -> None:
+    sides = {"mnemo": measured(2.0, tokens=8), "published": measured(5.0, tokens=2)}
+    assert Comparison.of(CASES["train"], 0.0, sides).ratio == 10.0
+
+
+def test_what_few_long_layers_save_leaves_the_weights_out() -> None:
+    def both(seconds: float, peak: int) -> dict[str, Measured]:
+        return {"mnemo": measured(seconds, peak=peak, weights=100)}
+
+    results = [
+        Comparison.of(CASES["xl-24"], 0.0, both(3.0, 700)),
+        Comparison.of(CASES["xl-24-plan"], 0.0, both(1.5, 300)),
+    ]
+    (saved,) = long_range(results)
+    assert (saved.faster, saved.lighter) == (2.0, 3.0)
+    assert long_range(results[:1]) == []
 
 
 def test_the_promised_shapes_are_measured() -> None:
     train, score = CASES["train"], CASES["eval"]
-    assert (train.segment, train.memory, train.batch, train.required) == (256, 256, 4, 2.0)
-    assert (score.segment, score.memory, score.batch, score.required) == (64, 2048, 4, 5.0)
+    assert (train.segment, train.memory, train.batch, train.required) == (256, 256, 4, 2.5)
+    assert (score.segment, score.memory, score.batch, score.required) == (64, 2048, 4, 6.0)
     for case in (train, score):
         assert (case.num_layers, case.dim, case.num_heads, case.head_dim, case.inner_dim) == (6, 256, 8, 32, 1024)
+    base, long = CASES["xl-base"], CASES["eval-long"]
+    assert (base.segment, base.memory, base.batch, base.dropout, base.attention_dropout) == (512, 512, 22, 0.1, 0.0)
+    assert (long.segment, long.memory, long.batch, long.required) == (128, 3800, 16, 10.0)
+    assert {case.section for case in GPU_CASES} == {case.section for case in CPU_CASES} == set(SECTIONS) - {"op"}
+
+
+def test_the_operation_is_checked_and_measured() -> None:
+    tiny = Shape(name="tiny", batch=2, heads=2, size=8, segment=5, memory=7)
+    assert check_operation(tiny, CPU, torch.float32) < 1e-5
 
 
 @pytest.fixture
 def tiny_cases(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
-    tiny = {name: replace(case, **TINY, required=0.0) for name, case in CASES.items()}
+    tiny = {case.name: replace(case, **TINY, required=0.0) for case in CPU_CASES}
+    tiny["generate"] = replace(tiny["generate"], segment=1)
     for name, case in tiny.items():
         monkeypatch.setitem(CASES, name, case)
+    monkeypatch.setattr(op, "CPU_SHAPES", (Shape(name="tiny", batch=2, heads=2, size=8, segment=5, memory=7),))
     return tiny
 
 
-def test_bench_prints_a_table_and_json(tiny_cases: dict[str, Case], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--repeats", "2", "--threads", "1", "--require"]) == 0
+def test_both_passes_of_every_formulation_are_timed(tiny_cases: dict[str, Case]) -> None:
+    forward, both = measure_operations(CPU, error=0.0, repeats=1)
+    assert (forward.name, both.name) == ("op tiny forward", "op tiny forward+backward")
+    assert set(both.contenders) == {"mnemo", "published", "limit"}
+
+
+def test_bench_prints_a_table_and_json(
+    tiny_cases: dict[str, Case], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "bench.json"
+    assert main(["bench", "--quick", "--threads", "1", "--require", "--device", "cpu", "--out", str(out)]) == 0
     table = capsys.readouterr().out
-    assert all(name in table for name in tiny_cases)
-    assert main(["bench", "--what", "eval", "--repeats", "3", "--threads", "1", "--json"]) == 0
+    assert all(name in table for name in tiny_cases) and "op tiny forward" in table
+    saved = json.loads(out.read_text())
+    assert saved["format_version"] == 1 and len(saved["cases"]) == 2 + len(tiny_cases)
+    assert main(["bench", "--what", "eval", "--repeats", "3", "--threads", "1", "--json", "--device", "cpu"]) == 0
     data = json.loads(capsys.readouterr().out)
     (case,) = data["cases"]
-    assert case["case"] == "eval" and len(case["mnemo"]["seconds"]) == 3 and case["ratio"] > 0
+    assert case["case"] == "eval" and len(case["contenders"]["mnemo"]["seconds"]) == 3 and case["ratio"] > 0
     assert data["machine"]["threads"] == 1
 
 
@@ -175,30 +266,31 @@ def test_bench_can_require_the_speed(
     tiny_cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(CASES, "eval", replace(tiny_cases["eval"], required=1e9))
-    assert main(["bench", "--what", "eval", "--repeats", "1", "--threads", "1", "--require"]) == 1
+    command = ["bench", "--what", "eval", "--repeats", "1", "--threads", "1", "--require", "--device", "cpu"]
+    assert main(command) == 1
     assert "slower than required: eval" in capsys.readouterr().err
 
 
 def test_the_number_of_threads_is_put_back(tiny_cases: dict[str, Case]) -> None:
     before = torch.get_num_threads()
-    compare([tiny_cases["eval"]], device=CPU, threads=before + 1, repeats=1)
+    list(compare("eval", device=CPU, threads=before + 1, repeats=1))
     assert torch.get_num_threads() == before
 
 
 def test_wrong_cases_are_one_line() -> None:
-    assert [case.name for case in find_cases("eval, train")] == ["eval", "train"]
+    assert find_cases("op, eval, training", CPU) == (True, [CASES["eval"], CASES["train"], CASES["train-dropout"]])
     with pytest.raises(MnemoError, match="did you mean 'train'"):
-        find_cases("trian")
+        find_cases("trian", CPU)
     with pytest.raises(MnemoError):
-        find_cases(",")
+        find_cases(",", CPU)
     with pytest.raises(MnemoError):
-        compare([CASES["eval"]], device=CPU, repeats=0)
+        list(compare("eval", device=CPU, repeats=0))
 
 
 def test_the_cost_of_looking_ahead_is_measured_at_every_length() -> None:
     from mnemo.bench.lookahead import measure_overhead
 
     case = replace(CASES["train"], segment=4, batch=1, num_layers=2, dim=16, num_heads=2, head_dim=8, inner_dim=16)
-    rows = measure_overhead((4, 8), repeats=1, case=case)
+    rows = measure_overhead(CPU, (4, 8), repeats=1, case=case)
     assert [row.memory for row in rows] == [4, 8]
     assert all(min(row.xl, row.lookahead, row.refresh, row.naive) > 0 for row in rows)

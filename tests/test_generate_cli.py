@@ -239,3 +239,9 @@ def test_a_run_writes_and_reads_without_its_corpus(
     monkeypatch.setenv("MNEMO_DATA", str(tmp_path / "elsewhere"))
     assert answer(capsys, "generate", "--prompt", "the cat", "--tokens", 8, "--no-save")["texts"] == expected["texts"]
     assert verb("read", book(tmp_path), run=run) == 0
+
+
+@pytest.mark.parametrize("name", ["generate", "eval"])
+def test_half_precision_is_for_a_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb(name, "--precision", "bf16") == 2
+    assert "bf16 is for a GPU" in capsys.readouterr().err

@@ -1,113 +1,125 @@
-"""Speed beside the published formulation of Transformer-XL, in one process. Nothing is timed before both agree."""
+"""Speed beside the published formulations, in one process. Nothing is timed before both sides agree."""
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
-from mnemo.bench.cases import CASES, Case, build, check, contenders
-from mnemo.bench.timing import Timing, take_turns
+from mnemo.bench.cases import CASES, SECTIONS, Case, default_cases
+from mnemo.bench.contenders import builders, check
+from mnemo.bench.op import check_operations, measure_operations
+from mnemo.bench.results import HEADERS, Comparison, Measured, long_range
+from mnemo.bench.timing import Timing, allocated, forget_peak, peak_over, take_turns
 from mnemo.data.progress import ShowProgress, silent
 from mnemo.errors import MnemoError, unknown
 
-__all__ = ["CASES", "Case", "Comparison", "Timing", "compare", "find_cases", "machine"]
+__all__ = [
+    "CASES",
+    "HEADERS",
+    "SECTIONS",
+    "Case",
+    "Comparison",
+    "Measured",
+    "Timing",
+    "compare",
+    "find_cases",
+    "long_range",
+    "machine",
+]
 
 WARMUP = 2
-STEADY = 1.5
-"""A larger spread means that others use the machine."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    case: Case
-    error: float
-    """Largest difference of both formulations, in float64."""
-    mnemo: Timing
-    published: Timing
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast Mnemo is, by medians."""
-        return self.published.median / self.mnemo.median
-
-    @property
-    def holds(self) -> bool:
-        return self.ratio >= self.case.required
-
-    @property
-    def steady(self) -> bool:
-        """Whether the numbers can be trusted."""
-        return max(self.mnemo.spread, self.published.spread) < STEADY
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "case": self.case.name,
-            "segment": self.case.segment,
-            "memory": self.case.memory,
-            "batch": self.case.batch,
-            "dropout": self.case.dropout,
-            "error": self.error,
-            "ratio": self.ratio,
-            "required": self.case.required,
-            "holds": self.holds,
-            "steady": self.steady,
-            "mnemo": _timing_json(self.case, self.mnemo),
-            "published": _timing_json(self.case, self.published),
-        }
-
-
-def _timing_json(case: Case, timing: Timing) -> dict[str, Any]:
-    return {
-        "tokens_per_second": case.tokens / timing.median,
-        "median_seconds": timing.median,
-        "fastest_seconds": timing.fastest,
-        "seconds": list(timing.seconds),
-    }
-
-
-def find_cases(names: str) -> list[Case]:
-    """Cases by names between commas."""
+def find_cases(names: str, device: torch.device) -> tuple[bool, list[Case]]:
+    """What to measure, by names of sections and cases between commas: whether the op is among it, and which cases."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
-        raise MnemoError("name at least one of " + ", ".join(CASES))
+        raise MnemoError("name at least one of " + ", ".join((*SECTIONS, *CASES)))
     for name in wanted:
-        if name not in CASES:
-            raise unknown("benchmark", name, CASES)
-    return [CASES[name] for name in wanted]
+        if name not in CASES and name not in SECTIONS:
+            raise unknown("benchmark", name, (*SECTIONS, *CASES))
+    cases: dict[str, Case] = {}
+    for name in wanted:
+        chosen = [CASES[name]] if name in CASES else [c for c in default_cases(device) if c.section == name]
+        cases |= {case.name: CASES[case.name] for case in chosen}
+    return "op" in wanted, list(cases.values())
 
 
 def compare(
-    cases: Sequence[Case],
-    *,
-    device: torch.device,
-    threads: int = 2,
-    repeats: int = 9,
-    progress: ShowProgress = silent,
-) -> list[Comparison]:
-    """Check and then measure each case; `threads` are the CPU's."""
+    names: str, *, device: torch.device, threads: int = 2, repeats: int = 9, progress: ShowProgress = silent
+) -> Iterator[Comparison]:
+    """Check the operation; then check and measure whatever is asked for, a result at a time."""
+    operation, cases = find_cases(names, device)
     if threads < 1 or repeats < 1:
         raise MnemoError("threads and repetitions must be positive")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return [_compare(case, device, repeats, progress) for case in cases]
+        error = check_operations(device, progress)
+        if operation:
+            yield from measure_operations(device, error=error, repeats=repeats, show=progress)
+        for case in cases:
+            yield _compare(case, device, repeats, progress)
     finally:
         torch.set_num_threads(before)
 
 
 def _compare(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> Comparison:
     error = check(case, device)
-    steps = contenders(case, *build(case, device))
+    measure = _one_by_one if device.type == "cuda" else _in_turns
+    return Comparison.of(case, error, measure(case, device, repeats, progress))
+
+
+def _in_turns(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> dict[str, Measured]:
+    built = {name: build() for name, build in builders(case, device).items()}
+    steps = {name: contender.step for name, contender in built.items()}
     with progress(f"timing {case.name}", WARMUP + repeats, unit="rounds") as bar:
-        timings = take_turns(steps, repeats=repeats, warmup=WARMUP, device=device, bar=bar)
-    return Comparison(case=case, error=error, mnemo=timings["mnemo"], published=timings["published"])
+        timed = take_turns(steps, repeats=repeats, warmup=WARMUP, device=device, bar=bar)
+    return {name: Measured(timing=timed[name], tokens=built[name].tokens) for name in steps}
+
+
+def _one_by_one(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> dict[str, Measured]:
+    return {name: _alone(case, name, device, repeats, progress) for name in builders(case, device)}
+
+
+def _alone(case: Case, name: str, device: torch.device, repeats: int, progress: ShowProgress) -> Measured:
+    """A contender on an empty GPU."""
+    before = allocated(device)
+    contender = builders(case, device)[name]()
+    with progress(f"timing {case.name}, {name}", WARMUP + repeats, unit="rounds") as bar:
+        for _ in range(WARMUP):
+            contender.step()
+        forget_peak(device)
+        timed = take_turns({name: contender.step}, repeats=repeats, warmup=0, device=device, bar=bar)
+    return Measured(
+        timing=timed[name], tokens=contender.tokens, peak=peak_over(before, device), weights=contender.weights
+    )
 
 
 def machine(device: torch.device, threads: int) -> dict[str, Any]:
     """Where the numbers come from."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {"device": str(device), "name": name, "threads": threads, "torch": torch.__version__}
+    where = {
+        "device": str(device),
+        "name": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        where |= {"name": about.name, "memory_bytes": about.total_memory, "cuda": torch.version.cuda}
+        where |= {"triton": _triton_version()}
+    return where
+
+
+def _triton_version() -> str | None:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None

@@ -7,18 +7,19 @@ naive one that lets it look at everything on its right grows with the memory's s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
-from mnemo.bench.cases import CASES, Case, training_step
-from mnemo.bench.timing import take_turns
-from mnemo.data.progress import ShowProgress, silent
-from mnemo.memory import Lookahead, Plan
-from mnemo.model import Model
+from mnemo.bench.cases import CASES, Case
+from mnemo.bench.contenders import build_model, training_step
+from mnemo.bench.timing import allocated, take_turns
+from mnemo.data.progress import Advance, ShowProgress, silent
 from mnemo.ops import Causal, relative_attention
 
-LENGTHS = (256, 512, 1024)
+CPU_LENGTHS = (256, 512, 1024)
+GPU_LENGTHS = (512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,35 +41,55 @@ class Overhead:
         """Seconds that a memory slot adds to a step."""
         return (self.lookahead - self.xl) / self.memory
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ratio": self.ratio, "per_slot": self.per_slot}
+
+
+def default_case(device: torch.device) -> tuple[Case, Sequence[int]]:
+    if device.type != "cuda":
+        return CASES["train"], CPU_LENGTHS
+    return replace(CASES["lamemo"], mechanism="xl", batch=8), GPU_LENGTHS
+
 
 def measure_overhead(
-    lengths: Sequence[int] = LENGTHS, *, repeats: int = 5, case: Case = CASES["train"], show: ShowProgress = silent
+    device: torch.device,
+    lengths: Sequence[int] | None = None,
+    *,
+    repeats: int = 5,
+    case: Case | None = None,
+    show: ShowProgress = silent,
 ) -> list[Overhead]:
-    rows = []
-    with show("timing look-ahead", len(lengths) * (repeats + 1), unit="rounds") as bar:
-        for memory in lengths:
-            at_length = replace(case, memory=memory)
-            steps = {"xl": _step(at_length, ahead=False), "lookahead": _step(at_length, ahead=True)}
-            steps |= {"refresh": _refresh(at_length, case.segment), "naive": _refresh(at_length, memory)}
-            timed = take_turns(steps, repeats=repeats, warmup=1, device=torch.device("cpu"), bar=bar)
-            rows.append(Overhead(memory=memory, **{name: timing.median for name, timing in timed.items()}))
-    return rows
+    usual, usual_lengths = default_case(device)
+    case, lengths = case or usual, lengths or usual_lengths
+    with show("timing look-ahead", len(lengths) * (repeats + 2), unit="rounds") as bar:
+        return [_at_length(replace(case, memory=memory), device, repeats, bar) for memory in lengths]
 
 
-def _step(case: Case, ahead: bool) -> Callable[[], object]:
-    config = case.config()
-    if ahead:
-        config = replace(config, memory=Plan(long=Lookahead(length=case.memory)))
-    model = Model(config)
+def _at_length(case: Case, device: torch.device, repeats: int, bar: Advance) -> Overhead:
+    steps: dict[str, Callable[[], object]] = {
+        "xl": _step(case, device),
+        "lookahead": _step(replace(case, mechanism="lookahead"), device),
+        "refresh": _refresh(case, case.segment, device),
+        "naive": _refresh(case, case.memory, device),
+    }
+    timed = take_turns(steps, repeats=repeats, warmup=2, device=device, bar=bar)
+    del steps
+    allocated(device)
+    return Overhead(memory=case.memory, **{name: timing.median for name, timing in timed.items()})
+
+
+def _step(case: Case, device: torch.device) -> Callable[[], object]:
+    model = build_model(case, device)
     return training_step(case, model, model.zeros(case.batch))
 
 
-def _refresh(case: Case, num_keys: int) -> Callable[[], object]:
+def _refresh(case: Case, num_keys: int, device: torch.device) -> Callable[[], object]:
     """Look-ahead attention of all memory rows, which is causal over reversed sequences, at their first keys."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
+    dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).requires_grad_()
+        return torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_()
 
     rows = (case.batch, case.num_heads)
     q = draw(*rows, case.memory, case.head_dim)

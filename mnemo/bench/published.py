@@ -10,6 +10,7 @@ Shapes: q segment, m memory, k = m + q keys, B batch, D model width, H heads, d 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ class Positions(NamedTuple):
     """What all layers share in one call."""
 
     r: Tensor
-    """(k, 1, D) sinusoids"""
+    """(k, 1, D) sinusoids, and more behind them where rows look ahead"""
     u: Tensor
     v: Tensor
     """(H, d)"""
@@ -60,11 +61,11 @@ class PublishedAttention(nn.Module):
         q, k, v = self.qkv(rows).chunk(3, -1)
         q = q[-x.shape[0] :].view(x.shape[0], batch, *heads)
         k, v = k.view(num_keys, batch, *heads), v.view(num_keys, batch, *heads)
-        r = self.position(positions.r).view(num_keys, *heads)
+        r = self.position(positions.r).view(-1, *heads)
 
         content = torch.einsum("ibnd,jbnd->ijbn", q + positions.u, k)
         position = relative_shift(torch.einsum("ibnd,jnd->ijbn", q + positions.v, r))
-        scores = (content + position).mul_(self.head_dim**-0.5)
+        scores = (content + position[:, :num_keys]).mul_(self.head_dim**-0.5)
         if positions.hidden.any().item():
             scores = scores.masked_fill(positions.hidden[..., None], float("-inf"))
         probabilities = self.drop_attention(F.softmax(scores, 1))
@@ -89,14 +90,18 @@ class PublishedLayer(nn.Module):
 
 
 class PublishedModel(nn.Module):
-    def __init__(self, config: ModelConfig, memory: int) -> None:
+    """`memory`: slots of every layer, or of each one (which its authors did not have, but Rae & Razavi built on it)."""
+
+    def __init__(self, config: ModelConfig, memory: int | Sequence[int]) -> None:
         super().__init__()
-        self.config, self.memory = config, memory
+        lengths = (memory,) * config.num_layers if isinstance(memory, int) else tuple(memory)
+        self.config, self.lengths = config, (*lengths, lengths[-1])
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(PublishedLayer(config) for _ in range(config.num_layers))
         self.u = nn.Parameter(torch.empty(config.num_heads, config.head_dim))
         self.v = nn.Parameter(torch.empty(config.num_heads, config.head_dim))
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.frequency: Tensor
         self.register_buffer("frequency", 1 / 10000 ** (torch.arange(0.0, config.dim, 2.0) / config.dim))
         self.drop_input = nn.Dropout(config.dropout.input)
         self.drop_positions = nn.Dropout(config.dropout.positions)
@@ -104,47 +109,63 @@ class PublishedModel(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor, memories: Memories | None = None) -> tuple[Tensor, Memories]:
         """tokens, targets (q, B) -> losses (q, B) and the memories after this segment, each (m, B, D)."""
-        x = self.drop_input(self.embedding(tokens) * self.config.dim**0.5)
+        logits, memories = self.read(tokens, memories)
+        losses = -F.log_softmax(logits, -1).gather(1, targets.reshape(-1, 1)).view(targets.shape)
+        return losses, memories
+
+    def read(self, tokens: Tensor, memories: Memories | None = None) -> tuple[Tensor, Memories]:
+        """tokens (q, B) -> logits (q * B, V) and the memories after this segment."""
+        x = self.embed(tokens)
         memories = memories or [x.new_empty(0, *x.shape[1:]) for _ in range(len(self.layers) + 1)]
-        positions = self._positions(x.shape[0], memories[0].shape[0], x)
+        lengths = {memory.shape[0] for memory in memories[:-1]}
+        positions = {length: self._positions(x.shape[0], length, x) for length in lengths}
         hiddens = [x]
         for layer, memory in zip(self.layers, memories, strict=False):
-            x = layer(x, memory, positions)
+            x = layer(x, memory, positions[memory.shape[0]])
             hiddens.append(x)
-        logits = F.linear(self.drop_output(x).view(-1, x.shape[-1]), self.embedding.weight, self.bias)
-        losses = -F.log_softmax(logits, -1).gather(1, targets.reshape(-1, 1)).view(targets.shape)
-        return losses, self._update(memories, hiddens)
+        return self.logits(x), self._update(memories, hiddens)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.drop_input(self.embedding(tokens) * self.config.dim**0.5)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return F.linear(self.drop_output(x).reshape(-1, x.shape[-1]), self.embedding.weight, self.bias)
 
     def zeros(self, batch: int) -> Memories:
         """A full memory of zeros."""
-        return [self.bias.new_zeros(self.memory, batch, self.config.dim) for _ in range(len(self.layers) + 1)]
+        return [self.bias.new_zeros(length, batch, self.config.dim) for length in self.lengths]
 
     def _positions(self, num_queries: int, num_memories: int, like: Tensor) -> Positions:
         num_keys = num_queries + num_memories
         hidden = torch.triu(like.new_ones(num_queries, num_keys), diagonal=1 + num_memories)
         if self.config.same_length:
-            surplus = num_keys - self.memory
+            surplus = num_keys - self.lengths[0]
             shift = num_queries - surplus if surplus > 0 else num_queries
             hidden = hidden + torch.tril(like.new_ones(num_queries, num_keys), -shift)
-        distance = torch.arange(num_keys - 1, -1, -1.0, device=like.device, dtype=like.dtype)
+        distance = torch.arange(num_keys - 1, -1, -1.0, device=like.device, dtype=self.frequency.dtype)
         clamp = self.config.positions.clamp if isinstance(self.config.positions, Relative) else None
         if clamp is not None:
             distance.clamp_(max=clamp)
-        angles = torch.outer(distance, self.frequency)  # type: ignore[arg-type]
-        r = self.drop_positions(torch.cat([angles.sin(), angles.cos()], -1)[:, None, :])
-        return Positions(r, self.u, self.v, hidden.bool()[:, :, None])
+        return Positions(self.sinusoids(distance), self.u, self.v, hidden.bool()[:, :, None])
+
+    def sinusoids(self, distance: Tensor) -> Tensor:
+        """(k,) -> (k, 1, D)"""
+        angles = torch.outer(distance, self.frequency)
+        return self.drop_positions(torch.cat([angles.sin(), angles.cos()], -1)[:, None, :].to(self.bias.dtype))
 
     @torch.no_grad()
     def _update(self, memories: Memories, hiddens: list[Tensor]) -> Memories:
         kept = [torch.cat([memory, hidden], 0) for memory, hidden in zip(memories, hiddens, strict=True)]
-        return [rows[max(0, rows.shape[0] - self.memory) :].detach() for rows in kept]
+        trimmed = zip(kept, self.lengths, strict=True)
+        return [rows[max(0, rows.shape[0] - length) :].detach() for rows, length in trimmed]
 
     @staticmethod
     @torch.no_grad()
-    def of(model: Model, memory: int) -> PublishedModel:
+    def of(model: Model, memory: int | Sequence[int]) -> PublishedModel:
         """The published formulation with a model's weights."""
-        other = PublishedModel(model.config, memory)
-        other.to(model.embedding.tables[0].device, model.embedding.tables[0].dtype)
+        table = model.embedding.tables[0]
+        with table.device:
+            other = PublishedModel(model.config, memory).to(table.dtype)
         weights = {"embedding.weight": model.embedding.tables[0], "bias": model.softmax.biases[0]}
         weights |= {name: getattr(model.positions, name)[0] for name in ("u", "v")}
         for index, layer in enumerate(model.layers()):
@@ -154,7 +175,7 @@ class PublishedModel(nn.Module):
             parameter.copy_(weights[name])
         size = model.config.dim
         exponent = torch.arange(0, size, 2, dtype=torch.float64) / size
-        other.frequency = (10000.0**-exponent).to(other.bias)
+        other.frequency = (10000.0**-exponent).to(table.device, torch.promote_types(table.dtype, torch.float32))
         return other.train(model.training)
 
 

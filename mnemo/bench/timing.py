@@ -1,7 +1,11 @@
-"""Timing side by side: contenders take turns, so that a busy machine slows all of them alike."""
+"""Timing side by side: contenders take turns, so that a busy machine slows all of them alike.
+
+A GPU is nobody else's, but its memory is small: there a contender is built, measured and forgotten before the next.
+"""
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from mnemo.data.progress import Advance
+
+CALLS_PER_GRAPH = 4
+REPLAYS = 7
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,75 @@ def take_turns(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(warmup + repeats):
         for name, step in contenders.items():
-            _wait(device)
+            wait(device)
             start = clock()
             step()
-            _wait(device)
+            wait(device)
             if turn >= warmup:
                 seconds[name].append(clock() - start)
         bar.advance()
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def allocated(device: torch.device) -> int:
+    """Bytes that live tensors take on a GPU, when all garbage is gone; 0 on a CPU, which nobody counts."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(device)
+
+
+def peak_over(before: int, device: torch.device) -> int | None:
+    """The most that was allocated since `forget_peak`, over what was there before."""
+    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
+
+
+def forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def graph_timing(call: Callable[[], object]) -> Timing | None:
+    """GPU time of a call without the gaps between its launches: replays of a CUDA graph of several calls.
+
+    None where the call cannot be recorded.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(CALLS_PER_GRAPH):
+                call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    graph.replay()
+    return Timing(tuple(_events(graph.replay) / CALLS_PER_GRAPH for _ in range(REPLAYS)))
+
+
+def event_timing(call: Callable[[], object], *, repeats: int, warmup: int = 3) -> Timing:
+    """One call from Python at a time, launches and all, by the GPU's own clock."""
+    for _ in range(warmup):
+        call()
+    return Timing(tuple(_events(call) for _ in range(repeats)))
+
+
+def _events(call: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3

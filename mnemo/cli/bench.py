@@ -1,95 +1,127 @@
-"""Measure speed beside a plain implementation of the published code, in one process.
+"""Measure speed beside plain implementations of the published code, in one process.
 
-Both formulations take turns, and medians are compared. First both must agree in float64: otherwise nothing is timed.
+Sections: op (relative attention, and as its limit attention without positions), training, evaluation, generation. On a
+GPU they measure the papers' models, on a CPU small ones. First the operation must agree with its equation in float64,
+and both sides of each case with each other: otherwise nothing is timed. `--lookahead` measures instead what LaMemo's
+refresh costs, at growing memory lengths.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from mnemo.bench import CASES, Comparison, compare, find_cases, machine
-from mnemo.bench.lookahead import measure_overhead
-from mnemo.checkpoint import pick_device
+from mnemo.bench import HEADERS, SECTIONS, Comparison, compare, long_range, machine
+from mnemo.bench.lookahead import Overhead, measure_overhead
+from mnemo.checkpoint import pick_device, write_json
 from mnemo.cli import console
-from mnemo.errors import CheckFailed
+from mnemo.errors import CheckFailed, MnemoError
 
+FORMAT_VERSION = 1
 LOOKAHEAD_LIMIT = 1.7
 """Times Transformer-XL's step, at most, where memory and segment are equally long."""
+REPEATS, QUICK_REPEATS = 9, 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    what: str = ",".join(CASES)
-    """What to measure, between commas."""
-    repeats: int = 9
-    """Measured repetitions of each."""
+    what: str = ",".join(SECTIONS)
+    """Sections (op, training, evaluation, generation) or single cases to measure, between commas."""
+    quick: bool = False
+    """Few repetitions: rougher numbers, sooner."""
+    repeats: int | None = None
+    """Measured repetitions of each; 9, or 3 when quick."""
     threads: int = 2
     """Threads of the CPU."""
-    device: str = "cpu"
-    """cpu, or cuda where there is a GPU."""
+    device: str = "auto"
+    """cpu or cuda; auto takes a GPU where there is one."""
     lookahead: bool = False
     """Measure instead what LaMemo's refresh costs, at growing memory lengths."""
     require: bool = False
     """Fail where Mnemo is not as many times as fast as it should be."""
+    out: Path | None = None
+    """Write all numbers to this JSON file too, anew after every result."""
     json: bool = False
     """Print JSON."""
 
 
 def run(args: Args) -> int:
-    if args.lookahead:
-        return _lookahead(args)
+    repeats = args.repeats if args.repeats is not None else QUICK_REPEATS if args.quick else REPEATS
+    if repeats < 1 or args.threads < 1:
+        raise MnemoError("threads and repetitions must be positive")
+    if args.out is not None and not args.out.parent.is_dir():
+        raise MnemoError(f"there is no folder {args.out.parent} to write {args.out.name} to")
     device = pick_device(args.device)
-    results = compare(
-        find_cases(args.what),
-        device=device,
-        threads=args.threads,
-        repeats=args.repeats,
-        progress=console.progress,
-    )
+    record = {"format_version": FORMAT_VERSION, "machine": machine(device, args.threads)}
+    if args.lookahead:
+        return _lookahead(args, device, repeats, record)
+    results: list[Comparison] = []
+    for result in compare(args.what, device=device, threads=args.threads, repeats=repeats, progress=console.progress):
+        results.append(result)
+        _report(result, args, record | {"cases": [done.to_json() for done in results]})
+    return _finish(results, args, record)
+
+
+def _report(result: Comparison, args: Args, record: dict[str, Any]) -> None:
+    """A result as soon as it is there: a machine may be lent for minutes only."""
+    if args.out is not None:
+        write_json(args.out, record)
+    for row in result.rows():
+        print("  ".join(filter(None, row)), file=sys.stderr if args.json else sys.stdout, flush=True)
+
+
+def _finish(results: Sequence[Comparison], args: Args, record: dict[str, Any]) -> int:
     if args.json:
-        where = machine(device, args.threads)
-        console.print_json({"machine": where, "cases": [result.to_json() for result in results]})
+        console.print_json(record | {"cases": [result.to_json() for result in results]})
     else:
         _print(results)
-    busy = [result.case.name for result in results if not result.steady]
+    busy = [result.name for result in results if not result.steady]
     if busy:
         print(f"timings of {', '.join(busy)} vary: the machine is busy, so measure again", file=sys.stderr)
-    slow = [result.case.name for result in results if not result.holds]
+    slow = [result.name for result in results if not result.holds]
     if args.require and slow:
         raise CheckFailed(f"slower than required: {', '.join(slow)}")
     return 0
 
 
-def _lookahead(args: Args) -> int:
+def _print(results: Sequence[Comparison]) -> None:
+    print()
+    console.table([row for result in results for row in result.rows()], HEADERS)
+    for result in results:
+        if result.required is not None and result.ratio is not None:
+            setting = result.setting
+            shape = f"segment {setting['segment']}, memory {setting['memory']}, batch {setting['batch']}"
+            model = f"{setting['num_layers']} layers of width {setting['dim']}"
+            wanted = f"{result.ratio:.2f} times as fast (required: {result.required:.1f})"
+            print(f"{result.name}: {result.summary}; {shape}, {model}: {wanted}, both agree to {result.error:.1e}")
+    for saved in long_range(results):
+        print(saved.text)
+
+
+def _lookahead(args: Args, device: torch.device, repeats: int, record: dict[str, Any]) -> int:
     torch.set_num_threads(args.threads)
-    rows = measure_overhead(repeats=args.repeats, show=console.progress)
+    rows = measure_overhead(device, repeats=repeats, show=console.progress)
+    record = record | {"lookahead": [row.to_json() for row in rows]}
+    if args.out is not None:
+        write_json(args.out, record)
     if args.json:
-        console.print_json({"lookahead": [asdict(row) | {"ratio": row.ratio} for row in rows]})
-        return 0
-    headers = ("memory", "XL step s", "LaMemo step s", "ratio", "extra us a slot", "refresh s", "naive refresh s")
-    table = []
-    for row in rows:
-        steps = (f"{row.xl:.3f}", f"{row.lookahead:.3f}", f"{row.ratio:.2f}", f"{1e6 * row.per_slot:.0f}")
-        table.append((row.memory, *steps, f"{row.refresh:.4f}", f"{row.naive:.4f}"))
-    console.table(table, headers)
+        console.print_json(record)
+    else:
+        _print_overhead(rows)
     if args.require and rows[0].ratio > LOOKAHEAD_LIMIT:
         raise CheckFailed(f"a look-ahead step costs more than {LOOKAHEAD_LIMIT} of Transformer-XL's")
     return 0
 
 
-def _print(results: list[Comparison]) -> None:
-    headers = ("case", "mnemo tok/s", "published tok/s", "times as fast", "required", "largest difference")
-    rows = []
-    for result in results:
-        speeds = (round(result.case.tokens / timing.median) for timing in (result.mnemo, result.published))
-        rows.append(
-            (result.case.name, *speeds, f"{result.ratio:.2f}", f"{result.case.required:.1f}", f"{result.error:.1e}")
-        )
-    console.table(rows, headers)
-    for result in results:
-        case = result.case
-        shape = f"segment {case.segment}, memory {case.memory}, batch {case.batch}"
-        print(f"{case.name}: {case.summary}; {shape}, {case.num_layers} layers of width {case.dim}")
+def _print_overhead(rows: Sequence[Overhead]) -> None:
+    headers = ("memory", "XL step s", "LaMemo step s", "ratio", "extra us a slot", "refresh s", "naive refresh s")
+    table = []
+    for row in rows:
+        steps = (f"{row.xl:.4f}", f"{row.lookahead:.4f}", f"{row.ratio:.2f}", f"{1e6 * row.per_slot:.1f}")
+        table.append((row.memory, *steps, f"{row.refresh:.5f}", f"{row.naive:.5f}"))
+    console.table(table, headers)

@@ -6,15 +6,17 @@ The numbers go to stdout and, as JSON, into the run's `results` folder; sweeps a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 
 from mnemo.cli import console, runs
 from mnemo.cli.plots import Curve, save_curve
-from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Which
+from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, Which
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluate import Documents, LengthSearch, Order, Score, bits, evaluate, find_length, perplexity, sweep_memory
@@ -55,6 +57,8 @@ class Args:
     """Only the first N symbols."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
+    precision: Precision = "auto"
+    """Compute in fp32 or bf16; auto takes bf16 on a GPU where the run was trained so."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
     json: bool = False
@@ -65,12 +69,15 @@ def run(args: Args) -> int:
     _check(args)
     opened, corpus = runs.open_with_corpus(args.run, args.which, args.device)
     task = _Task(args, opened, corpus.split(args.split))
-    if args.sweep_memory is not None:
-        task.sweep(_lengths(args.sweep_memory))
-    elif args.find_length:
-        task.find_length()
-    else:
-        task.score()
+    half = runs.half_precision(args.precision, opened.run)
+    device = next(opened.run.model.parameters()).device.type
+    with nullcontext() if half is None else torch.autocast(device, half):
+        if args.sweep_memory is not None:
+            task.sweep(_lengths(args.sweep_memory))
+        elif args.find_length:
+            task.find_length()
+        else:
+            task.score()
     return 0
 
 

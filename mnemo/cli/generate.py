@@ -17,11 +17,14 @@ import tyro
 from torch import Tensor
 
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Which
+from mnemo.cli.runs import OpenedRun, Precision, Which
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
 from mnemo.generate import Sampling, generate, read
+from mnemo.reader import in_type
+from mnemo.ring import suits
+from mnemo.state import to
 
 LONG_PROMPT = 4096
 """Tokens from which on reading the prompt shows its progress."""
@@ -57,6 +60,8 @@ class Args:
     """The checkpoint with the lowest validation loss, or the last one."""
     no_save: bool = False
     """Do not keep the sample in the run's folder."""
+    precision: Precision = "auto"
+    """Compute in fp32 or bf16; auto takes bf16 on a GPU where the run was trained so."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
     json: bool = False
@@ -67,13 +72,16 @@ def run(args: Args) -> int:
     _check(args)
     opened = runs.open_with_tokenizer(args.run, args.which, args.device)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
-    prompt = _prompt(args, opened)
+    prompt, model = _prompt(args, opened), opened.run.model
+    half = runs.half_precision(args.precision, opened.run)
+    if half is not None and suits(model):
+        model, state = in_type(model, half), to(state, dtype=half)
     if prompt is not None:
         show = console.progress if len(prompt) > LONG_PROMPT else None
-        state, _ = read(opened.run.model, prompt, segment=segment, state=state, progress=show)
+        state, _ = read(model, prompt, segment=segment, state=state, progress=show)
     printer = _Printer(opened.tokenizer, prompt if args.prompt is not None else None, sys.stdout)
     generated = generate(
-        opened.run.model,
+        model,
         state=state,
         num_tokens=args.tokens,
         segment=segment,

@@ -25,6 +25,7 @@ from mnemo.generate import AnyState, Reading
 from mnemo.memory_file import load_memory
 
 Which = Literal["best", "last"]
+Precision = Literal["auto", "fp32", "bf16"]
 BITS_PER_SYMBOL = ("byte", "char", "symbol")
 """Units whose losses are told in bits; others in perplexity."""
 
@@ -76,6 +77,16 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
     opened_state = loaded.memory.state
     resized = opened_state._replace(state=model.resize(opened_state.state, memory_length))
     return loaded.memory._replace(state=resized), loaded.layout.segment
+
+
+def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
+    """The type to compute in, None for that of the weights: on a GPU, as the run was trained."""
+    device = next(run.model.parameters()).device
+    if choice == "bf16" and device.type == "cpu":
+        raise MnemoError("bf16 is for a GPU: on this CPU it would be slow, and no lighter")
+    if choice == "auto":
+        choice = "bf16" if device.type == "cuda" and run.recipe.train.precision == "bf16" else "fp32"
+    return torch.bfloat16 if choice == "bf16" else None
 
 
 def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:

@@ -74,3 +74,27 @@ def extend(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor) -
     return Extended(
         buffers.keys[:, :, everything], buffers.values[:, :, everything], after, buffers.values[:, :, newest]
     )
+
+
+class Room:
+    """One memory's buffers for a private runner, which goes through the same places again and again.
+
+    At time t of `times` the memory is the view that begins behind t segments, and the next segment fits behind it.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, segment: int, times: int) -> None:
+        self.num_slots, self.segment, self.times = keys.shape[2], segment, times
+        self.buffers = _Buffers(keys, values, segment * times)
+
+    def at(self, time: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory, (B, H, M, d) each; all that is behind them is free."""
+        begin, end = time * self.segment, time * self.segment + self.num_slots
+        keys, values = self.buffers.keys[:, :, begin:end], self.buffers.values[:, :, begin:end]
+        self.buffers.used = end
+        _places[keys] = _Place(self.buffers, end)
+        return keys, values
+
+    def rewind(self) -> None:
+        """Move the memory of the last time to the beginning."""
+        for buffer in (self.buffers.keys, self.buffers.values):
+            buffer[:, :, : self.num_slots] = buffer[:, :, self.times * self.segment :].clone()

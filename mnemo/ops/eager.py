@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mnemo.ops.by_head import Piece, attend_by_head
 from mnemo.ops.dropout import keep_mask
 from mnemo.ops.masks import Causal, Mask
 
@@ -352,6 +353,14 @@ def _heads_inside(x: Tensor) -> Tensor:
     return x.new_empty(batch, length, heads, size).transpose(1, 2)
 
 
+def _pieces(q: Tensor, k: Tensor, call: _Call) -> list[Piece]:
+    """On a CPU, the blocks of a call."""
+    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64):
+        return []
+    blocks = _blocks(call, q.shape[2], k.shape[2])
+    return [Piece(*block, _hidden(call, block, k.shape[2], q)) for block in blocks]
+
+
 def relative_attention_eager(
     q: Tensor,
     k: Tensor,
@@ -375,6 +384,9 @@ def relative_attention_eager(
     table = r if r is not None else bias
     call = _Call(offset, 0 if table is None else table.shape[1], ahead, mask, lengths, dropout)
     if not torch.is_grad_enabled():
+        pieces = _pieces(q, k, call) if r is not None and bias is None and dropout == 0 else []
+        if r is not None and pieces and all(piece.suits for piece in pieces):
+            return attend_by_head(q, k, v, r, u, w, pieces, with_lse)
         return _forward(q, k, v, (r, u, w, bias), call, with_lse=with_lse, save=False)[:2]
     out, lse = _Attention.apply(q, k, v, r, u, w, bias, call, with_lse)  # type: ignore[misc]
     return out, lse if with_lse else None

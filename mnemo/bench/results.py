@@ -1,0 +1,159 @@
+"""What was measured, ready for a table and for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mnemo.bench.cases import Case
+from mnemo.bench.timing import Timing
+
+STEADY = 1.5
+"""A larger spread means that others use the machine."""
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One contender."""
+
+    timing: Timing
+    """Of one call"""
+    tokens: int | None = None
+    """Of one call; None for a bare operation"""
+    peak: int | None = None
+    """Bytes on the GPU at most, over what was there before; over inputs and results of the forward pass for an op"""
+    weights: int = 0
+    """Bytes of weights, gradients and optimizer state among them"""
+
+    @property
+    def rate(self) -> float | None:
+        return None if self.tokens is None else self.tokens / self.timing.median
+
+    @property
+    def working(self) -> int | None:
+        """Bytes of activations and state."""
+        return None if self.peak is None else self.peak - self.weights
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tokens_per_second": self.rate,
+            "median_seconds": self.timing.median,
+            "fastest_seconds": self.timing.fastest,
+            "seconds": list(self.timing.seconds),
+            "peak_bytes": self.peak,
+            "weights_bytes": self.weights,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    section: str
+    name: str
+    summary: str
+    setting: dict[str, Any]
+    error: float
+    """Largest difference of both sides, in float64; for an op, its largest error against float64"""
+    contenders: Mapping[str, Measured]
+    required: float | None = None
+    """How many times as fast as the published formulation Mnemo must be."""
+
+    @staticmethod
+    def of(case: Case, error: float, contenders: Mapping[str, Measured]) -> Comparison:
+        return Comparison(
+            section=case.section,
+            name=case.name,
+            summary=case.summary,
+            setting=case.to_json(),
+            error=error,
+            contenders=contenders,
+            required=case.required,
+        )
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast Mnemo is as the published formulation, by medians."""
+        return self.times("published")
+
+    def times(self, other: str) -> float | None:
+        """How many times as long as Mnemo another contender takes."""
+        if other not in self.contenders or "mnemo" not in self.contenders:
+            return None
+        return per_token(self.contenders[other]) / per_token(self.contenders["mnemo"])
+
+    @property
+    def holds(self) -> bool:
+        return self.required is None or (self.ratio is not None and self.ratio >= self.required)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the numbers can be trusted."""
+        return max(measured.timing.spread for measured in self.contenders.values()) < STEADY
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "section": self.section,
+            "case": self.name,
+            "summary": self.summary,
+            "setting": self.setting,
+            "error": self.error,
+            "ratio": self.ratio,
+            "required": self.required,
+            "holds": self.holds,
+            "steady": self.steady,
+            "contenders": {name: measured.to_json() for name, measured in self.contenders.items()},
+        }
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A line of the table for each contender."""
+        return [self._row(name, measured) for name, measured in self.contenders.items()]
+
+    def _row(self, name: str, measured: Measured) -> tuple[str, ...]:
+        times = None if name == "mnemo" else self.times(name)
+        return (
+            self.name,
+            name,
+            f"{1e3 * measured.timing.median:.4g}",
+            "" if measured.rate is None else f"{measured.rate:,.0f}",
+            "" if measured.peak is None else f"{measured.peak / MIB:,.0f}",
+            "" if times is None else f"{times:.2f}x",
+        )
+
+
+HEADERS = ("case", "formulation", "ms a call", "tokens/s", "peak MiB", "times Mnemo's")
+
+
+def per_token(measured: Measured) -> float:
+    """Seconds."""
+    return measured.timing.median / (measured.tokens or 1)
+
+
+@dataclass(frozen=True)
+class LongRange:
+    """What a plan with few long-range layers saves beside the same model with long memories everywhere."""
+
+    formulation: str
+    faster: float
+    """Times"""
+    lighter: float | None
+    """Times less activation and state memory"""
+
+    @property
+    def text(self) -> str:
+        memory = "" if self.lighter is None else f", {self.lighter:.2f}x less activation and state memory"
+        return f"{self.formulation}: few long-range layers are {self.faster:.2f}x as fast{memory}"
+
+
+def long_range(results: Sequence[Comparison], plan: str = "xl-24-plan", everywhere: str = "xl-24") -> list[LongRange]:
+    """Where both were measured."""
+    by_name = {result.name: result for result in results}
+    if plan not in by_name or everywhere not in by_name:
+        return []
+    found = []
+    for name, few in by_name[plan].contenders.items():
+        every = by_name[everywhere].contenders.get(name)
+        if every is not None:
+            lighter = every.working / few.working if every.working and few.working else None
+            found.append(LongRange(name, per_token(every) / per_token(few), lighter))
+    return found

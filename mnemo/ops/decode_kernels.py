@@ -1,0 +1,201 @@
+"""Triton kernels of `decode_attention`: the keys of a row fall into parts, whose sums a second kernel puts together.
+
+Shapes as there; S parts. One program reads one head's keys, values and positions of one part, each once.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from mnemo.ops.decode_attention import Table
+
+try:
+    import triton  # type: ignore[import-not-found]
+    import triton.language as tl  # type: ignore[import-not-found]
+except ImportError:
+    triton = None
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PROGRAMS = 512
+"""Programs that fill a GPU."""
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def suit(ring: Tensor) -> bool:
+    """Whether the kernels can be used."""
+    return triton is not None and (ring.is_cuda or INTERPRETED) and ring.dtype in TYPES and ring.shape[-1] <= 256
+
+
+if triton is not None:
+
+    @triton.jit
+    def _attend_part(
+        q_ptr,
+        k_ptr,
+        v_ptr,
+        ring_ptr,
+        r_ptr,
+        u_ptr,
+        w_ptr,
+        bias_ptr,
+        slots_ptr,
+        limits_ptr,
+        sums_ptr,
+        stats_ptr,
+        scale,
+        heads,
+        num_slots,
+        part_size,
+        num_parts,
+        stride_q,
+        stride_k,
+        stride_v,
+        D: tl.constexpr,
+        BLOCK_D: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        HAS_R: tl.constexpr,
+        HAS_U: tl.constexpr,
+        HAS_W: tl.constexpr,
+        HAS_BIAS: tl.constexpr,
+    ):
+        part, row_head = tl.program_id(0), tl.program_id(1)
+        row, head = row_head // heads, row_head % heads
+        slot, limit = tl.load(slots_ptr + row).to(tl.int32), tl.load(limits_ptr + row).to(tl.int32)
+        dims = tl.arange(0, BLOCK_D)
+        inside = dims < D
+        vector = head * D + dims
+        q = tl.load(q_ptr + row * stride_q + vector, mask=inside, other=0.0).to(tl.float32)
+        content, position = q, q
+        if HAS_U:
+            content = q + tl.load(u_ptr + vector, mask=inside, other=0.0).to(tl.float32)
+        if HAS_W:
+            position = q + tl.load(w_ptr + vector, mask=inside, other=0.0).to(tl.float32)
+        new_key = tl.load(k_ptr + row * stride_k + vector, mask=inside, other=0.0)
+        new_value = tl.load(v_ptr + row * stride_v + vector, mask=inside, other=0.0)
+        keys_ptr = ring_ptr + row_head.to(tl.int64) * num_slots * D
+        values_ptr = keys_ptr + tl.num_programs(1).to(tl.int64) * num_slots * D
+        begin = part * part_size
+        end = tl.minimum(begin + part_size, num_slots)
+        largest = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        context = tl.zeros((BLOCK_D,), tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            index = start + tl.arange(0, BLOCK_N)
+            age = slot - index
+            age = tl.where(age < 0, age + num_slots, age)
+            seen = (index < end) & (age < limit)
+            wanted = seen[:, None] & inside[None, :]
+            place = index[:, None] * D + dims[None, :]
+            fresh = (index == slot)[:, None]
+            keys = tl.load(keys_ptr + place, mask=wanted, other=0.0)
+            keys = tl.where(fresh, new_key[None, :], keys).to(tl.float32)
+            scores = tl.sum(keys * content[None, :], 1)
+            column = head * num_slots + num_slots - 1 - age
+            if HAS_R:
+                r = tl.load(r_ptr + column[:, None] * D + dims[None, :], mask=wanted, other=0.0).to(tl.float32)
+                scores += tl.sum(r * position[None, :], 1)
+            if HAS_BIAS:
+                scores += tl.load(bias_ptr + column, mask=seen, other=0.0).to(tl.float32)
+            scores = tl.where(seen, scores * scale, float("-inf"))
+            values = tl.load(values_ptr + place, mask=wanted, other=0.0)
+            values = tl.where(fresh, new_value[None, :], values).to(tl.float32)
+            above = tl.maximum(largest, tl.max(scores, 0))
+            origin = tl.where(above == float("-inf"), 0.0, above)
+            shares = tl.exp(scores - origin)
+            kept = tl.exp(largest - origin)
+            total = total * kept + tl.sum(shares, 0)
+            context = context * kept + tl.sum(shares[:, None] * values, 0)
+            largest = above
+        if (slot >= begin) & (slot < end):
+            tl.store(keys_ptr + slot * D + dims, new_key, mask=inside)
+            tl.store(values_ptr + slot * D + dims, new_value, mask=inside)
+        target = row_head * num_parts + part
+        tl.store(sums_ptr + target * D + dims, context, mask=inside)
+        tl.store(stats_ptr + 2 * target, largest)
+        tl.store(stats_ptr + 2 * target + 1, total)
+
+    @triton.jit
+    def _put_together(
+        sums_ptr,
+        stats_ptr,
+        out_ptr,
+        num_parts,
+        D: tl.constexpr,
+        BLOCK_D: tl.constexpr,
+        BLOCK_S: tl.constexpr,
+    ):
+        row_head = tl.program_id(0)
+        dims, parts = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
+        inside, there = dims < D, parts < num_parts
+        first = row_head * num_parts + parts
+        largest = tl.load(stats_ptr + 2 * first, mask=there, other=float("-inf"))
+        totals = tl.load(stats_ptr + 2 * first + 1, mask=there, other=0.0)
+        weight = tl.exp(largest - tl.max(largest, 0))
+        place = first[:, None] * D + dims[None, :]
+        sums = tl.load(sums_ptr + place, mask=there[:, None] & inside[None, :], other=0.0)
+        context = tl.sum(sums * weight[:, None], 0) / tl.sum(totals * weight, 0)
+        tl.store(out_ptr + row_head * D + dims, context.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: Tensor, limits: Tensor) -> Tensor:
+    """As `decode_attention`."""
+    _, batch, heads, num_slots, size = ring.shape
+    block_d = _power_of_two(size)
+    block_n = max(16, 4096 // block_d)
+    parts = max(1, min(-(-num_slots // block_n), PROGRAMS // (batch * heads)))
+    part_size = -(-num_slots // (parts * block_n)) * block_n
+    parts = -(-num_slots // part_size)
+    q, k, v = (_heads_together(x) for x in (q, k, v))
+    sums = torch.empty(batch * heads * parts, size, dtype=torch.float32, device=ring.device)
+    stats = torch.empty(batch * heads * parts, 2, dtype=torch.float32, device=ring.device)
+    out = torch.empty(batch, heads * size, dtype=ring.dtype, device=ring.device)
+    tables = [_dense(part, ring) for part in table]
+    kernel: Any = _attend_part
+    kernel[(parts, batch * heads)](
+        q,
+        k,
+        v,
+        ring,
+        *tables,
+        slots,
+        limits,
+        sums,
+        stats,
+        size**-0.5,
+        heads,
+        num_slots,
+        part_size,
+        parts,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        D=size,
+        BLOCK_D=block_d,
+        BLOCK_N=block_n,
+        HAS_R=table.r is not None,
+        HAS_U=table.u is not None,
+        HAS_W=table.w is not None,
+        HAS_BIAS=table.bias is not None,
+    )
+    combine: Any = _put_together
+    combine[(batch * heads,)](sums, stats, out, parts, D=size, BLOCK_D=block_d, BLOCK_S=_power_of_two(parts))
+    return out
+
+
+def _heads_together(x: Tensor) -> Tensor:
+    """(B, H, d) whose rows are in one piece each."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _dense(part: Tensor | None, absent: Tensor) -> Tensor:
+    """A table as the kernel reads it; any other pointer where there is none."""
+    return absent if part is None else part.contiguous()
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(4, (value - 1).bit_length())

@@ -1,0 +1,106 @@
+"""Scoring segment after segment: a private runner whose memories stay where they are.
+
+On a GPU, and where every layer keeps Transformer-XL's memory, keys and values have buffers with room for several
+segments behind them. Each place in them has its own recorded CUDA graph; behind the last one the memory is moved to the
+front. So a segment costs its kernels and nothing else, and the device is never waited for. Everything else is read
+by the model itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mnemo.graphs import Recorded, shared_pool
+from mnemo.memory.protocol import Relation
+from mnemo.memory.room import Room
+from mnemo.memory.xl import XLCache
+from mnemo.model import Model
+from mnemo.ring import suits
+from mnemo.state import State
+
+SPARE = 2
+"""Buffers have room for a further 1 / SPARE of the memory."""
+MAX_TIMES = 16
+"""Recorded graphs, at most."""
+
+
+class SegmentReader:
+    """Reads segments (B, L) behind a state, which it takes over, and scores them."""
+
+    def __init__(self, model: Model, state: State, segment: int) -> None:
+        self.model, self.state, self.segment = model, state, segment
+        self.tables = model.tables(segment, state)
+        self.track = Track(model, state, segment, self.tables) if self._can_record() else None
+
+    def _can_record(self) -> bool:
+        return next(self.model.parameters()).is_cuda and can_track(self.model)
+
+    def read(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        """Losses (B, T) of the newest T tokens."""
+        if self.track is not None and lengths is None and starts is None and tokens.shape[1] == self.segment:
+            return self.track.read(tokens, targets)
+        if self.track is not None:
+            self.state, self.track = self.track.state(), None
+        out, self.state = self.model(tokens, self.state, lengths=lengths, starts=starts, tables=self.tables)
+        return self.model.loss(out, targets)
+
+
+def can_track(model: Model) -> bool:
+    """One table of tokens: bins would have to be looked into."""
+    return suits(model) and len(model.embedding.bins) == 1
+
+
+def in_type(model: Model, dtype: torch.dtype) -> Model:
+    """The same model with weights of another type."""
+    with torch.device("meta"):
+        other = Model(model.config)
+    weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    other.load_state_dict(weights, assign=True)
+    return other.train(model.training)
+
+
+class Track:
+    """Buffers, and a recorded step for every place in them."""
+
+    def __init__(self, model: Model, state: State, segment: int, tables: tuple[Relation, ...]) -> None:
+        self.model, self.tables, self.time = model, tables, 0
+        longest = max(cache.keys.shape[2] for cache in state)
+        self.times = min(MAX_TIMES, max(1, -(-longest // (SPARE * segment))))
+        self.rooms = [Room(cache.keys, cache.values, segment, self.times) for cache in state]
+        self.lengths = torch.stack([cache.length for cache in state])
+        batch, device = self.lengths.shape[1], self.lengths.device
+        self.tokens, self.targets = (torch.zeros(batch, segment, dtype=torch.int64, device=device) for _ in range(2))
+        self.steps: list[Recorded | None] = [None] * self.times
+        self.pool = shared_pool(device)
+
+    def read(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """As `SegmentReader.read`; the targets may be fewer."""
+        if targets.shape[1] != self.targets.shape[1]:
+            self.targets = torch.zeros_like(targets)
+            self.steps = [None] * self.times
+        self.tokens.copy_(tokens, non_blocking=True)
+        self.targets.copy_(targets, non_blocking=True)
+        step = self.steps[self.time]
+        if step is None:
+            step = self.steps[self.time] = Recorded(self._step, self.tokens.device, (self.lengths,), self.pool)
+        losses = step().clone()
+        self.time += 1
+        if self.time == self.times:
+            for room in self.rooms:
+                room.rewind()
+            self.time = 0
+        return losses
+
+    def _step(self) -> Tensor:
+        out, after = self.model(self.tokens, self.state(), tables=self.tables)
+        self.lengths.copy_(torch.stack([cache.length for cache in after]))
+        return self.model.loss(out, self.targets)
+
+    def state(self) -> tuple[XLCache, ...]:
+        """The memories where they are now."""
+        return tuple(
+            XLCache(*room.at(self.time), length) for room, length in zip(self.rooms, self.lengths, strict=True)
+        )
