@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -119,13 +120,7 @@ class RecordedUpdate:
         device = next(model.parameters()).device
         self._window = window.map(lambda batch: _buffers(batch, device))
         first, *others = self._window.batches
-        self._window = Window(
-            (first._replace(starts=None), *others),
-            window.targets,
-            window.num_again,
-            window.scored,
-            window.method,
-        )
+        self._window = replace(self._window, batches=(first._replace(starts=None), *others))
         self._states = tuple(tree_map(torch.clone, state) for state in states)
         self._counts = Counts(torch.ones((), device=device), torch.ones((), device=device))
         self._optimizer_inside = takes_tensor_rates(optimizer)
@@ -135,9 +130,12 @@ class RecordedUpdate:
         with unchanged(model, optimizer):
             recorder.warm(self._program)
         with unchanged(model, optimizer):
-            (self._output, self._gradients), self._replay = recorder.record(self._program)
+            output, self._replay = recorder.record(self._program)
+        *found, self._gradients = output
+        self._output = Update(*found)
 
-    def _program(self) -> tuple[Update, tuple[Tensor | None, ...]]:
+    def _program(self) -> tuple[Tensor, Tensor, tuple[tuple[State, ...], ...], tuple[Tensor | None, ...]]:
+        """Loss, gradient norm, states behind every batch, gradients."""
         self.optimizer.zero_grad(set_to_none=True)
         loss, borders = gradients(
             self.model,
@@ -150,7 +148,7 @@ class RecordedUpdate:
         norm = clip_gradients(self.model.parameters(), self._clip)
         if self._optimizer_inside:
             self.optimizer.step()
-        return Update(loss, norm, borders), tuple(parameter.grad for parameter in self.model.parameters())
+        return loss, norm, borders, tuple(parameter.grad for parameter in self.model.parameters())
 
     def fits(self, window: Window) -> bool:
         return _form(window) == _form(self._window)
