@@ -309,6 +309,36 @@ def test_a_recorded_run_resumes_bit_for_bit(
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"model": BPTT_MODEL, "bptt": 1}, {"accumulate": 2}], ids=str)
+def test_a_cuda_graph_trains_like_the_plain_loop(options: dict[str, Any], tmp_path: Path) -> None:
+    options = {**options, "model": {**options.get("model", {}), "dropout": DropoutConfig()}}
+    for name, changes in {"plain": {"cuda_graph": False}, "graph": {}}.items():
+        run(tmp_path / name, of=recipe(device="cuda", compile=False, **changes, **options))
+    assert (losses(tmp_path / "graph") - losses(tmp_path / "plain")).abs().max() < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_compiled_cuda_graph_resumes_bit_for_bit(precision: Any, tmp_path: Path) -> None:
+    wanted, lines = recipe(device="cuda", log_every=1, precision=precision), Lines()
+    run(tmp_path / "whole", of=wanted, monitor=lines)
+    assert "step: compiled, one CUDA graph" in lines.notes and not any("without it" in line for line in lines.notes)
+    create_run(wanted, tmp_path / "stopped")
+    for step in (4, 5, 9):
+        train(tmp_path / "stopped", monitor=StopAt(step))
+    train(tmp_path / "stopped")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+
+
+class Lines(Unwatched):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+
 class StopAt(Unwatched):
     def __init__(self, step: int) -> None:
         self.step = step

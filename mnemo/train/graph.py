@@ -69,9 +69,9 @@ def put_rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) 
 def unchanged(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Weights, moments and random generators are afterwards what they were before; new moments are zero."""
     device = next(model.parameters()).device
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    weights = [_aside(parameter) for parameter in model.parameters()]
     moments = {
-        parameter: {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
+        parameter: {key: _aside(value) if isinstance(value, Tensor) else value for key, value in values.items()}
         for parameter, values in optimizer.state.items()
     }
     chance = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
@@ -87,6 +87,11 @@ def unchanged(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         torch.set_rng_state(chance[0])
         if chance[1] is not None:
             torch.cuda.set_rng_state(chance[1], device)
+
+
+def _aside(tensor: Tensor) -> Tensor:
+    """A copy in the host's memory: the device's may be full."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _restore(values: dict[str, Any], before: dict[str, Any]) -> None:
@@ -129,7 +134,6 @@ class RecordedUpdate:
         self._fill(window, states)
         with unchanged(model, optimizer):
             recorder.warm(self._program)
-        with unchanged(model, optimizer):
             output, self._replay = recorder.record(self._program)
         *found, self._gradients = output
         self._output = Update(*found)
