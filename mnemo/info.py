@@ -17,6 +17,10 @@ V words in width E takes 2EV, and 2DE more where E is not D; of an adaptive one,
 further bin for its share of tokens by Zipf's law. A backward pass counts as two forward passes. Losses that memories
 add in training are not counted, nor is what is no product of matrices, such as pooling and sampling.
 
+Activations are what a backward pass needs of its forward pass, without attention scores: of every layer about
+(5 D + 2 W + 2 F) q + 2 W (m + q) numbers in the type that is computed in; with `recompute`, D q of every layer and the
+inside of one.
+
 Many papers call a multiply-add one FLOP, LaMemo's Table 1 among them: see `mnemo.presets.lamemo`.
 """
 
@@ -24,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +68,21 @@ class Flops(NamedTuple):
 
     def to_json(self) -> dict[str, float]:
         return self._asdict() | {"total": self.total, "multiply_adds": self.multiply_adds}
+
+
+class Activations(NamedTuple):
+    """What an update keeps for its backward pass, in bytes, about."""
+
+    all: int
+    """Everything"""
+    layers: int
+    """With --train.recompute layer"""
+    segments: int
+    """With --train.bptt-memory replay: of one segment of the window, and as much as `all` where there is no window"""
+    layers_work: float
+    """FLOPs of an update where layers are computed again, over those where nothing is"""
+    segments_work: float
+    """Likewise, where segments are"""
 
 
 class Parameters(NamedTuple):
@@ -134,6 +153,7 @@ class Info:
     """Forward pass with cached keys and values."""
     training_step: float
     """FLOPs of a new token in training, forward and backward, segments that are read again included."""
+    activations: Activations
     plan: tuple[LayerPlan, ...]
     memories: tuple[MemoryKind, ...]
     tokens: TokensPlan | None
@@ -161,6 +181,7 @@ class Info:
                 "cached_inference": self.inference.to_json(),
             },
             "training_step_flops_per_token": self.training_step,
+            "activation_bytes": self.activations._asdict(),
             "state_bytes": self.total_bytes(self.state_bytes),
             "cached_state_bytes": self.total_bytes(self.cached_bytes),
             "memory_tokens": None if self.tokens is None else asdict(self.tokens),
@@ -208,6 +229,7 @@ def describe(
         training=training,
         inference=flops_per_token(model, lengths, segment=segment, batch=batch, cached=True),
         training_step=training_step(training, recipe.train),
+        activations=activations(model, lengths, training, recipe.train, segment=segment, batch=batch),
         plan=_plan(config, lengths, model.memory_lengths(state)),
         memories=memory_kinds(model, state),
         tokens=_tokens(model, state),
@@ -365,12 +387,39 @@ def training_step(forward: Flops, train: TrainConfig) -> float:
     """FLOPs of a new token: three forward passes, and as much for every segment that its window reads again.
 
     Segments that are read again are not scored, unless all are; a backward pass that keeps little takes one more
-    forward pass.
+    forward pass, or one of the layers alone.
     """
     again = train.bptt if train.bptt_window == "sliding" else 0
     unscored = forward.total - (0 if train.bptt_loss == "all" else forward.softmax)
     passes = 4 if train.bptt and train.bptt_memory != "plain" else 3
-    return passes * (forward.total + again * unscored)
+    layers = (1 + again) * (forward.total - forward.softmax) if train.recompute == "layer" else 0.0
+    return passes * (forward.total + again * unscored) + layers
+
+
+def activations(
+    model: Model, lengths: Sequence[int], forward: Flops, train: TrainConfig, *, segment: int, batch: int
+) -> Activations:
+    """Of an update with a batch of so many rows; the module's documentation gives the formula."""
+    config, rows = model.config, model.num_rows(segment)
+    width = config.num_heads * config.head_dim
+    size = {"fp64": 8, "fp32": 4}.get(train.precision, 2) * batch
+    attending = config.memory.attending(config.num_layers)
+    slots = model.memory_lengths(model.init(1, lengths))
+    inside = [
+        size * (rows * (5 * config.dim + 2 * width + 2 * config.inner_dim) + 2 * width * (slots[index] + rows))
+        for index in attending
+    ]
+    inputs = size * rows * config.dim * config.num_layers
+    window = 1 + train.bptt
+    plain = replace(train, recompute="none", bptt_memory="plain")
+    work = training_step(forward, plain)
+    return Activations(
+        all=window * sum(inside),
+        layers=window * inputs + max(inside, default=0),
+        segments=sum(inside),
+        layers_work=training_step(forward, replace(plain, recompute="layer")) / work,
+        segments_work=training_step(forward, replace(plain, bptt_memory="replay")) / work,
+    )
 
 
 def _softmax(config: ModelConfig) -> float:

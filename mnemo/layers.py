@@ -148,19 +148,20 @@ class Attention(nn.Module):
         return self.norm_query(self.split(self.drop_qkv(self.query(x))))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._split_pair(self.key_value(x))
+        keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
+        return self.norm_key(self.split(keys)), self.split(values)
 
     def keys_values_behind(
         self, memory: Tensor, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Of constant rows (B, M, D) and of rows x behind them, both taken times `scale` (D,) plus `shift` (D,)."""
         weight = self.key_value.weight
-        projected = project_behind(memory, x, weight if scale is None else weight * scale)
-        return self._split_pair(projected if shift is None else projected + (weight @ shift).to(projected.dtype))
-
-    def _split_pair(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.drop_qkv(projected).chunk(2, -1)
-        return self.norm_key(self.split(keys)), self.split(values)
+        pair = project_behind(memory, x, weight if scale is None else weight * scale)
+        if shift is not None:
+            moved = zip(pair, (weight @ shift).to(pair[0].dtype).chunk(2), strict=True)
+            pair = tuple(part + by for part, by in moved)
+        keys, values = (self.split(self.drop_qkv(part)) for part in pair)
+        return self.norm_key(keys), values
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L)."""

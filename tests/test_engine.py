@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +16,18 @@ import torch
 from mechanisms import MECHANISMS
 from tolerances import assert_close
 from torch import Tensor
+from toy_runs import exact, metrics, recipe, run
 
 from mnemo import layers, ops
 from mnemo.data.streams import Batch
+from mnemo.embedding import EmbeddingConfig
 from mnemo.layers import DropoutConfig
 from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.optimize import build_optimizer
 from mnemo.recipe import OptimizerConfig, TrainConfig
 from mnemo.state import leaves, tree_map, tree_zip
-from mnemo.train import fresh_states
+from mnemo.train import Status, Unwatched, create_run, fresh_states, train, trainer
 from mnemo.train.engine import Engine
 from mnemo.train.pace import pace
 from mnemo.train.window import Window, go_on
@@ -49,9 +56,6 @@ def reference_op(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Rerun:
     """Records on a CPU: a program is run again, and what it gives is put where it was first."""
-
-    def __init__(self) -> None:
-        self.undo: Callable[[], Any] | None = None
 
     def warm(self, program: Callable[[], Any]) -> None:
         program()
@@ -126,11 +130,12 @@ SLOW = [name for name in MECHANISMS if name not in QUICK and not name.startswith
 def test_compiled_training_is_the_plain_training(name: str, reference_op: None) -> None:
     torch._dynamo.reset()
     notes: list[str] = []
-    options = {"dropout": DropoutConfig(), **MECHANISMS[name]}
+    options = {"num_layers": 2, "dropout": DropoutConfig(), **MECHANISMS[name]}
     compare(options, TrainConfig(batch=2, segment=5, compile=True), backend="eager", note=notes.append)
     assert notes == []
 
 
+BPTT_MODEL = {"tokens": MemoryTokens(num=2), "dropout": DropoutConfig.published(0.1)}
 BPTT = {"tokens": MemoryTokens(num=2), "memory": 3}
 RECORDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "xl": ({"memory": 7}, {}),
@@ -154,6 +159,193 @@ def test_recorded_training_is_the_plain_training(name: str) -> None:
 def test_every_optimizer_is_recorded(kind: Any) -> None:
     optimizer = OptimizerConfig(kind=kind, momentum=0.9, weight_decay=0.1)
     compare({"memory": 4}, TrainConfig(batch=2, segment=5, compile=False), optimizer, recorder=Rerun())
+
+
+def test_recording_changes_nothing_that_training_depends_on() -> None:
+    model = tiny(memory=4, dropout=DropoutConfig.published(0.2))
+    config, optimizer = TrainConfig(batch=2, segment=5, compile=False), build_optimizer(model, OptimizerConfig())
+    steps, states = windows(config, 3), fresh_states(model, 2, 1)
+    plain = Engine(model, optimizer, config)
+    plain.update(steps[0], states, 0.01)
+    engine = Engine(model, optimizer, config, recorder=Rerun())
+
+    def everything() -> list[Tensor]:
+        moments = [value for values in optimizer.state.values() for value in values.values()]
+        return [torch.get_rng_state(), *model.parameters(), *moments, *(leaf for _, leaf in leaves(states))]
+
+    before = [tensor.detach().clone() for tensor in everything()]
+    assert engine.needs_preparing(steps[1])
+    engine.prepare(steps[1], states)
+    assert not engine.needs_preparing(steps[1])
+    for found, expected in zip(everything(), before, strict=True):
+        assert torch.equal(found, expected)
+
+
+class Stubborn(torch.optim.Optimizer):
+    """An optimizer that cannot be recorded: its rate is a number."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1, "factor": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-float(group["lr"]))
+
+
+def test_an_optimizer_that_cannot_be_recorded_steps_by_itself() -> None:
+    config, notes, results = TrainConfig(batch=2, segment=5, compile=False), [], []
+    for recorder in (None, Rerun()):
+        model = tiny(memory=4)
+        engine = Engine(model, Stubborn(model), config, recorder=recorder, note=notes.append)
+        results.append(trained(engine, windows(config, 6), config))
+    same(*results)
+    assert notes == ["Stubborn steps outside of the CUDA graph"]
+
+
+class Broken(Rerun):
+    def record(self, program: Callable[[], Any]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+def test_what_cannot_be_recorded_goes_on_all_the_same() -> None:
+    config, notes, results = TrainConfig(batch=2, segment=5, compile=False), [], []
+    for recorder in (None, Broken()):
+        model = tiny(memory=4)
+        engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=recorder, note=notes.append)
+        results.append(trained(engine, windows(config, 6), config))
+    same(*results)
+    reason = "operation not permitted when stream is capturing"
+    assert notes == [f"no CUDA graph, going on without it, slower: {reason}"]
+    assert engine.describe() == f"not compiled (compile is off), no CUDA graph ({reason})"
+
+
+def test_what_cannot_be_compiled_goes_on_all_the_same() -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise ValueError("no compiler here")
+
+    notes: list[str] = []
+    compare({"memory": 4}, TrainConfig(batch=2, segment=5, compile=True), backend=broken, note=notes.append)
+    assert len(notes) == 1 and notes[0].startswith("compiling failed, going on without it, slower: ")
+
+
+REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "compiled, one CUDA graph": ({}, {"compile": True}, {}),
+    "not compiled (device cpu), one CUDA graph": ({}, {}, {}),
+    "not compiled (compile is off), no CUDA graph (cuda_graph is off)": (
+        {},
+        {"compile": False, "cuda_graph": False},
+        {},
+    ),
+    "not compiled, no CUDA graph (segments are cut)": ({}, {"compile": True}, {"uneven": "segments are cut"}),
+    "not compiled, no CUDA graph (how often an infinite memory fits depends on the data)": (
+        MECHANISMS["infinite"],
+        {"compile": True},
+        {},
+    ),
+    "not compiled, no CUDA graph (LSTM layers have kernels of their own)": (MECHANISMS["lstm"], {"compile": True}, {}),
+    "compiled, no CUDA graph (an adaptive softmax looks at its targets)": (
+        {"embedding": EmbeddingConfig(cutoffs=(4,))},
+        {"compile": True},
+        {},
+    ),
+    "compiled, no CUDA graph (bptt_memory replay draws dropout again)": (
+        {"tokens": MemoryTokens(num=2)},
+        {"compile": True, "bptt": 1, "bptt_memory": "replay"},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("text", REASONS)
+def test_the_engine_says_how_it_runs_and_why(text: str) -> None:
+    options, settings, more = REASONS[text]
+    model = tiny(**options)
+    config = TrainConfig(batch=2, segment=5, **settings)
+    engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=Rerun(), **more)
+    assert engine.describe() == text
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_an_adaptive_softmax_is_compiled_but_for_its_loss(reference_op: None) -> None:
+    torch._dynamo.reset()
+    notes: list[str] = []
+    embedding = EmbeddingConfig(cutoffs=(3, 6), div_val=2)
+    config = TrainConfig(batch=9, segment=5, compile=True)  # no bin without a token: Adam would leave it alone
+    compare({"embedding": embedding, "memory": 4, "num_layers": 1}, config, backend="aot_eager", note=notes.append)
+    assert notes == []
+
+
+def losses(folder: Path) -> Tensor:
+    lines = [json.loads(line) for line in metrics(folder).splitlines()]
+    return torch.tensor([line["loss"] for line in lines], dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiled_and_recorded_runs_have_the_plain_loss_curve(
+    reference_op: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    run(tmp_path / "plain", of=recipe(**exact(compile=False, optimizer=OptimizerConfig(lr=2.0**-6))))
+    fast = partial(Engine, backend="aot_eager", recorder=Rerun())
+    monkeypatch.setattr(trainer, "Engine", fast)
+    run(tmp_path / "fast", of=recipe(**exact(compile=True, optimizer=OptimizerConfig(lr=2.0**-6))))
+    assert (losses(tmp_path / "fast") - losses(tmp_path / "plain")).abs().max() < 1e-6  # learning rates are fp32
+
+
+@pytest.mark.parametrize("options", [{}, {"model": BPTT_MODEL, "bptt": 1}], ids=["xl", "sliding"])
+def test_a_recorded_run_resumes_bit_for_bit(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "Engine", partial(Engine, recorder=Rerun()))
+    wanted = recipe(log_every=1, **options)
+    run(tmp_path / "whole", of=wanted)
+    create_run(wanted, tmp_path / "stopped")
+    for step in (4, 5, 9):
+        train(tmp_path / "stopped", monitor=StopAt(step))
+    train(tmp_path / "stopped")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"model": BPTT_MODEL, "bptt": 1}, {"accumulate": 2}], ids=str)
+def test_a_cuda_graph_trains_like_the_plain_loop(options: dict[str, Any], tmp_path: Path) -> None:
+    options = {**options, "model": {**options.get("model", {}), "dropout": DropoutConfig()}}
+    for name, changes in {"plain": {"cuda_graph": False}, "graph": {}}.items():
+        run(tmp_path / name, of=recipe(device="cuda", compile=False, **changes, **options))
+    assert (losses(tmp_path / "graph") - losses(tmp_path / "plain")).abs().max() < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_compiled_cuda_graph_resumes_bit_for_bit(precision: Any, tmp_path: Path) -> None:
+    wanted, lines = recipe(device="cuda", log_every=1, precision=precision), Lines()
+    run(tmp_path / "whole", of=wanted, monitor=lines)
+    assert "step: compiled, one CUDA graph" in lines.notes and not any("without it" in line for line in lines.notes)
+    create_run(wanted, tmp_path / "stopped")
+    for step in (4, 5, 9):
+        train(tmp_path / "stopped", monitor=StopAt(step))
+    train(tmp_path / "stopped")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+
+
+class Lines(Unwatched):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+
+class StopAt(Unwatched):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def trained(self, status: Status) -> None:
+        if status.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_the_pace_of_a_model_is_measured() -> None:

@@ -159,3 +159,19 @@ def test_a_wrong_name_or_number_is_one_line(tmp_path: Path, monkeypatch: pytest.
     for wrong in ({"segment": 0}, {"batch": 0}, {"memory": -1}):
         with pytest.raises(MnemoError):
             describe("x", preset("tiny-bytes"), **wrong)
+
+
+def test_what_computing_again_costs_and_saves(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = preset("enwik8-base")
+    plain = describe("base", recipe)
+    layers = describe("base", replace(recipe, train=replace(recipe.train, recompute="layer")))
+    kept = plain.activations
+    assert layers.training_step == pytest.approx(kept.layers_work * plain.training_step)
+    assert 1.3 < kept.layers_work < 4 / 3 and kept.layers < kept.all / 7
+    assert kept.segments == kept.all  # no window, nothing to save
+    assert main(["info", "enwik8-base"]) == 0
+    assert "layers (--train.recompute layer):" in capsys.readouterr().out
+    window = replace(recipe.train, bptt=3)
+    several = describe("base", replace(recipe, train=window)).activations
+    assert several.all == 4 * kept.all and several.segments == kept.all
+    assert several.segments_work == pytest.approx(4 / 3)

@@ -11,12 +11,12 @@ from tolerances import assert_close
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mnemo.layers import DropoutConfig, TransformerLayer
 from mnemo.memory.project import compute_dtype, project_behind
 from mnemo.memory.protocol import keep_newest, remember
+from mnemo.model import Model, ModelConfig
 
 
-def operands(memory: int = 6, rows: int = 3, dim: int = 4, width: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+def operands(memory: int = 6, rows: int = 3, dim: int = 4, width: int = 10) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     shapes = ((2, memory, dim), (2, rows, dim), (width, dim))
     held, x, weight = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
@@ -25,20 +25,20 @@ def operands(memory: int = 6, rows: int = 3, dim: int = 4, width: int = 5) -> tu
 
 def test_it_is_the_product_of_all_rows() -> None:
     memory, x, weight = operands()
-    found, expected = project_behind(memory, x, weight), F.linear(torch.cat([memory, x], 1), weight)
+    found, expected = torch.cat(project_behind(memory, x, weight), -1), F.linear(torch.cat([memory, x], 1), weight)
     assert_close(found, expected)
     slope = torch.randn(expected.shape, dtype=torch.float64)
     for a, b in zip(*(torch.autograd.grad(y, (x, weight), slope) for y in (found, expected)), strict=True):
         assert_close(a, b)
     with torch.no_grad():
-        assert_close(project_behind(memory, x, weight), expected)
+        assert_close(torch.cat(project_behind(memory, x, weight), -1), expected)
 
 
 def test_no_gradient_is_computed_for_the_memory() -> None:
-    memory, x, weight = operands(memory=6, rows=3, dim=4, width=5)
+    memory, x, weight = operands(memory=6, rows=3, dim=4, width=10)
     with FlopCounterMode(display=False) as count:
-        project_behind(memory, x, weight).sum().backward()
-    row = 2 * 4 * 5
+        torch.cat(project_behind(memory, x, weight)).sum().backward()
+    row = 2 * 4 * 10
     assert count.get_total_flops() == 2 * row * (9 + 9 + 3)  # of two rows: forward, the weight's, the segment's
 
 
@@ -48,7 +48,7 @@ def test_autocast_decides_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compute_dtype(x) == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert compute_dtype(x) == torch.bfloat16
-        out = project_behind(memory, x, weight)
+        out = torch.cat(project_behind(memory, x, weight))
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert x.grad is not None and weight.grad is not None
@@ -58,17 +58,8 @@ def test_autocast_decides_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_layers_give_the_keys_and_gradients_of_joined_rows(norm: Any) -> None:
     torch.manual_seed(0)
-    layer = TransformerLayer(
-        0,
-        dim=8,
-        num_heads=2,
-        head_dim=3,
-        inner_dim=5,
-        norm=norm,
-        norm_eps=1e-5,
-        activation="relu",
-        dropout=DropoutConfig(),
-    ).double()
+    sizes = dict(vocab_size=3, num_layers=1, dim=8, num_heads=2, head_dim=3, inner_dim=5)
+    (layer,) = Model(ModelConfig(**sizes, norm=norm)).double().layers()
     for weight in layer.norm_attention.parameters():
         torch.nn.init.normal_(weight)
     memory, x = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)

@@ -143,8 +143,8 @@ def test_a_run_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     lines = err.splitlines()
     assert lines[0] == "vocabulary: 6 as in the corpus, not the recipe's 256"
     assert lines[4].startswith("validation: segment ")
-    assert lines[6] == "run: runs/tiny-bytes-1"
-    assert lines[7].startswith("step 2/6  ") and lines[7].endswith(" left") and " tokens/s  " in lines[7]
+    assert lines[6].startswith("step: ") and lines[7] == "run: runs/tiny-bytes-1"
+    assert lines[8].startswith("step 2/6  ") and lines[8].endswith(" left") and " tokens/s  " in lines[8]
     assert any(line.startswith("step 3: valid ") and line.endswith("bpc, the best so far") for line in lines)
     assert read_header(Path("runs/tiny-bytes-1")).preset == "tiny-bytes"
     assert cli.main(["train", "tiny-bytes@published", *TINY, "--json"]) == 0

@@ -56,7 +56,7 @@ def _about(name: str) -> str:
 
 
 def _sections(info: Info) -> list[str]:
-    return [_parameters(info), _flops(info), _state(info), f"attention: {info.attention}"]
+    return [_parameters(info), _flops(info), _activations(info), _state(info), f"attention: {info.attention}"]
 
 
 def _parameters(info: Info) -> str:
@@ -86,6 +86,23 @@ def _flops(info: Info) -> str:
             "Matrix products only; memory full; mean over a causal segment.",
         ]
     )
+
+
+def _activations(info: Info) -> str:
+    kept = info.activations
+    lines = [
+        f"an update of {info.batch:,} rows keeps about {_size(kept.all)} of activations; computed again instead,",
+        f"  layers (--train.recompute layer): {_size(kept.layers)} for {_more(kept.layers_work)} FLOPs",
+    ]
+    if kept.segments < kept.all:
+        lines.append(
+            f"  segments (--train.bptt-memory replay): {_size(kept.segments)} for {_more(kept.segments_work)} FLOPs"
+        )
+    return "\n".join(lines)
+
+
+def _more(share: float) -> str:
+    return f"{100 * (share - 1):.0f}% more"
 
 
 def _mega(flops: Flops, name: str) -> str:

@@ -23,26 +23,34 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def project_behind(memory: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """[memory ; x] times weight (W, D), (B, M + L, W); no gradient reaches the memory."""
+def project_behind(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[memory ; x] times each half of a weight (2W, D), (B, M + L, W) each; no gradient reaches the memory."""
     dtype = compute_dtype(x)
     memory, x, weight = memory.detach().to(dtype), x.to(dtype), weight.to(dtype)
     if not torch.is_grad_enabled():
-        return F.linear(torch.cat([memory, x], 1), weight)
+        return _products(torch.cat([memory, x], 1), weight)
     return _ProjectBehind.apply(memory, x, weight)  # type: ignore[return-value]
+
+
+def _products(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values apart, so that neither they nor their gradients are ever put together or taken apart."""
+    first, second = weight.chunk(2)
+    return F.linear(rows, first), F.linear(rows, second)
 
 
 class _ProjectBehind(torch.autograd.Function):
     """Keeps memory and segment, which live anyway, and puts them together again for the weight's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, memory: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(memory, x, weight)
-        return F.linear(torch.cat([memory, x], 1), weight)
+        return _products(torch.cat([memory, x], 1), weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
         memory, x, weight = ctx.saved_tensors
         rows = torch.cat([memory, x], 1).flatten(0, 1)
-        by_weight = gradient.flatten(0, 1).t() @ rows
-        return None, gradient[:, memory.shape[1] :] @ weight, by_weight
+        by_weight = torch.cat([gradient.flatten(0, 1).t() @ rows for gradient in gradients])
+        parts = zip(gradients, weight.chunk(2), strict=True)
+        first, second = (gradient[:, memory.shape[1] :] @ half for gradient, half in parts)
+        return None, first + second, by_weight

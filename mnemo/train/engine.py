@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from mnemo.data.streams import Batch
 from mnemo.model import Model
@@ -22,7 +23,7 @@ from mnemo.state import State
 from mnemo.train.compiled import Compiled, against_compiling, is_adaptive
 from mnemo.train.graph import CudaRecorder, RecordedUpdate, Recorder, takes_tensor_rates
 from mnemo.train.precision import autocast, state_dtype
-from mnemo.train.step import Forward, Update, segment_loss, update
+from mnemo.train.step import Accept, Forward, PartOfRows, Update, nothing_around, segment_loss, update
 from mnemo.train.window import Window
 
 
@@ -30,8 +31,35 @@ def _say_nothing(line: str) -> None:
     pass
 
 
+def choose_forward(
+    model: Model,
+    config: TrainConfig,
+    device: torch.device,
+    *,
+    uneven: str | None = None,
+    note: Callable[[str], None] = _say_nothing,
+    backend: str = "inductor",
+) -> tuple[Forward, str | None]:
+    """Forward pass and loss of a run, compiled or as they are written, and why they are not compiled."""
+    recompute = config.recompute == "layer"
+    if config.compile is False:
+        reason = "compile is off"
+    elif config.compile is None and device.type != "cuda":
+        reason = f"device {device.type}"
+    else:
+        reason = against_compiling(model) or uneven
+    if reason is not None:
+        return partial(segment_loss, recompute=recompute), reason
+    length = config.context + config.segment
+    return Compiled(model, length=length, recompute=recompute, note=note, backend=backend), None
+
+
 class Engine:
-    """`scaler`: of fp16. `uneven`: why segments differ in length, where they do. `note` is told what goes wrong."""
+    """`forward`: what `choose_forward` gave, perhaps with something around it; chosen here when left out.
+
+    `scaler`: of fp16. `uneven`: why segments differ in length, where they do. `apart`: why updates cannot be recorded,
+    where the caller knows a reason. `note` is told what goes wrong.
+    """
 
     def __init__(
         self,
@@ -39,8 +67,10 @@ class Engine:
         optimizer: torch.optim.Optimizer,
         config: TrainConfig,
         *,
+        forward: tuple[Forward, str | None] | None = None,
         scaler: torch.amp.GradScaler | None = None,
         uneven: str | None = None,
+        apart: str | None = None,
         note: Callable[[str], None] = _say_nothing,
         backend: str = "inductor",
         recorder: Recorder | None = None,
@@ -49,15 +79,14 @@ class Engine:
         self.device = next(model.parameters()).device
         head_dim, computed = model.config.head_dim, state_dtype(config.precision) or next(model.parameters()).dtype
         self.not_fused = objection(self.device, computed, head_dim)
-        self._note, self._uneven = note, uneven
+        self._note, self._uneven, self._apart = note, uneven, apart
         self._recorder = recorder or (CudaRecorder() if self.device.type == "cuda" else None)
         self._recorded: RecordedUpdate | None = None
-        recompute = config.recompute == "layer"
         self._length = config.context + config.segment
-        self._forward: Forward = partial(segment_loss, recompute=recompute)
-        self.not_compiled, self.not_recorded = self._against_compiling(), self._against_recording()
-        if self.not_compiled is None:
-            self._forward = Compiled(model, length=self._length, recompute=recompute, note=note, backend=backend)
+        if forward is None:
+            forward = choose_forward(model, config, self.device, uneven=uneven, note=note, backend=backend)
+        self._forward, self.not_compiled = forward
+        self.not_recorded = self._against_recording()
 
     def describe(self) -> str:
         """How updates run, and why not faster."""
@@ -77,13 +106,6 @@ class Engine:
         recorded = "one CUDA graph" if self.not_recorded is None else f"no CUDA graph ({self.not_recorded})"
         return f"{compiled}, {recorded}"
 
-    def _against_compiling(self) -> str | None:
-        if self.config.compile is False:
-            return "compile is off"
-        if self.config.compile is None and self.device.type != "cuda":
-            return f"device {self.device.type}"
-        return against_compiling(self.model) or self._uneven
-
     def _against_recording(self) -> str | None:
         """In the order in which a user would want to know."""
         config = self.config
@@ -91,6 +113,7 @@ class Engine:
         reasons = {
             f"device {self.device.type}": self._recorder is None,
             "cuda_graph is off": not config.cuda_graph,
+            self._apart or "": self._apart is not None,
             self._uneven or "": self._uneven is not None,
             against_compiling(self.model) or "": against_compiling(self.model) is not None,
             "an adaptive softmax looks at its targets": is_adaptive(self.model),
@@ -99,8 +122,20 @@ class Engine:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def update(self, window: Window, states: Sequence[State], lr: float) -> Update:
-        """One update from a window whose batches may still be in the host's memory."""
+    def update(
+        self,
+        window: Window,
+        states: Sequence[State],
+        lr: float,
+        *,
+        part_of_rows: PartOfRows = nothing_around,
+        idle: Sequence[Tensor] = (),
+        accept: Accept | None = None,
+    ) -> Update:
+        """One update from a window whose batches may still be in the host's memory.
+
+        With any of the last three, as `mnemo.train.step.update` takes them, `apart` must say why nothing is recorded.
+        """
         self.prepare(window, states)
         set_learning_rate(self.optimizer, lr)
         if self.device.type == "cuda":
@@ -116,6 +151,9 @@ class Engine:
             scaler=self.scaler,
             autocast=autocast(self.config.precision, self.device),
             forward=self._forward,
+            part_of_rows=part_of_rows,
+            idle=idle,
+            accept=accept,
         )
 
     def needs_preparing(self, window: Window) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -68,9 +69,9 @@ def put_rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) 
 def unchanged(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Weights, moments and random generators are afterwards what they were before; new moments are zero."""
     device = next(model.parameters()).device
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    weights = [_aside(parameter) for parameter in model.parameters()]
     moments = {
-        parameter: {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
+        parameter: {key: _aside(value) if isinstance(value, Tensor) else value for key, value in values.items()}
         for parameter, values in optimizer.state.items()
     }
     chance = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
@@ -86,6 +87,11 @@ def unchanged(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         torch.set_rng_state(chance[0])
         if chance[1] is not None:
             torch.cuda.set_rng_state(chance[1], device)
+
+
+def _aside(tensor: Tensor) -> Tensor:
+    """A copy in the host's memory: the device's may be full."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _restore(values: dict[str, Any], before: dict[str, Any]) -> None:
@@ -119,13 +125,7 @@ class RecordedUpdate:
         device = next(model.parameters()).device
         self._window = window.map(lambda batch: _buffers(batch, device))
         first, *others = self._window.batches
-        self._window = Window(
-            (first._replace(starts=None), *others),
-            window.targets,
-            window.num_again,
-            window.scored,
-            window.method,
-        )
+        self._window = replace(self._window, batches=(first._replace(starts=None), *others))
         self._states = tuple(tree_map(torch.clone, state) for state in states)
         self._counts = Counts(torch.ones((), device=device), torch.ones((), device=device))
         self._optimizer_inside = takes_tensor_rates(optimizer)
@@ -134,11 +134,12 @@ class RecordedUpdate:
         self._fill(window, states)
         with unchanged(model, optimizer):
             recorder.warm(self._program)
-        with unchanged(model, optimizer):
-            self._output, self._replay = recorder.record(self._program)
-            self._gradients = [parameter.grad for parameter in model.parameters()]
+            output, self._replay = recorder.record(self._program)
+        *found, self._gradients = output
+        self._output = Update(*found)
 
-    def _program(self) -> Update:
+    def _program(self) -> tuple[Tensor, Tensor, tuple[tuple[State, ...], ...], tuple[Tensor | None, ...]]:
+        """Loss, gradient norm, states behind every batch, gradients."""
         self.optimizer.zero_grad(set_to_none=True)
         loss, borders = gradients(
             self.model,
@@ -151,7 +152,7 @@ class RecordedUpdate:
         norm = clip_gradients(self.model.parameters(), self._clip)
         if self._optimizer_inside:
             self.optimizer.step()
-        return Update(loss, norm, borders)
+        return loss, norm, borders, tuple(parameter.grad for parameter in self.model.parameters())
 
     def fits(self, window: Window) -> bool:
         return _form(window) == _form(self._window)

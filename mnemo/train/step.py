@@ -38,15 +38,27 @@ class Counts(NamedTuple):
 
 class Update(NamedTuple):
     loss: Tensor
-    """Mean nats per token, before the update"""
+    """Mean nats per token, before the update; several processes each have their rows' share of it"""
     grad_norm: Tensor
     """Before clipping"""
     borders: tuple[tuple[State, ...], ...]
     """Behind every batch, the states of its parts"""
+    accepted: bool = True
+    """Whether the weights were updated"""
 
     @property
     def states(self) -> tuple[State, ...]:
         return self.borders[-1]
+
+
+PartOfRows = Callable[[bool], AbstractContextManager[Any]]
+"""Goes around the work on each part of the rows; told whether it is the last."""
+Accept = Callable[[Tensor, Tensor], bool]
+"""Whether the loss and the gradient's norm are such that the weights may be updated."""
+
+
+def nothing_around(is_last: bool) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
 def update(
@@ -60,18 +72,34 @@ def update(
     scaler: torch.amp.GradScaler | None = None,
     autocast: AbstractContextManager[Any] | None = None,
     forward: Forward = segment_loss,
+    part_of_rows: PartOfRows = nothing_around,
+    idle: Sequence[Tensor] = (),
+    accept: Accept | None = None,
 ) -> Update:
     """One update from one batch, or from a window of them with gradient between them.
 
     Rows fall into as many parts as there are states, read one after the other.
     `tokens`: the batch's number of targets, where the caller knows it; counting on a device makes it wait.
+    `idle`: weights that are left alone.
     """
     window = (
         batch if isinstance(batch, Window) else Window((batch,), (count_targets(batch) if tokens is None else tokens,))
     )
     optimizer.zero_grad(set_to_none=True)
-    loss, borders = gradients(model, window, states, scaler=scaler, autocast=autocast, forward=forward)
-    return Update(loss, _step(model, optimizer, clip, scaler), borders)
+    loss, borders = gradients(
+        model, window, states, scaler=scaler, autocast=autocast, forward=forward, part_of_rows=part_of_rows
+    )
+    for parameter in idle:
+        parameter.grad = None
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    norm = clip_gradients(model.parameters(), clip)
+    accepted = accept is None or accept(loss, norm)
+    if accepted:
+        optimizer.step() if scaler is None else scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    return Update(loss, norm, borders, accepted)
 
 
 def gradients(
@@ -83,9 +111,9 @@ def gradients(
     autocast: AbstractContextManager[Any] | None = None,
     forward: Forward = segment_loss,
     counts: Counts | None = None,
+    part_of_rows: PartOfRows = nothing_around,
 ) -> tuple[Tensor, tuple[tuple[State, ...], ...]]:
     """Add a window's gradients to those of the weights; the loss, and the states behind every batch."""
-    rows = len(window.batches[0].tokens)
     minimised = window.num_targets if counts is None else counts.minimised
 
     def step(segment: Batch, state: State, scored: bool) -> Read:
@@ -93,31 +121,18 @@ def gradients(
             nll, aux, state = forward(model, segment, state, scored)
         if nll is None:
             return Read(None, state)
-        objective = nll / minimised + aux * (len(segment.tokens) / rows / window.num_scored)
+        objective = nll / minimised + aux * (len(segment.tokens) / window.num_rows / window.num_scored)
+        objective = objective * window.weight if window.weight > 1 else objective
         return Read(scaler.scale(objective) if scaler else objective, state, nll.detach())
 
     parts = zip(*(split_rows(batch, len(states)) for batch in window.batches), strict=True)
-    reads = [
-        backward(step, part, state, scored=window.scored, method=window.method)
-        for part, state in zip(parts, states, strict=True)
-    ]
+    reads = []
+    for number, (part, state) in enumerate(zip(parts, states, strict=True), 1):
+        with part_of_rows(number == len(states)):
+            reads.append(backward(step, part, state, scored=window.scored, method=window.method))
     new = [read.report for part in reads for read in part[window.num_again :] if read.report is not None]
     loss = torch.stack(new).sum() / (max(1, window.num_new) if counts is None else counts.new)
     return loss, tuple(zip(*([read.state for read in part] for part in reads), strict=True))
-
-
-def _step(
-    model: Model, optimizer: torch.optim.Optimizer, clip: float | None, scaler: torch.amp.GradScaler | None
-) -> Tensor:
-    if scaler is None:
-        norm = clip_gradients(model.parameters(), clip)
-        optimizer.step()
-        return norm
-    scaler.unscale_(optimizer)
-    norm = clip_gradients(model.parameters(), clip)
-    scaler.step(optimizer)
-    scaler.update()
-    return norm
 
 
 def split_rows(batch: Batch, parts: int) -> list[Batch]:
