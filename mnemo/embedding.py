@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-MAX_LOGITS = 2**24
-"""Logits that the loss holds at once; more are computed in chunks, and again for the gradient."""
+from mnemo.memory.project import compute_dtype
+from mnemo.ops.cross_entropy import linear_cross_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +106,8 @@ class TokenEmbedding(nn.Module):
         return x * self.dim**0.5
 
     def _by_bin(self, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._from_every_bin(ids)
         flat = ids.reshape(-1)
         x = self.projections[0].new_zeros(flat.shape[0], self.dim)
         for i in range(len(self.bins)):
@@ -116,6 +117,16 @@ class TokenEmbedding(nn.Module):
             rows = F.linear(F.embedding(flat[where] - self.bins.edges[i], self.tables[i]), self.projections[i])
             x = x.index_copy(0, where, rows.to(x.dtype))
         return x.view(*ids.shape, self.dim)
+
+    def _from_every_bin(self, ids: Tensor) -> Tensor:
+        """The same with shapes that do not depend on the ids: every bin is asked for every token."""
+        parts = []
+        for table, projection, low, high in zip(
+            self.tables, self.projections, self.bins.edges, self.bins.edges[1:], strict=False
+        ):
+            rows = F.linear(F.embedding((ids - low).clamp(0, high - low - 1), table), projection)
+            parts.append(rows * ((ids >= low) & (ids < high))[..., None])
+        return torch.stack(parts).sum(0)
 
     def _kept_words(self) -> Tensor | None:
         if not self.training or self.word_dropout == 0:
@@ -202,20 +213,6 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | N
 
 
 def _cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor) -> Tensor:
-    rows = max(1, MAX_LOGITS // weight.shape[0])
-    if hidden.shape[0] <= rows:
-        return _dense_cross_entropy(hidden, weight, bias, projection, targets)
-    parts = [
-        checkpoint(_dense_cross_entropy, part, weight, bias, projection, goal, use_reentrant=False)
-        for part, goal in zip(hidden.split(rows), targets.split(rows), strict=True)
-    ]
-    return torch.cat(parts)  # type: ignore[arg-type]
-
-
-def _dense_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor
-) -> Tensor:
-    logits = _logits(hidden, weight, bias, projection)
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    return F.cross_entropy(logits, targets, reduction="none", ignore_index=-1)
+    if projection is not None:
+        hidden = hidden @ projection
+    return linear_cross_entropy(hidden.to(compute_dtype(hidden)), weight, bias, targets)

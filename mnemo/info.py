@@ -4,7 +4,7 @@ FLOPs count a multiply-add as 2, matrix products only (no norms, softmaxes, acti
 the memory full. For D model width, W = heads * head size, F inner width, segments of n tokens that make q rows (n and
 their memory tokens), m memory slots and a batch of B, a layer's forward pass over a segment takes
 
-    projections   8 DW q (queries, keys, values, output) + 2 DW (m + q) / B (positions)
+    projections   8 DW q (queries, keys, values, output) + 2 DW (m + q) / B (positions) + 2 DH q (gates of H heads)
     attention     2 W (2 or 3) times the keys that its rows see: for keys, values and, where positions are relative,
                   positions; m each and the mean of a causal segment, or what a block mask shows, though more is
                   computed and hidden there; with same_length m
@@ -340,9 +340,10 @@ def flops_per_token(
 def _projections(config: ModelConfig, rows: int, columns: int, batch: int) -> float:
     """Of a layer's rows, and of its table of positions, which all rows of the batch share."""
     one = 2.0 * config.dim * config.num_heads * config.head_dim
+    own = 4 * rows * one + config.head_gate * rows * 2.0 * config.dim * config.num_heads
     if not isinstance(config.positions, Relative) or not columns:
-        return 4 * rows * one
-    return 4 * rows * one + (columns + config.positions.shared_projection) * one / batch
+        return own
+    return own + (columns + config.positions.shared_projection) * one / batch
 
 
 def _seen(config: ModelConfig, slots: int, segment: int, rows: int) -> float:

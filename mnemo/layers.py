@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemo.memory.project import project_behind
 from mnemo.memory.protocol import Scope
 from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
 
 Activation = Literal["relu", "gelu", "squared_relu"]
+NormKind = Literal["layer", "rms"]
 ACTIVATIONS = {
     "relu": functools.partial(F.relu, inplace=True),
     "gelu": F.gelu,
@@ -83,14 +85,58 @@ class Dropout(nn.Module):
         return x * keep_mask(shape, self.rate, x)
 
 
+class LayerNorm(nn.LayerNorm):
+    """Computes in fp32 under autocast, and hands on what it got: a residual stream of half the width."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).to(input.dtype)
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """Before weight and bias."""
+        return F.layer_norm(x, self.normalized_shape, eps=self.eps).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, in the type of x."""
+
+    bias = None
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """Before the weight."""
+        return F.rms_norm(x, self.weight.shape, eps=self.eps).to(x.dtype)
+
+
+NORMS: dict[NormKind, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x) whose gradient reaches x, but no weight."""
+    weights = {name: weight.detach() for name, weight in module.named_parameters()}
+    return torch.func.functional_call(module, weights, (x,))
+
+
 class Attention(nn.Module):
-    def __init__(self, dim: int, num_heads: int, head_dim: int, dropout: DropoutConfig) -> None:
+    """Keys and values of one row come from one product; queries and keys may be normalised, head by head."""
+
+    def __init__(
+        self, dim: int, num_heads: int, head_dim: int, dropout: DropoutConfig, qk_norm_eps: float | None = None
+    ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, head_dim
         width = num_heads * head_dim
         self.query = nn.Linear(dim, width, bias=False)
         self.key_value = nn.Linear(dim, 2 * width, bias=False)
         self.output = nn.Linear(width, dim, bias=False)
+        self.norm_query = nn.Identity() if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
+        self.norm_key = nn.Identity() if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
         self.drop_qkv = Dropout(dropout.qkv, dropout.locked)
         self.rate = dropout.attention
 
@@ -99,11 +145,22 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
     def queries(self, x: Tensor) -> Tensor:
-        return self.split(self.drop_qkv(self.query(x)))
+        return self.norm_query(self.split(self.drop_qkv(self.query(x))))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
-        return self.split(keys), self.split(values)
+        return self._split_pair(self.key_value(x))
+
+    def keys_values_behind(
+        self, memory: Tensor, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of constant rows (B, M, D) and of rows x behind them, both taken times `scale` (D,) plus `shift` (D,)."""
+        weight = self.key_value.weight
+        projected = project_behind(memory, x, weight if scale is None else weight * scale)
+        return self._split_pair(projected if shift is None else projected + (weight @ shift).to(projected.dtype))
+
+    def _split_pair(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.drop_qkv(projected).chunk(2, -1)
+        return self.norm_key(self.split(keys)), self.split(values)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L)."""
@@ -128,6 +185,19 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = rotary
     left, right = x.chunk(2, -1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+class HeadGate(nn.Module):
+    """Each row sets a gate between 0 and 1 for what each of its heads has read (Qiu et al., 2025)."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, num_heads, bias=False)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """x (B, L, D), context (B, L, H * d)."""
+        gate = torch.sigmoid(self.linear(x))
+        return (context.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
 
 
 class FeedForward(nn.Module):
@@ -155,24 +225,34 @@ class TransformerLayer(nn.Module):
         head_dim: int,
         inner_dim: int,
         norm: Literal["post", "pre"],
+        norm_kind: NormKind,
         norm_eps: float,
+        qk_norm: bool,
+        head_gate: bool,
         activation: Activation,
         dropout: DropoutConfig,
     ) -> None:
         super().__init__()
         self.index, self.pre = index, norm == "pre"
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
-        self.attention = Attention(dim, num_heads, head_dim, dropout)
+        self.attention = Attention(dim, num_heads, head_dim, dropout, norm_eps if qk_norm else None)
+        self.gate = HeadGate(dim, num_heads) if head_gate else None
         self.feed_forward = FeedForward(dim, inner_dim, activation, dropout)
-        self.norm_attention = nn.LayerNorm(dim, norm_eps)
-        self.norm_feed_forward = nn.LayerNorm(dim, norm_eps)
+        self.norm_attention = NORMS[norm_kind](dim, norm_eps)
+        self.norm_feed_forward = NORMS[norm_kind](dim, norm_eps)
         self.drop = Dropout(dropout.projection, dropout.locked)
 
     def _inner(self, rows: Tensor) -> Tensor:
         return self.norm_attention(rows) if self.pre else rows
 
-    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.attention.keys_values(self._inner(rows))
+    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if memory is None or memory.shape[1] == 0:
+            return self.attention.keys_values(self._inner(rows))
+        if not self.pre:
+            return self.attention.keys_values_behind(memory, rows)
+        # A norm's weights join the projection's: their gradient then needs none of the memory's rows.
+        norm = self.norm_attention
+        return self.attention.keys_values_behind(norm.unscaled(memory), norm.unscaled(rows), norm.weight, norm.bias)
 
     def queries(self, x: Tensor) -> Tensor:
         return self.attention.queries(self._inner(x))
@@ -183,21 +263,23 @@ class TransformerLayer(nn.Module):
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """(B, L, D) reading (B, T, D), of which the first lengths[b] are valid -> (B, L, H * d); gradient reaches x
         and `rows`, but no weight."""
-        norm, attention = self.norm_attention, self.attention
+        attention = self.attention
 
         def inner(part: Tensor) -> Tensor:
-            if not self.pre:
-                return part
-            return F.layer_norm(part, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+            return with_constant_weights(self.norm_attention, part) if self.pre else part
 
         q = attention.split(F.linear(inner(x), attention.query.weight.detach()))
         k, v = F.linear(inner(rows), attention.key_value.weight.detach()).chunk(2, -1)
+        q = with_constant_weights(attention.norm_query, q)
+        k = with_constant_weights(attention.norm_key, attention.split(k))
         valid = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
         mask = valid[:, None, None, :]
-        out = F.scaled_dot_product_attention(q, attention.split(k), attention.split(v), attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, k, attention.split(v), attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
     def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
+        if self.gate is not None:
+            context = self.gate(self._inner(x), context)
         attended = self.attention.output(context)
         x = x + self.drop(attended if added is None else attended + added)
         if self.pre:

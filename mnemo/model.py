@@ -19,9 +19,10 @@ from mnemo import positions as positions_module
 from mnemo.config import digest
 from mnemo.embedding import EmbeddingConfig, Softmax, TokenEmbedding
 from mnemo.errors import MnemoError
-from mnemo.layers import Activation, Dropout, DropoutConfig, TransformerLayer
+from mnemo.layers import NORMS, Activation, Dropout, DropoutConfig, NormKind, RMSNorm, TransformerLayer
 from mnemo.memory import MemoryTokens, Plan, RecurrentMemory
-from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage
+from mnemo.memory.project import compute_dtype
+from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage, widened
 from mnemo.ops import Attended, Blocks, Causal
 from mnemo.positions import AnyPositions, Learned, Relative, Sinusoidal
 from mnemo.state import State, reset
@@ -29,6 +30,9 @@ from mnemo.state import State, reset
 if TYPE_CHECKING:
     from mnemo.decode import Decoder
     from mnemo.ring import RingDecoder
+
+RESIDUAL = ("attention.output.weight", "feed_forward.outer.weight")
+"""Weights whose products are added to the residual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,9 @@ class InitConfig:
     """Deviation of embedding projections."""
     bound: float = 0.1
     """Range of the uniform kind."""
+    residual: Literal["same", "scaled", "zero"] = "same"
+    """Weights whose products are added to the residual: drawn as all others; narrower, by the square root of how many
+    of them there are; or zero, so that every layer begins as the identity (pre-norm)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +65,14 @@ class ModelConfig:
     """The norm after each residual sum, or before each branch."""
     final_norm: bool = False
     """A norm after the last layer (the published pre-norm model has none)."""
+    norm_kind: NormKind = "layer"
+    """Norms that subtract the mean (layer) or only divide by the root of the mean square (rms)."""
     norm_eps: float = 1e-5
     """Added to the variance in norms."""
+    qk_norm: bool = False
+    """Queries and keys pass through an rms norm, head by head, before their positions are added."""
+    head_gate: bool = False
+    """What each head has read is multiplied by a gate that the reading row sets (Qiu et al., 2025)."""
     activation: Activation = "relu"
     """Of the feed-forward."""
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
@@ -133,7 +146,7 @@ class Model(nn.Module):
         self._attending = [[attending.index(index) for index in group if index in layers] for group in self._groups]
         self.stages = nn.ModuleList(_stages(config, layers))
         self.memory_tokens = None if config.tokens is None else RecurrentMemory(config.tokens, config.dim)
-        self.norm = nn.LayerNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
+        self.norm = NORMS[config.norm_kind](config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.drop_input = Dropout(config.dropout.input, config.dropout.locked)
         self.drop_output = Dropout(config.dropout.output, config.dropout.locked)
         initialize(self, config.init, own=[stage for stage, places in enumerate(self._attending) if not places])
@@ -147,6 +160,7 @@ class Model(nn.Module):
         starts: Tensor | None = None,
         tables: Sequence[Relation] | None = None,
         notes: dict[str, Tensor] | None = None,
+        recompute: bool = False,
     ) -> tuple[Output, State]:
         """Read one segment of tokens (B, L).
 
@@ -154,8 +168,9 @@ class Model(nn.Module):
         `starts` (B,): rows that begin a document, whose memory is emptied first.
         `tables`: what `model.tables` gave, so that positions are not projected again for every segment.
         `notes`: a dictionary into which memories put what they have to tell of themselves.
+        `recompute`: keep only what goes into each layer, and compute the layer again in the backward pass.
         """
-        return self._read(tokens, state, lengths, starts, tables, None, notes)
+        return self._read(tokens, state, lengths, starts, tables, None, notes, recompute)
 
     @torch.no_grad()
     def explain(self, tokens: Tensor, state: State | None = None) -> tuple[Output, State, list[Attended]]:
@@ -173,6 +188,7 @@ class Model(nn.Module):
         tables: Sequence[Relation] | None,
         record: list[Attended] | None,
         notes: dict[str, Tensor] | None = None,
+        recompute: bool = False,
     ) -> tuple[Output, State]:
         self.check_tokens(tokens)
         if state is None:
@@ -180,7 +196,7 @@ class Model(nn.Module):
         if starts is not None:
             state = reset(state, starts)
         aux: dict[str, Tensor] = {}
-        backbone = partial(self.run, tables=tables, record=record, notes=notes, aux=aux)
+        backbone = partial(self.run, tables=tables, record=record, notes=notes, aux=aux, recompute=recompute)
         x, length = self.embedding(tokens), tokens.shape[1]
         if self.memory_tokens is not None:
             first = self.memory_tokens.config.num
@@ -203,6 +219,7 @@ class Model(nn.Module):
         notes: dict[str, Tensor] | None = None,
         aux: dict[str, Tensor] | None = None,
         text: slice = slice(None),
+        recompute: bool = False,
     ) -> tuple[Tensor, State]:
         """The backbone: embedded rows (B, Q, D) at `positions` (Q,) of a segment -> hidden rows, ready for the softmax.
 
@@ -218,16 +235,32 @@ class Model(nn.Module):
             record=record,
             notes=notes,
             aux={} if aux is None else aux,
+            recompute=recompute,
         )
+        embeddings = embeddings.to(compute_dtype(embeddings))
         x = self.drop_input(self.at_input(embeddings, positions, rows))
         after = []
         for index, (stage, memory) in enumerate(zip(self.stages, state, strict=True)):
-            x, memory = stage(self.enter(index, x, positions, rows), memory, segment)
+            x, memory = self._through(index, stage, self.enter(index, x, positions, rows), memory, segment)
             after.append(memory)
         x = self.norm(x)
         if self.training:
             segment.aux.update(self._penalties(x[:, text]))
         return self.drop_output(x), tuple(after)
+
+    def _through(self, index: int, stage: nn.Module, x: Tensor, memory: Any, segment: Segment) -> tuple[Tensor, Any]:
+        """One stage; a stage of several layers keeps or recomputes each of them itself."""
+        if not segment.recompute or len(self._groups[index]) > 1:
+            return stage(x, memory, segment)
+
+        def read(x: Tensor, memory: Any) -> tuple[Tensor, Any, dict[str, Tensor]]:
+            own = replace(segment, aux={}, recompute=False)
+            return *stage(x, memory, own), own.aux
+
+        x, memory, losses = segment.through(read, x, memory)
+        for name, value in losses.items():
+            segment.add_loss(name, value)
+        return x, memory
 
     def at_input(self, x: Tensor, slots: Tensor, rows: int) -> Tensor:
         """Embedded rows x (B, T, D) at `slots` of a segment of so many rows, as the first stage takes them."""
@@ -244,6 +277,7 @@ class Model(nn.Module):
 
     def _penalties(self, x: Tensor) -> dict[str, Tensor]:
         config, penalties = self.config, {}
+        x = widened(x)
         if config.activation_penalty:
             penalties["activation"] = config.activation_penalty * x.square().mean()
         if config.temporal_penalty and x.shape[1] > 1:
@@ -261,21 +295,41 @@ class Model(nn.Module):
         """(B, L, V); with an adaptive softmax these are log-probabilities."""
         return self.softmax.logits(out.hidden, self.embedding)
 
-    def init(self, batch: int, lengths: int | Sequence[int] | None = None, cached: bool = False) -> State:
+    def init(
+        self,
+        batch: int,
+        lengths: int | Sequence[int] | None = None,
+        cached: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> State:
         """An empty state.
 
         `lengths`: slots of the long-range layers, or of every layer; as configured when left out.
         `cached`: the form for inference, which keeps projected keys and values.
+        `dtype`: of what layers remember, such as the one that autocast computes in; the weights' when left out.
         """
-        return self._new_state(batch, lengths, cached, full=False)
+        return self._new_state(batch, lengths, cached, full=False, dtype=dtype)
 
-    def zeros(self, batch: int, lengths: int | Sequence[int] | None = None, cached: bool = False) -> State:
+    def zeros(
+        self,
+        batch: int,
+        lengths: int | Sequence[int] | None = None,
+        cached: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> State:
         """A state full of zero vectors that are attended to: where TensorFlow and Hugging Face start from."""
-        return self._new_state(batch, lengths, cached, full=True)
+        return self._new_state(batch, lengths, cached, full=True, dtype=dtype)
 
-    def _new_state(self, batch: int, lengths: int | Sequence[int] | None, cached: bool, full: bool) -> State:
+    def _new_state(
+        self,
+        batch: int,
+        lengths: int | Sequence[int] | None,
+        cached: bool,
+        full: bool,
+        dtype: torch.dtype | None = None,
+    ) -> State:
         with torch.no_grad():
-            like = self.embedding.tables[0].new_empty(0, self.config.dim)
+            like = self.embedding.tables[0].new_empty(0, self.config.dim, dtype=dtype)
             layers = tuple(
                 stage.init(batch, length, like, cached, full)
                 for stage, length in zip(self._stages(), self._stage_lengths(lengths), strict=True)
@@ -369,7 +423,7 @@ class Model(nn.Module):
 
     def check_tokens(self, tokens: Tensor, lowest: int = 0) -> None:
         """Refuse ids beyond the vocabulary (on the CPU, where looking costs nothing)."""
-        if tokens.device.type != "cpu" or tokens.numel() == 0:
+        if tokens.device.type != "cpu" or tokens.numel() == 0 or torch.compiler.is_compiling():
             return
         low, high = tokens.aminmax()
         if int(low) < lowest or int(high) >= self.config.vocab_size:
@@ -386,7 +440,10 @@ def _layer(config: ModelConfig, index: int) -> nn.Module:
         head_dim=config.head_dim,
         inner_dim=config.inner_dim,
         norm=config.norm,
+        norm_kind=config.norm_kind,
         norm_eps=config.norm_eps,
+        qk_norm=config.qk_norm,
+        head_gate=config.head_gate,
         activation=config.activation,
         dropout=config.dropout,
     )
@@ -430,6 +487,8 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
     The stages in `own` have drawn their weights themselves.
     """
     keep = tuple(f"stages.{stage}." for stage in own)
+    count = sum(name.endswith(RESIDUAL) for name, _ in model.named_parameters())
+    share = {"same": 1.0, "scaled": max(1, count) ** -0.5, "zero": 0.0}[config.residual]
 
     def draw(tensor: Tensor, std: float) -> None:
         if config.kind == "uniform":
@@ -443,7 +502,7 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
         if name.startswith(keep):
             continue
         owner = model.get_submodule(name.rpartition(".")[0])
-        if isinstance(owner, nn.LayerNorm):
+        if isinstance(owner, (nn.LayerNorm, RMSNorm)):
             parameter.normal_(1.0, config.std) if name.endswith("weight") else parameter.zero_()
         elif isinstance(owner, RecurrentMemory):
             owner.reset_parameters()
@@ -453,3 +512,5 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
             draw(parameter, config.projection_std)
         else:
             draw(parameter, config.std)
+            if name.endswith(RESIDUAL):
+                parameter.mul_(share)

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemo.layers import Attention
 from mnemo.model import Model
+from mnemo.muon import Muon
 from mnemo.recipe import AverageConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 PLATEAU_THRESHOLD = 1e-4
@@ -22,7 +24,9 @@ PLATEAU_THRESHOLD = 1e-4
 
 
 def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Adam, AdamW or SGD; each group's `factor` multiplies the learning rate that `set_learning_rate` gives."""
+    """Adam, AdamW, SGD or Muon; a group's `factor` multiplies the learning rate that `set_learning_rate` gives."""
+    if config.kind == "muon":
+        return _build_muon(model, config)
     tables = {id(table) for table in model.embedding.tables}
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if id(p) not in tables], "factor": 1.0},
@@ -36,9 +40,35 @@ def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimi
     return kind(groups, lr, (beta1, beta2), eps=config.eps, weight_decay=decay, fused=True)
 
 
+def _build_muon(model: Model, config: OptimizerConfig) -> Muon:
+    matrices = layer_matrices(model)
+    tables = {id(table) for table in model.embedding.tables}
+    others = [p for p in model.parameters() if id(p) not in tables and p not in matrices]
+    beside = config.adam_lr / config.lr
+    groups: list[dict[str, Any]] = [
+        {"params": list(matrices), "parts": list(matrices.values()), "factor": 1.0},
+        {"params": others, "factor": beside, "weight_decay": 0.0},
+        {"params": list(model.embedding.tables), "factor": beside * config.embedding_lr_factor, "weight_decay": 0.0},
+    ]
+    beta1, beta2 = config.betas
+    options: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    return Muon([g for g in groups if g["params"]], config.lr, betas=(beta1, beta2), eps=config.eps, **options)
+
+
+def layer_matrices(model: Model) -> dict[Tensor, int]:
+    """The weights of linear maps, and how many maps each stacks: keys and values are two that share one product."""
+    stacked = {module.key_value: 2 for module in model.modules() if isinstance(module, Attention)}
+    maps = [module for module in model.modules() if isinstance(module, nn.Linear) and min(module.weight.shape) > 1]
+    return {module.weight: stacked.get(module, 1) for module in maps}
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr * group["factor"]
+        rate = lr * group["factor"]
+        if isinstance(group["lr"], Tensor):  # recorded programs read it where it is
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:

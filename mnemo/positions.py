@@ -18,17 +18,26 @@ from mnemo.layers import Attention, Dropout, DropoutConfig
 from mnemo.memory.protocol import Relation
 
 
-@functools.lru_cache(maxsize=32)
 def sinusoids(
     num_keys: int, dim: int, clamp: int | None, dtype: torch.dtype, device: torch.device, ahead: int = 0
 ) -> Tensor:
     """[sin, cos] of distances K-1 ... -ahead, at most `clamp`, (K + ahead, D); computed in float64."""
-    distance = torch.arange(num_keys - 1, -1 - ahead, -1, dtype=torch.float64)
+    make = _sinusoids if torch.compiler.is_compiling() else _kept_sinusoids
+    return make(num_keys, dim, clamp, dtype, device, ahead)
+
+
+def _sinusoids(
+    num_keys: int, dim: int, clamp: int | None, dtype: torch.dtype, device: torch.device, ahead: int
+) -> Tensor:
+    distance = torch.arange(num_keys - 1, -1 - ahead, -1, dtype=torch.float64, device=device)
     if clamp is not None:
         distance = distance.clamp(max=clamp)
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
     angle = distance[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], -1).to(device=device, dtype=dtype)
+    return torch.cat([angle.sin(), angle.cos()], -1).to(dtype)
+
+
+_kept_sinusoids = functools.lru_cache(maxsize=32)(_sinusoids)
 
 
 class Positions(Protocol):

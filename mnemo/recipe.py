@@ -18,21 +18,26 @@ class DataConfig:
     """At a document's end, let the text run on, or cut the segment and reset that row's memory."""
     rotate: bool = False
     """Rotate each row's stream by a random amount at every epoch."""
+    drop_last: bool = False
+    """Leave out an epoch's last segment, which is shorter than the others: a compiled step then has one shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    kind: Literal["adam", "adamw", "sgd"] = "adam"
+    kind: Literal["adam", "adamw", "sgd", "muon"] = "adam"
+    """Muon moves the matrices of layers by orthogonal steps, and everything else by Adam's."""
     lr: float = 2.5e-4
-    """Learning rate at the schedule's top."""
+    """Learning rate at the schedule's top; Muon's is near 0.02."""
+    adam_lr: float = 3e-3
+    """Muon: learning rate, at the schedule's top, of what takes Adam's steps (embeddings, softmax, norms, biases)."""
     betas: tuple[float, ...] = (0.9, 0.999)
     """Adam's decay of the first and of the second moment."""
     eps: float = 1e-8
     """Added to Adam's denominator."""
     weight_decay: float = 0.0
-    """Coupled L2 for adam and sgd, decoupled for adamw."""
+    """Coupled L2 for adam and sgd, decoupled for adamw and muon; that of muon is for the matrices of layers only."""
     momentum: float = 0.0
-    """Of sgd."""
+    """Of sgd and muon (0.95 is usual there)."""
     clip: float | None = 0.25
     """Global gradient norm limit."""
     embedding_lr_factor: float = 1.0
@@ -43,6 +48,10 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas {self.betas} must be two numbers in [0, 1)")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum {self.momentum} is not in [0, 1)")
+        if self.kind == "muon" and min(self.lr, self.adam_lr) <= 0:
+            raise ValueError(f"muon's learning rates {self.lr} and {self.adam_lr} must be positive")
         if self.lr < 0 or (self.clip is not None and self.clip <= 0):
             raise ValueError(f"learning rate {self.lr} and clip {self.clip} must be positive")
 
@@ -114,8 +123,12 @@ class TrainConfig:
     """Of the first weights, dropout and the data's order."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; a GPU where there is one when left at auto."""
-    compile: bool = False
-    """Compile forward pass and loss with torch.compile."""
+    compile: bool | None = None
+    """Compile forward pass and loss with torch.compile; on a GPU when left out."""
+    cuda_graph: bool = True
+    """On a GPU, replay whole updates as one CUDA graph where their shapes stay the same."""
+    recompute: Literal["none", "layer"] = "none"
+    """Keep only what goes into each layer, and compute the layer again in the backward pass: less memory, more work."""
     log_every: int = 10
     """Steps from one line of metrics to the next."""
     eval_every: int = 200

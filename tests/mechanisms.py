@@ -79,4 +79,18 @@ MECHANISMS: dict[str, dict[str, Any]] = {
         memory=Plan(long=QRNN(), short=Lookahead(length=3), num_long=1, arrangement="last"),
     ),
     "xl-without-positions": dict(memory=5, positions=NoPositions()),
+    "xl-plan-modern": dict(
+        memory=Plan(long=XL(length=7), short=XL(length=2), num_long=1),
+        positions=Rotary(),
+        norm="pre",
+        final_norm=True,
+        norm_kind="rms",
+        qk_norm=True,
+        head_gate=True,
+        activation="squared_relu",
+    ),
+    "compressive-qk-norm": dict(
+        memory=compressive(length=4, compressed=3, ratio=2), norm="pre", norm_kind="rms", qk_norm=True
+    ),
+    "lookahead-qk-norm": dict(memory=Plan(long=Lookahead(length=5)), norm_kind="rms", qk_norm=True, head_gate=True),
 }

@@ -21,6 +21,7 @@ LEVELS = [
         "evaluate",
         "generate",
         "memory_file",
+        "muon",
         "optimize",
         "parallel",
         "presets",

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tolerances import PARITY
 from torch import Tensor
 
-from mnemo import cli, positions
+from mnemo import cli, layers, positions
 from mnemo.convert import transformer_xl as convert
 from mnemo.errors import MnemoError
 from mnemo.memory import xl
@@ -214,10 +214,14 @@ def distances_one_more(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradient_through_memory(patch: pytest.MonkeyPatch) -> None:
-    def attached(rows: Tensor, num_slots: int, lengths: Any, num_new: int, dim: int) -> Tensor:
-        return rows.narrow(dim, rows.shape[dim] - num_slots, num_slots)
+    def attached(memory: Tensor, x: Tensor, lengths: Any) -> Tensor:
+        return torch.cat([memory, x], 1)[:, x.shape[1] :]
 
-    patch.setattr(xl, "keep_newest", attached)
+    def differentiable(memory: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.linear(torch.cat([memory, x], 1), weight)
+
+    patch.setattr(xl, "remember", attached)
+    patch.setattr(layers, "project_behind", differentiable)
 
 
 def other_norm(patch: pytest.MonkeyPatch) -> None:

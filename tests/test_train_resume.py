@@ -42,6 +42,12 @@ RECIPES: dict[str, dict[str, Any]] = {
         "log_every": 5,
         "optimizer": OptimizerConfig(kind="sgd", momentum=0.9, clip=None, scale_lr_by_length=True),
     },
+    "muon-parts": {
+        "model": {"norm": "pre", "norm_kind": "rms", "qk_norm": True},
+        "data": {"rotate": True, "drop_last": True},
+        "optimizer": OptimizerConfig(kind="muon", lr=0.02, momentum=0.95, weight_decay=0.1, clip=None),
+        "accumulate": 2,
+    },
     "documents": {"data": {"documents": "reset"}, "average": AverageConfig(start=5), "log_every": 1},
     "context-half": {"model": {"memory": NO_MEMORY}, "context": 4, "loss": "half", "keep": 1},
 }

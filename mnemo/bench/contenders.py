@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -23,15 +23,17 @@ from mnemo.generate import Sampling, Writer
 from mnemo.model import Model, Output
 from mnemo.optimize import build_optimizer
 from mnemo.reader import SegmentReader, in_type
-from mnemo.recipe import OptimizerConfig
+from mnemo.recipe import OptimizerConfig, TrainConfig
 from mnemo.state import State
-from mnemo.train import update
-from mnemo.train.precision import autocast
+from mnemo.train.engine import Engine
+from mnemo.train.precision import autocast, state_dtype
 from mnemo.train.window import Window
 
 EXACT = 1e-10
 """Largest difference of losses, logits and weights in float64, relative to max(1, largest value)."""
 CLIP = 0.25
+NUM_SEGMENTS = 16
+"""Different ones, read over and over."""
 
 Step = Callable[[], Tensor]
 """Reads on, and returns what both sides must agree on: a mean loss, a segment's losses, or logits."""
@@ -47,12 +49,10 @@ class Contender:
 
 
 def segments(case: Case, device: torch.device) -> Iterator[Batch]:
-    """Random tokens and targets (B, L), the same for every reader."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (2, case.batch, case.segment)
-    while True:
-        tokens, targets = torch.randint(case.vocab_size, shape, generator=generator).to(device)
-        yield Batch(tokens, targets)
+    """Random tokens and targets (B, L), the same for every reader, and already where they are read."""
+    shape = (NUM_SEGMENTS, 2, case.batch, case.segment)
+    drawn = torch.randint(case.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(device)
+    return cycle([Batch(tokens, targets) for tokens, targets in drawn])
 
 
 def build_model(case: Case, device: torch.device, dtype: torch.dtype = torch.float32) -> Model:
@@ -100,7 +100,9 @@ def _contender(case: Case, model: nn.Module, step: Step) -> Contender:
 def our_step(case: Case, model: Model, full: bool) -> Step:
     """`full`: behind a memory full of zeros; else training starts from an empty one."""
     if case.training:
-        return training_step(case, model, model.zeros(case.batch) if full else model.init(case.batch))
+        dtype = state_dtype(case.precision)
+        state = model.zeros(case.batch, dtype=dtype) if full else model.init(case.batch, dtype=dtype)
+        return training_step(case, model, state)
     return _evaluation(case, model) if case.section == "evaluation" else _generation(case, model)
 
 
@@ -114,23 +116,24 @@ def published_step(case: Case, model: nn.Module, full: bool) -> Step:
 class Trainer:
     """How Mnemo's training step is called, in one place."""
 
-    def __init__(self, model: Model, state: State, precision: str) -> None:
-        self.model, self.states = model, (state,)
-        self.optimizer = build_optimizer(model, OptimizerConfig())
-        self.autocast = autocast(precision, _device(model))
+    def __init__(self, case: Case, model: Model, state: State) -> None:
+        config = TrainConfig(
+            batch=case.batch, segment=case.segment, bptt=case.bptt, bptt_window="tumbling", precision=case.precision
+        )
+        self.states, self.lr = (state,), config.optimizer.lr
+        self.engine = Engine(model, build_optimizer(model, config.optimizer), config)
 
     def step(self, batches: list[Batch]) -> Tensor:
         """The mean loss of the batches, which gradient flows through, before the update."""
         counts = tuple(batch.targets.numel() for batch in batches)
-        window = Window(tuple(batches), counts)
-        done = update(self.model, self.optimizer, window, self.states, clip=CLIP, autocast=self.autocast)
+        done = self.engine.update(Window(tuple(batches), counts), self.states, self.lr)
         self.states = done.states
         return done.loss
 
 
 def training_step(case: Case, model: Model, state: State) -> Step:
     """Steps that train the model from a state on."""
-    trainer, data = Trainer(model, state, case.precision), segments(case, _device(model))
+    trainer, data = Trainer(case, model, state), segments(case, _device(model))
     return lambda: trainer.step([next(data) for _ in range(1 + case.bptt)])
 
 

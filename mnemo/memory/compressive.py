@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work, widened
 from mnemo.memory.queue import leaving, take_rows
 from mnemo.ops import Attended
 
@@ -146,7 +146,7 @@ class CompressiveStage(nn.Module):
         self.compress = _Compress(config, self.layer.dim)
 
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> CompressiveState:
-        config, dim = self.config, like.shape[-1]
+        config, dim, like = self.config, like.shape[-1], widened(like)
         tracked = 2 if config.function == "most_used" else 0
 
         def valid(count: int) -> Tensor:
@@ -164,7 +164,7 @@ class CompressiveStage(nn.Module):
         )
 
     def forward(self, x: Tensor, state: CompressiveState, segment: Segment) -> tuple[Tensor, CompressiveState]:
-        keys, values = self.layer.keys_values(torch.cat([state.compressed, state.hidden, x], 1))
+        keys, values = self.layer.keys_values(x, torch.cat([state.compressed, state.hidden], 1))
         context, received = self.attend(x, keys, values, state, 0, segment)
         used = torch.full_like(state.length, x.shape[1]) if segment.lengths is None else segment.lengths
         after = self.write(x, state, used, received, segment if self.training else None)

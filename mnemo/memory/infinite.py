@@ -21,7 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, matrix_work, projection_work
+from mnemo.memory.protocol import (
+    Layer,
+    Scope,
+    Segment,
+    fit_slots,
+    keep_newest,
+    matrix_work,
+    projection_work,
+    widened,
+)
 from mnemo.memory.queue import leaving, take_rows
 from mnemo.state import tree_zip
 
@@ -196,8 +205,9 @@ def bin_edges(like: Tensor) -> Tensor:
 
 def bin_masses(reading: Reading, used: Tensor | None) -> Tensor:
     """(B, BINS): how much the first used[b] queries attended to each part of [0, 1]."""
-    edges = bin_edges(reading.mean)
-    scaled = (edges - reading.mean[..., None]) / torch.sqrt(2 * reading.variance[..., None])
+    mean, variance = widened(reading.mean), widened(reading.variance)
+    edges = bin_edges(mean)
+    scaled = (edges - mean[..., None]) / torch.sqrt(2 * variance[..., None])
     mass = 0.5 * torch.erf(scaled).diff(dim=-1)  # (B, H, L, BINS)
     if used is not None:
         mass = mass * (torch.arange(mass.shape[2], device=used.device) < used[:, None])[:, None, :, None]
@@ -257,7 +267,7 @@ class InfiniteUnit(nn.Module):
         self.long_term = LongTerm(config, self.layer.dim, self.layer.num_heads, self.layer.head_dim)
 
     def init(self, batch: int, length: int, like: Tensor, full: bool) -> InfiniteState:
-        config, dim = self.config, like.shape[-1]
+        config, dim, like = self.config, like.shape[-1], widened(like)
         empty = torch.zeros(batch, dtype=torch.int64, device=like.device)
         return InfiniteState(
             like.new_zeros(batch, length, dim),
@@ -367,7 +377,7 @@ class InfiniteStage(nn.Module):
         self, unit: InfiniteUnit, x: Tensor, state: InfiniteState, segment: Segment
     ) -> tuple[Tensor, InfiniteState]:
         now = unit.push(state, self.gate)
-        keys, values = unit.layer.keys_values(torch.cat([now.hidden, x], 1))
+        keys, values = unit.layer.keys_values(x, now.hidden)
         out, reading = unit.attend(x, keys, values, now, 0, segment)
         if self.training and self.config.kl_weight:
             read = unit.long_term.divergence(reading) * (now.fitted > 0)[:, None, None]

@@ -153,7 +153,7 @@ class LookaheadStage(nn.Module):
             return keep_newest(kept, num_slots, segment.lengths, num_new, 1)
 
         for depth in range(len(self.layers)):
-            trace, rows = self.read(depth, rows, state, horizon, segment)
+            trace, rows = segment.through(self.read, depth, rows, state, horizon, segment)
             if trace.contexts is not None and trace.lse is not None:
                 contexts.append(newest(trace.contexts).to(state.contexts[depth].dtype))
                 lses.append(newest(trace.lse))

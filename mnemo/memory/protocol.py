@@ -6,12 +6,13 @@ Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H hea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mnemo.ops import Attended, Blocks, Causal, Mask
 
@@ -78,8 +79,8 @@ class Layer(Protocol):
         """(B, L, D) -> (B, H, L, d)."""
         ...
 
-    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, D) -> keys and values, each (B, H, T, d)."""
+    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, T, D) -> keys and values, each (B, H, T, d); of `memory` (B, M, D) before them too, which is constant."""
         ...
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
@@ -111,6 +112,8 @@ class Segment:
     """Where asked for, what stages have to tell, by name"""
     aux: dict[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses that stages add to"""
+    recompute: bool = False
+    """Keep what goes into a layer, not what is inside it, and compute that again in the backward pass"""
 
     def mask(self, slots: int) -> Causal | Blocks:
         """The mask of a layer whose memory has this many slots."""
@@ -122,6 +125,12 @@ class Segment:
     def ahead(self) -> int:
         """How far ahead of themselves rows of this segment may look."""
         return 0 if self.blocks is None else self.blocks.reach
+
+    def through(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a layer's function gives; its inside is kept, or computed again in the backward pass."""
+        if not self.recompute or not torch.is_grad_enabled():
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False)
 
     def add_loss(self, name: str, value: Tensor) -> None:
         self.aux[name] = self.aux[name] + value if name in self.aux else value
@@ -255,6 +264,24 @@ def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: i
     shape[0], shape[dim] = index.shape
     index = index.view(shape).expand(*rows.shape[:dim], num_slots, *rows.shape[dim + 1 :])
     return rows.detach().gather(dim, index)
+
+
+def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
+    """The memory (B, M, D) after a segment's rows x (B, L, D), of which row b uses the first lengths[b]."""
+    num_slots, num_new = memory.shape[1], x.shape[1]
+    if num_slots == 0:
+        return memory
+    new = x.detach().to(memory.dtype)
+    if lengths is not None:
+        return keep_newest(torch.cat([memory, new], 1), num_slots, lengths, num_new, 1)
+    if num_new >= num_slots:
+        return new[:, num_new - num_slots :].contiguous()
+    return torch.cat([memory[:, num_new:], new], 1)
+
+
+def widened(like: Tensor) -> Tensor:
+    """The same in fp32 or better: for memories that sums and counts go into."""
+    return like.to(torch.promote_types(like.dtype, torch.float32))
 
 
 def fit_slots(rows: Tensor, num_slots: int, dim: int) -> Tensor:

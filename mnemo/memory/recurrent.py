@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from mnemo.memory.protocol import Layerless, Segment, keep_newest, matrix_work
+from mnemo.memory.protocol import Layerless, Segment, keep_newest, matrix_work, widened
 from mnemo.state import select, tree_map
 
 
@@ -168,7 +168,7 @@ class RecurrentStage(nn.Module):
     def init(
         self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False
     ) -> LSTMState | QRNNState:
-        return self.cells.init(batch, like)
+        return self.cells.init(batch, widened(like))
 
     def forward(self, x: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]:
         rows, after = self.cells(x, state, segment.lengths)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work
+from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work, remember
 from mnemo.memory.room import SPARE, extend
 
 
@@ -73,9 +73,8 @@ class XLStage(nn.Module):
         num_new, num_slots = x.shape[1], self.slots(state)
         length = (state.length + (num_new if segment.lengths is None else segment.lengths)).clamp(max=num_slots)
         if isinstance(state, XLState):
-            rows = torch.cat([state.hidden, x], 1)
-            keys, values = self.layer.keys_values(rows)
-            after = XLState(keep_newest(rows, num_slots, segment.lengths, num_new, 1), length)
+            keys, values = self.layer.keys_values(x, state.hidden)
+            after = XLState(remember(state.hidden, x, segment.lengths), length)
         else:
             keys, values, kept_keys, kept_values = extend(state.keys, state.values, *self.layer.keys_values(x))
             if segment.lengths is not None:

@@ -1,8 +1,9 @@
-"""The hot operations. `reference` is the equation, `eager` the fast plain-PyTorch path."""
+"""The hot operations. `reference` is the equation, `eager` the fast plain-PyTorch path, `fused` the GPU's kernels."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -13,7 +14,8 @@ from mnemo.ops.eager import relative_attention_eager
 from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask, as_text
 from mnemo.ops.reference import Attended, relative_attention_reference
 
-Implementation = Literal["auto", "reference", "eager"]
+HAS_TRITON = find_spec("triton") is not None
+Implementation = Literal["auto", "reference", "eager", "fused"]
 
 __all__ = [
     "Ahead",
@@ -25,6 +27,7 @@ __all__ = [
     "Mask",
     "as_text",
     "keep_mask",
+    "objection",
     "relative_attention",
     "relative_attention_reference",
 ]
@@ -57,7 +60,23 @@ def relative_attention(
     if impl == "reference" or mask.ahead != "signed":
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
         return attended.out, attended.lse
-    # Its backward is written for operands of one type, which autocast would mix.
+    # Backward passes are written for operands of one type, which autocast would mix.
     kind = q.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+        if impl == "fused" or (impl == "auto" and objection(q, r, bias, mask) is None):
+            from mnemo.ops.fused.dispatch import fused_attention
+
+            out, lse = fused_attention(q, k, v, r, u, w, **see)
+            return out, lse if with_lse else None
         return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
+
+
+def objection(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> str | None:
+    """Why a call does not run in fused kernels, if it does not."""
+    if not q.is_cuda:
+        return f"fused kernels need a CUDA device, not {q.device.type}"
+    if not HAS_TRITON:
+        return "Triton is not installed"
+    from mnemo.ops.fused.dispatch import objection as of_kernels
+
+    return of_kernels(q, r, bias, mask)

@@ -32,6 +32,10 @@ class Mask(Protocol):
         """Boolean (L, K), or (B, L, K) where rows differ."""
         ...
 
+    def span(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The same as the keys [first, last) that every query sees, (L,) or (B, L) each: no mask leaves gaps."""
+        ...
+
 
 @dataclass(frozen=True)
 class Causal:
@@ -48,6 +52,11 @@ class Causal:
         seen = distance >= 0
         return seen if self.window is None else seen & (distance < self.window)
 
+    def span(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        last = torch.arange(1, num_queries + 1, device=device) + offset
+        first = torch.zeros_like(last) if self.window is None else (last - self.window).clamp(min=0)
+        return first, last.clamp(max=num_keys)
+
 
 @dataclass(frozen=True, eq=False)
 class KeyLimit:
@@ -62,6 +71,11 @@ class KeyLimit:
     def visible(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> Tensor:
         causal = distances(num_queries, num_keys, offset, device) >= 0
         return causal & (torch.arange(num_keys, device=device) < self.limits[:, None, None])
+
+    def span(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        _, causal = Causal().span(num_queries, num_keys, offset, device)
+        last = torch.minimum(causal, self.limits[:, None])
+        return torch.zeros_like(last), last
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +118,18 @@ class Blocks:
             | pairs(write, token_key | write_key)
             | (behind == 0)
         )
+
+    def span(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(num_queries, device=device) + self.begun
+        read, token, write = self._kinds(rows)
+        origin = offset - self.begun
+        """The key of the segment's first row"""
+        alone = (rows + origin).expand(len(self.lengths), -1)
+        of_memory = 0 if self.memory_sees_cache else origin
+        first = torch.where(token, 0, torch.where(read | write, of_memory, alone))
+        of_write = origin + self.read + self.lengths[:, None] + self.write
+        last = torch.where(read, origin + self.read, torch.where(write, of_write, alone + 1))
+        return first, last.clamp(max=num_keys)
 
     def _kinds(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which of the segment's rows (N,) belong to the read block, the tokens and the write block, (B, N) each."""

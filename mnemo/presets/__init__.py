@@ -17,6 +17,7 @@ from mnemo.presets import (
     penn_treebank,
     recurrent_memory,
     small,
+    speedrun,
     transformer_xl,
 )
 from mnemo.presets.registry import Preset
@@ -33,6 +34,7 @@ PRESETS: dict[str, Preset] = {
     **lamemo.PRESETS,
     **recurrent_memory.PRESETS,
     **baselines.PRESETS,
+    **speedrun.PRESETS,
 }
 
 

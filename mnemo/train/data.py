@@ -72,16 +72,23 @@ def _check_long_enough(recipe: Recipe, valid: Split) -> None:
         raise MnemoError(f"the validation set's {count:,} tokens are too short for {config.batch} rows of evaluation")
 
 
+def why_uneven(recipe: Recipe) -> str | None:
+    """Why training's segments differ in length, where they do."""
+    if recipe.train.vary_segment:
+        return "vary_segment draws other lengths"
+    return "segments are cut at documents" if recipe.data.documents == "reset" else None
+
+
 def build_stream(recipe: Recipe, split: Split, corpus: Corpus) -> Stream:
     train, data = recipe.train, recipe.data
     common: dict[str, Any] = {"context": train.context, "seed": train.seed, "vocab_size": corpus.vocab_size}
     by_document = data.documents == "reset" or data.order == "sentences"
     if by_document and split.documents is None:
         raise MnemoError(f"corpus '{corpus.name}' has no documents or lines to tell apart")
-    if data.order == "sentences" and (data.rotate or train.vary_segment or data.documents == "reset"):
-        raise MnemoError("shuffled sentences take no rotate, no vary_segment and no documents=reset")
+    if data.order == "sentences" and (data.rotate or data.drop_last or train.vary_segment or data.documents == "reset"):
+        raise MnemoError("shuffled sentences take no rotate, no drop_last, no vary_segment and no documents=reset")
     if data.order == "sentences" and split.documents is not None:
         return SentenceStream(split.ids, split.documents, train.batch, train.segment, **common)
     documents = split.documents if by_document else None
-    common |= {"documents": documents, "rotate": data.rotate, "vary": train.vary_segment}
+    common |= {"documents": documents, "rotate": data.rotate, "vary": train.vary_segment, "drop_last": data.drop_last}
     return ContiguousStream(split.ids, train.batch, train.segment, **common)

@@ -18,9 +18,14 @@ PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.fu
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Compute in half precision where it is asked for; weights and states keep their type."""
+    """Compute in half precision where it is asked for; weights keep their type."""
     dtype = AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def state_dtype(precision: str) -> torch.dtype | None:
+    """What layers remember in: what they compute in; None for the weights' type."""
+    return AUTOCAST.get(precision)
 
 
 @contextmanager

@@ -133,4 +133,5 @@ def _describe(trainer: Trainer, header: RunHeader, monitor: Monitor) -> None:
     kept = " and ".join(map(str, sorted(set(model.memory.lengths(model.num_layers, scored.memory)), reverse=True)))
     monitor.note(f"validation: segment {scored.segment or train.segment}, memory {kept}")
     monitor.note(f"device: {trainer.device}, {train.precision}")
+    monitor.note(f"step: {trainer.engine.describe()}")
     monitor.note(f"run: {trainer.folder}")

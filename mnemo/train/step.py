@@ -18,11 +18,22 @@ from mnemo.train.window import Window, count_targets
 
 
 def segment_loss(
-    model: Model, batch: Batch, state: State, scored: bool = True
+    model: Model, batch: Batch, state: State, scored: bool = True, recompute: bool = False
 ) -> tuple[Tensor | None, Tensor | float, State]:
     """Summed nats of the batch's targets (None where they are not wanted), summed auxiliary losses, the next state."""
-    out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts)
+    out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts, recompute=recompute)
     return model.loss(out, batch.targets).sum() if scored else None, sum(out.aux.values()), state
+
+
+Forward = Callable[..., tuple[Tensor | None, Tensor | float, State]]
+"""As `segment_loss`."""
+
+
+class Counts(NamedTuple):
+    """Numbers of targets to divide by, where they must be on the device."""
+
+    minimised: Tensor
+    new: Tensor
 
 
 class Update(NamedTuple):
@@ -48,7 +59,7 @@ def update(
     tokens: int | None = None,
     scaler: torch.amp.GradScaler | None = None,
     autocast: AbstractContextManager[Any] | None = None,
-    forward: Callable[..., tuple[Tensor | None, Tensor | float, State]] = segment_loss,
+    forward: Forward = segment_loss,
 ) -> Update:
     """One update from one batch, or from a window of them with gradient between them.
 
@@ -58,26 +69,41 @@ def update(
     window = (
         batch if isinstance(batch, Window) else Window((batch,), (count_targets(batch) if tokens is None else tokens,))
     )
+    optimizer.zero_grad(set_to_none=True)
+    loss, borders = gradients(model, window, states, scaler=scaler, autocast=autocast, forward=forward)
+    return Update(loss, _step(model, optimizer, clip, scaler), borders)
+
+
+def gradients(
+    model: Model,
+    window: Window,
+    states: Sequence[State],
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    autocast: AbstractContextManager[Any] | None = None,
+    forward: Forward = segment_loss,
+    counts: Counts | None = None,
+) -> tuple[Tensor, tuple[tuple[State, ...], ...]]:
+    """Add a window's gradients to those of the weights; the loss, and the states behind every batch."""
     rows = len(window.batches[0].tokens)
+    minimised = window.num_targets if counts is None else counts.minimised
 
     def step(segment: Batch, state: State, scored: bool) -> Read:
         with autocast or nullcontext():
             nll, aux, state = forward(model, segment, state, scored)
         if nll is None:
             return Read(None, state)
-        objective = nll / window.num_targets + aux * (len(segment.tokens) / rows / window.num_scored)
+        objective = nll / minimised + aux * (len(segment.tokens) / rows / window.num_scored)
         return Read(scaler.scale(objective) if scaler else objective, state, nll.detach())
 
-    optimizer.zero_grad(set_to_none=True)
     parts = zip(*(split_rows(batch, len(states)) for batch in window.batches), strict=True)
     reads = [
         backward(step, part, state, scored=window.scored, method=window.method)
         for part, state in zip(parts, states, strict=True)
     ]
     new = [read.report for part in reads for read in part[window.num_again :] if read.report is not None]
-    loss = torch.stack(new).sum() / max(1, window.num_new)
-    borders = tuple(zip(*([read.state for read in part] for part in reads), strict=True))
-    return Update(loss, _step(model, optimizer, clip, scaler), borders)
+    loss = torch.stack(new).sum() / (max(1, window.num_new) if counts is None else counts.new)
+    return loss, tuple(zip(*([read.state for read in part] for part in reads), strict=True))
 
 
 def _step(
@@ -99,7 +125,7 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
     return [Batch(*part) for part in zip(*columns, strict=True)]
 
 
-def fresh_states(model: Model, batch: int, parts: int) -> tuple[State, ...]:
-    """An empty state for every part of a batch's rows."""
+def fresh_states(model: Model, batch: int, parts: int, dtype: torch.dtype | None = None) -> tuple[State, ...]:
+    """An empty state for every part of a batch's rows; layers remember in `dtype`, or in that of the weights."""
     sizes = [len(part) for part in torch.arange(batch).tensor_split(parts)]
-    return tuple(model.init(size) for size in sizes)
+    return tuple(model.init(size, dtype=dtype) for size in sizes)

@@ -17,10 +17,11 @@ from mnemo import checkpoint as checkpoints
 from mnemo.checkpoint import Checkpoint, RunHeader, build_model, pick_device
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.optimize import Average, build_optimizer, set_learning_rate, step_rate
+from mnemo.optimize import Average, build_optimizer, step_rate
 from mnemo.track import JsonLines, Tracker
-from mnemo.train.data import Data
-from mnemo.train.precision import autocast
+from mnemo.train.data import Data, why_uneven
+from mnemo.train.engine import Engine
+from mnemo.train.precision import autocast, state_dtype
 from mnemo.train.snapshot import (
     Best,
     Progress,
@@ -29,7 +30,7 @@ from mnemo.train.snapshot import (
     restore_training,
     training_tensors,
 )
-from mnemo.train.step import fresh_states, segment_loss, update
+from mnemo.train.step import fresh_states
 from mnemo.train.watch import Interrupted, Monitor, Status, Stop, interruptible
 from mnemo.train.window import Window, go_on, read_batches
 
@@ -101,8 +102,15 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average = Average(self.model.parameters(), config.average) if config.average else None
         self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "fp16" else None
-        self.forward = torch.compile(segment_loss) if config.compile else segment_loss
-        self.states = fresh_states(self.model, config.batch, config.accumulate)
+        self.engine = Engine(
+            self.model,
+            self.optimizer,
+            config,
+            scaler=self.scaler,
+            uneven=why_uneven(header.recipe),
+            note=monitor.note,
+        )
+        self.states = fresh_states(self.model, config.batch, config.accumulate, state_dtype(config.precision))
         self.progress = Progress(cursor=data.stream.start())
         self.waiting: list[Waiting] = []
         self.saved: Checkpoint | None = None
@@ -161,20 +169,12 @@ class Trainer:
         progress, config = self.progress, self.config
         batches, begins, cursor = read_batches(self.data.stream, progress.cursor, progress.past, config)
         lr = step_rate(config, progress.step, batches[-1].targets.shape[1], progress.plateau.factor)
-        set_learning_rate(self.optimizer, lr)
         if config.loss == "half":
             batches = [last_half(batch) for batch in batches]
         window = Window.of(batches, len(progress.past), config)
-        done = update(
-            self.model,
-            self.optimizer,
-            window.map(lambda batch: to_device(batch, self.device)),
-            self.states,
-            clip=config.optimizer.clip,
-            scaler=self.scaler,
-            autocast=self._autocast(),
-            forward=self.forward,
-        )
+        with self.clock.pause() if self.engine.needs_preparing(window) else nullcontext():
+            self.engine.prepare(window, self.states)
+        done = self.engine.update(window, self.states, lr)
         self.states, past = go_on(self.states, done.borders, begins, config)
         tokens = window.num_new
         self.waiting.append(Waiting(done.loss, done.grad_norm, tokens))
@@ -316,7 +316,3 @@ class Trainer:
 def last_half(batch: Batch) -> Batch:
     """The same tokens, of which only the last half are scored."""
     return batch._replace(targets=batch.targets[:, batch.targets.shape[1] // 2 :])
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in batch))  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""Cross entropy of a linear layer's logits, which never exist all at once.
+
+Tokens go in chunks. The forward pass keeps each token's log-sum-exp; the backward pass computes a chunk's logits again,
+turns them into their own gradient in place, and adds up the weights' gradients. Peak memory is one chunk.
+
+Shapes: N tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CPU_LOGITS = 2**24
+DEVICE_LOGITS = 2**27
+"""Logits that exist at once."""
+
+
+def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
+    """Tokens of a chunk."""
+    budget = CPU_LOGITS if hidden.device.type == "cpu" else DEVICE_LOGITS
+    return max(1, budget // weight.shape[0])
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """-log p(target) for rows (N, D) and weight (V, D), in fp32 or better; 0 where a target is -1.
+
+    Products are computed in the type of `hidden`; gradients have the type of what they belong to.
+    """
+    rows = chunk_rows(hidden, weight)
+    if hidden.shape[0] <= rows:
+        logits = _widened(_logits(hidden, weight.to(hidden.dtype), bias))
+        return F.cross_entropy(logits, targets, reduction="none", ignore_index=-1)
+    return torch.ops.mnemo.chunked_cross_entropy(hidden, weight, bias, targets, rows)[0]
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(hidden, weight, bias.to(hidden.dtype))
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def forward_chunks(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Losses and log-sum-exps, (N,) each."""
+    weight = weight.to(hidden.dtype)
+    losses, lses = [], []
+    for part, goal in zip(hidden.split(rows), targets.split(rows), strict=True):
+        logits = _widened(_logits(part, weight, bias))
+        lse = logits.logsumexp(-1)
+        chosen = logits.gather(1, goal.clamp(min=0)[:, None])[:, 0]
+        losses.append(torch.where(goal >= 0, lse - chosen, torch.zeros_like(lse)))
+        lses.append(lse)
+    return torch.cat(losses), torch.cat(lses)
+
+
+def backward_chunks(
+    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, lse: Tensor, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of hidden rows, weight and bias."""
+    narrow = weight.to(hidden.dtype)
+    gradient = torch.where(targets >= 0, gradient, torch.zeros_like(gradient))
+    by_hidden, by_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+    by_bias = torch.zeros_like(bias)
+    for begin in range(0, hidden.shape[0], rows):
+        part = slice(begin, begin + rows)
+        rate = gradient[part, None]
+        by_logits = _widened(_logits(hidden[part], narrow, bias)).sub_(lse[part, None]).exp_().mul_(rate)
+        by_logits.scatter_add_(1, targets[part].clamp(min=0)[:, None], -rate)
+        by_bias += by_logits.sum(0)
+        by_logits = by_logits.to(hidden.dtype)
+        torch.mm(by_logits, narrow, out=by_hidden[part])
+        by_weight += by_logits.t() @ hidden[part]
+    return by_hidden, by_weight, by_bias
+
+
+_chunked = torch.library.custom_op("mnemo::chunked_cross_entropy", mutates_args=())(forward_chunks)
+_chunked_backward = torch.library.custom_op("mnemo::chunked_cross_entropy_backward", mutates_args=())(backward_chunks)
+
+
+@_chunked.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    like = hidden.new_empty(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
+    return like, torch.empty_like(like)
+
+
+@_chunked_backward.register_fake
+def _(
+    gradient: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, lse: Tensor, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(hidden), torch.empty_like(weight), torch.empty_like(bias)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.rows = inputs
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _back(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    hidden, weight, bias, targets, lse = ctx.saved_tensors
+    by_hidden, by_weight, by_bias = torch.ops.mnemo.chunked_cross_entropy_backward(
+        gradient, hidden, weight, bias, targets, lse, ctx.rows
+    )
+    return by_hidden, by_weight, by_bias, None, None
+
+
+_chunked.register_autograd(_back, setup_context=_keep)

@@ -1,0 +1,146 @@
+"""Which calls the kernels take, and how a mask reaches them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mnemo.ops.eager import relative_attention_eager
+from mnemo.ops.fused.operator import relative_attention as operator
+from mnemo.ops.masks import Causal, Mask
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST_HEAD = 128
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
+"""Of the first comparison with the plain path, relative: wrong registers are off by far more"""
+
+
+def head_size(size: int) -> int:
+    """Heads are filled up with zeros to a power of 2."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor | None,
+    u: Tensor | None,
+    w: Tensor | None,
+    *,
+    bias: Tensor | None,
+    offset: int,
+    ahead: int,
+    mask: Mask,
+    lengths: Tensor | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    root, size = q.shape[-1] ** -0.5, q.shape[-1]
+    q, k, v, r, u, w = (_widened(x) for x in (q, k, v, r, u, w))  # type: ignore[assignment]
+    begin, low, high = _bounds(mask, lengths, q.shape[2], k.shape[2], offset, q.device)
+    window = (mask.window or 0) if isinstance(mask, Causal) else 0
+    seed = torch.randint(2**31 - 1, (1,), device=q.device, dtype=torch.int32) if dropout else None
+    numbers = (offset, ahead, window, float(dropout), root)
+    keep = torch.is_grad_enabled()
+    out, lse, _ = operator(q, k, v, r, u, w, bias, begin, low, high, seed, *numbers, keep)
+    return out[..., :size], lse
+
+
+def _widened(x: Tensor | None) -> Tensor | None:
+    if x is None or (size := head_size(x.shape[-1])) == x.shape[-1]:
+        return x
+    return F.pad(x, (0, size - x.shape[-1]))
+
+
+def _bounds(
+    mask: Mask, lengths: Tensor | None, num_queries: int, num_keys: int, offset: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The first key of every row; or the keys of every query, [low, high)."""
+    first = None if lengths is None else (num_keys - lengths).clamp(min=0)
+    if isinstance(mask, Causal):
+        return None if first is None else first.int(), None, None
+    low, high = mask.span(num_queries, num_keys, offset, device)
+    low = low if first is None else torch.maximum(low, first[:, None])
+    return None, low.int().contiguous(), high.int().contiguous()
+
+
+def objection(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> str | None:
+    """Why the kernels do not take a call, if they do not."""
+    if q.dtype not in DTYPES:
+        return f"no kernel computes in {str(q.dtype).removeprefix('torch.')}"
+    if q.shape[-1] > LARGEST_HEAD:
+        return f"heads of {q.shape[-1]} are wider than the kernels' {LARGEST_HEAD}"
+    if bias is not None and r is None:
+        return "a bias alone has no kernel"
+    if mask.ahead != "signed":
+        return f"keys ahead positioned by '{mask.ahead}' have no kernel"
+    if q.is_cuda and q.dtype == torch.bfloat16 and torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "this GPU has no bf16"
+    if q.is_cuda and not trusted(q.device, q.dtype, head_size(q.shape[-1])):
+        return "the kernels fail their test on this device"
+    return None
+
+
+_verdicts: dict[tuple[int, torch.dtype, int], bool] = {}
+
+
+def trusted(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Whether the kernels agree with the plain path on this device, tried once."""
+    key = (device.index or 0, dtype, size)
+    if key not in _verdicts:
+        if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return True
+        _verdicts[key] = False  # the test must not wait for itself
+        problem = failure(device, dtype, size)
+        _verdicts[key] = problem is None
+        if problem is not None:
+            warnings.warn(f"fused attention is off on {device}, {dtype}: {problem}; going on slower", stacklevel=2)
+    return _verdicts[key]
+
+
+def failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """What is wrong with the kernels on this device: outputs and all gradients against the plain path."""
+    try:
+        errors = _errors(device, dtype, size)
+    except Exception as error:  # whatever a compiler may throw: the plain path goes on
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    worst = max(errors.values())
+    return None if worst <= TOLERANCE[dtype] else f"error {worst:.1e}"  # NaN fails too
+
+
+def _errors(device: torch.device, dtype: torch.dtype, size: int) -> dict[str, float]:
+    generator = torch.Generator().manual_seed(0)
+    batch, heads, queries, slots = 2, 2, 72, 88
+    keys = queries + slots
+    shapes = {
+        "q": (batch, heads, queries, size),
+        "k": (batch, heads, keys, size),
+        "v": (batch, heads, keys, size),
+        "r": (heads, keys, size),
+        "u": (heads, size),
+        "w": (heads, size),
+    }
+    exact = {name: torch.randn(shape, generator=generator).to(device, dtype) for name, shape in shapes.items()}
+    lengths = torch.tensor([keys, keys - 30], device=device)
+    see: dict[str, Any] = {"bias": None, "offset": slots, "ahead": 0, "mask": Causal(), "lengths": lengths}
+    results = []
+    for kind, function in ((dtype, fused_attention), (torch.float32, relative_attention_eager)):
+        inputs = {name: x.to(kind).detach().requires_grad_() for name, x in exact.items()}
+        with torch.enable_grad():
+            extra: dict[str, Any] = {} if kind is dtype and function is fused_attention else {"with_lse": True}
+            out, lse = function(**inputs, **see, dropout=0.0, **extra)
+            weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+            loss = (out * weights).sum() + lse.sum()
+            results.append([out, lse, *torch.autograd.grad(loss, list(inputs.values()))])
+    names = ("out", "lse", *shapes)
+    return {name: relative_error(got, want) for name, got, want in zip(names, *results, strict=True)}
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    got, want = got.detach().double(), want.detach().double()
+    error = (got - want).norm() / want.norm()
+    return float("inf") if error.isnan() else float(error)

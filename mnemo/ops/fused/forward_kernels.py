@@ -1,0 +1,208 @@
+"""Triton kernels of the forward pass.
+
+Position scores X = (q + w) r^T belong to pairs of query and distance; softmax wants pairs of query and key. Both are
+views of one buffer, see `layout.py`: `p` is a column of it, `m` a row of one residue.
+
+Shapes: B batch, H heads, L queries, K keys, D head size, BM x BN tiles of queries x keys.
+"""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+LN2, LOG2E = tl.constexpr(math.log(2)), tl.constexpr(1 / math.log(2))
+LARGEST = tl.constexpr(60000.0)
+"""Scores are stored in 16 bits: beyond this a softmax is one-hot anyway"""
+
+
+@triton.jit
+def visible(rows, keys, low, high, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr):
+    """Which (BM, BN) pairs attend. `low`, `high`: bounds of the keys, a number or one for every row."""
+    if SPANS:
+        return (keys >= low[:, None]) & (keys < high[:, None])
+    seen = (keys <= rows + offset) & (keys >= low) & (keys < num_keys)
+    if WINDOW:
+        seen = seen & (keys > rows + offset - window)
+    return seen
+
+
+@triton.jit
+def key_ranges(first_row, low, high, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
+               BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Tiles of keys that a tile of queries sees: [begin, clear) and [mixed, end) need a mask, [clear, mixed) none."""
+    if SPANS:
+        begin, end = tl.min(low) // BN * BN, tl.minimum(tl.max(high), num_keys)
+        return begin, end, end, end
+    end = tl.minimum(num_keys, first_row + BM + offset)
+    first = tl.maximum(low, 0)
+    first_clear = first
+    if WINDOW:
+        first = tl.maximum(first, first_row + offset - window + 1)
+        first_clear = tl.maximum(first_clear, first_row + BM + offset - window)
+    begin = tl.minimum(first, end) // BN * BN
+    mixed = tl.maximum(begin, tl.minimum(num_keys, first_row + offset + 1) // BN * BN)
+    clear = tl.minimum(mixed, (first_clear + BN - 1) // BN * BN)
+    return begin, clear, mixed, end
+
+
+@triton.jit
+def kept(seed, head, rows, keys, num_rows, num_keys, rate):
+    """Dropout's factors of a tile: 0, or 1 / (1 - rate)."""
+    index = (head * num_rows + rows).to(tl.uint32) * num_keys + keys
+    return tl.where(tl.rand(seed, index) >= rate, 1.0 / (1.0 - rate), 0.0)
+
+
+@triton.jit
+def prepare_kernel(
+    Q, U, W, QU, QW, stride_b, stride_h, stride_l, batch, num_heads, num_rows, residue_rows, group_rows,
+    HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """QU = q + u in q's order of rows; QW = q + w in the order of residues, with zeros in unused rows."""
+    head = tl.program_id(1)
+    b, h = head // num_heads, head % num_heads
+    rows, dims = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
+    inside = (rows < num_rows)[:, None]
+    place = Q + b.to(tl.int64) * stride_b + h * stride_h + rows[:, None] * stride_l + dims
+    q = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_U:
+        content = (q + tl.load(U + h * D + dims).to(tl.float32)).to(QU.dtype.element_ty)
+        tl.store(QU + (head.to(tl.int64) * num_rows + rows[:, None]) * D + dims, content, mask=inside)
+    if HAS_X:
+        if HAS_W:
+            q = tl.where(inside, q + tl.load(W + h * D + dims).to(tl.float32), 0.0)
+        place = (h * 8 + rows % 8).to(tl.int64) * group_rows + rows // 8 * batch + b
+        position = q.to(QW.dtype.element_ty)
+        tl.store(QW + place[:, None] * D + dims, position, mask=(rows < residue_rows * 8)[:, None])
+
+
+@triton.jit
+def first_tile(last_m, batch, first, BN: tl.constexpr):
+    """The first tile of columns that rows up to `last_m` of a residue can see: before it all keys are negative."""
+    return tl.maximum(0, first - last_m // batch * 8) // BN * BN
+
+
+@triton.jit
+def position_kernel(
+    QW, R, BIAS, X, FLAG, BEGIN, batch, num_rows, num_keys, num_columns, group_rows, pitch, first, pad, first_column,
+    offset, ahead, window, scale,
+    AGAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BEGINS: tl.constexpr, WINDOW: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """X of some rows of one residue, long rows first, and zeros where no pair attends, as the backward pass needs.
+
+    AGAIN: only if the buffer does not hold it any more.
+    """
+    group, m0 = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    h, residue = group // 8, group % 8
+    if AGAIN:
+        if tl.load(FLAG) != 0:
+            return
+    elif (group == 0) & (m0 == 0):
+        tl.store(FLAG, 1)
+    qw = QW.load([group * group_rows + m0, 0])
+    shift = residue + pad - first_column
+    m = m0 + tl.arange(0, BM)
+    i = m // batch * 8 + residue
+    lowest = first - m // batch * 8
+    highest = tl.where(i < num_rows, tl.minimum(num_keys - 1, i + offset + ahead) + lowest, -1)
+    if BEGINS:
+        lowest += tl.load(BEGIN + m % batch)
+    if WINDOW:
+        lowest = tl.maximum(lowest, i + offset - window + 1 + first - m // batch * 8)
+    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), pitch, BN, num_stages=STAGES):
+        r = R.load([h, p0 - shift, 0]).reshape([BN, D])
+        x = tl.dot(qw, r.T, input_precision=PRECISION)
+        p = p0 + tl.arange(0, BN)
+        if HAS_BIAS:
+            columns = p - shift
+            inside = (columns >= 0) & (columns < num_columns)
+            x += tl.load(BIAS + h * num_columns + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+        x = tl.minimum(tl.maximum(x * scale, -LARGEST), LARGEST)
+        seen = (p[None, :] >= lowest[:, None]) & (p[None, :] <= highest[:, None])
+        X.store([group * group_rows + m0, p0], tl.where(seen, x, 0.0).to(X.dtype))
+
+
+@triton.jit
+def attend(
+    acc, total, largest, q, K, V, X, b, h, i0, begin, end, rows, low, high, num_rows, num_keys, offset, window,
+    scale, seed, rate, head,
+    MASKED: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the keys [begin, end)."""
+    for j0 in tl.range(begin, end, BN, num_stages=STAGES):
+        keys = j0 + tl.arange(0, BN)[None, :]
+        k = K.load([b, h, j0, 0]).reshape([BN, D])
+        s = tl.dot(q, k.T, input_precision=PRECISION) * scale
+        if HAS_X:
+            s += X.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN])
+        if MASKED:
+            seen = visible(rows[:, None], keys, low, high, num_keys, offset, window, SPANS, WINDOW)
+            s = tl.where(seen, s, float("-inf"))
+        new = tl.maximum(largest, tl.max(s, 1))
+        if MASKED:
+            reference = tl.where(new == float("-inf"), 0.0, new)
+        else:
+            reference = new
+        p = tl.exp2(s - reference[:, None])
+        shrink = tl.exp2(largest - reference)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        if DROPOUT:
+            p = p * kept(seed, head, rows[:, None], keys, num_rows, num_keys, rate)
+        v = V.load([b, h, j0, 0]).reshape([BN, D])
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        largest = new
+    return acc, total, largest
+
+
+@triton.jit
+def forward_kernel(
+    Q, U, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window,
+    scale, rate,
+    HAS_U: tl.constexpr, BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Tiles of queries from the last to the first: long rows first."""
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    head = tl.program_id(1)
+    b, h = head // num_heads, head % num_heads
+    rows = i0 + tl.arange(0, BM)
+    q = Q.load([b, h, i0, 0]).reshape([BM, D])
+    if HAS_U:
+        q = (q.to(tl.float32) + tl.load(U + h * D + tl.arange(0, D)).to(tl.float32)).to(q.dtype)
+    low, high = 0, 0
+    if BEGINS:
+        low = tl.load(BEGIN + b)
+    if SPANS:
+        inside = rows < num_rows
+        low = tl.load(LOW + b * num_rows + rows, mask=inside, other=num_keys)
+        high = tl.load(HIGH + b * num_rows + rows, mask=inside, other=0)
+    seed = 0
+    if DROPOUT:
+        seed = tl.load(SEED)
+    begin, clear, mixed, end = key_ranges(i0, low, high, num_keys, offset, window, SPANS, WINDOW, BM, BN)
+    acc = tl.zeros([BM, D], tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    largest = tl.full([BM], float("-inf"), tl.float32)
+    if BEGINS or SPANS or WINDOW:
+        acc, total, largest = attend(
+            acc, total, largest, q, K, V, X, b, h, i0, begin, clear, rows, low, high, num_rows, num_keys, offset,
+            window, scale, seed, rate, head, True, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
+        )  # fmt: skip
+    if not SPANS:
+        acc, total, largest = attend(
+            acc, total, largest, q, K, V, X, b, h, i0, clear, mixed, rows, low, high, num_rows, num_keys, offset,
+            window, scale, seed, rate, head, False, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
+        )  # fmt: skip
+        acc, total, largest = attend(
+            acc, total, largest, q, K, V, X, b, h, i0, mixed, end, rows, low, high, num_rows, num_keys, offset,
+            window, scale, seed, rate, head, True, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
+        )  # fmt: skip
+    total = tl.where(total == 0.0, 1.0, total)  # of queries that see no key: zeros, and a log-sum-exp of -inf
+    O.store([b, h, i0, 0], (acc / total[:, None]).to(O.dtype).reshape([1, 1, BM, D]))
+    tl.store(LSE + head * num_rows + rows, (largest + tl.log2(total)) * LN2, mask=rows < num_rows)

@@ -1,0 +1,88 @@
+"""Forward pass and loss as one compiled graph, for every segment of a run's nominal shape.
+
+Odd segments, such as an epoch's last one, run as they are written: a graph of their own would take longer to compile
+than they take to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemo.data.streams import Batch
+from mnemo.memory import LSTM, Infinite
+from mnemo.model import Model, Output
+from mnemo.state import State
+from mnemo.train.step import Forward, segment_loss
+
+NOT_COMPILED = {
+    Infinite: "how often an infinite memory fits depends on the data",
+    LSTM: "LSTM layers have kernels of their own",
+}
+
+
+COMPILERS = ("torch._dynamo", "torch._inductor")
+
+
+def against_compiling(model: Model) -> str | None:
+    """Why a model cannot be compiled as one graph, or None."""
+    memories = {type(memory) for memory in model.config.memory.memories(model.config.num_layers)}
+    return next((reason for kind, reason in NOT_COMPILED.items() if kind in memories), None)
+
+
+def is_adaptive(model: Model) -> bool:
+    """How many targets fall into each bin of the softmax depends on the data: no compiled graph can hold that."""
+    return len(model.softmax.bins) > 1
+
+
+class Compiled:
+    """`segment_loss` as a compiled graph; as it is written where compiling fails, which `note` is then told."""
+
+    def __init__(
+        self, model: Model, *, length: int, recompute: bool, note: Callable[[str], None], backend: str = "inductor"
+    ) -> None:
+        self.plain: Forward = partial(segment_loss, recompute=recompute)
+        self._length, self._note = length, note
+        adaptive = is_adaptive(model)
+        read: Callable[..., Any] = partial(_hidden, recompute=recompute) if adaptive else self.plain
+        compiled: Any = torch.compile(read, fullgraph=True, dynamic=False, backend=backend)
+        self._compiled: Forward | None = partial(_loss_apart, compiled) if adaptive else compiled
+
+    def __call__(
+        self, model: Model, batch: Batch, state: State, scored: bool = True
+    ) -> tuple[Tensor | None, Tensor | float, State]:
+        if self._compiled is not None and batch.tokens.shape[1] == self._length and batch.lengths is None:
+            try:
+                return self._compiled(model, batch, state, scored)
+            except RuntimeError as error:
+                if not type(error).__module__.startswith(COMPILERS):
+                    raise
+                self._compiled = None
+                self._note(f"compiling failed, going on without it, slower: {_first_line(error)}")
+        return self.plain(model, batch, state, scored)
+
+    @property
+    def failed(self) -> bool:
+        return self._compiled is None
+
+
+def _hidden(
+    model: Model, batch: Batch, state: State, scored: bool, recompute: bool
+) -> tuple[Tensor, Tensor | float, State]:
+    out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts, recompute=recompute)
+    return out.hidden, sum(out.aux.values()), state
+
+
+def _loss_apart(
+    read: Callable[..., tuple[Tensor, Tensor | float, State]], model: Model, batch: Batch, state: State, scored: bool
+) -> tuple[Tensor | None, Tensor | float, State]:
+    hidden, aux, state = read(model, batch, state, scored)
+    return model.loss(Output(hidden, {}), batch.targets).sum() if scored else None, aux, state
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,262 @@
+"""The GPU's kernels against the plain path: in Triton's interpreter on a CPU, natively where there is a CUDA device.
+
+Buffers that kernels fill are filled with NaN first, so that nothing unwritten can be read unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mnemo.ops import Blocks, Causal, KeyLimit, Mask, objection, relative_attention
+
+pytest.importorskip("triton")
+dispatch = pytest.importorskip("mnemo.ops.fused.dispatch")
+from mnemo.ops.fused import launch  # noqa: E402
+from mnemo.ops.fused.layout import Layout  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BATCH, HEADS = 2, 1
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def inputs(
+    num_queries: int,
+    num_keys: int,
+    columns: int,
+    size: int = 16,
+    parts: str = "ruw",
+    dtype: torch.dtype = torch.float32,
+    heads: int = HEADS,
+) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (BATCH, num_queries, heads, size),
+        "k": (BATCH, num_keys, heads, size),
+        "v": (BATCH, num_keys, heads, size),
+        "r": (heads, columns, size),
+        "u": (heads, size),
+        "w": (heads, size),
+        "b": (heads, columns),
+    }
+    made = {name: torch.randn(shapes[name], generator=generator).to(DEVICE, dtype) for name in "qkv" + parts}
+    by_head = {name: made[name].transpose(1, 2) for name in "qkv"}
+    return {name: x.detach() for name, x in {**made, **by_head}.items()}
+
+
+def outcome(tensors: dict[str, Tensor], impl: str, dtype: torch.dtype, **see: Any) -> dict[str, Tensor]:
+    """Output, log-sum-exp and all gradients, with gradient through both."""
+    leaves = {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
+    named = {"bias" if name == "b" else name: x for name, x in leaves.items()}
+    out, lse = relative_attention(**named, **see, with_lse=True, impl=impl)  # type: ignore[arg-type]
+    assert lse is not None
+    generator = torch.Generator().manual_seed(1)
+    draw = [torch.randn(x.shape, generator=generator).to(x) for x in (out, lse)]
+    loss = (out * draw[0]).sum() + (lse * draw[1]).sum()
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    return {"out": out, "lse": lse, **dict(zip(leaves, gradients, strict=True))}
+
+
+def assert_equal(tensors: dict[str, Tensor], **see: Any) -> None:
+    dtype = tensors["q"].dtype
+    got, want = outcome(tensors, "fused", dtype, **see), outcome(tensors, "eager", torch.float64, **see)
+    for name, expected in want.items():
+        assert dispatch.relative_error(got[name], expected) < TOLERANCE[dtype], name
+
+
+def lengths(*values: int) -> Tensor:
+    return torch.tensor(values, device=DEVICE)
+
+
+SEGMENTS: dict[str, dict[str, Any]] = {
+    "memory and segment": {"queries": 40, "slots": 24, "heads": 2},
+    "whole tiles": {"queries": 64, "slots": 64},
+    "odd lengths": {"queries": 37, "slots": 13},
+    "no memory": {"queries": 33, "slots": 0},
+    "one query": {"queries": 1, "slots": 20},
+    "few queries, long memory": {"queries": 9, "slots": 95},
+    "window": {"queries": 40, "slots": 60, "mask": Causal(window=33)},
+    "rows with less memory": {"queries": 24, "slots": 40, "lengths": (24, 51)},
+    "rows with less memory in a window": {"queries": 24, "slots": 40, "lengths": (24, 51), "mask": Causal(window=20)},
+    "rows of limited keys": {"queries": 20, "slots": 0, "limits": (3, 17)},
+    "no positions": {"queries": 40, "slots": 24, "parts": ""},
+    "learned table with a bias": {"queries": 24, "slots": 20, "parts": "rub"},
+    "table longer than needed": {"queries": 24, "slots": 20, "more": 5},
+    "head size between powers of 2": {"queries": 20, "slots": 12, "size": 41},
+}
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_kernels_equal_the_plain_path(name):
+    case = SEGMENTS[name]
+    queries, slots = case["queries"], case["slots"]
+    keys, options = queries + slots, {name: case[name] for name in ("size", "parts", "heads") if name in case}
+    tensors = inputs(queries, keys, keys + case.get("more", 0), **options)
+    mask: Mask = KeyLimit(lengths(*case["limits"])) if "limits" in case else case.get("mask", Causal())
+    valid = lengths(*case["lengths"]) if "lengths" in case else None
+    assert_equal(tensors, offset=slots, mask=mask, lengths=valid)
+
+
+def test_looking_ahead_many_queries_read_few_keys():
+    assert_equal(inputs(60, 20, 60), offset=0)
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_blocks_of_memory_tokens(sees):
+    memory, cached, tokens = 3, 9, lengths(26, 14)
+    rows = 2 * memory + 26
+    tensors = inputs(rows, rows + cached, rows + cached + memory - 1)
+    mask = Blocks(memory, memory, tokens, memory_sees_cache=sees)
+    assert_equal(tensors, offset=cached, ahead=memory - 1, mask=mask)
+
+
+def test_half_precision():
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no bf16 products
+    assert_equal(inputs(70, 134, 134, 32, dtype=dtype), offset=64)
+
+
+def test_scores_too_large_for_16_bits_do_not_overflow():
+    tensors = inputs(20, 40, 40, dtype=torch.float16)
+    large = {"q": tensors["q"] * 100, "r": tensors["r"] * 5000}
+    out, _ = relative_attention(**{**tensors, **large}, offset=20, impl="fused")
+    assert bool(out.isfinite().all())
+
+
+def test_a_second_backward_pass_equals_the_first():
+    """The first one uses up the scores that the forward pass kept."""
+    leaves = {name: x.requires_grad_() for name, x in inputs(24, 40, 40).items()}
+    out, _ = relative_attention(**leaves, offset=16, impl="fused")
+    first = torch.autograd.grad(out.sum(), list(leaves.values()), retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(out.sum(), list(leaves.values())), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_scores_made_again_equal_those_kept(monkeypatch):
+    tensors = inputs(24, 40, 40)
+    kept = outcome(tensors, "fused", torch.float32, offset=16)
+    monkeypatch.setattr(launch, "KEPT_BYTES", 0)
+    for name, again in outcome(tensors, "fused", torch.float32, offset=16).items():
+        assert torch.equal(again, kept[name]), name
+
+
+def test_dropout_is_the_same_in_both_passes():
+    """Identity matrices as values show the probabilities after dropout: the plain formula then has every gradient."""
+    size, rate = 32, 0.4
+    tensors = inputs(size, size, size, size)
+    tensors["v"] = torch.eye(size, device=DEVICE).expand(BATCH, HEADS, size, size).contiguous()
+    leaves = {name: x.requires_grad_() for name, x in tensors.items()}
+    out, _ = relative_attention(**leaves, offset=0, dropout=rate, impl="fused")
+    keep = (out.detach() != 0) / (1 - rate)
+    share = float((keep == 0).sum() - BATCH * HEADS * size * (size - 1) / 2) / (BATCH * HEADS * size * (size + 1) / 2)
+    assert abs(share - rate) < 0.05
+    draw = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    got = torch.autograd.grad((out * draw).sum(), list(leaves.values()))
+    exact = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
+    plain = relative_attention_probabilities(exact) * keep.double() @ exact["v"]
+    want = torch.autograd.grad((plain * draw.double()).sum(), list(exact.values()))
+    assert dispatch.relative_error(out, plain) < 1e-5
+    for name, a, b in zip(leaves, got, want, strict=True):
+        assert dispatch.relative_error(a, b) < 1e-5, name
+
+
+def relative_attention_probabilities(tensors: dict[str, Tensor]) -> Tensor:
+    from mnemo.ops import relative_attention_reference
+
+    return relative_attention_reference(**tensors, offset=0).probabilities
+
+
+def test_operators_hold_what_torch_asks_of_them():
+    """Schemas, fake kernels and autograd registration."""
+    from mnemo.ops.fused.operator import relative_attention as operator
+
+    q, k, v, r, u, w = inputs(16, 24, 24).values()
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, r, u, w)]
+    arguments = (*leaves, None, None, None, None, None, 8, 0, 0, 0.0, 0.25, True)
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(operator, arguments, test_utils=tests)
+
+
+def test_one_graph_without_breaks():
+    tensors = {name: x.requires_grad_() for name, x in inputs(16, 24, 24).items()}
+
+    def loss(tensors: dict[str, Tensor]) -> Tensor:
+        out, lse = relative_attention(**tensors, offset=8, impl="fused", with_lse=True)
+        assert lse is not None
+        return out.square().sum() + lse.sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for expected, got in zip(*(torch.autograd.grad(f(tensors), list(tensors.values())) for f in (loss, compiled))):
+        torch.testing.assert_close(got, expected)
+
+
+def test_checkpointed_layers_recompute_the_same():
+    from torch.utils.checkpoint import checkpoint
+
+    tensors = {name: x.requires_grad_() for name, x in inputs(16, 24, 24).items()}
+
+    def loss() -> Tensor:
+        return relative_attention(**tensors, offset=8, impl="fused")[0].square().sum()
+
+    plain = torch.autograd.grad(loss(), list(tensors.values()))
+    again = torch.autograd.grad(checkpoint(loss, use_reentrant=False), list(tensors.values()))  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("batch, queries, slots", [(1, 1, 0), (3, 5, 2), (2, 17, 40), (22, 64, 8), (5, 9, 0)])
+def test_the_two_views_of_scores_are_one(batch, queries, slots):
+    """By key and by distance, every visible pair is the same element, and no row's keys fall on another's."""
+    layout = Layout(batch, 2, queries, queries + slots, queries + slots)
+    marks = torch.zeros(layout.num_elements)
+    by_key, by_distance = layout.by_key(marks), layout.by_distance(marks)
+    for i in range(queries):
+        by_key[:, :, i // 8, i % 8] = float("nan")  # everything that a kernel may write of this row
+    for i in range(queries):
+        for j in range(i + slots + 1):
+            by_key[1, batch - 1, i // 8, i % 8, j] = 1 + i * layout.num_keys + j
+    for i in range(queries):
+        row = (8 + i % 8) * layout.group_rows + i // 8 * batch + batch - 1
+        for j in range(i + slots + 1):
+            column = j - i + queries - 1 + i % 8 + layout.pad
+            assert by_distance[row, column] == 1 + i * layout.num_keys + j
+    assert by_key.stride()[-1] == 1 and all(stride % 8 == 0 for stride in by_key.stride()[:-1])
+    assert layout.first % 8 == 0 and layout.pitch % 16 == 0
+
+
+def test_who_does_not_get_kernels_hears_why():
+    q = torch.zeros(1, 1, 4, 16)
+    assert "CUDA" in (objection(q, None, None, Causal()) or "")
+    for wrong, reason in (
+        (dict(q=q.double()), "float64"),
+        (dict(q=torch.zeros(1, 1, 4, 256)), "256"),
+        (dict(bias=torch.zeros(1, 4)), "bias"),
+        (dict(mask=Blocks(1, 1, torch.tensor([2]), ahead="wrap")), "wrap"),
+    ):
+        call: dict[str, Any] = {"q": q, "r": None, "bias": None, "mask": Causal(), **wrong}
+        assert reason in (dispatch.objection(**call) or "")
+
+
+def test_kernels_that_err_are_not_trusted(monkeypatch):
+    monkeypatch.setattr(dispatch, "_verdicts", {})
+    monkeypatch.setattr(dispatch, "_errors", lambda *_: {"out": float("inf")})
+    with pytest.warns(UserWarning, match="going on slower"):
+        assert not dispatch.trusted(DEVICE, torch.float32, 16)
+    assert not dispatch.trusted(DEVICE, torch.float32, 16)  # said once
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(dispatch, "_verdicts", {})
+    monkeypatch.setattr(dispatch, "_errors", broken)
+    with pytest.warns(UserWarning, match="no such instruction"):
+        assert not dispatch.trusted(DEVICE, torch.float32, 16)
