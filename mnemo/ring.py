@@ -118,6 +118,8 @@ class Rings:
         sizes = [cache.keys.shape[2] for cache in caches]
         self.buffers = [keys.new_zeros(2, batch, keys.shape[1], size + segment, keys.shape[3]) for size in sizes]
         self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches)]
+        pairs = [(layer.attention.query.weight, layer.attention.key_value.weight) for layer in self.layers]
+        self.projections = [torch.cat(pair).detach() for pair in pairs]
         self.memory = torch.tensor(sizes, device=device)[:, None]  # (N, 1)
         self.window = self.memory.clamp(min=1) if model.config.same_length else self.memory + segment
         self.places, self.slots, self.lengths, self.limits, self.counts = (
@@ -162,15 +164,15 @@ class Rings:
         return x
 
     def _attend(self, index: int, layer: TransformerLayer, x: Tensor) -> Tensor:
-        q = layer.queries(x)
-        keys, values = layer.keys_values(x)
+        """Contexts (B, H * d) of a token's rows x (B, 1, D)."""
+        attention = layer.attention
+        projected = F.linear(layer.norm_attention(x) if layer.pre else x, self.projections[index])
+        q, k, v = projected.view(len(x), 3, attention.num_heads, attention.head_dim).unbind(1)
+        q, k = attention.norm_query(q), attention.norm_key(k)
         if self.turns is not None:
             place = self.places[index][:, None]
-            q, keys = self.turns.to(q, place), self.turns.to(keys, place)
-        q, keys, values = q[:, :, 0], keys[:, :, 0], values[:, :, 0]
-        return decode_attention(
-            q, keys, values, self.buffers[index], self.tables[index], self.slots[index], self.limits[index]
-        )
+            q, k = (self.turns.to(part[:, :, None], place)[:, :, 0] for part in (q, k))
+        return decode_attention(q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index])
 
     def _advance(self) -> None:
         """Every row goes on by one slot; full segments become memory."""
