@@ -176,7 +176,7 @@ class Rings:
 
     def _advance(self) -> None:
         """Every row goes on by one slot; full segments become memory."""
-        if decode_kernels.suit(self.buffers[0]):
+        if decode_kernels.take(self.buffers[0]):
             decode_kernels.advance(*self.cursors, self.memory, self.window, self.segment)
             return
         self.counts += 1
@@ -250,7 +250,7 @@ def finish(layer: TransformerLayer, x: Tensor, context: Tensor) -> Tensor:
     """As the layer does, with residual sums and layer norms in one kernel where there is one."""
     norms = (layer.norm_attention, layer.norm_feed_forward)
     first, second = norms[::-1] if layer.pre else norms
-    if not (decode_kernels.suit(x) and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)):
+    if not (decode_kernels.take(x) and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)):
         return layer.finish(x, context)
     total, x = add_norm(x, layer.attention.output(context), first)
     if layer.pre:

@@ -24,12 +24,18 @@ except ImportError:
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PROGRAMS = 512
 """Programs that fill a GPU."""
+LARGEST_HEAD = 256
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def take(x: Tensor) -> bool:
+    """Whether kernels can be used on such a tensor."""
+    return triton is not None and (x.is_cuda or INTERPRETED) and x.dtype in TYPES
+
+
 def suit(ring: Tensor) -> bool:
-    """Whether the kernels can be used."""
-    return triton is not None and (ring.is_cuda or INTERPRETED) and ring.dtype in TYPES and ring.shape[-1] <= 256
+    """Whether attention can use its kernels: tiles of whole heads must fit."""
+    return take(ring) and ring.shape[-1] <= LARGEST_HEAD
 
 
 if triton is not None:
