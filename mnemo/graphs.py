@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,22 @@ class Recorded:
         return self.result
 
     def _record(self) -> None:
+        with _uncached_casts():
+            self._try_out()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self.pool):
+                    self.result = self.function()
+            except RuntimeError as error:
+                torch.cuda.synchronize(self.device)
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"no CUDA graph could be recorded, so this goes on without: {reason}", stacklevel=4)
+                self.called = True
+                return
+        self.graph = graph
+
+    def _try_out(self) -> None:
+        """On another stream, as recording wants it."""
         before = [tensor.clone() for tensor in self.kept]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -50,14 +67,15 @@ class Recorded:
                 for tensor, value in zip(self.kept, before, strict=True):
                     tensor.copy_(value)
         torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self.pool):
-                self.result = self.function()
-        except RuntimeError as error:
-            torch.cuda.synchronize(self.device)
-            reason = str(error).splitlines()[0]
-            warnings.warn(f"no CUDA graph could be recorded, so this goes on without: {reason}", stacklevel=3)
-            self.called = True
-            return
-        self.graph = graph
+
+
+@contextmanager
+def _uncached_casts() -> Iterator[None]:
+    """Casts that autocast keeps are gone when it ends, but a graph would go on reading them."""
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -66,7 +66,7 @@ class Track:
     """Buffers, and a recorded step for every place in them."""
 
     def __init__(self, model: Model, state: State, segment: int, tables: tuple[Relation, ...]) -> None:
-        self.model, self.tables, self.time = model, tables, 0
+        self.model, self.tables, self.time, self.rounds = model, tables, 0, 0
         longest = max(cache.keys.shape[2] for cache in state)
         self.times = min(MAX_TIMES, max(1, -(-longest // (SPARE * segment))))
         self.rooms = [Room(cache.keys, cache.values, segment, self.times) for cache in state]
@@ -83,16 +83,22 @@ class Track:
             self.steps = [None] * self.times
         self.tokens.copy_(tokens, non_blocking=True)
         self.targets.copy_(targets, non_blocking=True)
-        step = self.steps[self.time]
-        if step is None:
-            step = self.steps[self.time] = Recorded(self._step, self.tokens.device, (self.lengths,), self.pool)
-        losses = step().clone()
+        losses = self._run().clone()
         self.time += 1
         if self.time == self.times:
             for room in self.rooms:
                 room.rewind()
-            self.time = 0
+            self.time, self.rounds = 0, self.rounds + 1
         return losses
+
+    def _run(self) -> Tensor:
+        """Recorded when a place is come to again: few segments are not worth it."""
+        if self.rounds == 0:
+            return self._step()
+        step = self.steps[self.time]
+        if step is None:
+            step = self.steps[self.time] = Recorded(self._step, self.tokens.device, (self.lengths,), self.pool)
+        return step()
 
     def _step(self) -> Tensor:
         out, after = self.model(self.tokens, self.state(), tables=self.tables)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemo.decode import Decoder, DecodeState
 from mnemo.embedding import TokenEmbedding
@@ -23,6 +23,7 @@ from mnemo.graphs import Recorded
 from mnemo.layers import TransformerLayer, rotate
 from mnemo.memory.protocol import Relation
 from mnemo.memory.xl import XLCache, XLOpen, XLStage
+from mnemo.ops import decode_kernels
 from mnemo.ops.decode_attention import Table, decode_attention
 from mnemo.positions import NoPositions, Relative, Rotary, Shaw
 from mnemo.state import State, select
@@ -117,79 +118,82 @@ class Rings:
         sizes = [cache.keys.shape[2] for cache in caches]
         self.buffers = [keys.new_zeros(2, batch, keys.shape[1], size + segment, keys.shape[3]) for size in sizes]
         self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches)]
+        pairs = [(layer.attention.query.weight, layer.attention.key_value.weight) for layer in self.layers]
+        self.projections = [torch.cat(pair).detach() for pair in pairs]
         self.memory = torch.tensor(sizes, device=device)[:, None]  # (N, 1)
         self.window = self.memory.clamp(min=1) if model.config.same_length else self.memory + segment
-        self.places, self.slots, self.lengths, self.limits = (
-            torch.zeros(len(sizes), batch, dtype=torch.int64, device=device) for _ in range(4)
+        self.places, self.slots, self.lengths, self.limits, self.counts = (
+            torch.zeros(len(sizes), batch, dtype=torch.int64, device=device) for _ in range(5)
         )
         """(N, B) each: the next token's place, counted on and on, and its slot; slots of memory that are valid; keys
-        that it sees"""
-        self.count = torch.zeros(batch, dtype=torch.int64, device=device)
-        """Open tokens of each row"""
+        that it sees; open tokens, alike in all layers"""
         positions = model.config.positions
         self.turns = Turns(positions.base, keys) if isinstance(positions, Rotary) else None
 
     @property
-    def cursors(self) -> tuple[Tensor, ...]:
+    def cursors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What a token moves on."""
-        return self.places, self.slots, self.lengths, self.limits, self.count
+        return self.places, self.slots, self.lengths, self.limits, self.counts
 
     def load(self, state: DecodeState) -> None:
         """Memories go to the rings' beginnings, open tokens behind them."""
         num_open = state.open[0].keys.shape[2]
-        self.count.copy_(state.count)
+        self.counts.copy_(state.count)
         for index, (ring, cache, opened) in enumerate(zip(self.buffers, state.state, state.open, strict=True)):
             num_slots = cache.keys.shape[2]
             for part, memory, new in zip(ring, cache[:2], opened, strict=True):
                 part[:, :, :num_slots], part[:, :, num_slots : num_slots + num_open] = memory, new
             if self.turns is not None:
                 everywhere = torch.arange(ring.shape[3], device=ring.device)
-                ring[0] = self.turns.to(ring[0], everywhere.expand(len(self.count), -1))
+                ring[0] = self.turns.to(ring[0], everywhere.expand(ring.shape[1], -1))
             self.lengths[index].copy_(cache.length)
-        self.places.copy_(self.memory + self.count)
+        self.places.copy_(self.memory + self.counts)
         self._look_around()
 
     def _look_around(self) -> None:
         """Where the next token of each row goes, and how many keys it sees, its own included."""
         torch.remainder(self.places, self.memory + self.segment, out=self.slots)
-        torch.minimum(self.lengths + self.count + 1, self.window, out=self.limits)
+        torch.minimum(self.lengths + self.counts + 1, self.window, out=self.limits)
 
     def read(self, tokens: Tensor) -> Tensor:
         """A token (B, 1) of every row -> the last layer's rows (B, 1, D)."""
         x = embed(self.model.embedding, tokens)
         for index, layer in enumerate(self.layers):
-            x = layer.finish(x, self._attend(index, layer, x)[:, None])
+            x = finish(layer, x, self._attend(index, layer, x)[:, None])
         self._advance()
         return x
 
     def _attend(self, index: int, layer: TransformerLayer, x: Tensor) -> Tensor:
-        q = layer.queries(x)
-        keys, values = layer.keys_values(x)
+        """Contexts (B, H * d) of a token's rows x (B, 1, D)."""
+        attention = layer.attention
+        projected = F.linear(layer.norm_attention(x) if layer.pre else x, self.projections[index])
+        q, k, v = projected.view(len(x), 3, attention.num_heads, attention.head_dim).unbind(1)
+        q, k = attention.norm_query(q), attention.norm_key(k)
         if self.turns is not None:
             place = self.places[index][:, None]
-            q, keys = self.turns.to(q, place), self.turns.to(keys, place)
-        q, keys, values = q[:, :, 0], keys[:, :, 0], values[:, :, 0]
-        return decode_attention(
-            q, keys, values, self.buffers[index], self.tables[index], self.slots[index], self.limits[index]
-        )
+            q, k = (self.turns.to(part[:, :, None], place)[:, :, 0] for part in (q, k))
+        return decode_attention(q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index])
 
     def _advance(self) -> None:
         """Every row goes on by one slot; full segments become memory."""
-        self.count += 1
-        full = self.count == self.segment
+        if decode_kernels.take(self.buffers[0]):
+            decode_kernels.advance(*self.cursors, self.memory, self.window, self.segment)
+            return
+        self.counts += 1
+        full = self.counts == self.segment
         grown = torch.minimum(self.lengths + self.segment, self.memory)
         self.lengths.copy_(torch.where(full, grown, self.lengths))
-        self.count.masked_fill_(full, 0)
+        self.counts.masked_fill_(full, 0)
         self.places += 1
         self._look_around()
 
     def state(self) -> DecodeState:
         """A copy of everything, in order."""
-        counts = self.count.to("cpu", copy=True)
+        counts = self.counts[0].to("cpu", copy=True)
         num_open = int(counts.max())
         caches, opened = [], []
         for index, ring in enumerate(self.buffers):
-            num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.count)[:, None]
+            num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.counts[index])[:, None]
             memory = begin - num_slots + torch.arange(num_slots, device=ring.device)
             new = begin + torch.arange(num_open, device=ring.device)
             caches.append(XLCache(*self._take(ring, memory), self.lengths[index].clone()))
@@ -240,6 +244,22 @@ def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
         x = rows if x is None else torch.where((ids >= begin)[..., None], rows, x)
     assert x is not None
     return x * embedding.dim**0.5
+
+
+def finish(layer: TransformerLayer, x: Tensor, context: Tensor) -> Tensor:
+    """As the layer does, with residual sums and layer norms in one kernel where there is one."""
+    norms = (layer.norm_attention, layer.norm_feed_forward)
+    first, second = norms[::-1] if layer.pre else norms
+    if not (decode_kernels.take(x) and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)):
+        return layer.finish(x, context)
+    total, x = add_norm(x, layer.attention.output(context), first)
+    if layer.pre:
+        return total + layer.feed_forward(x)
+    return add_norm(x, layer.feed_forward(x), second)[1]
+
+
+def add_norm(x: Tensor, y: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    return decode_kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
 
 
 def _device(model: Model) -> torch.device:

@@ -37,6 +37,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "shared projection": dict(memory=5, positions=Relative(shared_projection=True)),
     "Shaw": dict(memory=6, positions=Shaw(distances=5)),
     "rotary": dict(memory=PLAN, positions=Rotary()),
+    "modern": dict(memory=PLAN, positions=Rotary(), norm="pre", final_norm=True, norm_kind="rms", qk_norm=True),
+    "normalised heads": dict(memory=5, qk_norm=True),
     "no positions": dict(memory=5, positions=NoPositions()),
     "adaptive": dict(memory=5, embedding=EmbeddingConfig(cutoffs=(5, 11), div_val=2)),
 }

@@ -69,9 +69,8 @@ def run(args: Args) -> int:
     _check(args)
     opened, corpus = runs.open_with_corpus(args.run, args.which, args.device)
     task = _Task(args, opened, corpus.split(args.split))
-    half = runs.half_precision(args.precision, opened.run)
     device = next(opened.run.model.parameters()).device.type
-    with nullcontext() if half is None else torch.autocast(device, half):
+    with nullcontext() if task.half is None else torch.autocast(device, task.half):
         if args.sweep_memory is not None:
             task.sweep(_lengths(args.sweep_memory))
         elif args.find_length:
@@ -112,6 +111,7 @@ class _Task:
     def __init__(self, args: Args, opened: OpenedRun, split: Split) -> None:
         self.args, self.opened, self.split = args, opened, split
         self.model, recipe = opened.run.model, opened.run.recipe
+        self.half = runs.half_precision(args.precision, opened.run)
         self.config = _config(args, recipe.test)
         self.segment, self.context = recipe.train.segment, recipe.train.context
         self.trained_memory = max(recipe.model.memory.lengths(recipe.model.num_layers))
@@ -186,7 +186,9 @@ class _Task:
     ) -> None:
         """Save the result and its plot, then print one or the other form."""
         folder = runs.result_folder(self.opened.run)
-        content = {"split": self.args.split, "which": self.args.which, **content}
+        full = "fp64" if self.opened.run.recipe.train.precision == "fp64" else "fp32"
+        precision = full if self.half is None else "bf16"
+        content = {"split": self.args.split, "which": self.args.which, "precision": precision, **content}
         files: list[Path] = []
         if folder is not None:
             files.append(runs.save_result(folder, name, self.opened.run, content))
@@ -250,6 +252,7 @@ class _Task:
             "documents": self.documents == "reset",
             "same-length": args.same_length,
             "last": args.which == "last",
+            "bf16": self.half is not None,
         }
         numbers = {"batch": args.batch, "clamp": args.clamp, "limit": args.limit}
         parts = [args.split, *(word for word, holds in words.items() if holds)]

@@ -1,12 +1,13 @@
-"""Triton kernels of `decode_attention`: the keys of a row fall into parts, whose sums a second kernel puts together.
+"""Triton kernels of a decoded token: attention, residual sums with their norms, and moving on.
 
-Shapes as there; S parts. One program reads one head's keys, values and positions of one part, each once.
+In attention the keys of a row fall into parts, whose sums a second kernel puts together; one program reads one head's
+keys, values and positions of one part, each once. Shapes as in `decode_attention`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -23,12 +24,18 @@ except ImportError:
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PROGRAMS = 512
 """Programs that fill a GPU."""
+LARGEST_HEAD = 256
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def take(x: Tensor) -> bool:
+    """Whether kernels can be used on such a tensor."""
+    return triton is not None and (x.is_cuda or INTERPRETED) and x.dtype in TYPES
+
+
 def suit(ring: Tensor) -> bool:
-    """Whether the kernels can be used."""
-    return triton is not None and (ring.is_cuda or INTERPRETED) and ring.dtype in TYPES and ring.shape[-1] <= 256
+    """Whether attention can use its kernels: tiles of whole heads must fit."""
+    return take(ring) and ring.shape[-1] <= LARGEST_HEAD
 
 
 if triton is not None:
@@ -138,8 +145,81 @@ if triton is not None:
         weight = tl.exp(largest - tl.max(largest, 0))
         place = first[:, None] * D + dims[None, :]
         sums = tl.load(sums_ptr + place, mask=there[:, None] & inside[None, :], other=0.0)
-        context = tl.sum(sums * weight[:, None], 0) / tl.sum(totals * weight, 0)
+        context = tl.sum(sums * weight[:, None], 0) / tl.sum(totals * weight, 0)  # type: ignore[operator]
         tl.store(out_ptr + row_head * D + dims, context.to(out_ptr.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _add_norm(x_ptr, y_ptr, weight_ptr, bias_ptr, sum_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
+        dims = tl.arange(0, BLOCK_D)
+        inside = dims < D
+        place = tl.program_id(0) * D + dims
+        x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(y_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        total = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + place, total, mask=inside)
+        x = total.to(tl.float32)
+        centred = tl.where(inside, x - tl.sum(x, 0) / D, 0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + eps)
+        weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+        out = centred * scale * weight + bias
+        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _advance(
+        places_ptr,
+        slots_ptr,
+        lengths_ptr,
+        limits_ptr,
+        counts_ptr,
+        memory_ptr,
+        window_ptr,
+        segment,
+        batch,
+        total,
+        BLOCK: tl.constexpr,
+    ):
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = index < total
+        memory = tl.load(memory_ptr + index // batch, mask=inside, other=1)
+        window = tl.load(window_ptr + index // batch, mask=inside, other=1)
+        place = tl.load(places_ptr + index, mask=inside, other=0) + 1
+        count = tl.load(counts_ptr + index, mask=inside, other=0) + 1
+        length = tl.load(lengths_ptr + index, mask=inside, other=0)
+        full = count == segment
+        length = tl.where(full, tl.minimum(length + segment, memory), length)
+        count = tl.where(full, 0, count)
+        tl.store(places_ptr + index, place, mask=inside)
+        tl.store(slots_ptr + index, place % (memory + segment), mask=inside)
+        tl.store(lengths_ptr + index, length, mask=inside)
+        tl.store(counts_ptr + index, count, mask=inside)
+        tl.store(limits_ptr + index, tl.minimum(length + count + 1, window), mask=inside)
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + y and its layer norm, rows (..., D)."""
+    x, y = x.contiguous(), y.contiguous()
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    size, kernel = x.shape[-1], cast(Any, _add_norm)
+    kernel[(x.numel() // size,)](x, y, weight, bias, total, out, eps, D=size, BLOCK_D=_power_of_two(size))
+    return total, out
+
+
+def advance(
+    places: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    counts: Tensor,
+    memory: Tensor,
+    window: Tensor,
+    segment: int,
+) -> None:
+    """Move the cursors (N, B) of all layers on by one token; `memory` and `window` are (N, 1)."""
+    num_layers, batch = places.shape
+    total, kernel = num_layers * batch, cast(Any, _advance)
+    grid = (-(-total // 128),)
+    kernel[grid](places, slots, lengths, limits, counts, memory, window, segment, batch, total, BLOCK=128)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: Tensor, limits: Tensor) -> Tensor:
@@ -155,7 +235,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: T
     stats = torch.empty(batch * heads * parts, 2, dtype=torch.float32, device=ring.device)
     out = torch.empty(batch, heads * size, dtype=ring.dtype, device=ring.device)
     tables = [_dense(part, ring) for part in table]
-    kernel: Any = _attend_part
+    kernel, combine = cast(Any, _attend_part), cast(Any, _put_together)
     kernel[(parts, batch * heads)](
         q,
         k,
@@ -182,7 +262,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: T
         HAS_W=table.w is not None,
         HAS_BIAS=table.bias is not None,
     )
-    combine: Any = _put_together
     combine[(batch * heads,)](sums, stats, out, parts, D=size, BLOCK_D=block_d, BLOCK_S=_power_of_two(parts))
     return out
 
