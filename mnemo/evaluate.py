@@ -107,6 +107,7 @@ def evaluate(
     limit: int | None = None,
     sliding: bool = False,
     no_memory: bool = False,
+    start: Literal["empty", "zeros"] = "empty",
     progress: ShowProgress | None = None,
 ) -> Score:
     """Score one pass over `split`.
@@ -116,7 +117,8 @@ def evaluate(
     `order="sentences"`: documents are sentences packed into rows, nothing is predicted across two of them, and the
     memory runs on (One Billion Word). `limit`: only the first symbols. `no_memory`: every layer's memory off, the
     short-range ones' too. `sliding`: no memory, and every token predicted from a window of its own, the `segment`
-    tokens before it (how the vanilla model is scored); only the first window's tokens see less.
+    tokens before it (how the vanilla model is scored); only the first window's tokens see less. `start="zeros"`: the
+    memory is first full of zeros that are attended to, as in TensorFlow and Hugging Face.
     """
     was_training = model.training
     model.eval()
@@ -130,15 +132,16 @@ def evaluate(
             forget=no_memory,
             documents=documents,
             order=order,
+            zeros=start == "zeros",
         )
         if sliding and (documents, order) != ("ignore", "contiguous"):
             raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
         if setup.context and reader.config.tokens is not None:
             raise MnemoError("memory tokens are written behind each segment's last token: none can be encoded again")
         part = first_symbols(split, config.limit if limit is None else limit)
-        start = time.monotonic()
+        begin = time.monotonic()
         totals = (_read_windows if sliding else _read_stream)(reader, part, setup, progress or silent)
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - begin
     finally:
         model.train(was_training)
     return Score(
@@ -170,6 +173,8 @@ class _Setup(NamedTuple):
     """Start every segment from an empty state: some memories have no length that could be 0"""
     documents: Documents
     order: Order
+    zeros: bool = False
+    """Start from a memory full of zeros"""
 
 
 def _positive(name: str, value: int) -> int:
@@ -254,7 +259,7 @@ class _Totals:
 @torch.no_grad()
 def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgress) -> _Totals:
     stream = _stream(split, setup, model.config.vocab_size)
-    state = model.init(setup.batch, setup.lengths, cached=True)
+    state = (model.zeros if setup.zeros else model.init)(setup.batch, setup.lengths, cached=True)
     tables = model.tables(setup.segment + setup.context, state)
     totals, device = _Totals(setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"

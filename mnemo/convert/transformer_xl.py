@@ -76,7 +76,7 @@ def _get(config: Mapping[str, Any], name: str) -> Any:
 
 def _embedding(config: Mapping[str, Any], tie_weights: bool) -> EmbeddingConfig:
     cutoffs = tuple(config.get("cutoffs") or ())
-    given = [bool(tied) for tied in config.get("tie_projs") or ()]
+    given = [tied is not None and tied > 0 for tied in config.get("tie_projs") or ()]  # some write -1 for no
     untied = [False] * (len(cutoffs) + 1)  # bins that their list does not reach
     return EmbeddingConfig(
         dim=config.get("d_embed"),
