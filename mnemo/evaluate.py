@@ -136,6 +136,8 @@ def evaluate(
         )
         if sliding and (documents, order) != ("ignore", "contiguous"):
             raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
+        if setup.zeros and (sliding or no_memory or (documents, order) != ("ignore", "contiguous")):
+            raise MnemoError("a memory that starts full of zeros is for one text that runs on")
         if setup.context and reader.config.tokens is not None:
             raise MnemoError("memory tokens are written behind each segment's last token: none can be encoded again")
         part = first_symbols(split, config.limit if limit is None else limit)
@@ -265,7 +267,8 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar:
         for batch in one_epoch(stream):
-            lengths, starts = _to(_stored(batch, setup.context), device), _to(_starts(batch, setup.forget), device)
+            starts = None if setup.zeros else _starts(batch, setup.forget)
+            lengths, starts = _to(_stored(batch, setup.context), device), _to(starts, device)
             out, state = model(batch.tokens.to(device), state, lengths=lengths, starts=starts, tables=tables)
             bar.advance(totals.add(model.loss(out, batch.targets.to(device)), batch.targets))
     return totals

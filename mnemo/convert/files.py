@@ -72,7 +72,7 @@ def refuse_vocabulary_pickle(path: Path) -> None:
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}
     except (ValueError, OSError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         reason = "it holds pickled objects" if "allow_pickle" in str(error) else str(error).splitlines()[0]

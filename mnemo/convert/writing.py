@@ -24,6 +24,8 @@ from mnemo.convert.terms import terms_of
 from mnemo.convert.transformer_xl import empty_model
 from mnemo.data.corpus import Corpus
 from mnemo.errors import MnemoError
+from mnemo.model import ModelConfig
+from mnemo.positions import Relative, Sinusoidal
 from mnemo.recipe import DataConfig, Recipe, TrainConfig
 
 TARGETS = ("mnemo", "authors", "hf", "nvidia", "lamemo", "rmt", "tf")
@@ -81,6 +83,7 @@ def write_published(model: Converted, target: str, dest: Path) -> None:
     known = formats.named(target)
     terms = terms_of(model.config, model.segment, target)
     theirs = take_all(known.layout(empty_model(model.config)), model.weights, aliases=target not in ("hf", "tf"))
+    theirs |= _frequencies(model.config, target)
     with new_folder(dest) as folder:
         folder.mkdir()
         WRITERS.get(target, _write_state_dict)(folder, theirs, terms)
@@ -90,6 +93,15 @@ def write_published(model: Converted, target: str, dest: Path) -> None:
         if symbols is not None:
             ids = {symbol: index for index, symbol in enumerate(symbols)}
             (folder / "vocab.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+
+
+def _frequencies(config: ModelConfig, target: str) -> dict[str, Tensor]:
+    """The buffer of sinusoids that their PyTorch modules keep among the weights."""
+    if target == "tf" or not isinstance(config.positions, (Relative, Sinusoidal)):
+        return {}
+    exponents = torch.arange(0.0, config.dim, 2.0) / config.dim
+    name = "transformer.pos_emb.inv_freq" if target == "hf" else "pos_emb.inv_freq"
+    return {name: 1 / 10000**exponents}
 
 
 def _write_state_dict(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
