@@ -23,10 +23,13 @@ from mnemo.convert import formats, transformer_xl, vocabulary
 from mnemo.convert.reading import Converted, Given, read
 from mnemo.convert.terms import comparable
 from mnemo.convert.writing import write_published, write_run
+from mnemo.data.corpus import Split
 from mnemo.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
+from mnemo.evaluate import evaluate
 from mnemo.model import Model, Output
 from mnemo.parity.reference import largest_error
+from mnemo.recipe import EvalConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 REAL = sorted(path for path in (GOLDEN / "transfo-xl-4.30").iterdir() if path.is_dir())
@@ -165,6 +168,44 @@ def test_the_authors_configuration_is_inferred_from_shapes(case: str, tmp_path: 
     theirs = transformer_xl.weights_from_authors(p, expected)
     assert found.weights.keys() == theirs.keys()
     assert all(torch.equal(found.weights[name], theirs[name]) for name in theirs)
+
+
+def authors_golden_files() -> list[Path]:
+    """Of models whose memory the constructor's lengths describe."""
+    folders = [GOLDEN, *([Path(os.environ["MNEMO_GOLDEN"])] if "MNEMO_GOLDEN" in os.environ else [])]
+    found = [path for folder in folders for path in sorted((folder / "transformer-xl").glob("[01]*.safetensors"))]
+    return [path for path in found if not path.name.startswith(("08f", "15"))]
+
+
+@pytest.mark.parametrize("path", authors_golden_files(), ids=lambda path: path.stem)
+def test_state_dicts_of_the_authors_code_come_back_name_for_name(path: Path, tmp_path: Path) -> None:
+    with safe_open(path, "pt") as file:
+        config = json.loads((file.metadata() or {})["config"])
+        theirs = {
+            name.removeprefix("param/"): file.get_tensor(name) for name in file.keys() if name.startswith("param/")
+        }
+    flags = {name: config[name] for name in ("mem_len", "tgt_len", "clamp_len", "same_length", "pre_lnorm")}
+    if config["attn_type"] == 2:
+        flags["n_head"] = config["n_head"]
+    if config["cutoffs"] and config["div_val"] == 1:
+        flags["cutoffs"] = config["cutoffs"]
+    found = convert(files.save_tensors(tmp_path / "weights.safetensors", theirs), **flags)
+    assert comparable(found.config) == comparable(transformer_xl.config_from_authors(config))
+    write_published(found, "authors", tmp_path / "there")
+    again = torch.load(tmp_path / "there" / "state_dict.pt", weights_only=True)
+    assert again.keys() == theirs.keys()
+    assert all(torch.equal(again[name], value) for name, value in theirs.items() if "inv_freq" not in name)
+
+
+def test_a_score_from_zeros_is_the_one_of_literal_code(tmp_path: Path) -> None:
+    config = config_of()
+    p = files.full(config)
+    model = model_of(convert(files.hugging_face(tmp_path, config, p)))
+    ids = torch.randint(config["n_token"], (13,))
+    split = Split("valid", ids.numpy(), None, 13, 13, 1)
+    score = evaluate(model, split, EvalConfig(batch=1), segment=12, start="zeros")
+    (there,) = losses_there(p, config, [torch.stack([ids, ids])], zeros=True, seen=5)
+    assert score.loss == pytest.approx(float(there[0].mean()), abs=PARITY)
 
 
 @pytest.mark.parametrize("changes", [{}, files.ADAPTIVE], ids=["plain", "adaptive"])

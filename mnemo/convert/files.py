@@ -23,9 +23,9 @@ PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
 VOCABULARY_PICKLES = ("vocab.bin", "vocab.pkl", "corpus.bin", "cache.pkl", "cache.pt", "corpus-info.pkl", "vocab.pt")
 """Files in which the published code keeps its vocabulary or its whole corpus."""
 TAKE_VOCABULARY = (
-    "import json, torch; v = torch.load('vocab.bin', weights_only=False); "
-    "s = v['idx2sym'] if isinstance(v, dict) else v.vocab.idx2sym if hasattr(v, 'vocab') else v.idx2sym; "
-    "json.dump(s, open('vocab.json', 'w'))"
+    "import json, pickle, torch; v = {load}; "
+    "v = v.vocab if hasattr(v, 'vocab') else v; "
+    "json.dump(v['idx2sym'] if isinstance(v, dict) else v.idx2sym, open('vocab.json', 'w'))"
 )
 
 
@@ -63,11 +63,15 @@ def read(path: Path) -> Content:
 
 
 def refuse_vocabulary_pickle(path: Path) -> None:
-    if path.name in VOCABULARY_PICKLES:
-        raise MnemoError(
-            f"{path} is a pickle: reading it can run any code (CVE-2023-6730, CVE-2023-7018), so mnemo never does. "
-            f"If you trust it, run this where it was made, and give --vocab vocab.json: {TAKE_VOCABULARY}"
-        )
+    if path.name not in VOCABULARY_PICKLES:
+        return
+    load = f"torch.load('{path.name}', weights_only=False)"
+    if path.suffix == ".pkl":
+        load = f"pickle.load(open('{path.name}', 'rb'))"
+    raise MnemoError(
+        f"{path} is a pickle: reading it can run any code (CVE-2023-6730, CVE-2023-7018), so mnemo never does. "
+        f"If you trust it, run this where it was made, and give --vocab vocab.json: {TAKE_VOCABULARY.format(load=load)}"
+    )
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:

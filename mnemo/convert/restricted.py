@@ -47,12 +47,12 @@ def main(source: Path, folder: Path) -> None:
 
 
 def limit_memory(size: int) -> None:
-    """Allow what this process has, and three copies of the file; nothing where the system tells no sizes."""
+    """Allow what this process has, and four copies of the file; nothing where the system tells no sizes."""
     try:
         import resource
 
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        limit = used + 3 * size + SPARE_BYTES
+        limit = used + 4 * size + SPARE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     except (ImportError, OSError, ValueError):
         return

@@ -8,6 +8,7 @@ from typing import Any
 from mnemo.convert import formats
 from mnemo.convert.infer import Terms
 from mnemo.convert.nvidia import one_key_less
+from mnemo.embedding import Bins
 from mnemo.errors import MnemoError
 from mnemo.layers import DropoutConfig
 from mnemo.memory import XL, Lookahead, Plan
@@ -99,7 +100,9 @@ def _hugging_face(terms: Terms, config: ModelConfig) -> Terms:
 def comparable(config: ModelConfig) -> ModelConfig:
     """The configuration without what decides only training, equal choices written alike."""
     embedding = config.embedding
-    embedding = replace(embedding, dim=embedding.dim or config.dim, tie_projections=embedding.ties())
+    projected = Bins.of(embedding, config.vocab_size, config.dim).projected
+    ties = tuple(tied and projected for tied in embedding.ties())
+    embedding = replace(embedding, dim=embedding.dim or config.dim, tie_projections=ties)
     memory = config.memory
     if memory.num_long is None:
         memory = Plan(long=memory.long)
