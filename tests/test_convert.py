@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 from tolerances import PARITY, assert_close
 from torch import Tensor
 
-from mnemo.convert import formats, transformer_xl, vocabulary
+from mnemo.convert import files as file_contents
+from mnemo.convert import formats, reading, transformer_xl
 from mnemo.convert.reading import Converted, Given, read
 from mnemo.convert.terms import comparable
 from mnemo.convert.writing import write_published, write_run
 from mnemo.data.corpus import Split
-from mnemo.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.evaluate import evaluate
 from mnemo.model import Model, Output
@@ -437,6 +437,14 @@ def larger_vocabulary(folder: Path) -> None:
     files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "vocab_size": 99})
 
 
+def deep(folder: Path) -> None:
+    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "n_layer": "2"})
+
+
+def negative(folder: Path) -> None:
+    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "mem_len": -5})
+
+
 def wider(folder: Path) -> None:
     files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "d_inner": 99})
 
@@ -451,8 +459,10 @@ def wider(folder: Path) -> None:
         (only_a_pickled_vocabulary, "CVE-2023-6730"),
         (cut_weights, "is truncated"),
         (sampled, "sample_softmax 100"),
-        (larger_vocabulary, "a vocabulary of 99, the weights one of 13"),
-        (wider, r"CoreNet.0.bias' is \[10\], its configuration says \[99\]"),
+        (larger_vocabulary, "'n_token' of the configuration 99 does not fit the weights, which have 13"),
+        (wider, "'d_inner' of the configuration 99 does not fit the weights, which have 10"),
+        (deep, "'n_layer' of the configuration is '2'"),
+        (negative, "length -5"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_one_line(damage: Any, message: str, tmp_path: Path) -> None:
@@ -462,6 +472,40 @@ def test_what_is_wrong_with_a_folder_is_one_line(damage: Any, message: str, tmp_
     with pytest.raises(MnemoError, match=message) as error:
         convert(folder)
     assert "\n" not in str(error.value)
+
+
+def damaged(tensor: Tensor) -> list[Tensor | None]:
+    """The tensor missing, without dimensions, with one more, one row longer, and of whole numbers."""
+    return [None, tensor.sum(), tensor[None], torch.cat([tensor, tensor[:1]]), tensor.long()]
+
+
+@pytest.mark.parametrize("kind", ["authors", "hf", "nvidia", "tf", "shaw"])
+def test_no_damage_to_a_tensor_is_an_internal_error(kind: str, tmp_path: Path) -> None:
+    config = config_of(**({"attn_type": 1} if kind == "shaw" else files.ADAPTIVE))
+    p = files.full(config)
+    if kind == "hf":
+        tensors = load_file(files.hugging_face(tmp_path, config, p) / "model.safetensors")
+    elif kind == "tf":
+        tensors = file_contents.read(files.tensorflow(tmp_path / "model.npz", config, p)).tensors
+    else:
+        tensors = files.nvidia(config, p)["model_state"] if kind == "nvidia" else p
+    given, path = Given(terms={"mem_len": 5}), tmp_path / "model.safetensors"
+    refused = 0
+    for name in tensors:
+        for broken in damaged(tensors[name]):
+            rest = {other: tensor for other, tensor in tensors.items() if other != name}
+            try:
+                content = file_contents.Content(tensors=rest if broken is None else {**rest, name: broken})
+                reading.convert(formats.recognise(content.tensors, "it"), content, path, given)
+            except MnemoError:
+                refused += 1
+    assert refused > 3 * len(tensors)
+
+
+@pytest.mark.parametrize("div_val", [3, 4])
+def test_a_div_val_that_gives_the_same_widths_is_kept(div_val: int, tmp_path: Path) -> None:
+    config = config_of(n_token=17, cutoffs=[5], div_val=div_val, d_embed=4, tie_projs=[False, True])
+    assert convert(files.hugging_face(tmp_path, config, files.full(config))).config.embedding.div_val == div_val
 
 
 def objects(path: Path) -> None:
@@ -497,44 +541,3 @@ def test_half_precision_becomes_single_precision_exactly(tmp_path: Path) -> None
     half = {name: value.half() for name, value in files.full(config).items()}
     found = convert(files.save_tensors(tmp_path / "w.safetensors", half), **WITHOUT_CONFIG)
     assert torch.equal(found.weights["softmax.biases.0"], half["crit.out_layers.0.bias"].float())
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        ["<eos>", "a", "b"],
-        {"b": 2, "<eos>": 0, "a": 1},
-        {"idx2sym": ["<eos>", "a", "b"], "sym2idx": {}},
-        {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"b": 2, "<eos>": 0, "a": 1}}},
-    ],
-)
-def test_vocabularies_in_json(content: Any, tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps(content))
-    assert vocabulary.read(tmp_path / "vocab.json") == ["<eos>", "a", "b"]
-
-
-def test_vocabularies_in_lines(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("<S> 100\n<UNK> 7\nthe 5\n")
-    symbols = vocabulary.read(tmp_path / "vocab.txt")
-    assert vocabulary.tokenizer(symbols) == WordTokenizer(("<S>", "<UNK>", "the"), "<S>", True, "<UNK>")
-
-
-@pytest.mark.parametrize(
-    ("symbols", "expected"),
-    [
-        (["32", "101", "116"], ByteTokenizer(b" et", b"\n")),
-        (["_", "e", "t"], CharTokenizer(" et")),
-        (["<eos>", "<unk>", "the"], WordTokenizer(("<eos>", "<unk>", "the"), unknown="<unk>")),
-    ],
-)
-def test_symbols_tell_their_tokenizer_and_come_back(symbols: list[str], expected: Any) -> None:
-    found = vocabulary.tokenizer(symbols)
-    assert found == expected
-    assert vocabulary.symbols_of(found) == symbols
-
-
-@pytest.mark.parametrize("content", [{"a": 0, "b": 2}, {"a": "x"}, [1, 2], 7])
-def test_other_json_is_no_vocabulary(content: Any, tmp_path: Path) -> None:
-    (tmp_path / "vocab.json").write_text(json.dumps(content))
-    with pytest.raises(MnemoError, match="is no vocabulary"):
-        vocabulary.read(tmp_path / "vocab.json")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from mnemo.convert import infer, lamemo, nvidia, rmt, tensorflow, transformer_xl
@@ -57,7 +58,7 @@ def _lamemo_terms(tensors: Tensors, given: Terms) -> Terms:
 
 def _rmt_terms(tensors: Tensors, given: Terms) -> Terms:
     infer.asked(given, "mem_at_end", "the weights do not say whether memory tokens are written (yes) or only read (no)")
-    num = infer.merge({"num_mem_tokens": len(tensors["mem_tokens"])}, given)["num_mem_tokens"]
+    num = infer.merge({"num_mem_tokens": infer.shape(tensors, "mem_tokens", 3)[0]}, given)["num_mem_tokens"]
     return _authors_terms(tensors, given) | {"num_mem_tokens": num}
 
 
@@ -77,15 +78,11 @@ def _hugging_face_terms(tensors: Tensors, given: Terms) -> Terms:
     terms = {**transformer_xl.HUGGING_FACE_DEFAULTS, **given}
     if "n_token" in terms:
         terms.setdefault("vocab_size", terms["n_token"])
-    _check_vocabulary(tensors, terms)
+    named = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    for kind in ("r_w_bias", "r_r_bias"):
+        named.setdefault(kind, named.get(f"layers.0.dec_attn.{kind}", torch.empty(0)))
+    infer.merge(infer.terms_of_shapes(named, terms), {**terms, "n_token": terms.get("vocab_size"), "tie_weight": None})
     return terms
-
-
-def _check_vocabulary(tensors: Tensors, terms: Terms) -> None:
-    pattern = "transformer.word_emb.emb_layers.{}.weight"
-    rows = sum(len(tensors[pattern.format(i)]) for i in range(infer.count(tensors, pattern)))
-    if rows and rows != terms.get("vocab_size"):
-        raise MnemoError(f"the configuration has a vocabulary of {terms.get('vocab_size')}, the weights one of {rows}")
 
 
 FORMATS = (

@@ -39,20 +39,51 @@ def count(tensors: Tensors, pattern: str) -> int:
     return found
 
 
+def shape(tensors: Tensors, name: str, dims: int) -> tuple[int, ...]:
+    """The shape of a tensor that every model of its kind has, with so many dimensions."""
+    if name not in tensors:
+        raise MnemoError(f"parameter '{name}' is missing")
+    found = tuple(tensors[name].shape)
+    if len(found) != dims:
+        raise MnemoError(f"parameter '{name}' is {list(found)}: {dims} dimensions were expected")
+    return found
+
+
+def check_types(terms: Mapping[str, Any]) -> None:
+    """An error where a configuration has something else than a number, a switch or a list where one belongs."""
+    for kind, names in _TYPES.items():
+        for name in names:
+            value = terms.get(name)
+            if value is not None and (not isinstance(value, kind) or kind is int and isinstance(value, bool)):
+                raise MnemoError(f"'{name}' of the configuration is {value!r}")
+    if not all(type(cutoff) is int for cutoff in terms.get("cutoffs") or ()):
+        raise MnemoError(f"'cutoffs' of the configuration are {terms['cutoffs']!r}")
+
+
+_TYPES: dict[Any, tuple[str, ...]] = {
+    int: (
+        *("n_token", "vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val"),
+        *("mem_len", "tgt_len", "ext_len", "clamp_len", "attn_type", "num_mem_tokens", "sample_softmax"),
+    ),
+    (bool, int): ("same_length", "pre_lnorm", "untie_r", "tie_weight", "tie_word_embeddings", "mem_at_end"),
+    (int, float): ("dropout", "dropatt", "layer_norm_epsilon", "layer_norm_eps", "eps"),
+    (list, tuple): ("cutoffs", "tie_projs"),
+}
+
+
 def terms_of_shapes(tensors: Tensors, given: Mapping[str, Any]) -> Terms:
     """What weights under the authors' names say by themselves; `given` fills in where they say nothing."""
     attention = "layers.0.dec_attn."
-    fused = tensors.get(f"{attention}qkv_net.weight")
-    query = tensors[f"{attention}q_net.weight"] if fused is None else fused
+    fused = f"{attention}qkv_net.weight" in tensors
+    rows, dim = shape(tensors, f"{attention}{'qkv_net' if fused else 'q_net'}.weight", 2)
     terms = {
         "n_layer": count(tensors, "layers.{}.pos_ff.CoreNet.0.weight"),
-        "d_model": query.shape[1],
-        "d_inner": len(tensors["layers.0.pos_ff.CoreNet.0.weight"]),
-        **_tables(tensors, given, query.shape[1]),
+        "d_model": dim,
+        "d_inner": shape(tensors, "layers.0.pos_ff.CoreNet.0.weight", 2)[0],
+        **_tables(tensors, given, dim),
         **_ties(tensors, given),
     }
-    width = len(query) // (1 if fused is None else 3)
-    return terms | _heads(tensors, given, width)
+    return terms | _heads(tensors, given, rows // (3 if fused else 1))
 
 
 def _heads(tensors: Tensors, given: Mapping[str, Any], width: int) -> Terms:
@@ -61,7 +92,7 @@ def _heads(tensors: Tensors, given: Mapping[str, Any], width: int) -> Terms:
         kind, (_, rows, heads, head_dim) = 1 if "r_bias" in tensors else 3, tensors["r_emb"].shape
         return {"attn_type": kind, "n_head": heads, "d_head": head_dim, **_lengths(given, rows)}
     if "r_w_bias" in tensors:
-        heads, head_dim = tensors["r_w_bias"].shape[-2:]
+        heads, head_dim = shape(tensors, "r_w_bias", 2)
         return {"attn_type": 0, "n_head": heads, "d_head": head_dim}
     heads = asked(given, "n_head", "absolute positions leave no trace of the number of heads")
     if heads < 1 or width % heads:
@@ -80,25 +111,31 @@ def _lengths(given: Mapping[str, Any], rows: int) -> Terms:
 
 def _tables(tensors: Tensors, given: Mapping[str, Any], dim: int) -> Terms:
     name = "word_emb.emb_layers.{}.weight"
-    tables = [tensors[name.format(i)] for i in range(count(tensors, name))]
-    rows, widths = [len(table) for table in tables], [table.shape[1] for table in tables]
+    tables = [shape(tensors, name.format(i), 2) for i in range(max(1, count(tensors, name)))]
+    rows, widths = [table[0] for table in tables], [table[1] for table in tables]
     terms: Terms = {"n_token": sum(rows), "d_embed": widths[0], "div_val": 1, "cutoffs": []}
     if len(tables) > 1:
         terms["cutoffs"] = [sum(rows[: i + 1]) for i in range(len(rows) - 1)]
-        terms["div_val"] = _narrowing(widths)
+        terms["div_val"] = narrowing(widths, given.get("div_val"))
     elif "word_emb.emb_projs.0" in tensors and widths[0] == dim:
         terms["div_val"] = 2  # of a single bin: it has a projection where none would be needed
-    clusters = len(tensors.get("crit.cluster_weight", ()))
+    clusters = _clusters(tensors)
     if clusters and len(tables) == 1:
         terms["cutoffs"] = _single_table_cutoffs(given, clusters, sum(rows))
     return terms
 
 
-def _narrowing(widths: list[int]) -> int:
-    for value in range(2, widths[0] + 1):
+def narrowing(widths: list[int], said: int | None = None) -> int:
+    """The div_val of tables so wide; several may give the same, so that the one that is said comes first."""
+    for value in (*([said] if said else []), *range(2, widths[0] + 1)):
         if [widths[0] // value**i for i in range(len(widths))] == widths:
             return value
     raise MnemoError(f"the embedding's tables are {widths} wide: no div_val gives that")
+
+
+def _clusters(tensors: Tensors) -> int:
+    """Bins of the softmax after the first."""
+    return shape(tensors, "crit.cluster_weight", 2)[0] if "crit.cluster_weight" in tensors else 0
 
 
 def _single_table_cutoffs(given: Mapping[str, Any], clusters: int, vocab_size: int) -> list[int]:
@@ -122,7 +159,7 @@ def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Terms:
     shared = count(tensors, projections)
     said = is_tied(*(given.get("tie_projs") or [False])[:1])
     ties = []
-    for i in range(len(tensors.get("crit.cluster_weight", ())) + 1 if shared else 0):
+    for i in range(_clusters(tensors) + 1 if shared else 0):
         name, theirs = f"crit.out_projs.{i}", projections.format(min(i, shared - 1))
         ties.append(said if i == 0 and name not in tensors else _same(tensors, name, theirs))
     return {"tie_weight": tied, "tie_projs": ties or [False]}
@@ -152,8 +189,7 @@ def merge(inferred: Mapping[str, Any], given: Mapping[str, Any]) -> Terms:
         said = given.get(term)
         if said is None or term == "tie_projs" or term == "div_val" and not inferred["cutoffs"]:
             continue  # the weights show ties; a single bin is never narrowed
-        same = list(said) == list(value) if isinstance(value, list) else said == value
-        if not same:
+        if said != value:
             name = FLAGS.get(term, f"'{term}' of the configuration")
             raise MnemoError(f"{name} {said} does not fit the weights, which have {value}")
     return {**given, **inferred}

@@ -15,7 +15,7 @@ from mnemo.checkpoint import RECIPE, TOKENIZER, open_run, read_json
 from mnemo.convert import files, formats, vocabulary
 from mnemo.convert.files import Content
 from mnemo.convert.formats import Format, Start
-from mnemo.convert.infer import Terms
+from mnemo.convert.infer import Terms, check_types
 from mnemo.convert.layout import put_all
 from mnemo.convert.transformer_xl import empty_model
 from mnemo.data import tokenizers
@@ -69,7 +69,7 @@ def read(path: Path, given: Given) -> Converted:
     content = files.read(weights)
     known = formats.recognise(content.tensors, str(weights))
     try:
-        return _convert(known, content, weights, given)
+        return convert(known, content, weights, given)
     except MnemoError as error:
         raise MnemoError(f"{weights}: {error}") from None
 
@@ -104,7 +104,8 @@ def _weights_file(path: Path) -> Path:
     )
 
 
-def _convert(known: Format, content: Content, path: Path, given: Given) -> Converted:
+def convert(known: Format, content: Content, path: Path, given: Given) -> Converted:
+    """A model from weights in a known format, that lie at `path`."""
     tensors = _floats(known.tensors(content.tensors))
     said = _given_terms(content, path, given)
     terms = known.terms(tensors, said)
@@ -151,6 +152,7 @@ def _given_terms(content: Content, path: Path, given: Given) -> Terms:
     if isinstance(terms.get("d_embed"), int) and terms["d_embed"] < 0:
         terms = terms | {"d_embed": None}
     terms = {name: value for name, value in terms.items() if value is not None}
+    check_types(terms)
     if terms.get("sample_softmax", -1) > 0:
         raise MnemoError(f"sample_softmax {terms['sample_softmax']}: no published code has one that runs")
     return terms

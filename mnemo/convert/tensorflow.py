@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mnemo.convert import transformer_xl
-from mnemo.convert.infer import Terms, count
+from mnemo.convert.infer import Terms, count, narrowing, shape
 from mnemo.convert.layout import Layout, Place
 from mnemo.convert.nvidia import one_key_more
 from mnemo.embedding import Bins
@@ -38,30 +38,30 @@ def variables(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def terms_of_shapes(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Terms:
     """The constructor arguments that the shapes tell."""
-    heads, head_dim = tensors["transformer/r_w_bias"].shape[-2:]
-    dim, inner = tensors["transformer/layer_0/ff/layer_1/kernel"].shape
+    per_layer = tensors["transformer/r_w_bias"].dim() == 3
+    *_, heads, head_dim = shape(tensors, "transformer/r_w_bias", 3 if per_layer else 2)
+    dim, inner = shape(tensors, "transformer/layer_0/ff/layer_1/kernel", 2)
     return {
         "n_layer": count(tensors, "transformer/layer_{}/ff/layer_1/kernel"),
         "n_head": heads,
         "d_head": head_dim,
         "d_model": dim,
         "d_inner": inner,
-        "untie_r": tensors["transformer/r_w_bias"].dim() == 3,
+        "untie_r": per_layer,
         "tie_weight": True,
-        **_bins(tensors, dim),
+        **_bins(tensors, given, dim),
     }
 
 
-def _bins(tensors: Mapping[str, Tensor], dim: int) -> Terms:
+def _bins(tensors: Mapping[str, Tensor], given: Mapping[str, Any], dim: int) -> Terms:
     tables = count(tensors, f"{EMBEDDING}cutoff_{{}}/lookup_table")
-    first = tensors[f"{EMBEDDING}cutoff_0/lookup_table" if tables else f"{EMBEDDING}lookup_table"]
-    sizes = [len(tensors[f"{SOFTMAX}cutoff_{i}/b"]) for i in range(count(tensors, f"{SOFTMAX}cutoff_{{}}/b"))]
-    terms: Terms = {"d_embed": first.shape[1], "div_val": 1}
+    scopes = [f"{EMBEDDING}cutoff_{i}/" for i in range(tables)] or [EMBEDDING]
+    widths = [shape(tensors, f"{scope}lookup_table", 2)[1] for scope in scopes]
+    sizes = [shape(tensors, f"{SOFTMAX}cutoff_{i}/b", 1)[0] for i in range(count(tensors, f"{SOFTMAX}cutoff_{{}}/b"))]
+    terms: Terms = {"d_embed": widths[0], "div_val": narrowing(widths, given.get("div_val")) if tables > 1 else 1}
     terms["cutoffs"] = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    terms["n_token"] = sum(sizes) or len(tensors[f"{SOFTMAX}bias"])
-    if tables > 1:
-        terms["div_val"] = first.shape[1] // tensors[f"{EMBEDDING}cutoff_1/lookup_table"].shape[1]
-    projected = tables > 0 or first.shape[1] != dim
+    terms["n_token"] = sum(sizes) or shape(tensors, f"{SOFTMAX}bias", 1)[0]
+    projected = tables > 0 or widths[0] != dim
     terms["tie_projs"] = [projected and f"{SOFTMAX}cutoff_{i}/proj" not in tensors for i in range(max(1, len(sizes)))]
     return terms
 
@@ -71,7 +71,7 @@ def with_identities(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = dict(tensors)
     for i in range(count(tensors, f"{EMBEDDING}cutoff_{{}}/lookup_table")):
         table = tensors[f"{EMBEDDING}cutoff_{i}/lookup_table"]
-        identity = torch.eye(table.shape[1], dtype=table.dtype)
+        identity = torch.eye(shape(tensors, f"{EMBEDDING}cutoff_{i}/lookup_table", 2)[1], dtype=table.dtype)
         result.setdefault(f"{EMBEDDING}cutoff_{i}/proj_W", identity)
     return result
 

@@ -82,7 +82,7 @@ def write_published(model: Converted, target: str, dest: Path) -> None:
     """Weights and configuration for other code: loaded by it, the same numbers come out."""
     known = formats.named(target)
     terms = terms_of(model.config, model.segment, target)
-    theirs = take_all(known.layout(empty_model(model.config)), model.weights, aliases=target not in ("hf", "tf"))
+    theirs = take_all(known.layout(empty_model(model.config)), model.weights)
     theirs |= _frequencies(model.config, target)
     with new_folder(dest) as folder:
         folder.mkdir()
@@ -113,8 +113,10 @@ def _write_nvidia(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]
 
 
 def _write_hugging_face(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
-    contiguous = {name: tensor.contiguous() for name, tensor in theirs.items()}
-    save_file(contiguous, folder / "model.safetensors", {"format": "pt"})
+    """What the softmax shares with the embedding is left out, as the package does: it ties these itself."""
+    first = {id(tensor): name for name, tensor in reversed(theirs.items())}
+    kept = {name: tensor for name, tensor in theirs.items() if first[id(tensor)] == name or "crit." not in name}
+    save_file({name: tensor.clone() for name, tensor in kept.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def _write_variables(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
