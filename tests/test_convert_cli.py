@@ -200,6 +200,18 @@ def test_it_scores_and_states_the_protocol(
     assert losses["empty"] == json.loads(capsys.readouterr().out)["score"]["loss"] != losses["zeros"]
 
 
+def test_a_text_is_scored_in_the_models_own_symbols(
+    converted: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("a b c never-seen d\n" * 9)
+    options = ("--eval", tmp_path / "text.txt", "--batch", 2, "--device", "cpu", "--json")
+    assert convert(converted[0] / "hf", tmp_path / "out", *options) == 0
+    score = json.loads(capsys.readouterr().out)["score"]
+    assert (score["tokens"], score["split"]) == (52, "text.txt")
+    line = failed(capsys, folder_of(tmp_path / "bare"), tmp_path / "none", "--eval", tmp_path / "text.txt")
+    assert "without a vocabulary" in line
+
+
 def test_a_vocabulary_of_other_words_is_not_scored(
     converted: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,11 +19,11 @@ import tyro
 
 from mnemo.checkpoint import open_run
 from mnemo.cli import console
-from mnemo.cli.runs import tell_loss
+from mnemo.cli.runs import encode_file, tell_loss
 from mnemo.convert.reading import Converted, Given, read
 from mnemo.convert.writing import check_free, corpus_info, write_published, write_run
 from mnemo.data import corpus as corpora
-from mnemo.data.corpus import Corpus
+from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
 from mnemo.data.tokenizers import WordTokenizer
 from mnemo.errors import MnemoError
@@ -73,7 +73,7 @@ class Args:
     corpus: str | None = None
     """Prepared corpus that the run is to be evaluated on; without a vocabulary file its symbols are the model's."""
     eval: str | None = None
-    """Prepared corpus to score the converted model on."""
+    """Prepared corpus, or text file, to score the converted model on."""
     split: Literal["valid", "test", "train"] = "valid"
     """Which part of it."""
     batch: int = 10
@@ -97,18 +97,36 @@ def run(args: Args) -> int:
         model = read(args.source, _given(args))
         bar.advance()
     model = _with_tokenizer(model, corpus)
+    split = _split(args, model, corpus)
     if args.to != "mnemo":
         write_published(model, args.to, args.dest)
         return _tell(args, model, None)
-    name = args.corpus or args.eval or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN)
-    write_run(model, args.dest, source=args.source, corpus=name, corpus_info=corpus_info(model, name, corpus))
-    return _tell(args, model, None if args.eval is None or corpus is None else _score(args, corpus))
+    known = args.corpus or (args.eval if args.eval and not _is_text(args.eval) else None)
+    name = known or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN)
+    write_run(model, args.dest, source=args.source, corpus=name, corpus_info=corpus_info(model, name))
+    return _tell(args, model, None if split is None else _score(args, split))
+
+
+def _is_text(name: str) -> bool:
+    return Path(name).is_file()
 
 
 def _corpus(args: Args) -> Corpus | None:
-    if args.eval is not None:
+    if args.eval is not None and not _is_text(args.eval):
         return load(args.eval, show=console.progress)
     return None if args.corpus is None or corpora.find(args.corpus) is None else Corpus.open(args.corpus)
+
+
+def _split(args: Args, model: Converted, corpus: Corpus | None) -> Split | None:
+    """What is to be scored: a corpus's split, or a text in the model's own symbols."""
+    if args.eval is None:
+        return None
+    if corpus is not None and not _is_text(args.eval):
+        return corpus.split(args.split)
+    if model.tokenizer is None:
+        raise MnemoError(f"{args.eval} is text, and the weights came without a vocabulary: give --vocab or --corpus")
+    path = Path(args.eval)
+    return Split(path.name, encode_file(model.tokenizer, path).numpy(), None, path.stat().st_size, 0, 0)
 
 
 def _given(args: Args) -> Given:
@@ -164,11 +182,11 @@ def _symbols(tokenizer: Any) -> Any:
     return [str(tokenizer.to_json())] if tokenizer.unit == "bpe" else tokenizer.symbols
 
 
-def _score(args: Args, corpus: Corpus) -> Score:
+def _score(args: Args, split: Split) -> Score:
     opened = open_run(args.dest, device=args.device)
     return evaluate(
         opened.model,
-        corpus.split(args.split),
+        split,
         EvalConfig(batch=args.batch, limit=args.limit),
         segment=opened.recipe.train.segment,
         start=args.start,

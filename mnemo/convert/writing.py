@@ -22,7 +22,6 @@ from mnemo.convert.layout import take_all
 from mnemo.convert.reading import CONFIG, Converted
 from mnemo.convert.terms import terms_of
 from mnemo.convert.transformer_xl import empty_model
-from mnemo.data.corpus import Corpus
 from mnemo.errors import MnemoError
 from mnemo.model import ModelConfig
 from mnemo.positions import Relative, Sinusoidal
@@ -68,14 +67,10 @@ def write_run(model: Converted, dest: Path, *, source: Path, corpus: str, corpus
     return recipe
 
 
-def corpus_info(model: Converted, name: str, corpus: Corpus | None) -> dict[str, Any]:
-    known = model.tokenizer if model.tokenizer is not None else None if corpus is None else corpus.tokenizer
-    return {
-        "name": name,
-        "unit": None if known is None else known.unit,
-        "vocab_size": model.config.vocab_size,
-        "fingerprint": None,
-    }
+def corpus_info(model: Converted, name: str) -> dict[str, Any]:
+    """What the run says of its corpus, whose text it cannot know."""
+    unit = None if model.tokenizer is None else model.tokenizer.unit
+    return {"name": name, "unit": unit, "vocab_size": model.config.vocab_size, "fingerprint": None}
 
 
 def write_published(model: Converted, target: str, dest: Path) -> None:
