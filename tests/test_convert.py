@@ -238,7 +238,7 @@ def test_projections_are_tied_as_proj_share_all_but_first_says(tmp_path: Path) -
     config = config_of(**{**files.ADAPTIVE, "tie_projs": [False] * 3})
     folder = files.hugging_face(tmp_path, config, files.full(config), tie_projs=None, proj_share_all_but_first=False)
     assert convert(folder).config.embedding.ties() == (False, False, False)
-    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "proj_share_all_but_first": True})
+    change_config(folder, {"proj_share_all_but_first": True})
     with pytest.raises(MnemoError, match="tied, but differ"):
         convert(folder)
 
@@ -301,11 +301,18 @@ def test_the_factorised_tensorflow_model_projects_back_with_the_input_projection
     assert_same_losses(convert(path, mem_len=5), there, config, zeros=True, seen=5)
 
 
+def written_names(model: Converted, folder: Path) -> set[str]:
+    """Those of the state dict for the code that the model came from."""
+    write_published(model, model.format, folder)
+    return set(torch.load(folder / "state_dict.pt", weights_only=True))
+
+
 def test_the_state_dicts_of_lamemo_and_rmt_are_known(tmp_path: Path) -> None:
     lamemo = load_file(GOLDEN / "lamemo" / "lamemo_mem_gt_tgt.safetensors")
     weights = {name: value for name, value in lamemo.items() if not name.startswith(("seg", "grad"))}
     found = convert(files.save_tensors(tmp_path / "lamemo.safetensors", weights), mem_len=12)
     assert (found.format, type(found.config.memory.long).__name__) == ("lamemo", "Lookahead")
+    assert written_names(found, tmp_path / "lamemo") - weights.keys() == {"crit.out_layers.0.weight"}
     tokens = load_file(GOLDEN / "rmt" / "rmt_nocache_bptt0.safetensors")
     weights = {name.removeprefix("weights/"): value for name, value in tokens.items() if name.startswith("weights/")}
     path = files.save_tensors(tmp_path / "rmt.safetensors", weights)
@@ -314,6 +321,7 @@ def test_the_state_dicts_of_lamemo_and_rmt_are_known(tmp_path: Path) -> None:
     found = convert(path, mem_len=0, mem_at_end=True)
     assert found.config.tokens is not None
     assert (found.format, found.config.tokens.num, found.config.tokens.write) == ("rmt", 3, True)
+    assert written_names(found, tmp_path / "rmt") == weights.keys()
 
 
 ROUND_TRIPS: list[tuple[str, Config]] = [
@@ -408,6 +416,10 @@ def test_an_unknown_layout_lists_what_was_found_and_expected(tmp_path: Path) -> 
     assert "'word_emb.emb_layers.0.weight'" in text and len(text) < 1200
 
 
+def change_config(folder: Path, changes: Config) -> None:
+    files.save_config(folder, json.loads((folder / "config.json").read_text()) | changes)
+
+
 def break_config(folder: Path) -> None:
     (folder / "config.json").write_text((folder / "config.json").read_text()[:40])
 
@@ -430,23 +442,27 @@ def cut_weights(folder: Path) -> None:
 
 
 def sampled(folder: Path) -> None:
-    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "sample_softmax": 100})
+    change_config(folder, {"sample_softmax": 100})
 
 
 def larger_vocabulary(folder: Path) -> None:
-    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "vocab_size": 99})
+    change_config(folder, {"vocab_size": 99})
 
 
 def deep(folder: Path) -> None:
-    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "n_layer": "2"})
+    change_config(folder, {"n_layer": "2"})
+
+
+def wrong_ties(folder: Path) -> None:
+    change_config(folder, {"tie_projs": ["yes"]})
 
 
 def negative(folder: Path) -> None:
-    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "mem_len": -5})
+    change_config(folder, {"mem_len": -5})
 
 
 def wider(folder: Path) -> None:
-    files.save_config(folder, {**json.loads((folder / "config.json").read_text()), "d_inner": 99})
+    change_config(folder, {"d_inner": 99})
 
 
 @pytest.mark.parametrize(
@@ -463,6 +479,7 @@ def wider(folder: Path) -> None:
         (wider, "'d_inner' of the configuration 99 does not fit the weights, which have 10"),
         (deep, "'n_layer' of the configuration is '2'"),
         (negative, "length -5"),
+        (wrong_ties, "'tie_projs' of the configuration are"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_one_line(damage: Any, message: str, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ def check_types(terms: Mapping[str, Any]) -> None:
                 raise MnemoError(f"'{name}' of the configuration is {value!r}")
     if not all(type(cutoff) is int for cutoff in terms.get("cutoffs") or ()):
         raise MnemoError(f"'cutoffs' of the configuration are {terms['cutoffs']!r}")
+    if not all(isinstance(tied, (bool, int, type(None))) for tied in terms.get("tie_projs") or ()):
+        raise MnemoError(f"'tie_projs' of the configuration are {terms['tie_projs']!r}")
 
 
 _TYPES: dict[Any, tuple[str, ...]] = {
@@ -156,6 +158,8 @@ def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Terms:
     """
     weights, projections = "word_emb.emb_layers.{}.weight", "word_emb.emb_projs.{}"
     tied = all(_same(tensors, f"crit.out_layers.{i}.weight", weights.format(i)) for i in range(count(tensors, weights)))
+    if given.get("tie_weight") is False and "crit.out_layers.0.weight" in tensors:
+        tied = False  # two tables that have not gone apart yet
     shared = count(tensors, projections)
     said = is_tied(*(given.get("tie_projs") or [False])[:1])
     ties = []

@@ -11,7 +11,7 @@ from mnemo.convert.nvidia import one_key_less
 from mnemo.embedding import Bins
 from mnemo.errors import MnemoError
 from mnemo.layers import DropoutConfig
-from mnemo.memory import XL, Lookahead, Plan
+from mnemo.memory import Lookahead, Plan
 from mnemo.model import InitConfig, ModelConfig
 from mnemo.positions import Learned, Relative, Shaw, Sinusoidal
 
@@ -35,16 +35,17 @@ def terms_of(config: ModelConfig, segment: int, target: str) -> Terms:
         terms["read_mem_from_cache"] = tokens.memory_sees_cache
     elif target == "rmt":
         raise MnemoError("this model has no memory tokens: it cannot be written as 'rmt'")
+    if target not in ("hf", "tf"):
+        terms.pop("untie_r", None)  # their constructors do not take it
     back = formats.named(target).config(terms)
     _refuse_difference(comparable(config), comparable(back), target)
     return terms
 
 
 def _authors(config: ModelConfig, segment: int) -> Terms:
-    embedding, positions, long = config.embedding, config.positions, config.memory.long
-    if type(positions) not in _KINDS:
+    embedding, positions = config.embedding, config.positions
+    if not isinstance(positions, (Relative, Shaw, Sinusoidal, Learned)):
         raise MnemoError(f"positions {type(positions).__name__}: the published code has none of that kind")
-    rows = {Shaw: "distances", Learned: "length"}
     memory = max(config.memory.lengths(config.num_layers))
     terms: Terms = {
         "n_token": config.vocab_size,
@@ -66,16 +67,16 @@ def _authors(config: ModelConfig, segment: int) -> Terms:
         "cutoffs": list(embedding.cutoffs),
         "same_length": config.same_length,
         "attn_type": _KINDS[type(positions)],
-        "clamp_len": getattr(positions, "clamp", None) or -1,
+        "clamp_len": -1 if isinstance(positions, Learned) else positions.clamp or -1,
         "sample_softmax": -1,
     }
-    if type(positions) in rows:
-        terms["tgt_len"] = getattr(positions, rows[type(positions)]) - memory
-    if isinstance(positions, Relative):
+    if isinstance(positions, Shaw):
+        terms["tgt_len"] = positions.distances - memory
+    elif isinstance(positions, Learned):
+        terms["tgt_len"] = positions.length - memory
+    elif isinstance(positions, Relative):
         terms["untie_r"] = positions.biases_per_layer
-    if isinstance(long, XL):
-        return terms
-    return terms | _lookahead(config)
+    return terms
 
 
 def _lookahead(config: ModelConfig) -> Terms:

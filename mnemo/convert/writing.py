@@ -27,8 +27,6 @@ from mnemo.model import ModelConfig
 from mnemo.positions import Relative, Sinusoidal
 from mnemo.recipe import DataConfig, Recipe, TrainConfig
 
-TARGETS = ("mnemo", "authors", "hf", "nvidia", "lamemo", "rmt", "tf")
-
 
 def check_free(dest: Path) -> None:
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
