@@ -498,7 +498,7 @@ def damaged(tensor: Tensor) -> list[Tensor | None]:
 
 @pytest.mark.parametrize("kind", ["authors", "hf", "nvidia", "tf", "shaw"])
 def test_no_damage_to_a_tensor_is_an_internal_error(kind: str, tmp_path: Path) -> None:
-    config = config_of(**({"attn_type": 1} if kind == "shaw" else files.ADAPTIVE))
+    config = config_of(n_layer=1, **({"attn_type": 1} if kind == "shaw" else files.ADAPTIVE))
     p = files.full(config)
     if kind == "hf":
         tensors = load_file(files.hugging_face(tmp_path, config, p) / "model.safetensors")
