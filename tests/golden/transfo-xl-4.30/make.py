@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+import transformers  # type: ignore
 from safetensors.torch import save_file
-from transformers import TransfoXLConfig, TransfoXLLMHeadModel
+from transformers import TransfoXLConfig, TransfoXLLMHeadModel  # type: ignore
 
 HERE = Path(__file__).resolve().parent
 SMALL: dict[str, Any] = dict(d_model=16, n_head=2, d_head=8, d_inner=24, n_layer=2, dropout=0.0, dropatt=0.0)
