@@ -109,6 +109,7 @@ def evaluate(
     limit: int | None = None,
     sliding: bool = False,
     no_memory: bool = False,
+    start: Literal["empty", "zeros"] = "empty",
     progress: ShowProgress | None = None,
 ) -> Score:
     """Score one pass over `split`.
@@ -118,7 +119,8 @@ def evaluate(
     `order="sentences"`: documents are sentences packed into rows, nothing is predicted across two of them, and the
     memory runs on (One Billion Word). `limit`: only the first symbols. `no_memory`: every layer's memory off, the
     short-range ones' too. `sliding`: no memory, and every token predicted from a window of its own, the `segment`
-    tokens before it (how the vanilla model is scored); only the first window's tokens see less.
+    tokens before it (how the vanilla model is scored); only the first window's tokens see less. `start="zeros"`: the
+    memory is first full of zeros that are attended to, as in TensorFlow and Hugging Face.
     """
     was_training = model.training
     model.eval()
@@ -132,15 +134,18 @@ def evaluate(
             forget=no_memory,
             documents=documents,
             order=order,
+            zeros=start == "zeros",
         )
         if sliding and (documents, order) != ("ignore", "contiguous"):
             raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
+        if setup.zeros and (sliding or no_memory or (documents, order) != ("ignore", "contiguous")):
+            raise MnemoError("a memory that starts full of zeros is for one text that runs on")
         if setup.context and reader.config.tokens is not None:
             raise MnemoError("memory tokens are written behind each segment's last token: none can be encoded again")
         part = first_symbols(split, config.limit if limit is None else limit)
-        start = time.monotonic()
+        begin = time.monotonic()
         totals = (_read_windows if sliding else _read_stream)(reader, part, setup, progress or silent)
-        seconds = time.monotonic() - start
+        seconds = time.monotonic() - begin
     finally:
         model.train(was_training)
     return Score(
@@ -172,6 +177,8 @@ class _Setup(NamedTuple):
     """Start every segment from an empty state: some memories have no length that could be 0"""
     documents: Documents
     order: Order
+    zeros: bool = False
+    """Start from a memory full of zeros"""
 
 
 def _positive(name: str, value: int) -> int:
@@ -261,7 +268,8 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
         for number, batch in enumerate(one_epoch(stream)):
-            starts = None if number == 0 else _starts(batch, setup.forget)  # the memories are empty at first
+            # Memories are empty at first, or zeros that are to stay.
+            starts = None if number == 0 or setup.zeros else _starts(batch, setup.forget)
             lengths, starts = _to(_stored(batch, setup.context), device), _to(starts, device)
             losses = reader.read(_sent(batch.tokens, device), _sent(batch.targets, device), lengths, starts)
             bar.advance(totals.add(losses, batch.targets))
@@ -269,7 +277,7 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
 
 
 def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader, AbstractContextManager[Any]]:
-    """Behind empty memories, and the context to read in.
+    """Behind empty memories or zeros, and the context to read in.
 
     In half precision on a GPU the weights, which are only read, are stored so: nothing is left to be cast.
     """
@@ -277,7 +285,7 @@ def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader, AbstractContext
     if device == "cuda" and torch.is_autocast_enabled(device) and can_track(model):
         model, precision = in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
     with precision:
-        state = model.init(setup.batch, setup.lengths, cached=True)
+        state = (model.zeros if setup.zeros else model.init)(setup.batch, setup.lengths, cached=True)
         return SegmentReader(model, state, setup.segment + setup.context), precision
 
 

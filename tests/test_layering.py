@@ -11,6 +11,8 @@ from code_walk import forbidden, imports, module_name
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "mnemo").rglob("*.py"))
 MAX_LINES = 600
+RESTRICTED = ROOT / "mnemo" / "convert" / "restricted.py"
+"""The only file that may read pickles, with torch's restricted loader."""
 
 LEVELS = [
     {"cli", "__main__"},
@@ -91,7 +93,24 @@ def test_imports_point_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))
 def test_nothing_can_run_code_from_a_file(path: Path) -> None:
-    assert forbidden(ast.parse(path.read_text(encoding="utf-8"))) == []
+    found = forbidden(ast.parse(path.read_text(encoding="utf-8")))
+    if path == RESTRICTED:
+        assert len(found) == 1 and found[0].endswith("uses torch.load")
+    else:
+        assert found == []
+
+
+def test_the_one_loader_of_pickles_is_the_restricted_one() -> None:
+    """It runs as a process of its own, so that nothing imports it but the file that starts it."""
+    tree = ast.parse(RESTRICTED.read_text(encoding="utf-8"))
+    (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "torch.load"]
+    assert {word.arg: ast.unparse(word.value) for word in call.keywords}["weights_only"] == "True"
+    users = [
+        path.name
+        for path in SOURCES
+        if "mnemo.convert.restricted" in {name for name, _ in imports(ast.parse(path.read_text(encoding="utf-8")))}
+    ]
+    assert users == ["files.py"]
 
 
 def test_files_stay_small() -> None:

@@ -29,6 +29,7 @@ VERBS = {
     "read": Verb("mnemo.cli.read", "read a text once and save what the model remembers of it"),
     "info": Verb("mnemo.cli.info", "parameters, FLOPs, state size and memory plan of a preset or a run"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
+    "convert": Verb("mnemo.cli.convert", "published weights (Hugging Face, PyTorch, TensorFlow) as a run, and back"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
     "report": Verb("mnemo.cli.report", "an HTML page with the curves and numbers of runs, side by side"),
 }

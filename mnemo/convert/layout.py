@@ -26,21 +26,29 @@ class Place:
     """The foreign rows are in reverse order."""
     shape: tuple[int, ...] | None = None
     """The foreign shape, where it is not that of the parts."""
+    rows: tuple[int, int] | None = None
+    """Only these rows of the parts, from the first up to but not including the second."""
+    transposed: bool = False
+    """The foreign matrix has inputs first."""
 
     def views(self, ours: Mapping[str, Tensor]) -> list[Tensor]:
         tensors = [ours[name] for name in self.parts]
+        if self.rows is not None:
+            tensors = [tensor[slice(*self.rows)] for tensor in tensors]
         return tensors if self.index is None else [tensor[self.index] for tensor in tensors]
 
     def take(self, ours: Mapping[str, Tensor]) -> Tensor:
         """The foreign tensor, from our values."""
         values = torch.cat(self.views(ours))
         values = values.flip(0) if self.reverse else values
+        values = values.T.contiguous() if self.transposed else values
         return values if self.shape is None else values.view(self.shape)
 
     def put(self, theirs: Tensor, ours: Mapping[str, Tensor]) -> None:
         """Write the foreign tensor into our tensors."""
         views = self.views(ours)
         values = theirs.flip(0) if self.reverse else theirs
+        values = values.T if self.transposed else values
         if self.shape is not None:
             values = values.reshape(views[0].shape)
         for view, rows in zip(views, values.split([len(view) for view in views]), strict=True):
@@ -50,10 +58,25 @@ class Place:
         if self.shape is not None:
             return self.shape
         views = self.views(ours)
-        return (sum(len(view) for view in views), *views[0].shape[1:])
+        shape = (sum(len(view) for view in views), *views[0].shape[1:])
+        return shape[::-1] if self.transposed else shape
 
 
 Layout = Mapping[str, Place]
+
+
+def take_all(layout: Layout, ours: Mapping[str, Tensor], aliases: bool = True) -> dict[str, Tensor]:
+    """The foreign tensors; names of one place share one tensor, or only the first of them is there."""
+    _refuse_strangers(layout, ours)
+    taken: dict[Place, Tensor] = {}
+    theirs = {}
+    for name, place in layout.items():
+        if place not in taken:
+            taken[place] = place.take(ours)
+        elif not aliases:
+            continue
+        theirs[name] = taken[place]
+    return theirs
 
 
 def put_all(layout: Layout, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemo.convert.infer import is_tied
 from mnemo.convert.layout import Layout, Place, put_all
 from mnemo.embedding import Bins, EmbeddingConfig
 from mnemo.errors import MnemoError
@@ -76,7 +77,7 @@ def _get(config: Mapping[str, Any], name: str) -> Any:
 
 def _embedding(config: Mapping[str, Any], tie_weights: bool) -> EmbeddingConfig:
     cutoffs = tuple(config.get("cutoffs") or ())
-    given = [bool(tied) for tied in config.get("tie_projs") or ()]
+    given = [is_tied(entry) for entry in config.get("tie_projs") or ()]
     untied = [False] * (len(cutoffs) + 1)  # bins that their list does not reach
     return EmbeddingConfig(
         dim=config.get("d_embed"),

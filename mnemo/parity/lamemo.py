@@ -6,21 +6,17 @@ Shapes: B batch, L segment, M memory slots, m of them valid, H heads.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from mnemo.convert import transformer_xl as convert
-from mnemo.convert.layout import Layout, Place, put_all
+from mnemo.convert import lamemo as convert
+from mnemo.convert.layout import put_all
+from mnemo.convert.transformer_xl import empty_model
 from mnemo.errors import MnemoError, unknown
-from mnemo.memory import Lookahead, LookaheadState, Plan
-from mnemo.model import Model, ModelConfig
+from mnemo.memory import Lookahead, LookaheadState
+from mnemo.model import Model
 from mnemo.parity.reference import Reference
 from mnemo.state import State
-
-ATTENTION_TYPE = 3
-"""Of LaMemo as published; their other numbers are Transformer-XL and ablations."""
 
 
 def check(reference: Reference) -> None:
@@ -32,9 +28,9 @@ def check(reference: Reference) -> None:
 
 def load(reference: Reference, memory: Lookahead) -> Model:
     """The file's model, as ours with such a memory."""
-    config = _config(reference, memory)
-    model = convert.empty_model(config)
-    layout = lamemo_layout(model)
+    config = convert.config_from_authors(reference.config, memory)
+    model = empty_model(config)
+    layout = convert.authors_layout(model)
     parameters = {name: reference.take(name) for name in layout if name in reference}
     if any(tensor.dtype != torch.float64 for tensor in parameters.values()):
         raise MnemoError("reference values must be float64")
@@ -55,33 +51,6 @@ def compare(reference: Reference, model: Model) -> None:
         raise MnemoError("configuration: no segments")
     loss.mean().backward()
     _check_gradients(reference, model)
-
-
-def _config(reference: Reference, memory: Lookahead) -> ModelConfig:
-    config = reference.config
-    if config.get("attn_type", ATTENTION_TYPE) != ATTENTION_TYPE:
-        raise MnemoError(f"attn_type {config['attn_type']} is not LaMemo's, which is {ATTENTION_TYPE}")
-    norm_eps = config.get("layer_norm_eps", 1e-5)
-    defaults = {"tie_weight": True, "same_length": False}
-    like_xl = convert.config_from_authors({**defaults, **config, "attn_type": 0, "layer_norm_epsilon": norm_eps})
-    try:
-        return replace(like_xl, memory=Plan(long=memory))
-    except ValueError as error:
-        raise MnemoError(f"configuration: {error}") from None
-
-
-def lamemo_layout(model: Model) -> Layout:
-    """Every name in the authors' state dict: Transformer-XL's, with queries apart and the bias for what is ahead."""
-    ahead = "stages.0.v_minus"
-    layout = {"r_r_bias_future": Place(parts=(ahead,))} if ahead in dict(model.named_parameters()) else {}
-    for name, place in convert.authors_layout(model).items():
-        if name.endswith("qkv_net.weight"):
-            query, key_value = place.parts
-            layout[name.replace("qkv_net", "q_net")] = Place(parts=(query,))
-            layout[name.replace("qkv_net", "kv_net")] = Place(parts=(key_value,))
-        else:
-            layout[name] = place
-    return layout
 
 
 def _check_segment(reference: Reference, model: Model, state: State, key: str) -> tuple[Tensor, State]:
@@ -122,7 +91,7 @@ def _check_gradients(reference: Reference, model: Model) -> None:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    layout = lamemo_layout(model)
+    layout = convert.authors_layout(model)
     for name in reference.group("grad."):
         if name not in layout:
             raise unknown("parameter", name, layout)

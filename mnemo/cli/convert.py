@@ -1,0 +1,229 @@
+"""Published weights as a run of mnemo, and back. No file is ever unpickled but by torch's restricted loader.
+
+    mnemo convert SOURCE DEST                  SOURCE: a Hugging Face TransfoXL folder, a state dict of the authors'
+                                               PyTorch code, of LaMemo or RMT, NVIDIA's checkpoint, TensorFlow
+                                               variables as .npz, or a run of mnemo
+    mnemo convert RUN DEST --to hf             a run of mnemo (or any SOURCE) for other code
+
+What weights do not say (--memory, ...) is asked for by the flag that says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from mnemo.checkpoint import open_run
+from mnemo.cli import console
+from mnemo.cli.runs import encode_file, tell_loss
+from mnemo.convert.reading import Converted, Given, read
+from mnemo.convert.writing import check_free, corpus_info, write_published, write_run
+from mnemo.data import corpus as corpora
+from mnemo.data.corpus import Corpus, Split
+from mnemo.data.prepare import load
+from mnemo.data.tokenizers import WordTokenizer
+from mnemo.errors import MnemoError
+from mnemo.evaluate import Score, evaluate
+from mnemo.presets.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
+from mnemo.recipe import EvalConfig
+
+PUBLISHED_SIZES = {
+    WIKITEXT103_WORDS: "wikitext-103",
+    LM1B_WORDS: "lm1b",
+    ENWIK8_SYMBOLS: "enwik8",
+    TEXT8_SYMBOLS: "text8",
+}
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    source: Annotated[Path, tyro.conf.Positional]
+    """Folder or file to read."""
+    dest: Annotated[Path, tyro.conf.Positional]
+    """Folder to write; it must not exist."""
+    to: Literal["mnemo", "authors", "hf", "nvidia", "lamemo", "rmt", "tf"] = "mnemo"
+    """A run of mnemo, or weights and configuration for other code."""
+    memory: int | None = None
+    """Memory length (mem_len)."""
+    segment: int | None = None
+    """Segment length (tgt_len); 128 when nothing says it."""
+    num_heads: int | None = None
+    """Attention heads (n_head), where the weights do not show them."""
+    clamp: int | None = None
+    """Largest distance that is told apart (clamp_len)."""
+    cutoffs: str | None = None
+    """Where the bins of an adaptive softmax end, such as 20000,40000,200000, where one table holds all bins."""
+    same_length: bool = False
+    """Every token attends to equally many others."""
+    norm: Literal["post", "pre"] | None = None
+    """Where the norms are (pre_lnorm)."""
+    mem_at_end: Literal["yes", "no"] | None = None
+    """RMT: memory tokens are also written behind a segment."""
+    config: Path | None = None
+    """JSON file of constructor arguments by their published names; config.json beside the weights when left out."""
+    vocab: Path | None = None
+    """vocab.json or vocab.txt; the one beside the weights when left out."""
+    no_vocab: bool = False
+    """Convert the weights alone."""
+    corpus: str | None = None
+    """Prepared corpus that the run is to be evaluated on; without a vocabulary file its symbols are the model's."""
+    eval: str | None = None
+    """Prepared corpus, or text file, to score the converted model on."""
+    split: Literal["valid", "test", "train"] = "valid"
+    """Which part of it."""
+    batch: int = 10
+    """Rows that are read side by side in that score, each from a cold start."""
+    limit: int | None = None
+    """Score only the first N symbols."""
+    start: Literal["empty", "zeros"] = "empty"
+    """Score from an empty memory, or from one full of zeros as Hugging Face and TensorFlow do."""
+    device: str = "auto"
+    """Where to score."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Args) -> int:
+    check_free(args.dest)
+    if args.eval is not None and args.to != "mnemo":
+        raise MnemoError("--eval scores a run of mnemo: leave out --to, or score the source first")
+    corpus = _corpus(args)
+    with console.progress(f"reading {args.source}", 1, unit="source") as bar:
+        model = read(args.source, _given(args))
+        bar.advance()
+    model = _with_tokenizer(model, corpus)
+    split = _split(args, model, corpus)
+    if args.to != "mnemo":
+        write_published(model, args.to, args.dest)
+        return _tell(args, model, None)
+    known = args.corpus or (args.eval if args.eval and not _is_text(args.eval) else None)
+    name = known or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN)
+    write_run(model, args.dest, source=args.source, corpus=name, corpus_info=corpus_info(model, name))
+    return _tell(args, model, None if split is None else _score(args, split))
+
+
+def _is_text(name: str) -> bool:
+    return Path(name).is_file()
+
+
+def _corpus(args: Args) -> Corpus | None:
+    if args.eval is not None and not _is_text(args.eval):
+        return load(args.eval, show=console.progress)
+    return None if args.corpus is None or corpora.find(args.corpus) is None else Corpus.open(args.corpus)
+
+
+def _split(args: Args, model: Converted, corpus: Corpus | None) -> Split | None:
+    """What is to be scored: a corpus's split, or a text in the model's own symbols."""
+    if args.eval is None:
+        return None
+    if corpus is not None and not _is_text(args.eval):
+        return corpus.split(args.split)
+    if model.tokenizer is None:
+        raise MnemoError(f"{args.eval} is text, and the weights came without a vocabulary: give --vocab or --corpus")
+    path = Path(args.eval)
+    return Split(path.name, encode_file(model.tokenizer, path).numpy(), None, path.stat().st_size, 0, 0)
+
+
+def _given(args: Args) -> Given:
+    terms: dict[str, Any] = {
+        "mem_len": args.memory,
+        "tgt_len": args.segment,
+        "n_head": args.num_heads,
+        "clamp_len": args.clamp,
+        "cutoffs": None if args.cutoffs is None else _numbers(args.cutoffs),
+        "same_length": args.same_length or None,
+        "pre_lnorm": None if args.norm is None else args.norm == "pre",
+        "mem_at_end": None if args.mem_at_end is None else args.mem_at_end == "yes",
+    }
+    given = {name: value for name, value in terms.items() if value is not None}
+    for name, least in (("mem_len", 0), ("tgt_len", 1), ("n_head", 1)):
+        if given.get(name, least) < least:
+            raise MnemoError(f"{name} {given[name]} is too small")
+    return Given(terms=given, config=args.config, vocab=args.vocab, without_vocab=args.no_vocab)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise MnemoError(f"--cutoffs takes numbers such as 20000,40000,200000, not '{text}'") from None
+
+
+def _with_tokenizer(model: Converted, corpus: Corpus | None) -> Converted:
+    """The model with the corpus's symbols where it came without any; an error where both have symbols that differ."""
+    if corpus is None:
+        return model
+    if corpus.vocab_size != model.config.vocab_size:
+        raise MnemoError(
+            f"corpus '{corpus.name}' has {corpus.vocab_size:,} symbols, the weights {model.config.vocab_size:,}: "
+            "another vocabulary"
+        )
+    if model.tokenizer is None:
+        note = f"no vocabulary came with the weights: taken as that of corpus '{corpus.name}'"
+        return replace(model, tokenizer=corpus.tokenizer, notes=(*model.notes, note))
+    mine, theirs = _symbols(model.tokenizer), _symbols(corpus.tokenizer)
+    if mine != theirs:
+        at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
+        raise MnemoError(
+            f"corpus '{corpus.name}' has other symbols than the model: id {at} is {theirs[at]!r} there and "
+            f"{mine[at]!r} here"
+        )
+    return model
+
+
+def _symbols(tokenizer: Any) -> Any:
+    if isinstance(tokenizer, WordTokenizer):
+        return tokenizer.words
+    return [str(tokenizer.to_json())] if tokenizer.unit == "bpe" else tokenizer.symbols
+
+
+def _score(args: Args, split: Split) -> Score:
+    opened = open_run(args.dest, device=args.device)
+    return evaluate(
+        opened.model,
+        split,
+        EvalConfig(batch=args.batch, limit=args.limit),
+        segment=opened.recipe.train.segment,
+        start=args.start,
+        progress=console.progress,
+    )
+
+
+def _tell(args: Args, model: Converted, score: Score | None) -> int:
+    told = {
+        "dest": str(args.dest),
+        "to": args.to,
+        "format": model.format,
+        "parameters": sum(tensor.numel() for tensor in model.weights.values()),
+        "tokenizer": None if model.tokenizer is None else model.tokenizer.unit,
+        "notes": list(model.notes),
+        "score": None if score is None else score.to_json() | {"starts_from": args.start},
+    }
+    if args.json:
+        console.print_json(told)
+        return 0
+    for note in model.notes:
+        print(note)
+    vocab = f"{model.config.vocab_size:,} {model.tokenizer.unit}s" if model.tokenizer else "no tokenizer (see --vocab)"
+    print(f"wrote {args.dest}: {told['parameters']:,} parameters, {vocab}")
+    if score is not None:
+        print(_protocol(score, model, args.start))
+    return 0
+
+
+def _protocol(score: Score, model: Converted, start: str) -> str:
+    unit = model.tokenizer.unit if model.tokenizer else "word"
+    settings: Mapping[str, Any] = {
+        "rows": score.batch,
+        "segment": score.segment,
+        "memory": score.memory,
+        "clamp": score.clamp or "none",
+        "same length": "on" if score.same_length else "off",
+    }
+    how = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return f"{score.split}: {tell_loss(score.loss, unit)} over {score.tokens:,} tokens ({how}, memory starts {start})"

@@ -1,0 +1,117 @@
+"""Tensors out of other people's files: safetensors, .npz, and old pickles through a restricted process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mnemo.checkpoint import file_problem, read_tensors
+from mnemo.convert import restricted
+from mnemo.errors import MnemoError
+
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
+VOCABULARY_PICKLES = ("vocab.bin", "vocab.pkl", "corpus.bin", "cache.pkl", "cache.pt", "corpus-info.pkl", "vocab.pt")
+"""Files in which the published code keeps its vocabulary or its whole corpus."""
+TAKE_VOCABULARY = (
+    "import json, pickle, torch; v = {load}; "
+    "v = v.vocab if hasattr(v, 'vocab') else v; "
+    "json.dump(v['idx2sym'] if isinstance(v, dict) else v.idx2sym, open('vocab.json', 'w'))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a file holds."""
+
+    tensors: dict[str, Tensor]
+    key: str | None = None
+    """The entry of the checkpoint that the tensors were under."""
+    others: dict[str, Any] = field(default_factory=dict)
+    """Its other entries, as far as they are plain values."""
+
+
+def read(path: Path) -> Content:
+    """The tensors of a file, by its beginning and not by its name; nothing in it is ever run."""
+    refuse_vocabulary_pickle(path)
+    if not path.is_file():
+        raise MnemoError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    if path.suffix in (".index", ".meta") or ".data-0" in path.name or path.name == "checkpoint":
+        raise MnemoError(
+            f"{path} belongs to a TensorFlow checkpoint: write its variables to .npz where TensorFlow is, with "
+            "np.savez(OUT, **{n: tf.train.load_variable(CKPT, n) for n, _ in tf.train.list_variables(CKPT)})"
+        )
+    if path.suffix == ".safetensors":
+        return Content(tensors=read_tensors(path))
+    if path.suffix == ".npz":
+        return Content(tensors=_read_npz(path))
+    if path.suffix in PICKLES:
+        return _read_pickle(path)
+    problem = file_problem(path)
+    if problem is None:
+        return Content(tensors=read_tensors(path))
+    raise MnemoError(f"{path} is no file of weights: known are .safetensors, .npz and {', '.join(PICKLES)}")
+
+
+def refuse_vocabulary_pickle(path: Path) -> None:
+    if path.name not in VOCABULARY_PICKLES:
+        return
+    load = f"torch.load('{path.name}', weights_only=False)"
+    if path.suffix == ".pkl":
+        load = f"pickle.load(open('{path.name}', 'rb'))"
+    raise MnemoError(
+        f"{path} is a pickle: reading it can run any code (CVE-2023-6730, CVE-2023-7018), so mnemo never does. "
+        f"If you trust it, run this where it was made, and give --vocab vocab.json: {TAKE_VOCABULARY.format(load=load)}"
+    )
+
+
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}
+    except (ValueError, OSError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        reason = "it holds pickled objects" if "allow_pickle" in str(error) else str(error).splitlines()[0]
+        raise MnemoError(f"{path} is damaged or no .npz of plain arrays: {reason}") from None
+
+
+def _read_pickle(path: Path) -> Content:
+    with tempfile.TemporaryDirectory(prefix="mnemo-convert-") as folder:
+        command = [sys.executable, "-P", restricted.__file__, str(path.resolve()), folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            rest = json.loads((Path(folder) / restricted.REST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise MnemoError(f"{path} cannot be read: its reader stopped ({reason})") from None
+        if "problem" in rest:
+            raise _refusal(path, rest)
+        tensors = read_tensors(Path(folder) / restricted.WEIGHTS)
+    tensors |= {alias: tensors[name] for alias, name in rest["aliases"].items()}
+    return Content(tensors=tensors, key=rest["key"], others=rest["others"])
+
+
+def _refusal(path: Path, rest: dict[str, Any]) -> MnemoError:
+    problem, name = rest["problem"], rest.get("name", "")
+    if problem == "memory":
+        return MnemoError(f"{path} wants far more memory than its size explains: it is refused")
+    if problem == "damaged":
+        return MnemoError(f"{path} is damaged, truncated or no file of torch.save: {rest['reason']}")
+    make = "torch.save(model.state_dict(), 'state_dict.pt')"
+    what, loaded = f"a whole pickled module, or holds one ({name})", "model"
+    if name.startswith(("argparse.", "utils.", "numpy.", "collections.")):
+        make = "torch.save({k: checkpoint[k] for k in ('model_state', 'model_config')}, 'state_dict.pt')"
+        what, loaded = f"a pickle with more than tensors in it ({name})", "checkpoint"
+    return MnemoError(
+        f"{path} is {what}: loading it can run any code, so it is refused. If you trust it, run these two lines where "
+        f"it was made, and convert the new file: {loaded} = torch.load('{path.name}', map_location='cpu', "
+        f"weights_only=False); {make}"
+    )

@@ -1,0 +1,199 @@
+"""A published model's constructor arguments, from the shapes of its weights.
+
+What shapes leave open (memory length, clamp, where the norm is, bins of a single table, heads of absolute positions)
+is asked for by the flag that says it; what is given is checked against the shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemo.errors import MnemoError
+
+Tensors = Mapping[str, Tensor]
+Terms = dict[str, Any]
+"""Constructor arguments of the authors' `MemTransformerLM`, by their names."""
+
+FLAGS = {
+    "mem_len": "--memory",
+    "tgt_len": "--segment",
+    "n_head": "--num-heads",
+    "clamp_len": "--clamp",
+    "cutoffs": "--cutoffs",
+    "same_length": "--same-length",
+    "pre_lnorm": "--norm",
+    "mem_at_end": "--mem-at-end",
+}
+"""The flag that gives a term, where it has one of its own."""
+
+
+def count(tensors: Tensors, pattern: str) -> int:
+    """How many of `pattern.format(0)`, `pattern.format(1)`, ... there are."""
+    found = 0
+    while pattern.format(found) in tensors:
+        found += 1
+    return found
+
+
+def shape(tensors: Tensors, name: str, dims: int) -> tuple[int, ...]:
+    """The shape of a tensor that every model of its kind has, with so many dimensions."""
+    if name not in tensors:
+        raise MnemoError(f"parameter '{name}' is missing")
+    found = tuple(tensors[name].shape)
+    if len(found) != dims:
+        raise MnemoError(f"parameter '{name}' is {list(found)}: {dims} dimensions were expected")
+    return found
+
+
+def check_types(terms: Mapping[str, Any]) -> None:
+    """An error where a configuration has something else than a number, a switch or a list where one belongs."""
+    for kind, names in _TYPES.items():
+        for name in names:
+            value = terms.get(name)
+            if value is not None and (not isinstance(value, kind) or kind is int and isinstance(value, bool)):
+                raise MnemoError(f"'{name}' of the configuration is {value!r}")
+    if not all(type(cutoff) is int for cutoff in terms.get("cutoffs") or ()):
+        raise MnemoError(f"'cutoffs' of the configuration are {terms['cutoffs']!r}")
+    if not all(isinstance(tied, (bool, int, type(None))) for tied in terms.get("tie_projs") or ()):
+        raise MnemoError(f"'tie_projs' of the configuration are {terms['tie_projs']!r}")
+
+
+_TYPES: dict[Any, tuple[str, ...]] = {
+    int: (
+        *("n_token", "vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val"),
+        *("mem_len", "tgt_len", "ext_len", "clamp_len", "attn_type", "num_mem_tokens", "sample_softmax"),
+    ),
+    (bool, int): ("same_length", "pre_lnorm", "untie_r", "tie_weight", "tie_word_embeddings", "mem_at_end"),
+    (int, float): ("dropout", "dropatt", "layer_norm_epsilon", "layer_norm_eps", "eps"),
+    (list, tuple): ("cutoffs", "tie_projs"),
+}
+
+
+def terms_of_shapes(tensors: Tensors, given: Mapping[str, Any]) -> Terms:
+    """What weights under the authors' names say by themselves; `given` fills in where they say nothing."""
+    attention = "layers.0.dec_attn."
+    fused = f"{attention}qkv_net.weight" in tensors
+    rows, dim = shape(tensors, f"{attention}{'qkv_net' if fused else 'q_net'}.weight", 2)
+    terms = {
+        "n_layer": count(tensors, "layers.{}.pos_ff.CoreNet.0.weight"),
+        "d_model": dim,
+        "d_inner": shape(tensors, "layers.0.pos_ff.CoreNet.0.weight", 2)[0],
+        **_tables(tensors, given, dim),
+        **_ties(tensors, given),
+    }
+    return terms | _heads(tensors, given, rows // (3 if fused else 1))
+
+
+def _heads(tensors: Tensors, given: Mapping[str, Any], width: int) -> Terms:
+    """Heads and the kind of positions; tables of positions also say how long the context was."""
+    if "r_emb" in tensors and tensors["r_emb"].dim() == 4:
+        kind, (_, rows, heads, head_dim) = 1 if "r_bias" in tensors else 3, tensors["r_emb"].shape
+        return {"attn_type": kind, "n_head": heads, "d_head": head_dim, **_lengths(given, rows)}
+    if "r_w_bias" in tensors:
+        heads, head_dim = shape(tensors, "r_w_bias", 2)
+        return {"attn_type": 0, "n_head": heads, "d_head": head_dim}
+    heads = asked(given, "n_head", "absolute positions leave no trace of the number of heads")
+    if heads < 1 or width % heads:
+        raise MnemoError(f"--num-heads {heads} does not fit the weights: their queries have {width} features")
+    return {"attn_type": 2, "n_head": heads, "d_head": width // heads}
+
+
+def _lengths(given: Mapping[str, Any], rows: int) -> Terms:
+    memory = asked(given, "mem_len", "the weights do not say it")
+    segment = given.get("tgt_len", rows - memory - given.get("ext_len", 0))
+    extended = rows - memory - segment
+    if segment < 1 or extended < 0:
+        raise MnemoError(f"--memory {memory} and --segment {segment} do not fit the table of {rows} positions")
+    return {"tgt_len": segment, "ext_len": extended}
+
+
+def _tables(tensors: Tensors, given: Mapping[str, Any], dim: int) -> Terms:
+    name = "word_emb.emb_layers.{}.weight"
+    tables = [shape(tensors, name.format(i), 2) for i in range(max(1, count(tensors, name)))]
+    rows, widths = [table[0] for table in tables], [table[1] for table in tables]
+    terms: Terms = {"n_token": sum(rows), "d_embed": widths[0], "div_val": 1, "cutoffs": []}
+    if len(tables) > 1:
+        terms["cutoffs"] = [sum(rows[: i + 1]) for i in range(len(rows) - 1)]
+        terms["div_val"] = narrowing(widths, given.get("div_val"))
+    elif "word_emb.emb_projs.0" in tensors and widths[0] == dim:
+        terms["div_val"] = 2  # of a single bin: it has a projection where none would be needed
+    clusters = _clusters(tensors)
+    if clusters and len(tables) == 1:
+        terms["cutoffs"] = _single_table_cutoffs(given, clusters, sum(rows))
+    return terms
+
+
+def narrowing(widths: list[int], said: int | None = None) -> int:
+    """The div_val of tables so wide; several may give the same, so that the one that is said comes first."""
+    for value in (*([said] if said else []), *range(2, widths[0] + 1)):
+        if [widths[0] // value**i for i in range(len(widths))] == widths:
+            return value
+    raise MnemoError(f"the embedding's tables are {widths} wide: no div_val gives that")
+
+
+def _clusters(tensors: Tensors) -> int:
+    """Bins of the softmax after the first."""
+    return shape(tensors, "crit.cluster_weight", 2)[0] if "crit.cluster_weight" in tensors else 0
+
+
+def _single_table_cutoffs(given: Mapping[str, Any], clusters: int, vocab_size: int) -> list[int]:
+    cutoffs = list(asked(given, "cutoffs", f"one table holds all {clusters + 1} bins of the softmax"))
+    fit = len(cutoffs) == clusters and cutoffs == sorted(set(cutoffs)) and 0 < cutoffs[0] <= cutoffs[-1] < vocab_size
+    if not fit:
+        raise MnemoError(
+            f"--cutoffs {','.join(map(str, cutoffs))} does not fit the weights: {clusters} ascending numbers below "
+            f"the vocabulary size {vocab_size:,} are needed"
+        )
+    return cutoffs
+
+
+def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Terms:
+    """What the softmax shares with the embedding: what is equal, or not written a second time.
+
+    The first bin's projection is its own in every published model, so that a file without it lacks something.
+    """
+    weights, projections = "word_emb.emb_layers.{}.weight", "word_emb.emb_projs.{}"
+    tied = all(_same(tensors, f"crit.out_layers.{i}.weight", weights.format(i)) for i in range(count(tensors, weights)))
+    if given.get("tie_weight") is False and "crit.out_layers.0.weight" in tensors:
+        tied = False  # two tables that have not gone apart yet
+    shared = count(tensors, projections)
+    said = is_tied(*(given.get("tie_projs") or [False])[:1])
+    ties = []
+    for i in range(_clusters(tensors) + 1 if shared else 0):
+        name, theirs = f"crit.out_projs.{i}", projections.format(min(i, shared - 1))
+        ties.append(said if i == 0 and name not in tensors else _same(tensors, name, theirs))
+    return {"tie_weight": tied, "tie_projs": ties or [False]}
+
+
+def is_tied(entry: Any) -> bool:
+    """Their lists say no by False, None, 0 or -1."""
+    return entry is not None and entry > 0
+
+
+def _same(tensors: Tensors, name: str, other: str) -> bool:
+    if name not in tensors:
+        return True
+    return tensors[name].shape == tensors[other].shape and torch.equal(tensors[name], tensors[other])
+
+
+def asked(given: Mapping[str, Any], term: str, why: str) -> Any:
+    """A term that only the user can know."""
+    if given.get(term) is None:
+        raise MnemoError(f"{FLAGS[term]} is needed: {why}")
+    return given[term]
+
+
+def merge(inferred: Mapping[str, Any], given: Mapping[str, Any]) -> Terms:
+    """Both together; where they disagree, an error says what the weights have."""
+    for term, value in inferred.items():
+        said = given.get(term)
+        if said is None or term == "tie_projs" or term == "div_val" and not inferred["cutoffs"]:
+            continue  # the weights show ties; a single bin is never narrowed
+        if said != value:
+            name = FLAGS.get(term, f"'{term}' of the configuration")
+            raise MnemoError(f"{name} {said} does not fit the weights, which have {value}")
+    return {**given, **inferred}

@@ -1,0 +1,113 @@
+"""Reads old pickled tensors in a process of its own: run as a script, `restricted.py SOURCE FOLDER`.
+
+The only place that opens a pickle: with torch's restricted loader, which knows tensors and plain containers and calls
+nothing else, and with no more memory than the file can need. It leaves weights.safetensors and rest.json in FOLDER.
+Classes that NVIDIA's checkpoints name are read as empty stand-ins, so that nothing of theirs is imported or called.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+WEIGHTS, REST = "weights.safetensors", "rest.json"
+STATE_DICTS = ("model_state", "state_dict", "model_state_dict", "model")
+"""Where checkpoints that hold more than weights keep them."""
+SPARE_BYTES = 512 * 2**20
+
+
+class Namespace:
+    """Stands for argparse.Namespace."""
+
+
+class Vocab:
+    """Stands for the vocabulary of NVIDIA's code."""
+
+
+STAND_INS: list[Any] = [(Namespace, "argparse.Namespace"), (Vocab, "utils.vocabulary.Vocab")]
+
+
+def main(source: Path, folder: Path) -> None:
+    limit_memory(source.stat().st_size)
+    try:
+        with torch.serialization.safe_globals(STAND_INS):
+            content = torch.load(source, map_location="cpu", weights_only=True)
+        tensors, rest = split(content)
+        save(tensors, rest, folder)
+    except MemoryError:
+        write(folder, {"problem": "memory"})
+    except Exception as error:  # the loader meets broken files with every kind of exception
+        write(folder, describe(error))
+
+
+def limit_memory(size: int) -> None:
+    """Allow what this process has, and four copies of the file; nothing where the system tells no sizes."""
+    try:
+        import resource
+
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limit = used + 4 * size + SPARE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except (ImportError, OSError, ValueError):
+        return
+
+
+def describe(error: Exception) -> dict[str, Any]:
+    name = re.search(r"GLOBAL ([\w.]+)", str(error))
+    if name is not None:
+        return {"problem": "class", "name": name[1]}
+    if "allocate memory" in str(error) or "not enough memory" in str(error):
+        return {"problem": "memory"}
+    return {"problem": "damaged", "reason": str(error).strip().split("\n")[0][:200]}
+
+
+def split(content: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of the state dict in a file, and what else it says in plain values."""
+    if not isinstance(content, dict):
+        return {}, {"problem": "content", "name": type(content).__name__}
+    inner = [key for key in STATE_DICTS if isinstance(content.get(key), dict)]
+    state = content[inner[0]] if inner else content
+    tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    others = {str(key): value for key, value in content.items() if key not in tensors and key not in STATE_DICTS}
+    return tensors, {"key": inner[0] if inner else None, "others": plain(others)}
+
+
+def plain(value: Any, depth: int = 4) -> Any:
+    """The part of a value that JSON can say; tensors and what is too deep become null."""
+    if isinstance(value, (Namespace, Vocab)):
+        value = vars(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict) and depth:
+        return {str(key): plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and depth:
+        return [plain(item, depth - 1) for item in value]
+    return None
+
+
+def save(tensors: dict[str, torch.Tensor], rest: dict[str, Any], folder: Path) -> None:
+    """Tied tensors are written once, their other names into the rest."""
+    first: dict[Any, str] = {}
+    aliases, kept = {}, {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and first.setdefault(place, name) != name:
+            aliases[name] = first[place]
+        else:
+            kept[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    save_file(kept, folder / WEIGHTS)
+    write(folder, {**rest, "aliases": aliases})
+
+
+def write(folder: Path, rest: dict[str, Any]) -> None:
+    (folder / REST).write_text(json.dumps(rest), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
