@@ -13,8 +13,8 @@ _MODULE_OF = {
     "MemoryForCausalLM": "mnemo.hf.memory.modeling",
     "MemoryForSequenceClassification": "mnemo.hf.memory.modeling",
     "add_memory": "mnemo.hf.memory.attach",
-    "load_memory": "mnemo.hf.memory.folder",
-    "save_memory": "mnemo.hf.memory.folder",
+    "load_adapter": "mnemo.hf.memory.adapter",
+    "save_adapter": "mnemo.hf.memory.adapter",
 }
 __all__ = list(_MODULE_OF)
 

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory.checks import check_kind, check_positions, check_ties, input_embeddings, try_out
+from mnemo.hf.memory.checks import check_kind, check_positions, check_ties, embedding_weight, try_out
 from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
 from mnemo.hf.memory.options import Align, Backward, MaskPolicy, MemoryConfig, PositionPolicy, Window
 
@@ -48,8 +48,7 @@ def add_memory(
     std:       deviation of the learned memory at first; that of the embeddings when left out
     """
     check_kind(model)
-    weight = input_embeddings(model).weight
-    deviation = float(weight.detach().float().std()) if std is None else std
+    deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
     config = MemoryConfig(
         text_config=model.config,
         tokens=tokens,

@@ -42,6 +42,11 @@ def input_embeddings(model: Any) -> nn.Module:
     return embeddings
 
 
+def embedding_weight(model: Any) -> Tensor:
+    weight: Any = input_embeddings(model).weight
+    return weight
+
+
 def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
     """Refuse segments that do not fit the backbone's positions or its attention window."""
     text = model.config.get_text_config()
@@ -101,7 +106,7 @@ class _Trial:
 
     def __init__(self, model: Any, embeddings: nn.Module) -> None:
         self.body = body_of(model)
-        device = embeddings.weight.device
+        device = embedding_weight(model).device
         self.tokens = torch.tensor([[0, 1]], device=device)
         self.rows: Tensor = embeddings(self.tokens)
         self.others: Tensor = embeddings(torch.tensor([[0, 2]], device=device))

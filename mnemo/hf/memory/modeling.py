@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from mnemo.bptt import Read
 from mnemo.errors import MnemoError
@@ -38,6 +38,7 @@ class _WithMemory(PreTrainedModel):
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+    config: MemoryConfig
     _auto: Any = None
     _encoder = False
 
@@ -88,7 +89,12 @@ class _WithMemory(PreTrainedModel):
     def _read(self, step: Any, segments: list[tuple[Any, bool]], state: TokensState) -> list[Read]:
         config = self.config
         return read_sample(
-            step, segments, state, bptt=config.bptt, window=config.window, method=config.backward  # type: ignore[arg-type]
+            step,
+            segments,
+            state,
+            bptt=config.bptt,
+            window=config.window,
+            method=config.backward,  # type: ignore[arg-type]
         )
 
 
@@ -194,7 +200,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         start = kwargs.pop("memory", None)
         if kwargs.get("past_key_values") is None and kwargs.get("use_cache", True):
             kwargs["past_key_values"] = MemoryCache(start)
-        return super().generate(*args, **kwargs)
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
 
 
 class _CausalStep:
@@ -221,9 +227,15 @@ class _CausalStep:
         loss = None
         if self.targets is not None:
             targets = segment.take(self.targets).masked_fill(~segment.valid(), IGNORED)
-            flat = logits.float().flatten(0, 1)
-            loss = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+            loss = F.cross_entropy(
+                _at_least_single(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+            )
         return Read(loss, after, logits if self.keep else None)
+
+
+def _at_least_single(logits: Tensor) -> Tensor:
+    """Losses of half precision logits are computed in single precision."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _mean(losses: list[Tensor | None], targets: Tensor, num_items: Tensor | int | None) -> Tensor:
@@ -246,12 +258,13 @@ class MemoryForSequenceClassification(_WithMemory):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> MemoryOutput | tuple[Any, ...]:
-        """Read tokens, segment by segment; every row's last segment, which has read the others' memory, is classified."""
+        """Read tokens, segment by segment; each row's last one, which reads the memory of the others, is classified."""
         if input_ids is None or inputs_embeds is not None or output_attentions or output_hidden_states:
             raise MnemoError("classification with memory takes input_ids, and gives logits and memory only")
         mask = self._without_wrap(input_ids, attention_mask)
         size = self.config.segment - (0 if self.config.wrap is None else 2)
-        segments = self._cut(*input_ids.shape, mask, size, input_ids.device)
+        batch, width = input_ids.shape
+        segments = self._cut(batch, width, mask, size, input_ids.device)
         step = _EncoderStep(self, input_ids)
         scored = [False] * (len(segments) - 1) + [True]
         reads = self._read(step, list(zip(segments, scored, strict=True)), self._start(len(input_ids), memory))
@@ -295,9 +308,9 @@ def _wrapped(tokens: Tensor, lengths: Tensor | None, wrap: tuple[int, int] | Non
 
 def classification_loss(logits: Tensor, labels: Tensor, config: Any) -> Tensor:
     """By the problem type, or by what the labels look like where none is set."""
-    kind = config.problem_type
+    kind, logits = config.problem_type, _at_least_single(logits)
     if kind == "regression" or (kind is None and config.num_labels == 1):
-        return F.mse_loss(logits.float().view(labels.shape), labels.float())
+        return F.mse_loss(logits.view(labels.shape), labels.to(logits.dtype))
     if kind == "multi_label_classification" or (kind is None and labels.is_floating_point()):
-        return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
-    return F.cross_entropy(logits.float(), labels)
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    return F.cross_entropy(logits, labels)

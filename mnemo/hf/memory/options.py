@@ -87,5 +87,7 @@ def check_options(config: MemoryConfig) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise MnemoError(f"{name}={value!r} must be a whole number of at least {least}")
+    if not isinstance(config.std, int | float) or not config.std >= 0:
+        raise MnemoError(f"std={config.std!r} must be a number of at least 0")
     if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):
         raise MnemoError("wrap is two token ids around each segment, which must have room for at least one more token")

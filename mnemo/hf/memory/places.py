@@ -1,8 +1,8 @@
 """Where the rows of a segment stand: position policies.
 
-    continue   positions run on through read block, tokens and write block
-    tokens     tokens stand where they would without memory; the read block shares position 0, the write block follows
-    fixed      read block at 0, write block behind it, then the tokens: memory never moves, however long a segment is
+continue   positions run on through read block, tokens and write block
+tokens     tokens stand where they would without memory; the read block shares position 0, the write block follows
+fixed      read block at 0, write block behind it, then the tokens: memory never moves, however long a segment is
 """
 
 from __future__ import annotations

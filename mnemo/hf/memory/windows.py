@@ -81,6 +81,8 @@ class _Sample:
         for number, read in enumerate(forward(self.step, wanted, self.state_before(begin), self.method), begin):
             if wanted[number - begin][1]:
                 self.done[number] = read
+            else:
+                self.done.setdefault(number, Read(None, detach(read.state)))
             if len(self.borders) == number + 1:
                 self.borders.append(detach(read.state))
 
