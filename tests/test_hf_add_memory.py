@@ -114,8 +114,8 @@ def test_a_padded_batch_equals_its_rows(mask: str, side: str, align: str) -> Non
         assert_close(got.logits[number][seen[number] == 1], row.logits[0])
         assert_close(stepwise.logits[number][seen[number] == 1], row.logits[0])
         assert_close(got.memory[number], row.memory[0])
-    total = sum(row.loss * (length - 1) for row, length in zip(alone, lengths, strict=True))
-    assert_close(got.loss, total / (sum(lengths) - len(lengths)))
+    totals = torch.stack([row.loss * (length - 1) for row, length in zip(alone, lengths, strict=True)])
+    assert_close(got.loss, totals.sum() / (sum(lengths) - len(lengths)))
 
 
 def pad(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
@@ -265,7 +265,7 @@ def test_an_encoder_without_memory_tokens_is_the_untouched_one(encoder: Any) -> 
     expected.loss.backward()
     got.loss.backward()
     for one, other in zip(untouched.parameters(), backbone.parameters(), strict=True):
-        assert (one.grad is None and other.grad is None) or torch.equal(one.grad, other.grad)
+        assert one.grad is other.grad is None or torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
 
 
 @ENCODERS
