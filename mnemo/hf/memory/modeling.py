@@ -100,12 +100,8 @@ class _WithMemory(PreTrainedModel):
 
 class MemoryForCausalLM(_WithMemory, GenerationMixin):
     _auto = AutoModelForCausalLM
+    accepts_loss_kwargs = True
     _is_stateful = True  # so that assisted decoding, which would have to take tokens back, is refused
-
-    @property
-    def accepts_loss_kwargs(self) -> bool:
-        """Trainer counts the labels of all segments, so it may only be asked to where all of them are scored."""
-        return self.config.score is None
 
     def forward(
         self,
@@ -127,6 +123,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
 
         `labels` are those of the same tokens: the next token is predicted, across borders too. `return_logits`: in
         training with labels they are left out unless asked for, as they would be most of the memory it takes.
+        `num_items_in_batch`: the labels of all parts of a batch, of which the loss gets this part's share.
         """
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
@@ -169,7 +166,10 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         if keep:
             pieces = [(segment, read.report) for segment, read in zip(segments, reads, strict=True)]
             logits = put_back(pieces, batch, width)[:, -logits_to_keep:]
-        loss = None if targets is None else _mean([read.loss for read in reads], targets, num_items)
+        loss = None
+        if labels is not None and targets is not None:
+            share = 1 if num_items is None else (labels[:, 1:] != IGNORED).sum() / num_items
+            loss = share * _mean([read.loss for read in reads], targets)
         return MemoryOutput(loss=loss, logits=logits, memory=reads[-1].state.memory)
 
     def _targets(self, labels: Tensor | None, mask: Tensor | None, segments: list[Segment]) -> Tensor | None:
@@ -238,9 +238,9 @@ def _at_least_single(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _mean(losses: list[Tensor | None], targets: Tensor, num_items: Tensor | int | None) -> Tensor:
+def _mean(losses: list[Tensor | None], targets: Tensor) -> Tensor:
     total = torch.stack([loss for loss in losses if loss is not None]).sum()
-    return total / ((targets != IGNORED).sum().clamp(min=1) if num_items is None else num_items)
+    return total / (targets != IGNORED).sum().clamp(min=1)
 
 
 class MemoryForSequenceClassification(_WithMemory):
