@@ -230,6 +230,25 @@ def test_stock_positions_and_masks_are_left_to_the_backbone() -> None:
     assert all(call.get("position_ids") is None and call.get("attention_mask") is None for call in seen)
 
 
+def test_flash_attention_is_refused_where_it_would_do_something_else() -> None:
+    for options, message in ((dict(positions="fixed"), "for several texts"), (dict(mask="block"), "no 4-D mask")):
+        model = build("llama", **options)
+        model.backbone.config._attn_implementation = "flash_attention_2"
+        with pytest.raises(MnemoError, match=message):
+            model(input_ids=tokens(1, 4))
+
+
+def test_roberta_counts_from_behind_its_padding() -> None:
+    model = add_memory(roberta(), tokens=2, segment=6, positions="tokens")
+    calls: list[Tensor] = []
+    places = model.backbone.roberta.embeddings.position_embeddings
+    places.register_forward_pre_hook(lambda _, given: calls.append(given[0]))
+    model(input_ids=tokens(1, 4))
+    assert calls[0].tolist() == [[2, 2, 2, 3, 4, 5]]  # the first token, the memory, the other tokens
+    with pytest.raises(MnemoError, match="need 66 positions, and the backbone has 64"):
+        add_memory(roberta(), tokens=2, segment=64)
+
+
 @FAMILIES
 def test_one_folder_saves_and_loads_everything(family: str, tmp_path: Any) -> None:
     model = add_memory(CAUSAL[family]().eval(), tokens=2, segment=6, mask="block", bptt=1, score=2)

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from mnemo.errors import MnemoError
+from mnemo.hf.memory.backbone import check_attention
 from mnemo.hf.memory.checks import check_kind, check_positions, check_ties, embedding_weight, try_out
 from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
 from mnemo.hf.memory.options import Align, Backward, MaskPolicy, MemoryConfig, PositionPolicy, Window
@@ -93,6 +94,7 @@ def _check(model: Any, config: MemoryConfig, encoder: bool) -> None:
         raise MnemoError("classification is on the last segment: score is for language models")
     if not encoder and config.wrap is not None:
         raise MnemoError("wrap is for encoders: a language model's text goes on across borders")
+    check_attention(model, config)
     check_positions(model, config, write=not encoder)
     check_ties(model)
     try_out(model, config, causal=not encoder)

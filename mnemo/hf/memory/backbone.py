@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemo.errors import MnemoError
 from mnemo.hf.memory.options import MemoryConfig
 from mnemo.hf.memory.places import place
 from mnemo.ops import Blocks, Causal
@@ -23,15 +24,37 @@ def body_of(backbone: Any) -> nn.Module:
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Who sees whom, (B, Q, K), as a 4-D mask: 0 where seen, the lowest number elsewhere."""
-    hidden = torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
-    return hidden[:, None]
+    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[:, None]
+
+
+def check_attention(backbone: Any, config: MemoryConfig) -> None:
+    """Refuse flash attention where it would silently do something else than the policies say."""
+    attention = backbone.config._attn_implementation or ""
+    if "flash" not in attention or config.tokens == 0:
+        return
+    if config.positions != "continue":
+        raise MnemoError(
+            f'{attention} takes positions that do not count upwards for several texts: use positions="continue" or '
+            'attn_implementation="sdpa"'
+        )
+    if config.mask == "block":
+        raise MnemoError(f'{attention} takes no 4-D mask: use mask="causal" or attn_implementation="sdpa"')
+
+
+def first_position(backbone: Any) -> int:
+    """0, but RoBERTa and its kind count positions from behind their padding token's."""
+    for name, module in body_of(backbone).named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
 
 
 class CausalRows:
     """A causal language model between its embeddings and its head, whole segments at a time or row by row."""
 
     def __init__(self, backbone: Any, config: MemoryConfig) -> None:
-        self.body, self.config = body_of(backbone), config
+        check_attention(backbone, config)
+        self.backbone, self.body, self.config = backbone, body_of(backbone), config
 
     def __call__(
         self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
@@ -56,7 +79,7 @@ class CausalRows:
             options["attention_mask"] = additive(visible, rows.dtype)
         positions = place(self.config.positions, index, self.config.tokens, True, counts)
         if positions is not None:
-            options["position_ids"] = positions
+            options["position_ids"] = positions + first_position(self.backbone)
             # without a mask, positions that do not count upwards are taken for several texts in one row
             options.setdefault("attention_mask", torch.ones(len(rows), begin + num, device=rows.device).long())
         return self.body(inputs_embeds=rows, **options).last_hidden_state
@@ -67,6 +90,7 @@ class EncoderRows:
     memory, and the logits go where a backbone's state goes."""
 
     def __init__(self, backbone: Any, config: MemoryConfig) -> None:
+        check_attention(backbone, config)
         self.backbone, self.config = backbone, config
 
     def __call__(
@@ -78,7 +102,7 @@ class EncoderRows:
         places = place(self.config.positions, positions, num, False, (counts - num).clamp(min=0))
         options: dict[str, Any] = {}
         if places is not None:
-            options["position_ids"] = places[:, order]
+            options["position_ids"] = places[:, order] + first_position(self.backbone)
         if lengths is not None:
             seen = (positions < lengths[:, None]) | (lengths == 0)[:, None]  # a row that sees nothing would be NaN
             options["attention_mask"] = seen.long()

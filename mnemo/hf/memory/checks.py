@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory.backbone import additive, body_of, logits_of
+from mnemo.hf.memory.backbone import additive, body_of, first_position, logits_of
 from mnemo.hf.memory.options import MemoryConfig
 from mnemo.hf.memory.places import positions_needed
 
@@ -53,7 +53,7 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
     limit = getattr(text, "max_position_embeddings", None)
     rows = positions_needed(config.positions, config.segment, config.tokens, write)
     if isinstance(limit, int) and limit > 0:
-        limit -= _unused_positions(model)
+        limit -= first_position(model)
         if rows > limit:
             room = limit - (rows - config.segment)
             raise MnemoError(
@@ -67,14 +67,6 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
             f"the backbone attends to the last {window} rows, so the memory in front of {config.segment} tokens would "
             f"get out of sight: a segment and its memory must fit {window} rows"
         )
-
-
-def _unused_positions(model: Any) -> int:
-    """RoBERTa and its kind count positions from behind their padding token's."""
-    for name, module in body_of(model).named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
 
 
 def check_ties(model: Any) -> None:
