@@ -177,6 +177,11 @@ def test_generation_goes_on_from_a_memory_and_from_a_cache() -> None:
     memory = model(input_ids=x[:, :5]).memory
     rest = model.generate(x[:, 5:], attention_mask=ones[:, 5:], max_new_tokens=9, do_sample=False, memory=memory)
     assert torch.equal(rest, whole[:, 5:])
+    options: dict[str, Any] = dict(max_new_tokens=9, num_beams=2, num_return_sequences=2, memory=memory)
+    beams = [model.generate(x[:, 5:], attention_mask=ones[:, 5:], use_cache=use, **options) for use in (True, False)]
+    assert torch.equal(*beams)
+    with pytest.raises(MnemoError, match="as this model's is"):
+        model.generate(x, attention_mask=ones, max_new_tokens=2, memory=memory[:, :1])
     cache = MemoryCache()
     first = model.generate(x, attention_mask=ones, max_new_tokens=4, do_sample=False, past_key_values=cache)
     ones = torch.ones_like(first)

@@ -161,6 +161,13 @@ def test_a_forward_pass_keeps_memories_only() -> None:
     assert saved_bytes(9, "plain") - saved_bytes(3, "plain") > 100 * memory
 
 
+def test_a_batch_without_labels_has_a_loss_of_zero() -> None:
+    model, x = build(), tokens(2, 3 * SEGMENT)
+    loss = model(input_ids=x, labels=torch.full_like(x, -100)).loss
+    loss.backward()
+    assert loss == 0 and not any(value.grad.any() for value in model.parameters() if value.grad is not None)
+
+
 def test_losses_count_where_they_are_wanted() -> None:
     model, x = build(score=2).eval(), tokens(2, 3 * SEGMENT)
     logits = model(input_ids=x).logits[:, SEGMENT:-1]

@@ -142,12 +142,22 @@ class MemoryCache(Cache):
     def _begin(self, lengths: list[int], reader: Reader) -> None:
         segment, align = reader.config.segment, reader.config.align
         rooms = [first_length(length, segment, align) for length in lengths]
+        given = None if self.memory is None else self._given(len(lengths), reader)
         for room in dict.fromkeys(rooms):
             rows = [row for row, its_room in enumerate(rooms) if its_room == room]
             state = reader.memory.init(len(rows))
-            if self.memory is not None:
-                state = TokensState(self.memory[rows].to(state.memory), torch.ones_like(state.started), None)
+            if given is not None:
+                state = TokensState(given[rows].to(state.memory), torch.ones_like(state.started), None)
             self.groups.append(Group(rows, state, room))
+
+    def _given(self, batch: int, reader: Reader) -> Tensor:
+        """The memory to start from, a row for every row of the batch: several beams start from the same one."""
+        assert self.memory is not None
+        rows, *shape = self.memory.shape
+        if rows == 0 or batch % rows or shape != list(reader.memory.initial.shape):
+            needed = (batch, *reader.memory.initial.shape)
+            raise MnemoError(f"memory {tuple(self.memory.shape)} is not {needed}, as this model's is")
+        return self.memory.repeat_interleave(batch // rows, 0)
 
     def _split(self, lengths: list[int]) -> None:
         """Make groups whose rows read equally many tokens."""

@@ -197,9 +197,8 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' `generate`, with memory that rolls at segment ends; `memory` is what it starts from."""
-        start = kwargs.pop("memory", None)
         if kwargs.get("past_key_values") is None and kwargs.get("use_cache", True):
-            kwargs["past_key_values"] = MemoryCache(start)
+            kwargs["past_key_values"] = MemoryCache(kwargs.pop("memory", None))
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -215,7 +214,8 @@ class _CausalStep:
         if self.targets is None or self.keep:
             return [True] * len(segments)
         counts = [((segment.take(self.targets) != IGNORED) & segment.valid()).any() for segment in segments]
-        return torch.stack(counts).tolist()
+        scored = torch.stack(counts).tolist()
+        return scored if any(scored) else [*scored[:-1], True]  # a loss of 0 that can be differentiated
 
     def __call__(self, segment: Segment, state: TokensState, scored: bool, /) -> Read:
         model = self.model
