@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_backbones import bert, gpt2, llama, neox, tokens
+from hf_backbones import CAUSAL, bert, gpt2, llama, neox, tokens
 from tolerances import assert_close
 from torch import Tensor
 from transformers import (
@@ -108,6 +108,24 @@ def test_checkpoints_change_no_gradient(window: str) -> None:
     expected, got = gradients(plain, x, labels=x), gradients(flat, x, labels=x)
     assert expected.keys() == got.keys()
     assert all(torch.equal(value, got[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "neox"])
+def test_all_of_it_equals_a_plain_loop_around_the_backbone(family: str) -> None:
+    model, x = build(CAUSAL[family], bptt=None), tokens(2, 3 * SEGMENT)
+    got = gradients(model, x, labels=x)
+    model.zero_grad()
+    memory, logits = model.memory_tokens.initial.expand(2, -1, -1), []
+    for part in x.split(SEGMENT, 1):
+        rows = torch.cat([memory, model.get_input_embeddings()(part), memory], 1)
+        out = model.backbone(inputs_embeds=rows, output_hidden_states=True)
+        logits.append(out.logits[:, 2:-2])
+        memory = out.hidden_states[-1][:, -2:]
+    flat = torch.cat(logits, 1)[:, :-1].flatten(0, 1)
+    torch.nn.functional.cross_entropy(flat, x[:, 1:].flatten(), reduction="sum").backward()
+    for name, value in model.named_parameters():
+        if value.grad is not None:
+            assert_close(got[name], value.grad, msg=name)
 
 
 def most_alive(segments: int, backward: str) -> int:

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_MODULE_OF = {
-    "Curriculum": "mnemo.hf.memory.curriculum",
-    "CurriculumCallback": "mnemo.hf.memory.curriculum",
-    "MemoryCache": "mnemo.hf.memory.cache",
-    "MemoryConfig": "mnemo.hf.memory.options",
-    "MemoryForCausalLM": "mnemo.hf.memory.modeling",
-    "MemoryForSequenceClassification": "mnemo.hf.memory.modeling",
-    "add_memory": "mnemo.hf.memory.attach",
-    "load_adapter": "mnemo.hf.memory.adapter",
-    "save_adapter": "mnemo.hf.memory.adapter",
+if TYPE_CHECKING:
+    from mnemo.hf.memory.adapter import load_adapter, save_adapter
+    from mnemo.hf.memory.attach import add_memory
+    from mnemo.hf.memory.cache import MemoryCache
+    from mnemo.hf.memory.curriculum import Curriculum, CurriculumCallback
+    from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
+    from mnemo.hf.memory.options import MemoryConfig
+
+_HOME = {
+    "mnemo.hf.memory.adapter": ("load_adapter", "save_adapter"),
+    "mnemo.hf.memory.attach": ("add_memory",),
+    "mnemo.hf.memory.cache": ("MemoryCache",),
+    "mnemo.hf.memory.curriculum": ("Curriculum", "CurriculumCallback"),
+    "mnemo.hf.memory.modeling": ("MemoryForCausalLM", "MemoryForSequenceClassification"),
+    "mnemo.hf.memory.options": ("MemoryConfig",),
 }
-__all__ = list(_MODULE_OF)
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Curriculum",
+    "CurriculumCallback",
+    "MemoryCache",
+    "MemoryConfig",
+    "MemoryForCausalLM",
+    "MemoryForSequenceClassification",
+    "add_memory",
+    "load_adapter",
+    "save_adapter",
+]
 
 
 def __getattr__(name: str) -> Any:
