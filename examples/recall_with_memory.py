@@ -109,7 +109,7 @@ def accuracy(model: Any, size: str, segments: int, samples: int = 128) -> float:
     return (guesses == labels[:, 1:])[asked].float().mean().item()
 
 
-def train(size: str = "toy", steps: int = 1200, segments: int = 3, start: str | None = None) -> tuple[Any, dict]:
+def train(size: str = "toy", steps: int = 750, segments: int = 3, start: str | None = None) -> tuple[Any, dict]:
     """A trained model, and its accuracy with up to one more segment than it was trained with."""
     torch.manual_seed(0)
     chosen, model = SIZES[size], build(size, start)
@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Associative recall through memory tokens.")
     parser.add_argument("--size", choices=SIZES, default="toy")
     parser.add_argument("--start", help="a model of the Hub or a folder to take the weights from")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=750)
     parser.add_argument("--segments", type=int, default=3)
     _, found = train(**vars(parser.parse_args()))
     for number, share in found.items():

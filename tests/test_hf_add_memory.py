@@ -269,7 +269,7 @@ def test_one_folder_saves_and_loads_everything(family: str, tmp_path: Any) -> No
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 def test_half_precision_backbones_get_half_precision_memory() -> None:
     with torch.backends.mkldnn.flags(enabled=False):  # its half precision kernels need more than some CPUs have
-        model = add_memory(llama().bfloat16(), tokens=2, segment=6)
+        model: Any = add_memory(llama().bfloat16(), tokens=2, segment=6)
         out = model(input_ids=tokens(2, 13), labels=tokens(2, 13))
         out.loss.backward()
     assert model.memory_tokens.initial.grad.dtype == torch.bfloat16 and out.loss.dtype == torch.float32
@@ -295,7 +295,7 @@ def test_an_encoder_without_memory_tokens_is_the_untouched_one(encoder: Any) -> 
 @ENCODERS
 @pytest.mark.parametrize("wrap", [None, (3, 4)])
 @pytest.mark.parametrize("align", ["left", "right"])
-def test_a_padded_batch_of_an_encoder_equals_its_rows(encoder: Any, wrap: Any, align: str) -> None:
+def test_a_padded_batch_of_an_encoder_equals_its_rows(encoder: Any, wrap: Any, align: Any) -> None:
     model = add_memory(encoder().double().eval(), tokens=2, segment=6, wrap=wrap, align=align)
     rows = [tokens(1, length, seed=length) for length in (13, 3, 8)]
     batch, seen = pad(rows, "right")

@@ -260,7 +260,7 @@ def samples(number: int = 8) -> Any:
 def test_trainer_trains_saves_and_resumes(tmp_path: Path) -> None:
     model = add_memory(gpt2(), tokens=2, segment=SEGMENT, bptt=1)
     before = model.memory_tokens.initial.detach().clone()
-    seen: list[int] = []
+    seen: list[Any] = []
     model.register_forward_pre_hook(lambda module, _: seen.append(module.num_segments or 3))
     callback = CurriculumCallback(Curriculum(((0, 1), (3, 3))))
     steps = arguments(tmp_path, save_strategy="steps", save_steps=3, gradient_accumulation_steps=2)
@@ -413,9 +413,9 @@ def untied() -> Any:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_one_clear_line(backbone: Any, options: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_one_clear_line(backbone: Any, options: Any, message: str) -> None:
     with pytest.raises(MnemoError, match=message) as error:
-        add_memory(backbone(), **(dict(tokens=2, segment=4) | options))
+        add_memory(backbone(), **({"tokens": 2, "segment": 4} | options))
     assert "\n" not in str(error.value)
 
 

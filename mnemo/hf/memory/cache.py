@@ -103,6 +103,9 @@ class MemoryCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
 
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1  # none
+
     @property
     def is_compileable(self) -> bool:
         return False
