@@ -56,17 +56,24 @@ def backward(
     wanted = [(segment, scored == "all" or number == len(segments)) for number, segment in enumerate(segments, 1)]
     if method == "replay":
         return _replay(step, wanted, detach(state))
+    reads = forward(step, wanted, detach(state), method)
+    torch.stack([read.loss for read in reads if read.loss is not None]).sum().backward()
+    return [_detached(read) for read in reads]
+
+
+def forward(
+    step: Step, segments: Sequence[tuple[Any, bool]], state: State, method: Literal["plain", "checkpoint"] = "plain"
+) -> list[Read]:
+    """Read segments, each with whether it is scored, one behind the other; what is returned carries gradient."""
     reads = []
-    state = detach(state)
-    for segment, score in wanted:
+    for segment, score in segments:
         if method == "checkpoint":
             read: Read = checkpoint(step, segment, state, score, use_reentrant=False)  # type: ignore[assignment]
         else:
             read = step(segment, state, score)
         reads.append(read)
         state = read.state
-    torch.stack([read.loss for read in reads if read.loss is not None]).sum().backward()
-    return [_detached(read) for read in reads]
+    return reads
 
 
 def _detached(read: Read) -> Read:

@@ -1,0 +1,1 @@
+"""Recurrent memory tokens for models of the transformers library."""

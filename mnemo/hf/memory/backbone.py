@@ -1,0 +1,123 @@
+"""A model of the transformers library as the backbone of the core's memory tokens.
+
+Rows are [read block, tokens, write block, padding]. Padding is on the right, where causal rows never look, so stock
+causal masks need no help; block masks are handed over as 4-D masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.errors import MnemoError
+from mnemo.hf.memory.options import MemoryConfig
+from mnemo.hf.memory.places import place
+from mnemo.ops import Blocks, Causal
+
+
+def body_of(backbone: Any) -> nn.Module:
+    """The model without its head."""
+    return backbone.base_model
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Who sees whom, (B, Q, K), as a 4-D mask: 0 where seen, the lowest number elsewhere."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[:, None]
+
+
+def check_attention(backbone: Any, config: MemoryConfig) -> None:
+    """Refuse flash attention where it would silently do something else than the policies say."""
+    attention = backbone.config._attn_implementation or ""
+    if "flash" not in attention or config.tokens == 0:
+        return
+    if config.positions != "continue":
+        raise MnemoError(
+            f'{attention} takes positions that do not count upwards for several texts: use positions="continue" or '
+            'attn_implementation="sdpa"'
+        )
+    if config.mask == "block":
+        raise MnemoError(f'{attention} takes no 4-D mask: use mask="causal" or attn_implementation="sdpa"')
+
+
+def first_position(backbone: Any) -> int:
+    """0, but RoBERTa and its kind count positions from behind their padding token's."""
+    for name, module in body_of(backbone).named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+class CausalRows:
+    """A causal language model between its embeddings and its head, whole segments at a time or row by row."""
+
+    def __init__(self, backbone: Any, config: MemoryConfig) -> None:
+        check_attention(backbone, config)
+        self.backbone, self.body, self.config = backbone, body_of(backbone), config
+
+    def __call__(
+        self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Hidden rows (B, Q, D) of a whole segment's; it keeps no state of its own."""
+        memory = 2 * self.config.tokens
+        total = torch.full((len(rows),), rows.shape[1], device=rows.device) if lengths is None else lengths
+        return self.feed(rows, None, 0, (total - memory).clamp(min=0), mask), state
+
+    def feed(self, rows: Tensor, cache: Any, begin: int, counts: Tensor, mask: Causal | Blocks) -> Tensor:
+        """Hidden rows of those that follow `begin` earlier ones, which the cache holds.
+
+        `counts` (B,) are the tokens between the segment's memory blocks.
+        """
+        num = rows.shape[1]
+        index = torch.arange(begin, begin + num, device=rows.device)
+        options: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            options["past_key_values"] = cache
+        if isinstance(mask, Blocks):
+            visible = mask.visible(num, begin + num, begin, rows.device)
+            options["attention_mask"] = additive(visible, rows.dtype)
+        positions = place(self.config.positions, index, self.config.tokens, True, counts)
+        if positions is not None:
+            options["position_ids"] = positions + first_position(self.backbone)
+            # without a mask, positions that do not count upwards are taken for several texts in one row
+            options.setdefault("attention_mask", torch.ones(len(rows), begin + num, device=rows.device).long())
+        return self.body(inputs_embeds=rows, **options).last_hidden_state
+
+
+class EncoderRows:
+    """An encoder with its classification head, which looks at the first row: the first token moves in front of the
+    memory, and the logits go where a backbone's state goes."""
+
+    def __init__(self, backbone: Any, config: MemoryConfig) -> None:
+        check_attention(backbone, config)
+        self.backbone, self.config = backbone, config
+
+    def __call__(
+        self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        num, total = self.config.tokens, rows.shape[1]
+        order = torch.tensor([num, *range(num), *range(num + 1, total)], device=rows.device)
+        counts = torch.full((len(rows),), total, device=rows.device) if lengths is None else lengths
+        places = place(self.config.positions, positions, num, False, (counts - num).clamp(min=0))
+        options: dict[str, Any] = {}
+        if places is not None:
+            options["position_ids"] = places[:, order] + first_position(self.backbone)
+        if lengths is not None:
+            seen = (positions < lengths[:, None]) | (lengths == 0)[:, None]  # a row that sees nothing would be NaN
+            options["attention_mask"] = seen.long()
+        out = self.backbone(inputs_embeds=rows[:, order], output_hidden_states=True, **options)
+        return out.hidden_states[-1][:, order.argsort()], out.logits
+
+
+def logits_of(backbone: Any, hidden: Tensor) -> Tensor:
+    """The head of a causal language model."""
+    logits = backbone.get_output_embeddings()(hidden)
+    config = backbone.config.get_text_config()
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = torch.tanh(logits / cap) * cap
+    scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+    if scale is not None:
+        logits = logits * scale
+    return logits if divisor is None else logits / divisor

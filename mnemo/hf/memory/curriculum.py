@@ -1,0 +1,65 @@
+"""More segments as training goes on: memory is learnt over short distances first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+
+from mnemo.errors import MnemoError
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    stages: tuple[tuple[int, int], ...]
+    """(from this step on, so many segments), the first of them from step 0"""
+    vary: bool = False
+    """Draw the number anew at every step, from 1 to the stage's, so that short texts are not forgotten"""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.stages]
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)):
+            raise MnemoError(f"curriculum {self.stages} must begin at step 0 and go on in rising order")
+        if min(number for _, number in self.stages) < 1:
+            raise MnemoError(f"curriculum {self.stages} must have at least one segment at every stage")
+
+    def segments(self, step: int) -> int:
+        """How many segments samples have at a step; the same answer whenever it is asked."""
+        most = [number for begin, number in self.stages if begin <= max(step, 0)][-1]
+        return random.Random(f"{self.seed} {step}").randint(1, most) if self.vary else most
+
+
+class CurriculumCallback(TrainerCallback):
+    """Follows a curriculum in a transformers Trainer.
+
+    `apply` is told the number of segments before every step: a data set may make samples of that length. Without it
+    the model reads only so many of the last segments of each sample.
+    """
+
+    def __init__(self, curriculum: Curriculum, apply: Callable[[int], None] | None = None) -> None:
+        self.curriculum, self.apply = curriculum, apply
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        number = self.curriculum.segments(state.global_step)
+        if self.apply is not None:
+            self.apply(number)
+        else:
+            memory_model(kwargs["model"]).num_segments = number
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.apply is None:
+            memory_model(kwargs["model"]).num_segments = None
+
+
+def memory_model(model: Any) -> Any:
+    """The model with memory inside whatever is wrapped around it."""
+    from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
+
+    for module in model.modules():
+        if isinstance(module, MemoryForCausalLM | MemoryForSequenceClassification):
+            return module
+    raise MnemoError(f"a {type(model).__name__} without memory: add it with add_memory")

@@ -1,0 +1,90 @@
+"""Reading the segments of a sample so that each loss sends gradient to exactly the segments asked for.
+
+    sliding    the loss of segment t reaches segments t - k ... t. Those before a cut are read again for each loss, as
+               their numbers are needed once with and once without gradient.
+    tumbling   windows of k + 1 segments, the last of them at the end; a loss reaches to the beginning of its window.
+
+The memory in front of a window is a constant. Segments that no loss reaches are read without gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from mnemo.bptt import Read, Step, forward
+from mnemo.state import State, detach
+
+
+def read_sample(
+    step: Step,
+    segments: Sequence[tuple[Any, bool]],
+    state: State,
+    *,
+    bptt: int | None,
+    window: str,
+    method: Literal["plain", "checkpoint"],
+) -> list[Read]:
+    """Segments, each with whether it is scored -> a read for each; the scored ones carry gradient."""
+    if not torch.is_grad_enabled() or bptt is None or len(segments) <= bptt + 1:
+        return forward(step, segments, state, method if torch.is_grad_enabled() else "plain")
+    sample = _Sample(step, segments, state, method)
+    windows = _sliding(sample, bptt) if window == "sliding" else _tumbling(len(segments), bptt)
+    for begin, end, scored_from in windows:
+        sample.read_window(begin, end, scored_from)
+    sample.state_before(len(segments))
+    return sample.reads()
+
+
+def _sliding(sample: _Sample, bptt: int) -> list[tuple[int, int, int]]:
+    """(begin, end, first scored): all losses that reach back to the very beginning share one window."""
+    scored = [number for number, (_, score) in enumerate(sample.segments) if score]
+    early = [number for number in scored if number <= bptt]
+    shared = [(0, early[-1] + 1, 0)] if early else []
+    return shared + [(number - bptt, number + 1, number) for number in scored if number > bptt]
+
+
+def _tumbling(number: int, bptt: int) -> list[tuple[int, int, int]]:
+    first = number % (bptt + 1)
+    begins = ([0] if first else []) + list(range(first, number, bptt + 1))
+    return [(begin, end, begin) for begin, end in zip(begins, [*begins[1:], number], strict=True)]
+
+
+class _Sample:
+    """What is known of a sample's segments: the states between them, and what reading them gave."""
+
+    def __init__(self, step: Step, segments: Sequence[tuple[Any, bool]], state: State, method: Any) -> None:
+        self.step, self.segments, self.method = step, segments, method
+        self.borders: list[State] = [state]
+        """Before each segment as far as they are known; all but the first without gradient"""
+        self.done: dict[int, Read] = {}
+
+    def state_before(self, number: int) -> State:
+        while len(self.borders) <= number:
+            segment, _ = self.segments[len(self.borders) - 1]
+            with torch.no_grad():
+                read = self.step(segment, self.borders[-1], False)
+            self.done.setdefault(len(self.borders) - 1, read)
+            self.borders.append(read.state)
+        return self.borders[number]
+
+    def read_window(self, begin: int, end: int, scored_from: int) -> None:
+        """Read segments begin ... end - 1 with gradient between them, and score those from `scored_from` on."""
+        wanted = [
+            (segment, score and number >= scored_from)
+            for number, (segment, score) in enumerate(self.segments[begin:end], begin)
+        ]
+        if not any(score for _, score in wanted):
+            return
+        for number, read in enumerate(forward(self.step, wanted, self.state_before(begin), self.method), begin):
+            if wanted[number - begin][1]:
+                self.done[number] = read
+            else:
+                self.done.setdefault(number, Read(None, detach(read.state)))
+            if len(self.borders) == number + 1:
+                self.borders.append(detach(read.state))
+
+    def reads(self) -> list[Read]:
+        return [self.done[number] for number in range(len(self.segments))]
