@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mnemo.memory.project import compute_dtype
 from mnemo.ops.cross_entropy import linear_cross_entropy
+from mnemo.ops.rows import table_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class TokenEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         keep = self._kept_words()
         if not self.split:
-            x = F.embedding(ids, self.tables[0])
+            x = table_rows(ids, self.tables[0])
             if self.bins.projected:
                 x = F.linear(x, self.projections[0])
         else:
@@ -114,7 +115,7 @@ class TokenEmbedding(nn.Module):
             where = ((flat >= self.bins.edges[i]) & (flat < self.bins.edges[i + 1])).nonzero().squeeze(1)
             if where.numel() == 0:  # no gradient, so that Adam leaves an unused bin alone, as in the published code
                 continue
-            rows = F.linear(F.embedding(flat[where] - self.bins.edges[i], self.tables[i]), self.projections[i])
+            rows = F.linear(table_rows(flat[where] - self.bins.edges[i], self.tables[i]), self.projections[i])
             x = x.index_copy(0, where, rows.to(x.dtype))
         return x.view(*ids.shape, self.dim)
 
@@ -124,7 +125,7 @@ class TokenEmbedding(nn.Module):
         for table, projection, low, high in zip(
             self.tables, self.projections, self.bins.edges, self.bins.edges[1:], strict=False
         ):
-            rows = F.linear(F.embedding((ids - low).clamp(0, high - low - 1), table), projection)
+            rows = F.linear(table_rows((ids - low).clamp(0, high - low - 1), table), projection)
             parts.append(rows * ((ids >= low) & (ids < high))[..., None])
         return torch.stack(parts).sum(0)
 

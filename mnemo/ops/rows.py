@@ -1,0 +1,40 @@
+"""Rows of a table, with a gradient that is the same in every run.
+
+A compiler would add up the gradients of a row in whatever order its threads come; PyTorch's own kernel sorts first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def table_rows(ids: Tensor, table: Tensor) -> Tensor:
+    """table[ids]."""
+    return _Rows.apply(ids, table) if torch.is_grad_enabled() else F.embedding(ids, table)  # type: ignore[return-value]
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.num_rows = table.shape[0]
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        return None, add_up_rows(gradient, ids, ctx.num_rows)
+
+
+@torch.library.custom_op("mnemo::add_up_rows", mutates_args=())
+def add_up_rows(gradient: Tensor, ids: Tensor, num_rows: int) -> Tensor:
+    return torch.ops.aten.embedding_dense_backward(gradient.contiguous(), ids, num_rows, -1, False)
+
+
+@add_up_rows.register_fake
+def _(gradient: Tensor, ids: Tensor, num_rows: int) -> Tensor:
+    return gradient.new_empty(num_rows, gradient.shape[-1])
