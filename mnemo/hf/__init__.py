@@ -24,8 +24,8 @@ if int(transformers.__version__.partition(".")[0]) < 5:
 if TYPE_CHECKING:
     from mnemo.hf.cache import MnemoCache
     from mnemo.hf.configuration import MnemoConfig
-    from mnemo.hf.exporting import export_onnx, export_step
-    from mnemo.hf.folders import from_run
+    from mnemo.hf.exporting import export_onnx, export_step, step_state
+    from mnemo.hf.folders import from_run, to_run
     from mnemo.hf.modeling import MnemoForCausalLM
     from mnemo.hf.tokenization import MnemoTokenizer
     from mnemo.hf.training import StreamData, StreamTrainer
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _HOME = {
     "mnemo.hf.cache": ("MnemoCache",),
     "mnemo.hf.configuration": ("MnemoConfig",),
-    "mnemo.hf.exporting": ("export_onnx", "export_step"),
-    "mnemo.hf.folders": ("from_run",),
+    "mnemo.hf.exporting": ("export_onnx", "export_step", "step_state"),
+    "mnemo.hf.folders": ("from_run", "to_run"),
     "mnemo.hf.modeling": ("MnemoForCausalLM",),
     "mnemo.hf.tokenization": ("MnemoTokenizer",),
     "mnemo.hf.training": ("StreamData", "StreamTrainer"),
@@ -51,6 +51,8 @@ __all__ = [
     "export_onnx",
     "export_step",
     "from_run",
+    "step_state",
+    "to_run",
 ]
 
 

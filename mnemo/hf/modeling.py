@@ -50,7 +50,6 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         past_key_values: MnemoCache | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         starts: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -58,19 +57,17 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         inputs_embeds: Tensor | None = None,
         return_dict: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Read tokens (B, T), cut into segments here, behind the memory in `past_key_values`.
 
-        `labels`: the tokens again, -100 where there is no loss; `shift_labels`: the same, already moved one to the
-        left. `starts` (B,): rows that begin a document, whose memory is emptied first. With labels in training the
-        logits are left out (`skip_logits`), so that a large vocabulary is never materialised.
+        `labels`: the tokens again, -100 where there is no loss; or `shift_labels`, the same moved one to the left.
+        `starts` (B,): rows that begin a document, whose memory is emptied first. With labels in training the logits
+        are left out (`skip_logits`), so that a large vocabulary is never materialised.
         """
         if inputs_embeds is not None or input_ids is None:
             raise MnemoError("a Mnemo model reads input_ids; inputs_embeds are not supported")
-        if output_attentions or output_hidden_states:
-            raise MnemoError("attentions and hidden states are not returned; model.model.explain(tokens) has them")
+        shift_labels = _shift_labels(kwargs)
         _check_cache(past_key_values)
         packed = pack(input_ids, attention_mask, self.config.vocab_size)
         targets = _targets(packed, input_ids, labels, shift_labels)
@@ -82,7 +79,7 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
             read = self._read(packed, past_key_values, targets, starts)
             output = CausalLMOutputWithPast(
                 loss=None if targets is None else _mean(read, targets, num_items_in_batch),  # type: ignore[arg-type]
-                logits=None if skip else self._logits(packed.spread(read.hidden), logits_to_keep),
+                logits=None if skip else self._logits(packed.spread(read.hidden), logits_to_keep),  # type: ignore[arg-type]
                 past_key_values=self._cache_of(read, input_ids.shape[1], past_key_values, use_cache),
             )
         return output if return_dict or return_dict is None and self.config.return_dict else output.to_tuple()
@@ -94,16 +91,17 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
         self, packed: Packed, columns: int, cache: MnemoCache | None, keep: int | Tensor
     ) -> CausalLMOutputWithPast:
         cache = MnemoCache() if cache is None else cache
-        start = self._start(len(packed.tokens), cached=True)
+        start = self.start_state(len(packed.tokens), cached=True)
         hidden = cache.feed(self.model, packed, columns, self.config.segment, start)
         return CausalLMOutputWithPast(logits=self._logits(hidden, keep), past_key_values=cache)  # type: ignore[arg-type]
 
-    def _start(self, batch: int, cached: bool = False) -> State:
+    def start_state(self, batch: int, cached: bool = False) -> State:
+        """The memory that a text begins with; `cached`: the form for inference."""
         return (self.model.zeros if self.config.start == "zeros" else self.model.init)(batch, cached=cached)
 
     def _read(self, packed: Packed, cache: MnemoCache | None, targets: Tensor | None, starts: Tensor | None) -> Read:
         state = None if cache is None else cache.plain_state()
-        state = self._start(len(packed.tokens)) if state is None else state
+        state = self.start_state(len(packed.tokens)) if state is None else state
         again = self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
         return read_segments(
             self.model, packed, state, segment=self.config.segment, targets=targets, starts=starts, checkpoint=again
@@ -125,7 +123,8 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As that of the library; a folder whose weights are not exactly this model's is refused."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
         for relation, names in (("has no", info["missing_keys"]), ("has an unexpected", info["unexpected_keys"])):
             for name in sorted(names):
                 raise MnemoError(f"{args[0]} is of another configuration: it {relation} tensor '{name}'")
@@ -150,6 +149,17 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         raise MnemoError("the vocabulary of a Mnemo model is fixed: its softmax may be adaptive and tied")
+
+
+def _shift_labels(kwargs: dict[str, Any]) -> Tensor | None:
+    """The one argument that the library passes by name alone; others are refused, unless they ask for nothing."""
+    asked = {name: value for name, value in kwargs.items() if value is not None and value is not False}
+    shift_labels = asked.pop("shift_labels", None)
+    if "output_attentions" in asked or "output_hidden_states" in asked:
+        raise MnemoError("attentions and hidden states are not returned; model.model.explain(tokens) has them")
+    for name in asked:
+        raise MnemoError(f"a Mnemo model takes no '{name}'")
+    return shift_labels
 
 
 def _check_cache(cache: object) -> None:

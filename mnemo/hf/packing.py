@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 
 def pack(tokens: Tensor, mask: Tensor | None, padding: int) -> Packed:
-    """`mask` (B, S), S >= T: 0 at padding, its last T columns are those of the tokens; `padding`: an id that is none."""
+    """`mask` (B, S), S >= T: 0 at padding; its last T columns are the tokens'. `padding`: the id that is no token."""
     if tokens.dim() != 2:
         raise MnemoError(f"input_ids are rows of token ids (B, T), not of shape {list(tokens.shape)}")
     valid = tokens != padding

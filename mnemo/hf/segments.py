@@ -61,5 +61,5 @@ def _segment(
 ) -> tuple[Tensor, State, Tensor | None, Tensor]:
     out, state = model(tokens, state, lengths=lengths, starts=starts)
     nll = None if targets is None else model.loss(out, targets).sum()
-    aux = sum(out.aux.values(), out.hidden.new_zeros(()))
+    aux = torch.stack([out.hidden.new_zeros(()), *out.aux.values()]).sum()
     return out.hidden, state, nll, aux
