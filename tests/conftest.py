@@ -5,6 +5,7 @@ import os
 # Before torch is imported, and inherited by every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import random
 import shutil

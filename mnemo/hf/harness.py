@@ -107,7 +107,8 @@ class MnemoLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         scores = []
-        for (text,) in [request.args for request in requests]:
+        for request in requests:
+            text = str(request.arguments[0])
             ids = [*self._prefix, *self.tok_encode(text)]
             score = -self._nats(ids) if len(ids) > 1 else 0.0
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), score)
@@ -121,7 +122,8 @@ class MnemoLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         texts = []
-        for context, options in [request.args for request in requests]:
+        for request in requests:
+            context, options = request.arguments
             text = self._continue(context, dict(options))
             self.cache_hook.add_partial("generate_until", (context, options), text)
             texts.append(text)
@@ -137,7 +139,8 @@ class MnemoLM(TemplateLM):
         if not ids:
             raise MnemoError("nothing to go on from: the context is empty, and there is no prefix")
         stop = StoppingCriteriaList([_Stop(self.tokenizer, len(ids), until)])
-        written = self.model.generate(self._rows([ids]), max_new_tokens=most, stopping_criteria=stop, **options)
+        model: Any = self.model
+        written = model.generate(self._rows([ids]), max_new_tokens=most, stopping_criteria=stop, **options)
         text = str(self.tokenizer.decode(written[0, len(ids) :]))
         return min((text.partition(end)[0] for end in until if end), key=len, default=text)
 
