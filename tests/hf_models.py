@@ -20,11 +20,12 @@ def hf_model(segment: int = SEGMENT, start: Any = "empty", dtype: torch.dtype = 
 
     `Any`, as the library's types are.
     """
-    core = random_model(dtype=dtype, **{"embedding": UNTIED} | changes)
+    options: dict[str, Any] = {"embedding": UNTIED} | changes
+    core = random_model(dtype=dtype, **options)
     with torch.no_grad():
         for name, parameter in core.named_parameters():
             if name.endswith("bias") or ".biases." in name:
                 parameter.zero_()
-    model = MnemoForCausalLM(MnemoConfig(core.config, segment=segment, start=start)).to(dtype)
-    model.model.load_state_dict(core.state_dict())
+    model: Any = MnemoForCausalLM(MnemoConfig(core.config, segment=segment, start=start))
+    model.to(dtype).model.load_state_dict(core.state_dict())
     return model.eval()

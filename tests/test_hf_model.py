@@ -91,7 +91,8 @@ def test_every_way_of_reading_gives_the_same_logits(name: str) -> None:
     assert_close(model(ids).logits, expected)
     with torch.no_grad():
         assert_close(model(ids, use_cache=False).logits, expected)
-        cache, pieces = None, []
+        cache: Any = None
+        pieces = []
         for part in ids.split([3, 1, 5, 2], 1):
             out = model(part, past_key_values=cache)
             cache = out.past_key_values
@@ -341,10 +342,8 @@ def test_nothing_but_padding_changes_nothing() -> None:
 def test_runs_become_folders_and_runs_again(unit: Any, tmp_path: Path) -> None:
     run = tiny_run(unit)
     from_run(run).save_pretrained(tmp_path / "folder")
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / "folder"),
-        AutoTokenizer.from_pretrained(tmp_path / "folder"),
-    )
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "folder")
     opened = open_with_tokenizer(str(run), "best", "cpu")
     text = "the cat saw the dog\nsat under a"
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -378,7 +377,7 @@ def test_the_tokenizer_pads_and_keeps_names_of_special_tokens_as_text(tmp_path: 
 def test_the_pipeline_and_streaming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "folder"
     from_run(tiny_run("chars")).save_pretrained(folder)
-    write = pipeline("text-generation", model=str(folder))
+    write: Any = pipeline("text-generation", model=str(folder))
     texts = write(["the cat", "a"], max_new_tokens=9, do_sample=False, batch_size=2)
     single = write("a", max_new_tokens=9, do_sample=False)
     assert texts[1][0]["generated_text"] == single[0]["generated_text"] and len(single[0]["generated_text"]) == 10

@@ -187,7 +187,7 @@ def test_lora_trains_saves_and_loads(tmp_path: Path) -> None:
     assert trained and all("lora" in name for name in trained)
     rows = [{"input_ids": row, "labels": row} for row in ids]
     Trainer(adapted, arguments(tmp_path / "runs", max_steps=3), train_dataset=rows).train()  # type: ignore[arg-type]
-    adapted.eval().save_pretrained(tmp_path)
+    adapted.eval().save_pretrained(str(tmp_path))
     base = hf_model(dtype=torch.float32)
     assert all(torch.equal(before[name], tensor) for name, tensor in base.state_dict().items())
     loaded = peft.PeftModel.from_pretrained(base, str(tmp_path))

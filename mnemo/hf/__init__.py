@@ -15,7 +15,9 @@ from mnemo.errors import MnemoError
 
 try:
     import transformers
-except ImportError:
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
     raise MnemoError("mnemo.hf needs the transformers library, version 5: pip install 'mnemo-lm[hf]'") from None
 
 if int(transformers.__version__.partition(".")[0]) < 5:

@@ -7,10 +7,12 @@ Shapes: B rows, T columns, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -102,7 +104,7 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
     def _read(self, packed: Packed, cache: MnemoCache | None, targets: Tensor | None, starts: Tensor | None) -> Read:
         state = None if cache is None else cache.plain_state()
         state = self.start_state(len(packed.tokens)) if state is None else state
-        again = self._gradient_checkpointing_func if self.gradient_checkpointing and self.training else None
+        again = partial(checkpoint, use_reentrant=False) if self.gradient_checkpointing and self.training else None
         return read_segments(
             self.model, packed, state, segment=self.config.segment, targets=targets, starts=starts, checkpoint=again
         )
@@ -155,6 +157,7 @@ def _shift_labels(kwargs: dict[str, Any]) -> Tensor | None:
     """The one argument that the library passes by name alone; others are refused, unless they ask for nothing."""
     asked = {name: value for name, value in kwargs.items() if value is not None and value is not False}
     shift_labels = asked.pop("shift_labels", None)
+    asked.pop("cache_position", None)  # the memory knows where it is
     if "output_attentions" in asked or "output_hidden_states" in asked:
         raise MnemoError("attentions and hidden states are not returned; model.model.explain(tokens) has them")
     for name in asked:

@@ -43,7 +43,7 @@ def pack(tokens: Tensor, mask: Tensor | None, padding: int) -> Packed:
     """`mask` (B, S), S >= T: 0 at padding; its last T columns are the tokens'. `padding`: the id that is no token."""
     if tokens.dim() != 2:
         raise MnemoError(f"input_ids are rows of token ids (B, T), not of shape {list(tokens.shape)}")
-    if mask is None and torch.compiler.is_compiling():  # to look for padding would break the graph: compiled, give a mask
+    if mask is None and torch.compiler.is_compiling():  # looking for padding would break the graph
         return Packed(tokens)
     valid = tokens != padding
     if mask is not None:
