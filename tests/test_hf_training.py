@@ -122,7 +122,7 @@ def test_the_plain_trainer_reads_samples_of_several_segments(tmp_path: Path) -> 
     tokenizer = MnemoTokenizer.of(ByteTokenizer(bytes(range(23))), padding_side="right")
     data = [{"input_ids": row.tolist()} for row in random_tokens(1, 70)[0].split([9, 14, 3, 20, 11, 13])]
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    options = dict(per_device_train_batch_size=2, per_device_eval_batch_size=6, num_train_epochs=3, learning_rate=0.5)
+    options = dict(per_device_train_batch_size=2, per_device_eval_batch_size=6, num_train_epochs=6, learning_rate=0.5)
     model = hf_model(dtype=torch.float32, **MECHANISMS["rmt"])
     trainer = Trainer(model, arguments(tmp_path, **options), collator, data, data)  # type: ignore[arg-type]
     before = trainer.evaluate()["eval_loss"]
@@ -199,9 +199,10 @@ def test_lora_trains_saves_and_loads(tmp_path: Path) -> None:
     assert torch.equal(written, loaded.merge_and_unload().generate(ids, max_new_tokens=6, do_sample=False))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
 def test_a_compiled_model_gives_the_same_gradients() -> None:
-    model, ids = hf_model(num_layers=1), random_tokens(2, 8)
+    model, ids = hf_model(num_layers=1), random_tokens(2, SEGMENT)
     expected = gradients(model, ids)
     compiled = torch.compile(model, backend="aot_eager")
     found = gradients(compiled, ids)

@@ -45,7 +45,8 @@ def test_changelog_has_the_version() -> None:
 
 
 def test_extras() -> None:
-    face, graphs = {"transformers", "tokenizers", "datasets", "accelerate", "peft"}, {"onnx", "onnxscript", "onnxruntime"}
+    face = {"transformers", "tokenizers", "datasets", "accelerate", "peft"}
+    graphs = {"onnx", "onnxscript", "onnxruntime"}
     tools = {"pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"}
     wanted = {
         "bpe": {"tokenizers"},
