@@ -27,6 +27,7 @@ hypothesis.settings.load_profile("mnemo")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["MNEMO_DATA"] = tempfile.mkdtemp(prefix="mnemo-tests-")
+    os.environ["HF_HOME"] = os.environ["MNEMO_DATA"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from mnemo.checkpoint import check_like, read_tensors, write_tensors
@@ -42,6 +42,9 @@ class StreamData(IterableDataset):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[dict[str, Tensor | None]]:
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise MnemoError("a stream is read in order: set dataloader_num_workers to 0 or 1")
         cursor = self.stream.start()
         for _ in range(self._epoch):
             cursor = _next_epoch(self.stream, cursor)
@@ -106,9 +109,10 @@ class StreamTrainer(Trainer):
         self._memories[model.training] = outputs.past_key_values
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As the library's: a mean over batches, in which a shorter last one counts as much as the others."""
         self._memories.pop(False, None)
-        return super().evaluate(*args, **kwargs)
+        return super().evaluation_loop(*args, **kwargs)
 
     def save_memory(self, folder: Path) -> None:
         cache = self._memories.get(True)
