@@ -5,6 +5,7 @@ import os
 # Before torch is imported, and inherited by every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import random
 import shutil
@@ -29,6 +30,7 @@ hypothesis.settings.load_profile("mnemo")
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["MNEMO_DATA"] = tempfile.mkdtemp(prefix="mnemo-tests-")
+    os.environ["HF_HOME"] = os.environ["MNEMO_DATA"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

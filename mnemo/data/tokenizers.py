@@ -377,11 +377,14 @@ class BPETokenizer:
     def vocab_size(self) -> int:
         return self._tokenizer.get_vocab_size()
 
+    def names(self) -> list[str]:
+        """Every piece as the library writes it, a letter for each byte."""
+        return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
+
     @cached_property
     def _pieces(self) -> list[bytes]:
         letters = _byte_letters()
-        pieces = (self._tokenizer.id_to_token(i) for i in range(self.vocab_size))
-        return [bytes(letters[letter] for letter in piece) for piece in pieces]
+        return [bytes(letters[letter] for letter in piece) for piece in self.names()]
 
     def encode(self, text: str | bytes) -> np.ndarray:
         lines = _BPE_CUTS.split(as_text(text))

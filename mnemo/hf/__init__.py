@@ -1,25 +1,57 @@
-"""Adapters to the Hugging Face libraries. Names load when they are used."""
+"""Mnemo models in the Hugging Face ecosystem. Importing this package registers them with the Auto classes:
+
+    import mnemo.hf
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+
+Adapters outside the core, which never imports transformers. Names are loaded at first use.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mnemo.errors import MnemoError
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise MnemoError("mnemo.hf needs the transformers library, version 5: pip install 'mnemo-lm[hf]'") from None
+
+if int(transformers.__version__.partition(".")[0]) < 5:
+    raise MnemoError(f"mnemo.hf needs transformers 5, not {transformers.__version__}: pip install 'mnemo-lm[hf]'")
+
 if TYPE_CHECKING:
+    from mnemo.hf.cache import MnemoCache
+    from mnemo.hf.configuration import MnemoConfig
+    from mnemo.hf.exporting import export_onnx, export_step, step_state
+    from mnemo.hf.folders import from_run, to_run
     from mnemo.hf.memory.adapter import load_adapter, save_adapter
     from mnemo.hf.memory.attach import add_memory
     from mnemo.hf.memory.cache import MemoryCache
     from mnemo.hf.memory.curriculum import Curriculum, CurriculumCallback
     from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
     from mnemo.hf.memory.options import MemoryConfig
+    from mnemo.hf.modeling import MnemoForCausalLM
+    from mnemo.hf.tokenization import MnemoTokenizer
+    from mnemo.hf.training import StreamData, StreamTrainer
 
 _HOME = {
+    "mnemo.hf.cache": ("MnemoCache",),
+    "mnemo.hf.configuration": ("MnemoConfig",),
+    "mnemo.hf.exporting": ("export_onnx", "export_step", "step_state"),
+    "mnemo.hf.folders": ("from_run", "to_run"),
     "mnemo.hf.memory.adapter": ("load_adapter", "save_adapter"),
     "mnemo.hf.memory.attach": ("add_memory",),
     "mnemo.hf.memory.cache": ("MemoryCache",),
     "mnemo.hf.memory.curriculum": ("Curriculum", "CurriculumCallback"),
     "mnemo.hf.memory.modeling": ("MemoryForCausalLM", "MemoryForSequenceClassification"),
     "mnemo.hf.memory.options": ("MemoryConfig",),
+    "mnemo.hf.modeling": ("MnemoForCausalLM",),
+    "mnemo.hf.tokenization": ("MnemoTokenizer",),
+    "mnemo.hf.training": ("StreamData", "StreamTrainer"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -30,17 +62,46 @@ __all__ = [
     "MemoryConfig",
     "MemoryForCausalLM",
     "MemoryForSequenceClassification",
+    "MnemoCache",
+    "MnemoConfig",
+    "MnemoForCausalLM",
+    "MnemoTokenizer",
+    "StreamData",
+    "StreamTrainer",
     "add_memory",
+    "export_onnx",
+    "export_step",
+    "from_run",
     "load_adapter",
     "save_adapter",
+    "step_state",
+    "to_run",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mnemo.hf' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _register() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    import mnemo.hf.memory.attach  # registers models with memory tokens
+    from mnemo.hf.configuration import MnemoConfig
+    from mnemo.hf.modeling import MnemoForCausalLM
+    from mnemo.hf.tokenization import MnemoTokenizer
+
+    AutoConfig.register(MnemoConfig.model_type, MnemoConfig, exist_ok=True)
+    AutoModelForCausalLM.register(MnemoConfig, MnemoForCausalLM, exist_ok=True)
+    AutoTokenizer.register(MnemoConfig, MnemoTokenizer, exist_ok=True)
+
+
+_register()

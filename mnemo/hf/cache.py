@@ -1,0 +1,164 @@
+"""A Mnemo memory behind the cache type of the transformers library: one decode state for all layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from mnemo.decode import Decoder, DecodeState
+from mnemo.errors import MnemoError
+from mnemo.generate import Reading
+from mnemo.hf.packing import Packed
+from mnemo.model import Model
+from mnemo.state import State, leaves, select
+
+Memory = Reading | DecodeState | State | None
+
+
+class MnemoCache(Cache):
+    """What a text's continuation depends on: constant in size, whatever was read.
+
+    `MnemoCache(memory)` goes on from a reading, a decode state or a plain state. None of what was read before counts
+    as part of the next input, so `generate(new_ids, past_key_values=MnemoCache(memory))` takes new text alone.
+    The state is advanced by a private decoder; `state()` and `reading()` give copies that nothing changes.
+    """
+
+    def __init__(self, memory: Memory = None) -> None:
+        super().__init__(layers=[])
+        reading = memory if isinstance(memory, Reading) else None
+        self._state: Any = memory if reading is None else reading.state
+        self._decoder: Decoder | None = None
+        self._hidden: Tensor | None = None if reading is None else reading.hidden
+        self._tokens: Tensor | None = None if reading is None else reading.tokens
+        self._columns = 0
+
+    def state(self) -> DecodeState | State | None:
+        """A copy of the memory: with an open segment where the model has decoded, else as it was given."""
+        return self._state if self._decoder is None else self._decoder.state()
+
+    def plain_state(self) -> State | None:
+        """The memory between two segments, which training reads on from."""
+        if self._decoder is not None or isinstance(self._state, DecodeState):
+            raise MnemoError("this cache holds an open segment: read on without labels, under torch.no_grad()")
+        return self._state
+
+    def reading(self) -> Reading:
+        """Everything that a continuation needs, as `mnemo.save_memory` and `mnemo.generate` take it."""
+        if self._decoder is None or self._hidden is None or self._tokens is None:
+            raise MnemoError("nothing was read yet")
+        return Reading(self._decoder.state(), self._hidden.clone(), self._tokens.clone())
+
+    def memory(self) -> MnemoCache:
+        """The same memory before another text: no token of the past is expected in the next input."""
+        other = self._select(None)
+        other._columns = 0
+        return other
+
+    def feed(self, model: Model, packed: Packed, columns: int, segment: int, start: State) -> Tensor:
+        """Outputs (B, T, D) of tokens behind the memory, or behind `start` where there is none."""
+        if self._decoder is None:
+            self._decoder = model.decoder(start if self._state is None else self._state, segment=segment)
+            self._state = None
+        decoder, (tokens, lengths, _) = self._decoder, packed
+        if decoder.batch != len(tokens):
+            raise MnemoError(
+                f"the memory has {decoder.batch} rows, the input {len(tokens)}: "
+                "cache.batch_repeat_interleave(n) makes n continuations of every row"
+            )
+        before = self._hidden
+        if tokens.shape[1]:
+            hidden = decoder.feed(tokens, None if lengths is None else lengths.tolist()).hidden
+        else:
+            hidden = self._nothing(model, len(tokens))
+        spread = packed.spread(hidden, before)
+        self._columns += columns
+        used = torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths.cpu()
+        self._tokens = used if self._tokens is None else self._tokens + used
+        self._hidden = spread[:, -1].clone() if columns else before
+        return spread
+
+    def _nothing(self, model: Model, batch: int) -> Tensor:
+        return model.embedding.tables[0].new_zeros(batch, 0, model.config.dim)
+
+    def keep(self, state: State, columns: int) -> None:
+        """Hold the memory behind a segment."""
+        self._state, self._decoder, self._hidden, self._tokens = state, None, None, None
+        self._columns += columns
+
+    def _select(self, rows: Tensor | None) -> MnemoCache:
+        other = MnemoCache()
+        other._columns = self._columns
+        if self.batch_size < 0:
+            return other
+        rows = torch.arange(self.batch_size) if rows is None else rows
+        if self._decoder is not None:
+            other._decoder = self._decoder.select(rows)
+        else:
+            other._state = select(self._state, rows.to(next(leaves(self._state))[1].device))
+        if self._hidden is not None:
+            other._hidden = self._hidden.index_select(0, rows.to(self._hidden.device))
+        if self._tokens is not None:
+            other._tokens = self._tokens.index_select(0, rows.cpu())
+        return other
+
+    def _become(self, other: MnemoCache) -> None:
+        self._state, self._decoder = other._state, other._decoder
+        self._hidden, self._tokens, self._columns = other._hidden, other._tokens, other._columns
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes row beam_idx[i]."""
+        self._become(self._select(beam_idx))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._become(self._select(indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row `repeats` times: one memory, many continuations."""
+        self._become(self._select(torch.arange(self.batch_size).repeat_interleave(repeats)))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise MnemoError("a memory cannot be cropped: what it has read is not kept token by token")
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._become(MnemoCache())
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns of the present text that were read, padding included."""
+        return self._columns
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+    @property
+    def batch_size(self) -> int:
+        if self._decoder is not None:
+            return self._decoder.batch
+        return -1 if self._state is None else len(next(leaves(self._state))[1])
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.batch_size > 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        return f"MnemoCache(rows={max(0, self.batch_size)}, columns={self._columns})"
+
+    def __copy__(self) -> MnemoCache:
+        return self._select(None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MnemoCache:
+        return self._select(None)

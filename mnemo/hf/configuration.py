@@ -1,0 +1,63 @@
+"""The configuration of a Mnemo model as config.json of the transformers library holds it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+from transformers import PretrainedConfig
+
+from mnemo.config import from_json, to_json
+from mnemo.errors import MnemoError, unknown
+from mnemo.model import ModelConfig
+
+FORMAT_VERSION = 1
+Start = Literal["empty", "zeros"]
+
+
+class MnemoConfig(PretrainedConfig):
+    """`model`: a `mnemo.ModelConfig`, or what `mnemo.config.to_json` makes of one.
+
+    `segment`: how many tokens are open before they enter the memory; longer inputs are cut inside the model.
+    `start`: what a text begins with, an empty memory or one full of attended zeros (as TransfoXL had it).
+    The id behind the vocabulary's last is padding, so every id of the vocabulary stays a word.
+    """
+
+    model_type = "mnemo"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    has_no_defaults_at_init = False
+
+    def __init__(
+        self,
+        model: ModelConfig | dict[str, Any] | None = None,
+        segment: int = 128,
+        start: Start = "empty",
+        use_cache: bool = True,
+        format_version: int = FORMAT_VERSION,
+        **kwargs: Any,
+    ) -> None:
+        if format_version != FORMAT_VERSION:
+            raise MnemoError(f"config.json has format_version {format_version}; this version reads {FORMAT_VERSION}")
+        if type(segment) is not int or segment < 1:
+            raise MnemoError(f"segment length {segment} must be a positive number")
+        if start not in ("empty", "zeros"):
+            raise unknown("start", str(start), ("empty", "zeros"))
+        core = model if isinstance(model, ModelConfig) else _read(model)
+        self.format_version, self.segment, self.start, self.use_cache = format_version, segment, start, use_cache
+        self.model = to_json(core)
+        self.vocab_size, self.hidden_size = core.vocab_size, core.dim
+        self.num_hidden_layers, self.num_attention_heads = core.num_layers, core.num_heads
+        derived = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
+        super().__init__(**{name: value for name, value in kwargs.items() if name not in derived})
+        self.tie_word_embeddings = False  # a tied softmax has no weights of its own: nothing is left to tie
+
+    @cached_property
+    def core(self) -> ModelConfig:
+        return _read(self.model)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in super().to_dict().items() if name != "core"}
+
+
+def _read(model: dict[str, Any] | None) -> ModelConfig:
+    return ModelConfig() if model is None else from_json(ModelConfig, model, "config.json: model")

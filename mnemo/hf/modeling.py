@@ -1,0 +1,192 @@
+"""`MnemoForCausalLM`: the core model with the interface of the transformers library.
+
+Two ways lead to the same numbers. Decoding keeps an open segment behind the memory and goes on from it: what
+`generate` does. Reading in segments is differentiable: what training, scoring and calls without a cache do.
+Shapes: B rows, T columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from mnemo.errors import MnemoError
+from mnemo.hf.cache import MnemoCache
+from mnemo.hf.configuration import MnemoConfig
+from mnemo.hf.packing import Packed, pack
+from mnemo.hf.segments import Read, read_segments
+from mnemo.model import Model, Output
+from mnemo.state import State, detach
+
+IGNORED = -100
+"""The label of what carries no loss."""
+
+
+class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = MnemoConfig
+    config: MnemoConfig
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _is_stateful = True  # a memory cannot go back: assisted decoding is refused
+    _no_split_modules = ["Model"]
+
+    def __init__(self, config: MnemoConfig) -> None:
+        super().__init__(config)
+        self.model = Model(config.core)
+        self.gradient_checkpointing = False
+        self.loss_type = "ForCausalLM"
+        self.post_init()
+        if self.generation_config is not None:
+            self.generation_config.pad_token_id = config.vocab_size
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: MnemoCache | None = None,
+        labels: Tensor | None = None,
+        starts: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        skip_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        inputs_embeds: Tensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Read tokens (B, T), cut into segments here, behind the memory in `past_key_values`.
+
+        `labels`: the tokens again, -100 where there is no loss; or `shift_labels`, the same moved one to the left.
+        `starts` (B,): rows that begin a document, whose memory is emptied first. With labels in training the logits
+        are left out (`skip_logits`), so that a large vocabulary is never materialised.
+        """
+        if inputs_embeds is not None or input_ids is None:
+            raise MnemoError("a Mnemo model reads input_ids; inputs_embeds are not supported")
+        shift_labels = _shift_labels(kwargs)
+        _check_cache(past_key_values)
+        packed = pack(input_ids, attention_mask, self.config.vocab_size)
+        targets = _targets(packed, input_ids, labels, shift_labels)
+        scored = targets is not None or starts is not None
+        if not (scored or torch.is_grad_enabled()) and (self._wants_cache(use_cache) or past_key_values is not None):
+            output = self._decode(packed, input_ids.shape[1], past_key_values, logits_to_keep)
+        else:
+            skip = self.training and targets is not None if skip_logits is None else skip_logits
+            read = self._read(packed, past_key_values, targets, starts)
+            output = CausalLMOutputWithPast(
+                loss=None if targets is None else _mean(read, targets, num_items_in_batch),  # type: ignore[arg-type]
+                logits=None if skip else self._logits(packed.spread(read.hidden), logits_to_keep),  # type: ignore[arg-type]
+                past_key_values=self._cache_of(read, input_ids.shape[1], past_key_values, use_cache),
+            )
+        return output if return_dict or return_dict is None and self.config.return_dict else output.to_tuple()
+
+    def _wants_cache(self, use_cache: bool | None) -> bool:
+        return self.config.use_cache if use_cache is None else use_cache
+
+    def _decode(
+        self, packed: Packed, columns: int, cache: MnemoCache | None, keep: int | Tensor
+    ) -> CausalLMOutputWithPast:
+        cache = MnemoCache() if cache is None else cache
+        start = self.start_state(len(packed.tokens), cached=True)
+        hidden = cache.feed(self.model, packed, columns, self.config.segment, start)
+        return CausalLMOutputWithPast(logits=self._logits(hidden, keep), past_key_values=cache)  # type: ignore[arg-type]
+
+    def start_state(self, batch: int, cached: bool = False) -> State:
+        """The memory that a text begins with; `cached`: the form for inference."""
+        return (self.model.zeros if self.config.start == "zeros" else self.model.init)(batch, cached=cached)
+
+    def _read(self, packed: Packed, cache: MnemoCache | None, targets: Tensor | None, starts: Tensor | None) -> Read:
+        state = None if cache is None else cache.plain_state()
+        state = self.start_state(len(packed.tokens)) if state is None else state
+        again = partial(checkpoint, use_reentrant=False) if self.gradient_checkpointing and self.training else None
+        return read_segments(
+            self.model, packed, state, segment=self.config.segment, targets=targets, starts=starts, checkpoint=again
+        )
+
+    def _cache_of(
+        self, read: Read, columns: int, cache: MnemoCache | None, use_cache: bool | None
+    ) -> MnemoCache | None:
+        if cache is None and not use_cache:
+            return None
+        cache = MnemoCache() if cache is None else cache
+        cache.keep(detach(read.state), columns)
+        return cache
+
+    def _logits(self, hidden: Tensor, keep: int | Tensor) -> Tensor:
+        part = hidden[:, -keep:] if isinstance(keep, int) else hidden[:, keep]
+        return self.model.logits(Output(part, {}))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As that of the library; a folder whose weights are not exactly this model's is refused."""
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        for relation, names in (("has no", info["missing_keys"]), ("has an unexpected", info["unexpected_keys"])):
+            for name in sorted(names):
+                raise MnemoError(f"{args[0]} is of another configuration: it {relation} tensor '{name}'")
+        return (model, info) if output_loading_info else model
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """The core draws its weights when it is built; a folder without one of them is refused."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # `forward` makes the cache
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        raise MnemoError("the vocabulary of a Mnemo model is fixed: its softmax may be adaptive and tied")
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        raise MnemoError("the vocabulary of a Mnemo model is fixed: its softmax may be adaptive and tied")
+
+
+def _shift_labels(kwargs: dict[str, Any]) -> Tensor | None:
+    """The one argument that the library passes by name alone; others are refused, unless they ask for nothing."""
+    asked = {name: value for name, value in kwargs.items() if value is not None and value is not False}
+    shift_labels = asked.pop("shift_labels", None)
+    asked.pop("cache_position", None)  # the memory knows where it is
+    if "output_attentions" in asked or "output_hidden_states" in asked:
+        raise MnemoError("attentions and hidden states are not returned; model.model.explain(tokens) has them")
+    for name in asked:
+        raise MnemoError(f"a Mnemo model takes no '{name}'")
+    return shift_labels
+
+
+def _check_cache(cache: object) -> None:
+    if cache is not None and not isinstance(cache, MnemoCache):
+        raise MnemoError(f"past_key_values is a {type(cache).__name__}; a Mnemo model goes on from a MnemoCache")
+
+
+def _targets(packed: Packed, tokens: Tensor, labels: Tensor | None, shifted: Tensor | None) -> Tensor | None:
+    """Packed targets (B, N): what each token predicts, -1 where that is nothing."""
+    if shifted is None and labels is None:
+        return None
+    if shifted is None:
+        shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]  # type: ignore[arg-type]
+    if shifted.shape != tokens.shape:
+        raise MnemoError(f"labels {list(shifted.shape)} do not fit input_ids {list(tokens.shape)}")
+    targets = packed.along(shifted, IGNORED)
+    return torch.where(targets == IGNORED, -1, targets)
+
+
+def _mean(read: Read, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
+    """The loss of a token, and auxiliary losses weighted as this batch weighs among those of one update."""
+    assert read.nll is not None
+    count = (targets >= 0).sum()
+    if num_items is None:
+        return read.nll / count.clamp(min=1) + read.aux
+    num_items = num_items.to(read.nll.device) if isinstance(num_items, Tensor) else num_items
+    return read.nll / num_items + read.aux * (count / num_items)

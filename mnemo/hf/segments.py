@@ -1,0 +1,65 @@
+"""Reading rows of any length segment by segment, with gradient.
+
+Where a memory carries gradient (memory tokens), it flows through all segments of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mnemo.hf.packing import Packed
+from mnemo.model import Model
+from mnemo.state import State
+
+
+class Read(NamedTuple):
+    hidden: Tensor
+    """(B, N, D), ready for the softmax"""
+    state: State
+    """Behind the last segment"""
+    nll: Tensor | None
+    """The sum over all targets, in nats"""
+    aux: Tensor
+    """Auxiliary losses, a mean over segments"""
+
+
+def read_segments(
+    model: Model,
+    packed: Packed,
+    state: State,
+    *,
+    segment: int,
+    targets: Tensor | None = None,
+    starts: Tensor | None = None,
+    checkpoint: Callable[..., Any] | None = None,
+) -> Read:
+    """`checkpoint`: a function that runs a segment and computes it again for the gradient, keeping only its state."""
+    hidden, nlls, auxes = [], [], []
+    for begin in range(0, packed.tokens.shape[1], segment):
+        part = slice(begin, begin + segment)
+        tokens = packed.tokens[:, part]
+        lengths = None if packed.lengths is None else (packed.lengths - begin).clamp(0, tokens.shape[1])
+        goals = None if targets is None else targets[:, part]
+        arguments = (model, tokens, state, lengths, starts if begin == 0 else None, goals)
+        out, state, nll, aux = _segment(*arguments) if checkpoint is None else checkpoint(_segment, *arguments)
+        hidden.append(out)
+        nlls.append(nll)
+        auxes.append(aux)
+    if not hidden:  # nothing but padding
+        none = model.embedding.tables[0].new_zeros(len(packed.tokens), 0, model.config.dim)
+        return Read(none, state, None if targets is None else none.sum(), none.sum())
+    nll = None if targets is None else torch.stack(nlls).sum()
+    return Read(torch.cat(hidden, 1), state, nll, torch.stack(auxes).mean())
+
+
+def _segment(
+    model: Model, tokens: Tensor, state: State, lengths: Tensor | None, starts: Tensor | None, targets: Tensor | None
+) -> tuple[Tensor, State, Tensor | None, Tensor]:
+    out, state = model(tokens, state, lengths=lengths, starts=starts)
+    nll = None if targets is None else model.loss(out, targets).sum()
+    aux = torch.stack([out.hidden.new_zeros(()), *out.aux.values()]).sum()
+    return out.hidden, state, nll, aux
