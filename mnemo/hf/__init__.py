@@ -94,7 +94,7 @@ def __dir__() -> list[str]:
 def _register() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    import mnemo.hf.memory.attach  # registers models with memory tokens
+    importlib.import_module("mnemo.hf.memory.attach")  # which registers models with memory tokens
     from mnemo.hf.configuration import MnemoConfig
     from mnemo.hf.modeling import MnemoForCausalLM
     from mnemo.hf.tokenization import MnemoTokenizer
