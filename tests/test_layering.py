@@ -20,6 +20,7 @@ LEVELS = [
         "checkpoint",
         "evaluate",
         "generate",
+        "machine",
         "memory_file",
         "optimize",
         "parallel",
@@ -32,7 +33,7 @@ LEVELS = [
     {"model", "layers", "embedding", "positions", "decode"},
     {"memory", "state"},
     {"ops"},
-    {"config", "errors", "__version__"},
+    {"config", "errors", "reading", "__version__"},
 ]
 """Top to bottom. A part may import its own level and lower ones."""
 KEPT_APART = {("data", "model"), ("data", "layers"), ("data", "embedding"), ("data", "decode"), ("data", "memory")}
