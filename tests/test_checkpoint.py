@@ -295,9 +295,7 @@ def test_a_line_that_finds_the_disk_full_is_given_up(tmp_path: Path) -> None:
             lines.append({"step": 1})
 
 
-def test_errors_of_the_tensor_library_are_disk_errors_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_the_tensor_library_are_disk_errors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(*args: Any) -> None:
         raise checkpoints.SafetensorError("I/O error: No space left on device (os error 28)")
 

@@ -80,7 +80,10 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "truncated documents": (lambda f: os.truncate(f / "train.documents.bin", 8), "documents.bin has 8 bytes"),
     "no ids": (lambda f: (f / "valid.bin").unlink(), "valid.bin is missing"),
     "no json": (lambda f: (f / "header.json").write_text("{"), "header.json is damaged or truncated: it is not JSON"),
-    "not text": (lambda f: (f / "header.json").write_bytes(b"\xff\xfe"), "header.json is damaged or truncated: it is not UTF-8"),
+    "not text": (
+        lambda f: (f / "header.json").write_bytes(b"\xff\xfe"),
+        "header.json is damaged or truncated: it is not UTF-8",
+    ),
     "a list": (lambda f: (f / "header.json").write_text("[]"), "holds no JSON object"),
     "newer": (lambda f: edit_header(f, lambda h: h.update(format_version=9)), "format_version 9.*reads 1"),
     "no splits": (lambda f: edit_header(f, lambda h: h.pop("splits")), "header.json is damaged.*'splits'"),

@@ -14,7 +14,7 @@ MAX_LINES = 600
 
 LEVELS = [
     {"cli", "__main__"},
-    {"report", "experiments", "demo", "parity", "bench", "info"},
+    {"report", "experiments", "demo", "parity", "bench", "info", "estimate"},
     {
         "bptt",
         "checkpoint",
@@ -33,7 +33,7 @@ LEVELS = [
     {"model", "layers", "embedding", "positions", "decode"},
     {"memory", "state"},
     {"ops"},
-    {"config", "errors", "reading", "__version__"},
+    {"config", "errors", "hardware", "reading", "__version__"},
 ]
 """Top to bottom. A part may import its own level and lower ones."""
 KEPT_APART = {("data", "model"), ("data", "layers"), ("data", "embedding"), ("data", "decode"), ("data", "memory")}

@@ -28,6 +28,7 @@ VERBS = {
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
     "read": Verb("mnemo.cli.read", "read a text once and save what the model remembers of it"),
     "info": Verb("mnemo.cli.info", "parameters, FLOPs, state size and memory plan of a preset or a run"),
+    "estimate": Verb("mnemo.cli.estimate", "memory, speed, days and energy of training on given GPUs"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
     "report": Verb("mnemo.cli.report", "an HTML page with the curves and numbers of runs, side by side"),
