@@ -6,7 +6,7 @@ Memory   weights, gradients, the optimizer's moments and averages in the trainin
 Speed    FLOPs of `mnemo info` over the GPU's peak times the share of it that was measured.
 Layouts  DDP keeps everything but the rows on every GPU, and sums gradients: a ring sends 2 (N - 1) / N of them. FSDP2
          divides weights, gradients and optimizer by N, and gathers weights for the forward pass and again for the
-         backward pass: 3 (N - 1) / N of them are sent. No layout sends any state: a row's memory lives where it is read.
+         backward pass: 3 (N - 1) / N of them are sent. No layout sends state: a row's memory lives where it is read.
 """
 
 from __future__ import annotations

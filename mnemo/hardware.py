@@ -45,8 +45,7 @@ GPUS = {
             double=34 * TERA,
             watts=700,
             link=450 * GB,
-            source="NVIDIA H200 SXM data sheet: 141 GB, 1,979 TFLOPS bf16 with sparsity, half of it dense; NVLink 900 GB/s "
-            "both ways",
+            source="NVIDIA H200 SXM data sheet: 1,979 TFLOPS bf16 with sparsity, half of it dense; NVLink 900 GB/s both ways",
         ),
         Gpu(
             name="h100",
@@ -86,7 +85,7 @@ GPUS = {
             double=1.3 * TERA,
             watts=450,
             link=32 * GB,
-            source="NVIDIA Ada architecture white paper, GeForce RTX 4090: 165.2 TFLOPS bf16 with fp32 sums; PCIe Gen4 x16",
+            source="NVIDIA Ada white paper, GeForce RTX 4090: 165.2 TFLOPS bf16 with fp32 sums; PCIe Gen4 x16",
         ),
     )
 }

@@ -195,9 +195,8 @@ def _failures(args: Args) -> dict[str, float]:
 def _print(found: Estimate, gpu: Gpu, args: Args) -> None:
     share, source = found.efficiency
     print(f"{found.name}: {found.parameters:,} weights, {found.flops_per_token / 1e6:,.1f} MFLOPs a token in training")
-    print(
-        f"{found.gpus:,} x {gpu.name}: {gpu.memory / GB:g} GB, {gpu.peak(found.precision) / 1e12:g} TFLOP/s in {found.precision}"
-    )
+    peak = f"{gpu.peak(found.precision) / 1e12:g} TFLOP/s in {found.precision}"
+    print(f"{found.gpus:,} x {gpu.name}: {gpu.memory / GB:g} GB, {peak}")
     print(f"  {gpu.source}")
     print(f"efficiency {share:.3g}: {source}")
     print(f"{found.batch:,} rows x {found.segment:,} tokens a step: {found.rows:,} rows on a GPU\n")

@@ -42,7 +42,9 @@ def _is_plateau(value: Mapping[str, Any]) -> bool:
 
 def _is_cursor(value: Any) -> bool:
     """Counts, or lists of them; a stream knows which it needs, and how large they may be."""
-    return isinstance(value, dict) and {"epoch", "step"} <= value.keys() and all(map(_is_counts, value.values()))
+    if not isinstance(value, dict) or not all(is_count(value.get(name)) for name in ("epoch", "step")):
+        return False
+    return all(map(_is_counts, value.values()))
 
 
 def _is_counts(value: Any) -> bool:
