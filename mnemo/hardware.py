@@ -45,7 +45,7 @@ GPUS = {
             double=34 * TERA,
             watts=700,
             link=450 * GB,
-            source="NVIDIA H200 SXM data sheet: 1,979 TFLOPS bf16 with sparsity, half of it dense; NVLink 900 GB/s both ways",
+            source="NVIDIA H200 SXM data sheet: 1,979 TFLOPS bf16, sparse, half of it dense; NVLink 900 GB/s both ways",
         ),
         Gpu(
             name="h100",

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from code_walk import forbidden, imports, module_name
+from code_walk import forbidden, imports, module_name, restricted_loads
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "mnemo").rglob("*.py"))
@@ -91,7 +91,14 @@ def test_imports_point_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=names(SOURCES))
 def test_nothing_can_run_code_from_a_file(path: Path) -> None:
-    assert forbidden(ast.parse(path.read_text(encoding="utf-8"))) == []
+    is_converter = module_name(path, ROOT).startswith("mnemo.convert")
+    assert forbidden(ast.parse(path.read_text(encoding="utf-8")), restricted_load=is_converter) == []
+
+
+def test_old_tensors_are_read_in_one_place_at_most() -> None:
+    trees = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    calls = [name for name, tree in trees.items() for _ in restricted_loads(tree)]
+    assert len(calls) <= 1, f"weights_only loading belongs into one subprocess: {calls}"
 
 
 def test_files_stay_small() -> None:
@@ -162,6 +169,18 @@ def test_the_walk_lets_right_imports_pass(module: str, source: str) -> None:
         "eval('1')",
         "exec('1')",
         "import yaml\nyaml.load('x', Loader=loader)",
+        "import shelve",
+        "import marshal",
+        "from joblib import load",
+        "from dill import loads",
+        "import torch\ntorch.jit.load('x')",
+        "import torch.hub\ntorch.hub.load('x', 'y')",
+        "import torch\ntorch.hub.load_state_dict_from_url('x')",
+        "compile('1', 'x', 'eval')",
+        "__import__('os')",
+        "import torch.distributed.checkpoint as dcp\ndcp.load({}, checkpoint_id='x')",
+        "import torch.distributed.checkpoint as dcp\nreader = dcp.FileSystemReader",
+        "from torch.distributed.checkpoint import FileSystemReader\nFileSystemReader('x')",
     ],
 )
 def test_the_walk_sees_what_can_run_code(source: str) -> None:
@@ -169,7 +188,25 @@ def test_the_walk_sees_what_can_run_code(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["model.eval()", "import numpy as np\nnp.load('x', allow_pickle=False)", "json.load(f)"]
+    "source",
+    [
+        "model.eval()",
+        "import torch.distributed.checkpoint as dcp\ndcp.load({}, storage_reader=reader)",
+        "torch.compile(f)",
+        "import numpy as np\nnp.load('x', allow_pickle=False)",
+        "json.load(f)",
+    ],
 )
 def test_the_walk_lets_harmless_calls_pass(source: str) -> None:
     assert forbidden(ast.parse(source)) == []
+
+
+def test_only_the_restricted_loader_is_excepted() -> None:
+    for source, count in (
+        ("import torch\ntorch.load('x', weights_only=True)", 0),
+        ("import torch\ntorch.load('x', weights_only=False)", 1),
+        ("import torch\ntorch.load('x', weights_only=flag)", 1),
+        ("import torch\ntorch.load('x')", 1),
+        ("import torch\nread = torch.load", 1),
+    ):
+        assert len(forbidden(ast.parse(source), restricted_load=True)) == count, source
