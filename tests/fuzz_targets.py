@@ -79,6 +79,7 @@ def seeds() -> Path:
     """A folder with a run of every tokenizer, a memory, results, texts, archives and reference files."""
     folder = Path(tempfile.mkdtemp(prefix="mnemo-fuzz-"))
     (folder / "text.txt").write_text(sample_text(16), encoding="utf-8")
+    (folder / "note.txt").write_text(sample_text(1), encoding="utf-8")
     os.environ["MNEMO_DATA"] = str(folder / "data")
     _train(folder, "run", "bytes", MODEL)
     words = replace(MODEL, memory=Plan(long=Lookahead(length=4)), tokens=MemoryTokens(num=2))
@@ -89,7 +90,7 @@ def seeds() -> Path:
     lstm = replace(MODEL, memory=Plan(long=LSTM()), positions=NoPositions())
     _train(folder, "lstm", "bytes", lstm)
     for name in ("run", "words", "bpe", "chars"):
-        _must(["read", str(folder / name), str(folder / "text.txt"), "--save", str(folder / f"{name}.memory")])
+        _must(["read", str(folder / name), str(folder / "note.txt"), "--save", str(folder / f"{name}.memory")])
     run = str(folder / "run")
     _must(["eval", run, "--limit", "64", "--sweep-memory", "0,4"])
     _must(["eval", run, "--limit", "64", "--by-position"])
@@ -156,8 +157,8 @@ def targets() -> list[Target]:
         found.append(Target("eval", f"data/corpus-{name}/header.json", ("eval", name, "--limit", "32")))
     for name in ("run", "words", "bpe", "chars"):
         found.append(Target("generate --memory", f"{name}.memory", (*_generate(name), "--memory", f"{name}.memory")))
-        found.append(Target("read", "text.txt", ("read", name, "text.txt")))
-    found.append(Target("generate --prompt-file", "text.txt", (*_generate("run"), "--prompt-file", "text.txt")))
+        found.append(Target("read", "note.txt", ("read", name, "note.txt")))
+    found.append(Target("generate --prompt-file", "note.txt", (*_generate("run"), "--prompt-file", "note.txt")))
     files = ("recipe.json", "metrics.jsonl", *_checkpoint(*(f"{part}.safetensors" for part in ("training", "memory"))))
     for file in (*files, *_checkpoint("progress.json", "weights.safetensors")):
         found.append(Target("train --resume", f"run/{file}", ("train", "--resume", "run")))
