@@ -14,11 +14,11 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
-from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
+from mnemo.cli.complaints import first_line
 from mnemo.errors import MnemoError, unknown
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
             )
     except SystemExit as stop:
         if stop.code:
-            raise MnemoError(_one_line(errors.getvalue())) from None
+            raise MnemoError(first_line(errors.getvalue())) from None
         raise
     except ValueError as error:  # from the outermost configuration, which the parser does not catch
         raise MnemoError(str(error)) from None
@@ -175,10 +175,3 @@ def _refuse(left: Sequence[str], default: Any) -> None:
             raise unknown("option", word.partition("=")[0], known_flags(default))
     if left:
         raise MnemoError(f"unexpected argument '{left[0]}'")
-
-
-def _one_line(text: str) -> str:
-    """The first paragraph of the parser's framed message."""
-    rows = [line.strip("│ ") for line in text.splitlines() if line.startswith("│")]
-    first = list(takewhile(lambda row: row.strip("─"), rows))
-    return " ".join(" ".join(first or text.split()).split()).removeprefix("Error parsing ")

@@ -74,9 +74,11 @@ def compare(reference: Reference, tolerance: float = TOLERANCE) -> Parity:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and every safetensors file under the given folders."""
-    found = []
+    """The given files, and every safetensors file under the given folders; among several files, no others."""
+    found, paths = [], list(paths)
     for path in paths:
+        if len(paths) > 1 and path.is_file() and path.suffix != ".safetensors":
+            continue
         inside = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
         if not inside:
             raise MnemoError(f"{path}: no safetensors file in this folder")
