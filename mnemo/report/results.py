@@ -8,6 +8,14 @@ from typing import Any
 
 from mnemo.report.files import Record, is_number, read_json
 
+KINDS = {
+    "sliding": (True, "sliding window"),
+    "same_length": (True, "same length"),
+    "documents": ("reset", "documents reset"),
+    "order": ("sentences", "sentences"),
+}
+"""Fields of a score, the value that is worth a word, and that word."""
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -22,6 +30,8 @@ class Scored:
     word_perplexity: float | None = None
     accuracy: float | None = None
     """Share of the answers that were right, for tasks."""
+    kind: str = ""
+    """How it was scored, where that is not segment by segment through the whole text."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ def _scored(record: Record) -> Scored:
         tokens=int(_number(record, "tokens")),
         word_perplexity=_optional(record, "word_perplexity"),
         accuracy=_optional(record, "accuracy"),
+        kind=", ".join(words for name, (value, words) in KINDS.items() if record.get(name) == value),
     )
 
 
