@@ -48,7 +48,7 @@ WORDS = ["--memory", "--segment", "--batch", "--limit", "--tokens", "--prompt", 
 
 @settings(max_examples=INPUTS // 4, suppress_health_check=list(HealthCheck))
 @given(
-    st.sampled_from(["info", "eval", "generate", "read", "parity", "report", "prepare", "train", "bench", "nothing"]),
+    st.sampled_from(["info", "eval", "generate", "read", "parity", "report", "prepare", "train", "estimate", "nothing"]),
     st.lists(st.sampled_from([*WORDS, "run", "-1", "0", "3", "99999999999999999999", "nan", "", "\udcff", "--json"])),
 )
 def test_odd_arguments_are_one_line(folder: Path, verb: str, words: list[str]) -> None:

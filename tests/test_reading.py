@@ -142,7 +142,7 @@ def test_what_is_no_file_of_tensors(tmp_path: Path) -> None:
     assert tensors_problem(tmp_path) == "is a folder"
 
 
-HUGE = {
+HUGE: dict[str, Any] = {
     "vocab_size": 10**15,
     "num_layers": 10**6,
     "dim": 10**9,
