@@ -190,7 +190,11 @@ def _tensor_header(draw: random.Random, data: bytes) -> bytes:
 def _change_metadata(draw: random.Random, header: dict[str, Any]) -> Any:
     """JSON inside JSON: configurations and layouts are texts of the metadata."""
     metadata = header.get("__metadata__")
-    inner = [key for key, text in metadata.items() if str(text).startswith("{")] if isinstance(metadata, dict) else []
+    inner = (
+        [key for key, text in metadata.items() if isinstance(text, str) and text[:1] == "{"]
+        if isinstance(metadata, dict)
+        else []
+    )
     if not inner:
         return change_tree(draw, header)
     key = draw.choice(inner)

@@ -13,6 +13,7 @@ from fuzz_targets import Target, attempt, attempt_target, seeds, targets, workpl
 from hypothesis import HealthCheck, given, settings
 from mutations import mutate
 
+HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
 INPUTS = int(os.environ.get("MNEMO_FUZZ", "160"))
 
 
@@ -30,7 +31,7 @@ def test_the_seeds_are_whole(folder: Path) -> None:
         assert enough, (target, tried.err)
 
 
-@settings(max_examples=INPUTS, suppress_health_check=list(HealthCheck))
+@settings(max_examples=INPUTS, suppress_health_check=HEALTH)
 @given(st.integers(0, 10**6), st.randoms(note_method_calls=False, use_true_random=False))
 def test_a_broken_file_is_one_line(folder: Path, number: int, draw: random.Random) -> None:
     known = targets()
@@ -46,9 +47,11 @@ def check(folder: Path, target: Target, draw: random.Random) -> None:
 WORDS = ["--memory", "--segment", "--batch", "--limit", "--tokens", "--prompt", "--memory-length", "--top-k", "--seed"]
 
 
-@settings(max_examples=INPUTS // 4, suppress_health_check=list(HealthCheck))
+@settings(max_examples=INPUTS // 4, suppress_health_check=HEALTH)
 @given(
-    st.sampled_from(["info", "eval", "generate", "read", "parity", "report", "prepare", "train", "estimate", "nothing"]),
+    st.sampled_from(
+        ["info", "eval", "generate", "read", "parity", "report", "prepare", "train", "estimate", "nothing"]
+    ),
     st.lists(st.sampled_from([*WORDS, "run", "-1", "0", "3", "99999999999999999999", "nan", "", "\udcff", "--json"])),
 )
 def test_odd_arguments_are_one_line(folder: Path, verb: str, words: list[str]) -> None:

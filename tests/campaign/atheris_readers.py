@@ -22,9 +22,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import atheris  # type: ignore[import-not-found]
 
-with atheris.instrument_imports(
-    include=["mnemo.reading", "mnemo.config", "mnemo.data", "mnemo.report", "mnemo.parity"]
-):
+PARTS = ["mnemo.reading", "mnemo.config", "mnemo.data", "mnemo.report", "mnemo.parity"]
+
+with atheris.instrument_imports(include=PARTS):  # type: ignore[attr-defined]
     from mnemo import parity
     from mnemo.checkpoint import read_header
     from mnemo.config import from_json

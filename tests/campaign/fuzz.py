@@ -1,4 +1,4 @@
-"""Thousands of broken files through the commands that read them: python tests/campaign/fuzz.py [COUNT] [SEED]
+"""Thousands of broken files through the commands that read them: python tests/campaign/fuzz.py [COUNT] [SEED] [FIRST]
 
 Prints what every target gave, as a table, and the first inputs that did not end decently; exit code 1 where any did
 not. Failing inputs are kept in the folder that MNEMO_FUZZ_KEEP names.
@@ -26,14 +26,14 @@ from fuzz_targets import PATIENCE, Hang, attempt_target, seeds, targets, workpla
 from mutations import mutate
 
 
-def main(count: int = 10_000, seed: int = 0) -> int:
+def main(count: int = 10_000, seed: int = 0, first: int = 0) -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     ends: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     problems: dict[str, str] = {}
     slowest, whole, known = (0.0, ""), seeds(), targets()
     with pytest.MonkeyPatch.context() as patch, workplace(patch) as folder:
-        for number in range(count):
+        for number in range(first, count):
             draw = random.Random(f"{seed}/{number}")
             target = known[number % len(known)]
             data = mutate(draw, (whole / target.file).read_bytes())
