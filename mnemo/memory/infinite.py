@@ -26,7 +26,7 @@ from mnemo.memory.queue import leaving, take_rows
 from mnemo.state import tree_zip
 
 BINS = 128
-LARGEST_FIT = 4096
+LARGEST_FIT = 8192
 """Basis functions, rows of a block and samples: a regression takes their square in memory."""
 """Of [0, 1], for the places that sticky memories sample."""
 
