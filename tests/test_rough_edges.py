@@ -50,6 +50,12 @@ def test_unknown_names_point_to_a_list(capsys: pytest.CaptureFixture[str]) -> No
     assert "did you mean 'enwik8-base'" in complaint(capsys, "info", "enwik8-bas")
 
 
+def test_errors_name_flags_not_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--model.num-layers = 0 must be positive" in complaint(
+        capsys, "train", "tiny-bytes", "--model.num-layers", 0
+    )
+
+
 def test_far_fetched_names_are_not_suggested() -> None:
     assert str(unknown("verb", "cat", ["train", "eval"])) == "unknown verb 'cat'; known: eval, train"
     many = str(unknown("thing", "qqq", [f"name{i}" for i in range(100)]))

@@ -55,12 +55,25 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
             )
     except SystemExit as stop:
         if stop.code:
-            raise MnemoError(first_line(errors.getvalue())) from None
+            raise MnemoError(_with_flags(first_line(errors.getvalue()), default)) from None
         raise
     except ValueError as error:  # from the outermost configuration, which the parser does not catch
-        raise MnemoError(str(error)) from None
+        raise MnemoError(_with_flags(str(error), default)) from None
     _refuse(left, default)
     return value
+
+
+def _with_flags(message: str, default: Any) -> str:
+    """The message with flags in place of the fields that configurations speak of, where just one flag is meant."""
+    flags: dict[str, set[str]] = {}
+    for name in known_flags(default):
+        flags.setdefault(name.lstrip("-").rpartition(".")[2].replace("-", "_"), set()).add(name)
+
+    def named(match: re.Match[str]) -> str:
+        found = flags.get(match[0], set())
+        return next(iter(found)) if len(found) == 1 else match[0]
+
+    return re.sub(r"(?<![\w.-])[a-z]+(_[a-z]+)+\b", named, message)
 
 
 def flag(path: Sequence[str]) -> str:
