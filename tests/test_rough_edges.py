@@ -97,6 +97,14 @@ def test_scores_say_how_they_came_about(tmp_path: Path) -> None:
     assert "memory 64, segment 64, sliding window, 1,234 tokens" in (tmp_path / "page.html").read_text()
 
 
+def test_a_perplexity_beyond_drawing_leaves_its_sweep(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", recipe())
+    scores = [score(memory, 9.0, word_perplexity=1e22) for memory in (0, 64)]
+    write_result(run, "sweep-a", kind="sweep", scores=scores)
+    assert write_report([run], tmp_path / "page.html") == []
+    assert "What memory is worth" in (tmp_path / "page.html").read_text()
+
+
 def test_a_diverged_run_stays_in_the_picture(tmp_path: Path) -> None:
     from mnemo.report.charts import Series
     from mnemo.report.figures import _settled_maximum

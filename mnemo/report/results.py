@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mnemo.reading import is_finite
 from mnemo.report.files import Record, is_number, read_json
 
 KINDS = {
@@ -121,7 +122,10 @@ def _scored(record: Record) -> Scored:
 
 
 def _optional(record: Record, name: str) -> float | None:
-    return None if record.get(name) is None else _number(record, name)
+    """Perplexities of words may be larger than anything that can be drawn; they are then left out."""
+    value = record.get(name)
+    too_large = is_finite(value) and not is_number(value)
+    return None if value is None or too_large else _number(record, name)
 
 
 def _number(record: Record, name: str) -> float:
