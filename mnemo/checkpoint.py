@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 from mnemo import __version__
 from mnemo.config import from_json, to_json
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError, one_line, shorten, unknown
 from mnemo.model import Model, ModelConfig
+from mnemo.reading import is_count, open_own, read_object, require, tensors_problem
 from mnemo.recipe import Recipe
 
 try:
@@ -95,8 +96,10 @@ def open_run(
         raise MnemoError(f"{path} has no whole checkpoint yet")
     with torch.device("meta"):
         model = build_model(header.recipe.model, header.recipe.train.precision)
+    weights, path_of_weights = evaluated_weights(checkpoint), checkpoint.path / "weights.safetensors"
+    check_weights(model, weights, path_of_weights)  # before there is room for a model of the recipe's size
     model.to_empty(device=pick_device(device))
-    load_weights(model, evaluated_weights(checkpoint), checkpoint.path / "weights.safetensors")
+    load_weights(model, weights, path_of_weights)
     return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus)
 
 
@@ -128,8 +131,8 @@ def build_model(config: ModelConfig, precision: str) -> Model:
     """A model with fresh weights, in the type that they are trained in."""
     try:
         model = Model(config)
-    except ValueError as error:
-        raise MnemoError(f"model: {error}") from None
+    except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise MnemoError(f"model: {one_line(error)}") from None
     return model.double() if precision == "fp64" else model
 
 
@@ -197,14 +200,24 @@ def read_header(folder: Path) -> RunHeader:
     if not isinstance(data.get("corpus"), dict):
         raise MnemoError(f"{path} is damaged: it does not describe the corpus")
     recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=data.get("preset"), source=data.get("source"))
+    preset, source = data.get("preset"), data.get("source")
+    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str))
+    require(
+        {
+            "preset": preset is None or isinstance(preset, str),
+            "source": known and (source is None or is_count(source.get("step"))),
+        },
+        path,
+    )
+    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace a file at once, with its format version."""
     partial = path.with_name(f"{PARTIAL}{path.name}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        partial.unlink(missing_ok=True)  # a link there would be written through
+        with partial.open("x", encoding="utf-8") as file:
             json.dump({"format_version": FORMAT_VERSION, **data}, file, indent=1, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
@@ -215,15 +228,11 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MnemoError(f"{path} is missing") from None
-    except ValueError:
-        raise MnemoError(f"{path} is damaged or truncated: it is not JSON") from None
-    version = data.get("format_version") if isinstance(data, dict) else None
+    data = read_object(path)
+    version = data.get("format_version")
     if version != FORMAT_VERSION:
-        raise MnemoError(f"{path} has format_version {version}; this version of mnemo reads {FORMAT_VERSION}")
+        found = shorten(str(version))
+        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
     return data
 
 
@@ -309,23 +318,7 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 def file_problem(path: Path) -> str | None:
     """What is wrong with a safetensors file, from its size and header alone."""
-    if not path.is_file():
-        return "is missing"
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if start.startswith((b"\x80", b"PK")) and length > size:
-            return "is a pickle, not safetensors: it could run code, so it is not loaded"
-        if size < 8 or 8 + length > size:
-            return "is truncated or not safetensors"
-        try:
-            entries = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return "is not safetensors: its header cannot be read"
-    whole = 8 + length + max(ends, default=0)
-    return None if whole == size else f"is truncated: {size:,} of {whole:,} bytes"
+    return tensors_problem(path)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -336,8 +329,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose files are all there, in full length."""
     progress = read_json(path / PROGRESS)
     sizes = progress.get("files")
-    if type(progress.get("step")) is not int or not isinstance(sizes, dict):
-        raise MnemoError(f"{path / PROGRESS} is damaged")
+    require(
+        {
+            "step": is_count(progress.get("step")),
+            "files": isinstance(sizes, dict),
+            "average_count": is_count(progress.get("average_count")),
+        },
+        path / PROGRESS,
+    )
+    assert isinstance(sizes, dict)
     for part in PARTS:
         file = path / f"{part}.safetensors"
         problem = file_problem(file)
@@ -378,8 +378,8 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
     if not (folder / BEST).exists():
         return last_checkpoint(folder)
     step = read_json(folder / BEST).get("step")
-    if type(step) is not int:
-        raise MnemoError(f"{folder / BEST} is damaged")
+    require({"step": is_count(step)}, folder / BEST)
+    assert is_count(step)
     return read_checkpoint(checkpoint_path(folder, step))
 
 
@@ -402,7 +402,7 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the lock ends with its process, however that ends."""
-    with (folder / "lock").open("w") as file:
+    with os.fdopen(open_own(folder / "lock"), "w") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

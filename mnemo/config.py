@@ -8,13 +8,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError, shorten, unknown
 
 T = TypeVar("T")
+LARGEST_SIZE = 2**24
+"""Of widths, lengths and counts that have no limit of their own."""
 
 
 def to_json(value: Any) -> Any:
@@ -35,7 +39,7 @@ def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
         raise MnemoError(f"{where}: expected an object, found {type(data).__name__}")
     kind = data.get("type", cls.__name__)
     if kind != cls.__name__:
-        raise MnemoError(f"{where}: expected type '{cls.__name__}', found '{kind}'")
+        raise MnemoError(f"{where}: expected type '{cls.__name__}', found '{shorten(str(kind))}'")
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values = {}
@@ -47,7 +51,7 @@ def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
         values[name] = _read(hints[name], item, f"{where}.{name}")
     try:
         return cls(**values)
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise MnemoError(f"{where}: {error}") from None
 
 
@@ -80,7 +84,7 @@ def _read_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
     classes: dict[str, type[Any]] = {a.__name__: a for a in arguments if _is_configuration(a)}
     if classes and isinstance(data, dict):
         kind = data.get("type")
-        if kind not in classes:
+        if not isinstance(kind, str) or kind not in classes:
             raise unknown(f"type in {where}", str(kind), classes)
         return from_json(classes[kind], data, where)
     plain = [a for a in arguments if a is not type(None) and not _is_configuration(a)]
@@ -89,15 +93,29 @@ def _read_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
             return _read(hint, data, where)
         except MnemoError:
             continue
-    raise MnemoError(f"{where}: {data!r} fits none of the allowed types")
+    raise MnemoError(f"{where}: {shorten(repr(data))} fits none of the allowed types")
 
 
 def _read_scalar(hint: Any, data: Any, where: str) -> Any:
     if hint is float and type(data) is int:
         return float(data)
     if type(data) is not hint:
-        raise MnemoError(f"{where}: expected {hint.__name__}, found {data!r}")
+        raise MnemoError(f"{where}: expected {hint.__name__}, found {shorten(repr(data))}")
+    if hint is float and not math.isfinite(data):
+        raise MnemoError(f"{where}: {data} is not finite")
     return data
+
+
+def check_sizes(config: Any, limits: Mapping[str, int]) -> None:
+    """Refuse whole numbers that no model has, so that nothing is built or counted up to them."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for item in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(item):
+                check_sizes(item, limits)
+            elif type(item) is int and abs(item) > limits.get(field.name, LARGEST_SIZE):
+                limit = limits.get(field.name, LARGEST_SIZE)
+                raise ValueError(f"{field.name} = {item} is out of range: at most {limit:,}")
 
 
 def canonical(value: Any) -> str:

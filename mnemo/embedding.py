@@ -34,6 +34,8 @@ class EmbeddingConfig:
     def __post_init__(self) -> None:
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(c <= 0 for c in self.cutoffs):
             raise ValueError(f"cutoffs {self.cutoffs} must be positive and ascending")
+        if self.div_val < 1 or (self.dim is not None and self.dim < 1):
+            raise ValueError(f"embedding width {self.dim}, each bin {self.div_val} times narrower")
         if len(self.tie_projections) not in (1, len(self.cutoffs) + 1):
             raise ValueError(f"{len(self.tie_projections)} projection ties for {len(self.cutoffs) + 1} bins")
 

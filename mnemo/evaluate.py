@@ -25,6 +25,7 @@ from mnemo.data.corpus import Split
 from mnemo.data.progress import ShowProgress, silent
 from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, one_epoch
 from mnemo.errors import MnemoError
+from mnemo.machine import require_state_room
 from mnemo.model import Model
 from mnemo.positions import Learned, Sinusoidal
 from mnemo.reader import SegmentReader, can_track, in_type
@@ -263,6 +264,8 @@ class _Totals:
 @torch.no_grad()
 def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgress) -> _Totals:
     stream = _stream(split, setup, model.config.vocab_size)
+    lengths, span = setup.lengths, setup.segment + setup.context
+    require_state_room(model.config, _device(model), batch=setup.batch, segment=span, lengths=lengths, cached=True)
     reader, precision = _reader(model, setup)
     totals, device = _Totals(setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mnemo.checkpoint import RUNS, find_run, read_header
+from mnemo.checkpoint import RUNS, build_model, find_run, read_header
 from mnemo.embedding import Bins
 from mnemo.errors import MnemoError, unknown
 from mnemo.memory import AnyMemory
@@ -41,10 +41,11 @@ from mnemo.memory.protocol import Stage
 from mnemo.model import Model, ModelConfig, stage_layers
 from mnemo.ops import eager
 from mnemo.positions import Relative, Shaw
-from mnemo.presets import PRESETS, preset
+from mnemo.presets import LISTING, PRESETS, preset
 from mnemo.recipe import Recipe, TrainConfig
 from mnemo.state import State, leaves, nbytes
 
+LARGEST_PATTERN = 2**14
 BAR = 40
 """Width of the plan's longest bar."""
 
@@ -203,7 +204,7 @@ def find_recipe(name: str) -> Recipe:
         if (RUNS / name).exists() or "/" in name or name.startswith("."):
             raise
     runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
-    raise unknown("preset or run", name, [*PRESETS, *runs])
+    raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
 
 
 def describe(
@@ -216,7 +217,7 @@ def describe(
     if memory is not None and memory < 0:
         raise MnemoError(f"memory length {memory} is negative")
     with torch.device("meta"):
-        model = Model(config)
+        model = build_model(config, "fp32")
     lengths = config.memory.lengths(config.num_layers, memory)
     training = flops_per_token(model, lengths, segment=segment, batch=batch)
     state = model.init(1, lengths)
@@ -374,6 +375,8 @@ def _seen(config: ModelConfig, slots: int, segment: int, rows: int) -> float:
         return rows * max(1, slots)
     if config.tokens is None or not config.tokens.blocks:
         return rows * slots + rows * (rows + 1) / 2
+    if rows > LARGEST_PATTERN:
+        raise MnemoError(f"keys under a block mask are counted one by one: {rows:,} rows of a segment are too many")
     pattern = config.tokens.pattern(segment, cached=1)
     return int(slots * pattern[:, 0].sum() + pattern[:, 1:].sum())
 

@@ -21,9 +21,10 @@ from torch import Tensor
 from mnemo.checkpoint import check_like, file_problem, sync_folder
 from mnemo.config import from_json, to_json
 from mnemo.decode import DecodeState
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, shorten
 from mnemo.generate import Reading
 from mnemo.model import Model, stage_layers
+from mnemo.reading import parse_json
 from mnemo.state import State, leaves, tree_map
 
 FORMAT = "mnemo-memory"
@@ -170,14 +171,14 @@ def _read_metadata(path: Path, metadata: dict[str, str], model: Model, vocabular
     if metadata.get("format") != FORMAT:
         raise MnemoError(f"{path} is not a memory file (`mnemo read` writes them)")
     if metadata.get("format_version") != str(FORMAT_VERSION):
-        found = metadata.get("format_version")
+        found = shorten(str(metadata.get("format_version")))
         raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
     if metadata.get("fingerprint") != model.fingerprint():
         raise MnemoError(f"{path} is the memory file of another model: only the model that wrote it can read it")
     if vocabulary and metadata.get("vocabulary") not in ("", vocabulary):
         raise MnemoError(f"{path} was read with another vocabulary")
     try:
-        layout = from_json(Layout, json.loads(metadata["layout"]), f"{path}: layout")
+        layout = from_json(Layout, parse_json(metadata["layout"]), f"{path}: layout")
     except (KeyError, ValueError):
         raise MnemoError(f"{path} is damaged: its layout cannot be read") from None
     if len(layout.lengths) != model.config.num_layers:

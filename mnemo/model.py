@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemo import positions as positions_module
-from mnemo.config import digest
+from mnemo.config import check_sizes, digest
 from mnemo.embedding import EmbeddingConfig, Softmax, TokenEmbedding
 from mnemo.errors import MnemoError
 from mnemo.layers import NORMS, Activation, Dropout, DropoutConfig, NormKind, RMSNorm, TransformerLayer
@@ -35,9 +35,22 @@ RESIDUAL = ("attention.output.weight", "feed_forward.outer.weight")
 """Weights whose products are added to the residual."""
 
 
+LIMITS = {
+    "vocab_size": 2**31,
+    "cutoffs": 2**31,
+    "num_layers": 1024,
+    "dim": 2**20,
+    "num_heads": 2**12,
+    "head_dim": 2**12,
+    "seed": 2**63 - 1,
+}
+"""Largest values of fields that need other limits than `config.LARGEST_SIZE`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
     kind: Literal["normal", "uniform"] = "normal"
+    """How first weights are drawn."""
     std: float = 0.02
     """Deviation of weights, biases u and v, and of norm weights around 1."""
     projection_std: float = 0.01
@@ -48,15 +61,21 @@ class InitConfig:
     """Weights whose products are added to the residual: drawn as all others; narrower, by the square root of how many
     of them there are; or zero, so that every layer begins as the identity (pre-norm)."""
 
+    def __post_init__(self) -> None:
+        if min(self.std, self.projection_std, self.bound) < 0:
+            raise ValueError("deviations and bounds of first weights are not negative")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     vocab_size: int = 256
     """Symbols; training takes the corpus's number."""
     num_layers: int = 4
+    """Layers of attention and feed-forward, or recurrent ones."""
     dim: int = 128
     """Model width."""
     num_heads: int = 4
+    """Attention heads of a layer."""
     head_dim: int = 32
     """Width of a head; heads times this need not be the model width."""
     inner_dim: int = 512
@@ -95,6 +114,7 @@ class ModelConfig:
         for name in ("vocab_size", "num_layers", "dim", "num_heads", "head_dim", "inner_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")
+        check_sizes(self, LIMITS)
         if self.dim % 2 and isinstance(self.positions, (Relative, Sinusoidal)):
             raise ValueError(f"model width {self.dim} must be even: half are sines, half cosines")
         for memory in set(self.memory.memories(self.num_layers)):
@@ -190,6 +210,7 @@ class Model(nn.Module):
         notes: dict[str, Tensor] | None = None,
         recompute: bool = False,
     ) -> tuple[Output, State]:
+        _check_rows(tokens)
         self.check_tokens(tokens)
         if state is None:
             state = self.init(tokens.shape[0])
@@ -429,6 +450,12 @@ class Model(nn.Module):
         if int(low) < lowest or int(high) >= self.config.vocab_size:
             bad = int(low) if int(low) < lowest else int(high)
             raise MnemoError(f"token id {bad} is outside the vocabulary of {self.config.vocab_size}")
+
+
+def _check_rows(tokens: Tensor) -> None:
+    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32) or not tokens.numel():
+        kind = str(tokens.dtype).removeprefix("torch.")
+        raise MnemoError(f"expected token ids (batch, length) of int64, not {kind} {list(tokens.shape)}")
 
 
 def _layer(config: ModelConfig, index: int) -> nn.Module:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mnemo.config import check_sizes
 from mnemo.model import ModelConfig
+
+LIMITS = {"steps": 10**12, "seed": 2**62, "start": 10**12, "warmup": 10**12, "patience": 10**12} | dict.fromkeys(
+    ("log_every", "eval_every", "checkpoint_every", "keep"), 10**12
+)
+"""Largest values of counts that need other limits than `config.LARGEST_SIZE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,10 @@ class ScheduleConfig:
     """The published Transformer-XL schedule: the first update runs at the full rate, the cosine is not
     shifted by the warm-up, and a constant rate stays one warm-up step short of its maximum."""
 
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or self.patience < 0 or (self.steps is not None and self.steps < 1):
+            raise ValueError(f"a schedule of {self.steps} steps, {self.warmup} of warm-up, patience {self.patience}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AverageConfig:
@@ -85,6 +95,10 @@ class AverageConfig:
     """Share of the old average that an ema keeps at every step."""
     lr: float | None = None
     """Constant learning rate from `start` on, where given."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"an average of decay {self.decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +159,9 @@ class TrainConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")
+        if not 0 <= self.seed < 2**62:
+            raise ValueError(f"seed {self.seed} is not between 0 and 2^62")
+        check_sizes(self, LIMITS)
         if self.context < 0:
             raise ValueError(f"context {self.context} is negative")
         if self.bptt < 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from mnemo.errors import MnemoError
+from mnemo.reading import open_own
 
 FORMAT_VERSION = 1
 PROJECT = "mnemo"
@@ -31,7 +32,7 @@ class JsonLines:
         found = path.stat().st_size if path.exists() else 0
         if found < size:
             raise MnemoError(f"{path} has {found:,} bytes, but its checkpoint was written behind {size:,}")
-        self._file = path.open("ab")
+        self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
         self._file.truncate(size)
         self._file.seek(size)
 

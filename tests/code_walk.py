@@ -6,19 +6,34 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-FORBIDDEN_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "_pickle"}
+FORBIDDEN_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "runpy", "shelve", "_pickle"}
+TORCH_LOAD = {"torch.load", "torch.serialization.load"}
 FORBIDDEN_CALLS = {
+    *TORCH_LOAD,
+    "__import__",
+    "compile",
     "eval",
     "exec",
-    "torch.load",
-    "torch.serialization.load",
-    "torch.jit.load",
+    "numpy.lib.format.read_array",
+    "pandas.read_pickle",
+    "torch.distributed.checkpoint.FileSystemReader",  # its metadata are a pickle
+    "torch.distributed.checkpoint.filesystem.FileSystemReader",
+    "torch.distributed.checkpoint.format_utils.dcp_to_torch_save",
+    "torch.distributed.checkpoint.format_utils.torch_save_to_dcp",
+    "torch.export.load",
     "torch.hub.load",
+    "torch.hub.load_state_dict_from_url",
+    "torch.jit.load",
     "torch.package.PackageImporter",
-    "yaml.load",
     "yaml.full_load",
+    "yaml.load",
+    "yaml.load_all",
     "yaml.unsafe_load",
 }
+SHARDED_LOAD = {
+    f"torch.distributed.checkpoint.{name}" for name in ("load", "state_dict_loader.load", "load_state_dict")
+}
+"""They read a pickle unless they are told to read something else."""
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -44,13 +59,19 @@ def _base(node: ast.ImportFrom, module: str, is_package: bool) -> str:
     return ".".join([*parts[: len(parts) - drop], *([node.module] if node.module else [])])
 
 
-def forbidden(tree: ast.AST) -> list[str]:
-    """Everything in the tree that could run code from a file."""
+def forbidden(tree: ast.AST, restricted_load: bool = False) -> list[str]:
+    """Everything in the tree that could run code from a file.
+
+    `restricted_load`: torch.load(..., weights_only=True) may be called, in these words and not in others.
+    """
+    allowed = set(restricted_loads(tree)) if restricted_load else set()
     found = [
         f"line {line}: imports {name}" for name, line in imports(tree) if name.partition(".")[0] in FORBIDDEN_MODULES
     ]
     aliases = _aliases(tree)
     for node in ast.walk(tree):
+        if node in allowed:
+            continue
         if isinstance(node, ast.Call):
             found.extend(f"line {node.lineno}: {reason}" for reason in _forbidden_call(node, aliases))
         elif isinstance(node, ast.Attribute) and _dotted(node, aliases) in FORBIDDEN_CALLS:
@@ -58,10 +79,27 @@ def forbidden(tree: ast.AST) -> list[str]:
     return found
 
 
+def restricted_loads(tree: ast.AST) -> Iterator[ast.expr]:
+    """The functions of calls that load tensors alone."""
+    aliases = _aliases(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _dotted(node.func, aliases) in TORCH_LOAD:
+            words = {word.arg: word.value for word in node.keywords}
+            restricted = words.get("weights_only")
+            if (
+                isinstance(restricted, ast.Constant)
+                and restricted.value is True
+                and isinstance(node.func, ast.Attribute)
+            ):
+                yield node.func
+
+
 def _forbidden_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
     name = _dotted(call.func, aliases)
     if isinstance(call.func, ast.Name) and name in FORBIDDEN_CALLS:
         yield f"calls {name}"
+    if name in SHARDED_LOAD and "storage_reader" not in {keyword.arg for keyword in call.keywords}:
+        yield f"calls {name} without a storage_reader"
     for keyword in call.keywords:
         is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
         if keyword.arg == "allow_pickle" and not is_false:

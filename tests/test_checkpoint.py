@@ -183,7 +183,7 @@ def test_another_recipe_does_not_take_the_weights(folder: Path) -> None:
         ("recipe.json", '{"format_version": 1, "corpus": {}}', "recipe.json: recipe: expected an object"),
         ("best.json", '{"format_version": 1}', "best.json is damaged"),
         ("best.json", '{"format_version": 1, "step": 7}', "step-00000007/progress.json is missing"),
-        ("best.json", "[]", "best.json has format_version None"),
+        ("best.json", "[]", "best.json is damaged: it holds no JSON object"),
     ],
 )
 def test_damaged_descriptions_are_named(name: str, content: str, reason: str, folder: Path) -> None:

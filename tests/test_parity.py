@@ -414,7 +414,7 @@ def test_verb_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFix
     ("arguments", "message"),
     [
         ([], "name a reference file"),
-        (["no-such-file"], "no-such-file: cannot be read: "),
+        (["no-such-file"], "no-such-file: not a whole safetensors file: it is missing"),
         ([str(GOLDEN / "README.md")], "not a whole safetensors file"),
         ([str(GOLDEN), "--tolerance", "-1"], "must not be negative"),
     ],

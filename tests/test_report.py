@@ -251,7 +251,7 @@ def test_an_unreadable_file_is_named(runs: list[Path], tmp_path: Path) -> None:
     (runs[0] / "timing.jsonl").unlink()
     (runs[0] / "timing.jsonl").mkdir()
     (note,) = write_report(runs, tmp_path / "page.html")
-    assert note.startswith("with-memory: timing.jsonl cannot be read")
+    assert note.startswith("with-memory: timing.jsonl is a folder")
 
 
 def test_losses_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from mnemo import __version__
-from mnemo.errors import CheckFailed, MnemoError, unknown
+from mnemo.cli.complaints import first_line, nearest_flag
+from mnemo.errors import CheckFailed, MnemoError, one_line, shorten, unknown
 
 
 class Verb(NamedTuple):
@@ -28,11 +28,13 @@ VERBS = {
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
     "read": Verb("mnemo.cli.read", "read a text once and save what the model remembers of it"),
     "info": Verb("mnemo.cli.info", "parameters, FLOPs, state size and memory plan of a preset or a run"),
+    "estimate": Verb("mnemo.cli.estimate", "memory, speed, days and energy of training on given GPUs"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
     "convert": Verb("mnemo.cli.convert", "published weights (Hugging Face, PyTorch, TensorFlow) as a run, and back"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
     "report": Verb("mnemo.cli.report", "an HTML page with the curves and numbers of runs, side by side"),
 }
+LONGEST_MESSAGE = 2000
 EXIT_CHECK_FAILED, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 70, 130, 141
 
 
@@ -55,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"error: {error}", EXIT_USAGE)
     except OSError as error:
         return _fail(f"error: {_describe(error)}", EXIT_USAGE)
+    except MemoryError:
+        return _fail("error: not enough memory", EXIT_USAGE)
     except Exception as error:
+        if is_out_of_memory(error):
+            return _fail(f"error: not enough memory: {one_line(error)}", EXIT_USAGE)
         return _report_bug(error)
 
 
@@ -98,17 +104,10 @@ def _parse(verb: str, module: Any, argv: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code or not complaint.getvalue():
             raise
-        raise MnemoError(_unboxed(complaint.getvalue(), verb)) from None
-
-
-def _unboxed(box: str, verb: str) -> str:
-    """The first part of the parser's box of lines, and the nearest flag where it names any."""
-    rows = [row.strip(" │|") for row in box.splitlines() if not row.startswith(("╭", "╰", "+"))]
-    parts = [list(part) for rule, part in groupby(rows, key=lambda row: bool(row) and not row.strip("─-")) if not rule]
-    text = " ".join(" ".join(parts[0]).split()).rstrip(".")
-    near = [row.split()[0] for part in parts[1:] for row in part if row.startswith("--")]
-    hint = f"did you mean '{near[0]}'?" if near else f"mnemo {verb} --help lists the options"
-    return f"{text}; {hint}"
+        text = complaint.getvalue()
+        near = nearest_flag(text)
+        hint = f"did you mean '{near}'?" if near else f"mnemo {verb} --help lists the options"
+        raise MnemoError(f"{first_line(text)}; {hint}") from None
 
 
 def _help() -> str:
@@ -133,7 +132,9 @@ def _code(stop: SystemExit) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print("mnemo: " + " ".join(message.splitlines()), file=sys.stderr)
+    """One line on stderr; what a file says in it may be long, or meant to make the terminal do things."""
+    line = shorten(" ".join(message.splitlines()), LONGEST_MESSAGE)
+    print("mnemo: " + "".join(letter if letter.isprintable() else "?" for letter in line), file=sys.stderr)
     return code
 
 
@@ -142,6 +143,12 @@ def _describe(error: OSError) -> str:
         return str(error) or type(error).__name__
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return ": ".join([error.strerror, *names])
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Torch's ways of saying so: an error of its own on GPUs, a plain one on the CPU."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in said or "out of memory" in said)
 
 
 def _report_bug(error: Exception) -> int:

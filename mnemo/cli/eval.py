@@ -5,6 +5,7 @@ The numbers go to stdout and, as JSON, into the run's `results` folder; sweeps a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -68,6 +69,8 @@ class Args:
 def run(args: Args) -> int:
     _check(args)
     opened, corpus = runs.open_with_corpus(args.run, args.which, args.device)
+    if args.find_length and args.split == "test":
+        print("mnemo: warning: a length chosen on test flatters the score there: choose on valid", file=sys.stderr)
     task = _Task(args, opened, corpus.split(args.split))
     device = next(opened.run.model.parameters()).device.type
     with nullcontext() if task.half is None else torch.autocast(device, task.half):
@@ -139,6 +142,9 @@ class _Task:
         self._finish(name, {"kind": kind, "score": score.to_json(self.args.by_position)}, [score], curve)
 
     def sweep(self, lengths: Sequence[int]) -> None:
+        config = self.model.config
+        if not any(config.memory.lengths(config.num_layers, 1)):
+            raise MnemoError("this model's memory has no length: --sweep-memory would score the same model every time")
         scores = sweep_memory(
             self.model,
             self.split,

@@ -14,11 +14,11 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr
-from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
+from mnemo.cli.complaints import first_line
 from mnemo.errors import MnemoError, unknown
 
 T = TypeVar("T")
@@ -55,12 +55,25 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
             )
     except SystemExit as stop:
         if stop.code:
-            raise MnemoError(_one_line(errors.getvalue())) from None
+            raise MnemoError(_with_flags(first_line(errors.getvalue()), default)) from None
         raise
     except ValueError as error:  # from the outermost configuration, which the parser does not catch
-        raise MnemoError(str(error)) from None
+        raise MnemoError(_with_flags(str(error), default)) from None
     _refuse(left, default)
     return value
+
+
+def _with_flags(message: str, default: Any) -> str:
+    """The message with flags in place of the fields that configurations speak of, where just one flag is meant."""
+    flags: dict[str, set[str]] = {}
+    for name in known_flags(default):
+        flags.setdefault(name.lstrip("-").rpartition(".")[2].replace("-", "_"), set()).add(name)
+
+    def named(match: re.Match[str]) -> str:
+        found = flags.get(match[0], set())
+        return next(iter(found)) if len(found) == 1 else match[0]
+
+    return re.sub(r"(?<![\w.-])[a-z]+(_[a-z]+)+\b", named, message)
 
 
 def flag(path: Sequence[str]) -> str:
@@ -175,10 +188,3 @@ def _refuse(left: Sequence[str], default: Any) -> None:
             raise unknown("option", word.partition("=")[0], known_flags(default))
     if left:
         raise MnemoError(f"unexpected argument '{left[0]}'")
-
-
-def _one_line(text: str) -> str:
-    """The first paragraph of the parser's framed message."""
-    rows = [line.strip("│ ") for line in text.splitlines() if line.startswith("│")]
-    first = list(takewhile(lambda row: row.strip("─"), rows))
-    return " ".join(" ".join(first or text.split()).split()).removeprefix("Error parsing ")

@@ -6,6 +6,7 @@ Exit code 1 where one is above the tolerance, 2 where a file cannot be read.
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,13 @@ def run(args: Args) -> int:
         raise MnemoError("name a reference file or a folder of them")
     if not args.tolerance >= 0:
         raise MnemoError(f"tolerance {args.tolerance} must not be negative")
-    results, unreadable = _check_all(find_files(args.files), args.tolerance)
+    files = find_files(args.files)
+    others = [path.name for path in args.files if path.is_file() and path not in files]
+    if others:
+        print(f"mnemo: left out, not safetensors: {', '.join(others)}", file=sys.stderr)
+    if not files:
+        raise MnemoError("no safetensors file among those given")
+    results, unreadable = _check_all(files, args.tolerance)
     if args.json:
         console.print_json(_as_json(results, unreadable, args.tolerance))
     elif results:

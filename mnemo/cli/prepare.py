@@ -12,7 +12,7 @@ import tyro
 from mnemo.cli import console
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
-from mnemo.data.prepare import prepare
+from mnemo.data.prepare import prepare, target_name
 from mnemo.data.published import CORPORA, command_for
 from mnemo.errors import MnemoError
 
@@ -30,6 +30,8 @@ class Args:
     """Largest vocabulary for words (all) and bpe (8192)."""
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder of prepared corpora; $MNEMO_DATA or the user's cache folder when left out."""
+    replace: bool = False
+    """Prepare the corpus anew where one of this name is there."""
     allow_mismatch: bool = False
     """Keep a text whose sizes or checksums differ from the published ones."""
     json: bool = False
@@ -44,6 +46,7 @@ def run(args: Args) -> int:
         return 0
     if args.name is None:
         raise MnemoError("name a corpus to prepare; mnemo prepare --list shows those known by name")
+    _refuse_to_replace(args)
     _say_before(args)
     corpus = prepare(
         args.name,
@@ -58,6 +61,16 @@ def run(args: Args) -> int:
         print(f"mnemo: warning: {mismatch}", file=sys.stderr)
     _print_corpus(corpus, args.json)
     return 0
+
+
+def _refuse_to_replace(args: Args) -> None:
+    name = args.name or ""
+    if args.source is None and name not in CORPORA and Path(name).expanduser().exists():
+        raise MnemoError(f"'{name}' is a file or folder: mnemo prepare NAME --from {name}")
+    target = target_name(name, args.tokenizer)
+    there = corpora.data_root(args.root) / target / corpora.HEADER
+    if there.is_file() and not args.replace:
+        raise MnemoError(f"corpus '{target}' is prepared already, in {there.parent}; --replace prepares it anew")
 
 
 def _say_before(args: Args) -> None:

@@ -22,6 +22,7 @@ from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.evaluate import bits, perplexity
 from mnemo.generate import AnyState, Reading
+from mnemo.machine import require_state_room
 from mnemo.memory_file import load_memory
 
 Which = Literal["best", "last"]
@@ -67,6 +68,8 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
     model = opened.run.model
     if memory_length is not None and memory_length < 0:
         raise MnemoError(f"memory length {memory_length} is negative")
+    segment, device = opened.run.recipe.train.segment, next(model.parameters()).device
+    require_state_room(model.config, device, batch=1, segment=segment, lengths=memory_length, cached=True)
     if memory is None:
         return model.init(1, memory_length, cached=True), opened.run.recipe.train.segment
     loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))

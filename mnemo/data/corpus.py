@@ -28,7 +28,8 @@ from mnemo.config import from_json, to_json
 from mnemo.data import tokenizers
 from mnemo.data.counting import id_dtype
 from mnemo.data.published import missing
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError, shorten, unknown
+from mnemo.reading import is_count, is_inside, read_object, require
 
 FORMAT_VERSION = 1
 HEADER = "header.json"
@@ -118,6 +119,8 @@ class Corpus:
         documents = None
         if header.documents is not None:
             documents = np.fromfile(self.path / header.documents.file, dtype=DOCUMENT_DTYPE)
+            if documents[0] < 0 or documents[-1] >= len(ids) or (np.diff(documents) <= 0).any():
+                raise MnemoError(f"{self.path / header.documents.file} is damaged: its documents are out of order")
         return Split(name, ids, documents, header.num_bytes, header.num_words, header.num_lines)
 
     def fingerprint(self) -> str:
@@ -174,29 +177,40 @@ def _read(path: Path) -> Corpus:
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise MnemoError(f"cannot read {path}: {error}") from None
-    version = header.get("format_version") if isinstance(header, dict) else None
+    header = read_object(path)
+    version = header.get("format_version")
     if version != FORMAT_VERSION:
-        raise MnemoError(f"{path} has format_version {version}; this version of mnemo reads {FORMAT_VERSION}")
+        found = shorten(str(version))
+        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
+    name, splits, mismatches = (header.get(key) for key in ("name", "splits", "mismatches"))
+    require(
+        {
+            "name": isinstance(name, str) and name.isprintable(),
+            "source": isinstance(header.get("source"), str),
+            "splits": isinstance(splits, dict) and bool(splits) and set(splits) <= set(SPLITS),
+            "mismatches": isinstance(mismatches, list) and all(isinstance(item, str) for item in mismatches),
+        },
+        path,
+    )
     return header
 
 
 def _check_files(path: Path, split: SplitHeader, vocab_size: int) -> None:
-    if np.dtype(split.dtype) != id_dtype(vocab_size):
-        raise MnemoError(f"{path / HEADER} is damaged: ids of type {split.dtype} for a vocabulary of {vocab_size}")
-    _check_size(path / split.file, split.count, id_dtype(vocab_size).itemsize)
+    if split.dtype != id_dtype(vocab_size).name:
+        kind = shorten(split.dtype)
+        raise MnemoError(f"{path / HEADER} is damaged: ids of type {kind} for a vocabulary of {vocab_size}")
+    require({name: is_count(getattr(split, name)) for name in ("num_bytes", "num_words", "num_lines")}, path / HEADER)
+    _check_size(path, split.file, split.count, id_dtype(vocab_size).itemsize)
     if split.documents is not None:
-        _check_size(path / split.documents.file, split.documents.count, DOCUMENT_DTYPE.itemsize)
+        _check_size(path, split.documents.file, split.documents.count, DOCUMENT_DTYPE.itemsize)
 
 
-def _check_size(path: Path, count: int, itemsize: int) -> None:
-    if path.parent.resolve() != path.resolve().parent or not path.is_file():
-        raise MnemoError(f"{path} is missing: prepare the corpus again")
-    if count < 1 or path.stat().st_size != count * itemsize:
-        found = path.stat().st_size
+def _check_size(folder: Path, name: str, count: int, itemsize: int) -> None:
+    path = folder / name
+    if not is_inside(folder, path) or not path.is_file():
+        raise MnemoError(f"{shorten(str(path))} is missing: prepare the corpus again")
+    found = path.stat().st_size
+    if count < 1 or found != count * itemsize:
         raise MnemoError(f"{path} has {found:,} bytes, its header says {count * itemsize:,}: prepare the corpus again")
 
 

@@ -45,7 +45,7 @@ def prepare(
     _check_arguments(name, source, option, vocab_size)
     keep = allow_mismatch or (known is not None and not known.strict)
     folder = corpora.data_root(root).absolute()
-    target = folder / (published.variant_name(name, option) if known else name)
+    target = folder / target_name(name, tokenizer)
     with ExitStack() as stack:
         stack.callback(sources.release)
         texts = gather(name, None if source is None else Path(source).expanduser(), folder, stack, show)
@@ -65,6 +65,12 @@ def prepare(
                 mismatches=tuple(problems),
             )
     return Corpus.open(target)
+
+
+def target_name(name: str, tokenizer: Option | None) -> str:
+    """What a prepared corpus is called: by its own name, with the tokenizer where it is not the published one."""
+    known = CORPORA.get(name)
+    return name if known is None else published.variant_name(name, tokenizer or known.tokenizer)
 
 
 def load(name_or_path: str | Path, root: Path | str | None = None, show: ShowProgress = silent) -> Corpus:

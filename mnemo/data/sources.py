@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mnemo.errors import MnemoError
+from mnemo.reading import file_size
 
 CHUNK = 1 << 22
 CUT_WINDOW = 1 << 16
@@ -90,6 +91,7 @@ class Part:
 @lru_cache(maxsize=1)
 def _load(path: Path, member: str | None) -> np.ndarray:
     """All bytes of a file: memory-mapped where it is not compressed. One file at a time is kept."""
+    file_size(path)
     try:
         if member is not None:
             with zipfile.ZipFile(path) as archive:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.reading import is_count
 
 Cursor = dict[str, Any]
 VARY_HALF = 0.05
@@ -145,7 +146,9 @@ class ContiguousStream:
     def _positions(self, cursor: Cursor) -> list[int]:
         positions = cursor.get("positions")
         if not isinstance(positions, list) or len(positions) != self._batch:
-            raise MnemoError(f"the data cursor does not belong to a stream of {self._batch} rows")
+            raise _foreign_cursor(self._batch)
+        if not all(is_count(position, self._num) for position in positions):
+            raise _foreign_cursor(self._batch)
         return positions
 
     def _new_layout(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -273,8 +276,7 @@ class SentenceStream:
         return chance("shuffle", self._seed, epoch).permutation(count) if self._shuffle else np.arange(count)
 
     def read(self, cursor: Cursor) -> tuple[Batch | None, Cursor]:
-        if len(cursor.get("rows", ())) != self._batch:
-            raise MnemoError(f"the data cursor does not belong to a stream of {self._batch} rows")
+        self._check(cursor)
         order, taken = self._order(cursor["epoch"]), cursor["taken"]
         tokens = np.empty((self._batch, self._segment), dtype=np.int64)
         targets = np.empty_like(tokens)
@@ -295,6 +297,15 @@ class SentenceStream:
         following = {"epoch": cursor["epoch"], "step": cursor["step"] + 1, "taken": taken, "rows": rows, "recent": kept}
         return batch, following
 
+    def _check(self, cursor: Cursor) -> None:
+        rows, recent = cursor.get("rows"), cursor.get("recent")
+        lists = (part for part in (rows, recent) if _is_table(part, self._batch))
+        if len(list(lists)) < 2 or not is_count(cursor.get("taken"), len(self._begins)):
+            raise _foreign_cursor(self._batch)
+        assert rows is not None
+        if not all(len(row) == 2 and all(is_count(end, len(self._ids)) for end in row) for row in rows):
+            raise _foreign_cursor(self._batch)
+
     def _fill(
         self, tokens: np.ndarray, targets: np.ndarray, rest: list[int], order: np.ndarray, taken: int
     ) -> tuple[list[int], int] | None:
@@ -312,6 +323,17 @@ class SentenceStream:
             targets[filled : filled + count] = self._ids[low + 1 : low + count + 1]
             low, filled = low + count, filled + count
         return [low, high], taken
+
+
+def _is_table(value: Any, rows: int) -> bool:
+    """A list of so many lists, all equally long."""
+    if not isinstance(value, list) or len(value) != rows or not all(isinstance(row, list) for row in value):
+        return False
+    return len({len(row) for row in value}) == 1
+
+
+def _foreign_cursor(batch: int) -> MnemoError:
+    return MnemoError(f"the data cursor does not belong to a stream of {batch} rows of this text")
 
 
 def _check_shape(batch: int, segment: int, context: int) -> None:

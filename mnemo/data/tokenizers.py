@@ -59,6 +59,17 @@ def as_text(text: str | bytes) -> str:
         raise MnemoError(f"text is not UTF-8: byte {text[error.start]:#04x} at offset {error.start}") from None
 
 
+def as_bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _lone_surrogate(error) from None
+
+
+def _lone_surrogate(error: UnicodeEncodeError) -> MnemoError:
+    return MnemoError(f"text has a lone surrogate at position {error.start}: it is not valid Unicode")
+
+
 def _known(symbols: Sequence[Any], index: int) -> Any:
     if not 0 <= index < len(symbols):
         raise MnemoError(f"token id {index} is beyond the vocabulary of {len(symbols)}")
@@ -109,7 +120,7 @@ class ByteTokenizer:
         return table
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        data = text.encode("utf-8") if isinstance(text, str) else text
+        data = as_bytes(text) if isinstance(text, str) else text
         codes = np.frombuffer(data, dtype=np.uint8)
         if self == ByteTokenizer():
             return codes
@@ -204,7 +215,7 @@ def _code_points(text: str) -> np.ndarray:
     try:
         return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     except UnicodeEncodeError as error:
-        raise MnemoError(f"text has a lone surrogate at position {error.start}: it is not valid Unicode") from None
+        raise _lone_surrogate(error) from None
 
 
 class _Index(dict[str, int]):
@@ -403,7 +414,9 @@ class BPETokenizer:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> BPETokenizer:
-        return cls(json.dumps(_field(data, "model", dict), ensure_ascii=False))
+        model = _field(data, "model", dict)
+        _check_bpe(model)
+        return cls(json.dumps(model, ensure_ascii=False))
 
 
 def _bpe_library() -> Any:
@@ -416,6 +429,28 @@ def _bpe_library() -> Any:
     except ImportError:
         raise MnemoError("BPE needs the 'tokenizers' library: pip install 'mnemo-lm[bpe]'") from None
     return tokenizers
+
+
+def _check_bpe(description: dict[str, Any]) -> None:
+    """Byte-level BPE as `train` makes it: other parts of the library's format could be slow, fail or panic."""
+    model, added = description.get("model"), description.get("added_tokens") or []
+    kinds = {"pre_tokenizer": "ByteLevel", "decoder": "ByteLevel", "model": "BPE"}
+    for name, kind in kinds.items():
+        part = description.get(name)
+        _require(isinstance(part, dict) and part.get("type") == kind, f"its {name} is not {kind}")
+    for name in ("normalizer", "post_processor", "truncation", "padding"):
+        _require(description.get(name) is None, f"it has a {name}")
+    _require(added == [], "it has added tokens")
+    vocabulary, merges = (model or {}).get("vocab"), (model or {}).get("merges")
+    _require(isinstance(vocabulary, dict) and isinstance(merges, list), "it has no vocabulary or no merges")
+    assert isinstance(vocabulary, dict) and isinstance(merges, list)
+    ids, letters = list(vocabulary.values()), _byte_letters().keys()
+    _require(all(type(i) is int for i in ids) and sorted(ids) == list(range(len(ids))), "its ids have gaps")
+    _require(len(ids) > 0 and all(piece and letters >= set(piece) for piece in vocabulary), "a piece is no bytes")
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        _require(isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair), "a merge")
+        _require({*pair, "".join(pair)} <= vocabulary.keys(), "a merge is of pieces that it does not have")
 
 
 def _byte_letters() -> dict[str, int]:
@@ -433,9 +468,10 @@ def from_json(data: Any) -> AnyTokenizer:
     """The tokenizer that `to_json` described; anything else is one clear error."""
     if not isinstance(data, dict):
         raise MnemoError("tokenizer: expected an object")
-    if data.get("unit") not in _KINDS:
-        raise unknown("tokenizer unit", str(data.get("unit")), _KINDS)
-    return _KINDS[data["unit"]].from_json(data)
+    unit = data.get("unit")
+    if not isinstance(unit, str) or unit not in _KINDS:
+        raise unknown("tokenizer unit", str(unit), _KINDS)
+    return _KINDS[unit].from_json(data)
 
 
 def _require(holds: bool, problem: str) -> None:

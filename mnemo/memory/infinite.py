@@ -35,6 +35,8 @@ from mnemo.memory.queue import leaving, take_rows
 from mnemo.state import tree_zip
 
 BINS = 128
+LARGEST_FIT = 8192
+"""Basis functions, rows of a block and samples: a regression takes their square in memory."""
 """Of [0, 1], for the places that sticky memories sample."""
 
 
@@ -70,8 +72,10 @@ class Infinite:
     def __post_init__(self) -> None:
         if self.length < 0:
             raise ValueError(f"memory length {self.length} is negative")
-        if self.basis % len(self.widths) or min(self.basis, self.block, self.samples) < 1:
+        if not self.widths or self.basis % len(self.widths) or min(self.basis, self.block, self.samples) < 1:
             raise ValueError(f"{self.basis} basis functions of {len(self.widths)} widths, blocks of {self.block}")
+        if max(self.basis, self.block, self.samples) > LARGEST_FIT or min(self.widths) <= 0:
+            raise ValueError(f"basis, block and samples are at most {LARGEST_FIT:,}, and widths positive")
         if not 0 < self.tau < 1:
             raise ValueError(f"tau = {self.tau} must lie between 0 and 1")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError, one_line, unknown
 from mnemo.parity import batches, infinite, lamemo, rmt, training, transformer_xl
 from mnemo.parity.reference import LM_RMT, Reference, Refused
 
@@ -25,6 +25,8 @@ FORMATS: dict[str, Callable[[Reference], None]] = {
     "infinite-ltm-golden-1": infinite.check,
     LM_RMT: rmt.check,
 }
+
+CONTRADICTIONS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,9 @@ def compare(reference: Reference, tolerance: float = TOLERANCE) -> Parity:
         FORMATS[reference.kind](reference)
     except Refused as refusal:
         return Parity(status="refused", reason=str(refusal))
+    except CONTRADICTIONS as error:
+        # Sizes and types in a file that do not fit each other show in as many ways as there are operations.
+        raise MnemoError(f"its values do not fit together ({type(error).__name__}: {one_line(error)})") from error
     reference.refuse_leftovers()
     errors = reference.errors
     if not errors:
@@ -69,9 +74,11 @@ def compare(reference: Reference, tolerance: float = TOLERANCE) -> Parity:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and every safetensors file under the given folders."""
-    found = []
+    """The given files, and every safetensors file under the given folders; among several files, no others."""
+    found, paths = [], list(paths)
     for path in paths:
+        if len(paths) > 1 and path.is_file() and path.suffix != ".safetensors":
+            continue
         inside = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
         if not inside:
             raise MnemoError(f"{path}: no safetensors file in this folder")

@@ -41,6 +41,8 @@ def check(reference: Reference) -> None:
 def load(reference: Reference) -> LongTerm:
     config = configuration(reference)
     heads, size = reference.setting("n_heads", int), reference.setting("head_size", int)
+    if heads < 1 or size < 1:
+        raise MnemoError(f"configuration: {heads} heads of {size}")
     module = LongTerm(config, heads * size, heads, size).double()
     names = {ours: reference.take(theirs) for theirs, ours in NAMES.items() if theirs in reference}
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +12,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.reading import parse_json, tensors_problem
 
 LM_RMT = "lm-rmt"
 """The format of files that name none, but LM-RMT as their source."""
+LARGEST = 100_000
 
 
 class Refused(Exception):
@@ -44,6 +45,9 @@ class Reference:
 
     @staticmethod
     def open(path: Path) -> Reference:
+        problem = tensors_problem(path)
+        if problem:
+            raise MnemoError(f"not a whole safetensors file: it {problem}")
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -109,12 +113,22 @@ def _kind(metadata: Mapping[str, str], config: Mapping[str, Any]) -> str:
 
 def _parse(text: str) -> Mapping[str, Any]:
     try:
-        config = json.loads(text)
-    except json.JSONDecodeError:
+        config = parse_json(text)
+    except ValueError:
         config = None
     if not isinstance(config, dict):
         raise MnemoError("its metadata holds no configuration in JSON")
+    _check_numbers(config)
     return config
+
+
+def _check_numbers(value: Any) -> None:
+    """No count in a configuration may be larger than those of the small models that reference files are made of."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_numbers(item)
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise MnemoError(f"configuration: {value} is out of range")
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -23,8 +23,10 @@ from mnemo.presets import (
 from mnemo.presets.registry import Preset
 from mnemo.recipe import Recipe
 
-__all__ = ["PRESETS", "Preset", "description", "documentation", "listing", "preset", "published"]
+__all__ = ["LISTING", "PRESETS", "Preset", "description", "documentation", "listing", "preset", "published"]
 
+LISTING = "mnemo info --list"
+"""The command that shows all of them."""
 PRESETS: dict[str, Preset] = {
     **small.PRESETS,
     **transformer_xl.PRESETS,
@@ -42,7 +44,7 @@ def preset(name: str) -> Recipe:
     """The recipe called `name`, or `NAME@published`."""
     plain, at, suffix = name.partition("@")
     if plain not in PRESETS:
-        raise unknown("preset", plain, PRESETS)
+        raise unknown("preset", plain, PRESETS, LISTING)
     if at and suffix != "published":
         raise MnemoError(f"unknown preset '{name}'; a preset's only other form is '{plain}@published'")
     recipe = PRESETS[plain]()
@@ -61,7 +63,7 @@ def documentation(name: str) -> str:
     """Where a preset's numbers come from."""
     plain = name.partition("@")[0]
     if plain not in PRESETS:
-        raise unknown("preset", plain, PRESETS)
+        raise unknown("preset", plain, PRESETS, LISTING)
     return PRESETS[plain].__doc__ or ""
 
 

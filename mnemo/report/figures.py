@@ -96,10 +96,9 @@ def _curves(group: Group, split: str) -> list[Series]:
 
 
 def _settled_maximum(series: Sequence[Series]) -> float:
-    """The largest value once the first steep fall is over."""
-    points = [point for curve in series for point in curve.points]
-    begin = SETTLED * max(x for x, _ in points)
-    return max(y for x, y in points if x >= begin)
+    """The largest value once a curve's first steep fall is over: one that ended early, by diverging, counts too."""
+    ends = [max(x for x, _ in curve.points) for curve in series]
+    return max(y for curve, end in zip(series, ends, strict=True) for x, y in curve.points if x >= SETTLED * end)
 
 
 def _guessing(group: Group) -> tuple[str, float] | None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from mnemo.errors import MnemoError
+from mnemo.reading import is_finite, parse_json, read_bytes
+
 Record = dict[str, Any]
 
 
+LARGEST = 1e15
+"""Of the numbers that are drawn: sums and differences of larger ones are no longer exact, or overflow."""
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_finite(value) and abs(value) <= LARGEST
 
 
 def read_json(path: Path, notes: list[str]) -> Record | None:
@@ -25,8 +30,8 @@ def read_json(path: Path, notes: list[str]) -> Record | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text, lenient=True)
+    except ValueError:
         notes.append(f"{path.name} is not valid JSON; skipped")
         return None
     if not isinstance(value, dict):
@@ -44,8 +49,8 @@ def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Record]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parse_json(line, lenient=True)
+        except ValueError:
             record = None
         if isinstance(record, dict):
             yield number, record
@@ -55,11 +60,9 @@ def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Record]]:
 
 def _read_text(path: Path, notes: list[str]) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror}")
+        return read_bytes(path).decode("utf-8", "replace")
+    except MnemoError as error:
+        notes.append(str(error).replace(str(path), path.name))
     return None
 
 

@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mnemo.reading import is_finite
 from mnemo.report.files import Record, is_number, read_json
+
+KINDS = {
+    "sliding": (True, "sliding window"),
+    "same_length": (True, "same length"),
+    "documents": ("reset", "documents reset"),
+    "order": ("sentences", "sentences"),
+}
+"""Fields of a score, the value that is worth a word, and that word."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,8 @@ class Scored:
     word_perplexity: float | None = None
     accuracy: float | None = None
     """Share of the answers that were right, for tasks."""
+    kind: str = ""
+    """How it was scored, where that is not segment by segment through the whole text."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +117,15 @@ def _scored(record: Record) -> Scored:
         tokens=int(_number(record, "tokens")),
         word_perplexity=_optional(record, "word_perplexity"),
         accuracy=_optional(record, "accuracy"),
+        kind=", ".join(words for name, (value, words) in KINDS.items() if record.get(name) == value),
     )
 
 
 def _optional(record: Record, name: str) -> float | None:
-    return None if record.get(name) is None else _number(record, name)
+    """Perplexities of words may be larger than anything that can be drawn; they are then left out."""
+    value = record.get(name)
+    too_large = is_finite(value) and not is_number(value)
+    return None if value is None or too_large else _number(record, name)
 
 
 def _number(record: Record, name: str) -> float:

@@ -163,7 +163,8 @@ def _scores(run: Run) -> object:
 
 def _about_score(score: Scored) -> str:
     right = "" if score.accuracy is None else f"{score.accuracy:.1%} right, "
-    return f"{right}memory {score.memory:,}"
+    how = f", {score.kind}" if score.kind else ""
+    return f"{right}memory {score.memory:,}, segment {score.segment:,}{how}, {score.tokens:,} tokens"
 
 
 def _steps(run: Run) -> object:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mnemo import checkpoint as checkpoints
 from mnemo.checkpoint import Checkpoint, RunHeader, build_model, pick_device
 from mnemo.errors import MnemoError
+from mnemo.machine import require_training_room
 from mnemo.model import Model
 from mnemo.recipe import Recipe
 from mnemo.track import NoTracker, Tracker
@@ -87,6 +88,7 @@ def check(recipe: Recipe) -> None:
             "with it, all memory lengths must be 0, no layer may be recurrent, and no memory tokens may be there"
         )
     device = pick_device(train.device)
+    require_training_room(model, device, batch=train.batch, segment=train.segment + train.context)
     if train.precision == "fp16" and device.type != "cuda":
         raise MnemoError(f"precision fp16 needs a CUDA device, not {device.type}: use bf16 or fp32")
 

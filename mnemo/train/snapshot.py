@@ -12,10 +12,15 @@ from torch import Tensor
 
 from mnemo.checkpoint import check_like
 from mnemo.data.streams import Cursor
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, one_line
 from mnemo.model import Model
 from mnemo.optimize import Average, Plateau
 from mnemo.state import State, leaves, tree_map
+from mnemo.train.validate import check_progress
+
+_ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
+MOMENTS: dict[type, frozenset[str]] = {torch.optim.Adam: _ADAM, torch.optim.AdamW: _ADAM}
+"""What these keep of a parameter; others may keep what they like."""
 
 
 class Best(NamedTuple):
@@ -51,6 +56,7 @@ class Progress:
 
     @staticmethod
     def from_json(data: Mapping[str, Any], path: Path) -> Progress:
+        check_progress(data, path)
         try:
             known = {name: data[name] for name in Progress.__dataclass_fields__}
             known["past"] = tuple(data["past"])
@@ -87,7 +93,12 @@ def restore_training(
     _restore_optimizer(tensors, model, optimizer, path)
     if average is not None and average_count:
         average.restore([_like(tensors, f"average/{n}", p, path) for n, p in model.named_parameters()], average_count)
-    torch.set_rng_state(_named(tensors, "rng/cpu", path))
+    generator = _named(tensors, "rng/cpu", path)
+    check_like(generator, torch.get_rng_state(), "rng/cpu", path)
+    try:
+        torch.set_rng_state(generator)
+    except RuntimeError as error:
+        raise MnemoError(f"{path} is damaged: 'rng/cpu' is no random generator's state ({one_line(error)})") from None
     device = next(model.parameters()).device
     if device.type == "cuda" and "rng/cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng/cuda"], device)
@@ -102,11 +113,20 @@ def _restore_optimizer(
     for index, parameter in enumerate(order):
         prefix = f"optimizer/{names[parameter]}/"
         keys = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
-        moments = {key: tensors[prefix + key].clone() for key in keys if key == "step"}
+        moments = {key: _step_count(tensors[prefix + key], path) for key in keys if key == "step"}
         moments |= {key: _like(tensors, prefix + key, parameter, path) for key in keys if key != "step"}
         if moments:
             state[index] = moments
+    expected = MOMENTS.get(type(optimizer))
+    if expected is not None and any(moments.keys() != expected for moments in state.values()):
+        raise MnemoError(f"{path} is of another optimizer: its moments are not those that this one keeps")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _step_count(tensor: Tensor, path: Path) -> Tensor:
+    if tensor.numel() != 1 or not tensor.is_floating_point() or not bool(tensor.isfinite()) or float(tensor) < 0:
+        raise MnemoError(f"{path} is damaged: an optimizer's step is no count")
+    return tensor.clone()
 
 
 def _named(tensors: Mapping[str, Tensor], name: str, path: Path) -> Tensor:

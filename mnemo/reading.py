@@ -1,0 +1,235 @@
+"""Reading files that somebody else may have written: what is not plain data of a sensible size is refused in one line.
+
+Nothing here trusts a number in a file: a size is compared with the file's own before anything of that size is made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeGuard
+
+from mnemo.errors import MnemoError, shorten
+
+MAX_JSON_BYTES = 1 << 28
+MAX_HEADER_BYTES = 100_000_000
+"""Of a safetensors file; the library's own limit."""
+MAX_DEPTH = 64
+MAX_DIGITS = 19
+"""Longer integers fit no 64 bits, and nothing here counts so far."""
+LENIENT_DIGITS = 300
+"""Longer integers fit no float."""
+ITEM_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""Of safetensors' number types."""
+
+
+def is_count(value: object, largest: int = 2**63 - 1) -> TypeGuard[int]:
+    """A whole number from 0 to `largest`; true and false are none."""
+    return type(value) is int and 0 <= value <= largest
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a regular file; pipes, which would block, devices and folders are refused."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        raise MnemoError(f"{path} is missing") from None
+    except OSError as error:
+        raise MnemoError(f"cannot read {path}: {error.strerror or error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise MnemoError(f"{path} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
+    return found.st_size
+
+
+def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
+    size = file_size(path)
+    if size > limit:
+        raise MnemoError(f"{path} has {size:,} bytes: more than the {limit:,} that such a file may have")
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise MnemoError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        data = parse_json(read_bytes(path))
+    except ValueError as error:
+        raise MnemoError(f"{path} is damaged or truncated: {error}") from None
+    if not isinstance(data, dict):
+        raise MnemoError(f"{path} is damaged: it holds no JSON object")
+    return data
+
+
+def parse_json(data: str | bytes, lenient: bool = False) -> Any:
+    """Strict JSON: UTF-8, finite numbers of 64 bits, no key twice, no deep nesting. Else a ValueError of one line.
+
+    `lenient`: for what is only shown. Numbers may be too large, or none, and text may be broken.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text at byte {error.start:,}") from None
+    try:
+        hooks: dict[str, Any] = {} if lenient else {"parse_constant": _refuse, "parse_float": _float}
+        integer = partial(_integer, most=LENIENT_DIGITS if lenient else MAX_DIGITS)
+        value = json.loads(text, object_pairs_hook=_unique, parse_int=integer, **hooks)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error.msg} at character {error.pos:,})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_tree(value, lenient)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"it has '{shorten(twice)}' twice")
+    return found
+
+
+def _refuse(literal: str) -> NoReturn:
+    raise ValueError(f"it holds {literal}, which is no number")
+
+
+def _integer(digits: str, most: int) -> int:
+    if len(digits.lstrip("-")) > most:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"it holds {shorten(digits)}, which is beyond all numbers")
+    return value
+
+
+def _check_tree(value: Any, lenient: bool) -> None:
+    """Refuse deep nesting, and text that cannot be written out again."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        for text in () if lenient else _texts(level):
+            if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise ValueError("it holds half of a surrogate pair, which is no text")
+        level = [item for parent in level for item in _children(parent) if isinstance(item, (dict, list))]
+        depth += 1
+
+
+def _children(parent: Any) -> Iterator[Any]:
+    return iter(parent.values() if isinstance(parent, dict) else parent if isinstance(parent, list) else ())
+
+
+def _texts(level: list[Any]) -> Iterator[str]:
+    for parent in level:
+        if isinstance(parent, str):
+            yield parent
+        elif isinstance(parent, dict):
+            yield from parent
+        yield from (item for item in _children(parent) if isinstance(item, str))
+
+
+def tensors_problem(path: Path) -> str | None:
+    """What is wrong with a safetensors file, from its size and header alone; None where nothing is."""
+    try:
+        size = file_size(path)
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = int.from_bytes(start, "little")
+            if start.startswith((b"\x80", b"PK")) and length > size:
+                return "is a pickle, not safetensors: it could run code, so it is not loaded"
+            if size < 8 or 8 + length > size:
+                return "is truncated or not safetensors"
+            if length > MAX_HEADER_BYTES:
+                return f"is not safetensors: a header of {length:,} bytes"
+            entries = parse_json(file.read(length))
+    except MnemoError as error:
+        return str(error).removeprefix(f"{path} ")
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    except ValueError:
+        return "is not safetensors: its header cannot be read"
+    return _entries_problem(entries, size - 8 - length)
+
+
+def _entries_problem(entries: Any, available: int) -> str | None:
+    """Tensors must lie one behind the other, fill the file, and be as long as their shapes say."""
+    if not isinstance(entries, dict):
+        return "is not safetensors: its header cannot be read"
+    spans = []
+    for name, entry in entries.items():
+        if name == "__metadata__":
+            if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+                return "is not safetensors: its metadata are not text"
+            continue
+        span = _span(entry)
+        if span is None:
+            return f"is not safetensors: its header does not say where '{shorten(name)}' lies, or not how large it is"
+        spans.append(span)
+    end = 0
+    for first, last in sorted(spans):
+        if first != end:
+            return "is damaged: its tensors overlap or leave gaps"
+        end = last
+    return None if end == available else f"is truncated: {available:,} of {end:,} bytes of tensors"
+
+
+def _span(entry: Any) -> tuple[int, int] | None:
+    """Where a tensor's bytes begin and end, if they are as many as its shape says."""
+    if not isinstance(entry, dict) or entry.get("dtype") not in list(ITEM_BITS):
+        return None
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        return None
+    if not all(map(is_count, (*shape, *offsets))):
+        return None
+    bits = math.prod(shape) * ITEM_BITS[entry["dtype"]]
+    return (offsets[0], offsets[1]) if (offsets[1] - offsets[0]) * 8 == bits else None
+
+
+def is_inside(folder: Path, path: Path) -> bool:
+    """Whether a path stays directly in its folder, links followed."""
+    try:
+        return path.resolve().parent == folder.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def open_own(path: Path, mode: int = os.O_WRONLY | os.O_CREAT) -> int:
+    """A descriptor of a file to write that is none but this one: a link to another file is refused."""
+    try:
+        handle = os.open(path, mode | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    except OSError as error:
+        raise MnemoError(f"cannot write {path}: {error.strerror or error}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise MnemoError(f"cannot write {path}: it is not a regular file")
+    return handle
+
+
+def require(fields: Mapping[str, bool], path: Path) -> None:
+    """An error that names the first field that does not hold."""
+    for name, holds in fields.items():
+        if not holds:
+            raise MnemoError(f"{path} is damaged: its '{name}' is missing or out of range")
