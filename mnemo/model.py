@@ -209,6 +209,11 @@ class Model(nn.Module):
         """
         rows = embeddings.shape[1]
         blocks = mask if isinstance(mask, Blocks) else None
+        losses = {} if aux is None else aux
+
+        def add_loss(name: str, value: Tensor) -> None:
+            losses[name] = losses[name] + value if name in losses else value
+
         segment = Segment(
             relation=self._relations(state, rows, tables, 0 if blocks is None else blocks.reach),
             lengths=lengths,
@@ -216,7 +221,7 @@ class Model(nn.Module):
             blocks=blocks,
             record=record,
             notes=notes,
-            aux={} if aux is None else aux,
+            add_loss=add_loss,
         )
         x = self.drop_input(self.at_input(embeddings, positions, rows))
         after = []
@@ -225,7 +230,7 @@ class Model(nn.Module):
             after.append(memory)
         x = self.norm(x)
         if self.training:
-            segment.aux.update(self._penalties(x[:, text]))
+            losses.update(self._penalties(x[:, text]))
         return self.drop_output(x), tuple(after)
 
     def at_input(self, x: Tensor, slots: Tensor, rows: int) -> Tensor:

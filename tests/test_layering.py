@@ -25,6 +25,7 @@ LEVELS = [
         "parallel",
         "presets",
         "recipe",
+        "shards",
         "track",
         "train",
     },

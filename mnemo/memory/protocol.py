@@ -6,8 +6,8 @@ Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H hea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -109,8 +109,8 @@ class Segment:
     record: list[Attended] | None = None
     notes: dict[str, Tensor] | None = None
     """Where asked for, what stages have to tell, by name"""
-    aux: dict[str, Tensor] = field(default_factory=dict)
-    """Auxiliary losses that stages add to"""
+    add_loss: Callable[[str, Tensor], None] = lambda name, value: None
+    """Takes auxiliary losses by name. Not a dictionary of them: FSDP passes copies of containers on to stages"""
 
     def mask(self, slots: int) -> Causal | Blocks:
         """The mask of a layer whose memory has this many slots."""
@@ -122,9 +122,6 @@ class Segment:
     def ahead(self) -> int:
         """How far ahead of themselves rows of this segment may look."""
         return 0 if self.blocks is None else self.blocks.reach
-
-    def add_loss(self, name: str, value: Tensor) -> None:
-        self.aux[name] = self.aux[name] + value if name in self.aux else value
 
 
 class Stage(Protocol):

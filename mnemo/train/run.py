@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from mnemo import checkpoint as checkpoints
 from mnemo.checkpoint import Checkpoint, RunHeader, build_model, pick_device
 from mnemo.errors import MnemoError
 from mnemo.model import Model
-from mnemo.recipe import Recipe
+from mnemo.parallel import Alone, AnyWorld, joined
+from mnemo.recipe import Recipe, TrainConfig
 from mnemo.track import NoTracker, Tracker
 from mnemo.train.data import Data, open_data
 from mnemo.train.precision import safe_kernels
+from mnemo.train.spread import check as check_spread
 from mnemo.train.trainer import Outcome, Trainer
 from mnemo.train.watch import Monitor, Unwatched, stop_on_signals
 
@@ -55,18 +58,34 @@ def create_run(
 
 
 def train(
-    folder: Path, *, data: Data | None = None, monitor: Monitor | None = None, tracker: Tracker | None = None
+    folder: Path,
+    *,
+    data: Data | None = None,
+    monitor: Monitor | None = None,
+    tracker: Tracker | None = None,
+    world: AnyWorld | None = None,
 ) -> Outcome:
-    """Train a run from where it stands: from its last whole checkpoint, or from the beginning."""
-    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    """Train a run from where it stands: from its last whole checkpoint, or from the beginning.
+
+    Processes that torchrun has started train it together; `world` is for those that have met already.
+    """
     header = checkpoints.read_header(folder)
+    if world is None:
+        config = header.recipe.train
+        with joined(config.device, config.timeout) as world:
+            return train(folder, data=data, monitor=monitor, tracker=tracker, world=world)
+    if world.rank:
+        monitor, tracker = None, None
+    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
     check(header.recipe)
-    data = data or open_data(header.recipe, monitor.show)
+    check_spread(header.recipe.train, world)
+    data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
     if data.info != header.corpus:
         raise MnemoError(f"corpus '{header.corpus.get('name')}' has changed since {folder} was started on it")
     kernels = safe_kernels(header.recipe.train.precision, pick_device(header.recipe.train.device), monitor)
-    with checkpoints.locked(folder), kernels, stop_on_signals() as stop:
-        trainer = Trainer(folder, header, data, monitor, tracker)
+    with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
+        world.main(lambda: stack.enter_context(checkpoints.locked(folder)))
+        trainer = Trainer(folder, header, data, monitor, tracker, world)
         _describe(trainer, header, monitor)
         with trainer.started(lambda: _first_weights(trainer.model, header)):
             return trainer.run(stop)
@@ -133,4 +152,18 @@ def _describe(trainer: Trainer, header: RunHeader, monitor: Monitor) -> None:
     kept = " and ".join(map(str, sorted(set(model.memory.lengths(model.num_layers, scored.memory)), reverse=True)))
     monitor.note(f"validation: segment {scored.segment or train.segment}, memory {kept}")
     monitor.note(f"device: {trainer.device}, {train.precision}")
+    if not isinstance(trainer.world, Alone):
+        monitor.note(_who_does_what(trainer, train))
     monitor.note(f"run: {trainer.folder}")
+
+
+def _who_does_what(trainer: Trainer, train: TrainConfig) -> str:
+    least, more = divmod(train.batch, trainer.world.size)
+    rows = f"{least} to {least + 1}" if more else str(least)
+    holds = {"DDP": "all weights", "FSDP": "a share of the weights"}[trainer.spread.kind]
+    parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
+    kind = trainer.device.type
+    return (
+        f"processes: {trainer.world.size} ({trainer.spread.kind}), each with {holds} and {rows} of the "
+        f"{train.batch} rows{parts}, on its own {'GPU' if kind == 'cuda' else kind.upper()}"
+    )

@@ -27,11 +27,13 @@ def segment_loss(
 
 class Update(NamedTuple):
     loss: Tensor
-    """Mean nats per token, before the update"""
+    """Mean nats per token, before the update; several processes each have their rows' share of it"""
     grad_norm: Tensor
     """Before clipping"""
     borders: tuple[tuple[State, ...], ...]
     """Behind every batch, the states of its parts"""
+    accepted: bool = True
+    """Whether the weights were updated"""
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -49,49 +51,49 @@ def update(
     scaler: torch.amp.GradScaler | None = None,
     autocast: AbstractContextManager[Any] | None = None,
     forward: Callable[..., tuple[Tensor | None, Tensor | float, State]] = segment_loss,
+    part_of_rows: Callable[[bool], AbstractContextManager[Any]] = lambda is_last: nullcontext(),
+    idle: Sequence[Tensor] = (),
+    accept: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Update:
     """One update from one batch, or from a window of them with gradient between them.
 
     Rows fall into as many parts as there are states, read one after the other.
     `tokens`: the batch's number of targets, where the caller knows it; counting on a device makes it wait.
+    `part_of_rows`: around the work on each part. `idle`: weights that are left alone. `accept`: whether the loss and
+    the gradient's norm are such that the weights may be updated.
     """
     window = (
         batch if isinstance(batch, Window) else Window((batch,), (count_targets(batch) if tokens is None else tokens,))
     )
-    rows = len(window.batches[0].tokens)
-
     def step(segment: Batch, state: State, scored: bool) -> Read:
         with autocast or nullcontext():
             nll, aux, state = forward(model, segment, state, scored)
         if nll is None:
             return Read(None, state)
-        objective = nll / window.num_targets + aux * (len(segment.tokens) / rows / window.num_scored)
+        objective = nll / window.num_targets + aux * (len(segment.tokens) / window.num_rows / window.num_scored)
+        objective = objective * window.weight if window.weight > 1 else objective
         return Read(scaler.scale(objective) if scaler else objective, state, nll.detach())
 
     optimizer.zero_grad(set_to_none=True)
     parts = zip(*(split_rows(batch, len(states)) for batch in window.batches), strict=True)
-    reads = [
-        backward(step, part, state, scored=window.scored, method=window.method)
-        for part, state in zip(parts, states, strict=True)
-    ]
+    reads = []
+    for number, (part, state) in enumerate(zip(parts, states, strict=True), 1):
+        with part_of_rows(number == len(states)):
+            reads.append(backward(step, part, state, scored=window.scored, method=window.method))
+    for parameter in idle:
+        parameter.grad = None
     new = [read.report for part in reads for read in part[window.num_again :] if read.report is not None]
     loss = torch.stack(new).sum() / max(1, window.num_new)
     borders = tuple(zip(*([read.state for read in part] for part in reads), strict=True))
-    return Update(loss, _step(model, optimizer, clip, scaler), borders)
-
-
-def _step(
-    model: Model, optimizer: torch.optim.Optimizer, clip: float | None, scaler: torch.amp.GradScaler | None
-) -> Tensor:
-    if scaler is None:
-        norm = clip_gradients(model.parameters(), clip)
-        optimizer.step()
-        return norm
-    scaler.unscale_(optimizer)
+    if scaler is not None:
+        scaler.unscale_(optimizer)
     norm = clip_gradients(model.parameters(), clip)
-    scaler.step(optimizer)
-    scaler.update()
-    return norm
+    accepted = accept is None or accept(loss, norm)
+    if accepted:
+        optimizer.step() if scaler is None else scaler.step(optimizer)
+    if scaler is not None:
+        scaler.update()
+    return Update(loss, norm, borders, accepted)
 
 
 def split_rows(batch: Batch, parts: int) -> list[Batch]:

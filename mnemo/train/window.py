@@ -24,6 +24,10 @@ class Window:
     """How many of the batches were read before"""
     scored: Scored = "all"
     method: Method = "plain"
+    rows: int | None = None
+    """Rows of all processes, where the batches have this one's only"""
+    weight: int = 1
+    """Factor of the objective: the gradients of so many processes are averaged"""
 
     @staticmethod
     def of(batches: Sequence[Batch], num_again: int, config: TrainConfig) -> Window:
@@ -34,6 +38,14 @@ class Window:
     def map(self, function: Callable[[Batch], Batch]) -> Window:
         """The same targets in other batches."""
         return replace(self, batches=tuple(map(function, self.batches)))
+
+    def share(self, take: Callable[[Batch], Batch], weight: int) -> Window:
+        """One process's rows of all batches; counts stay those of all processes."""
+        return replace(self.map(take), rows=self.num_rows, weight=weight)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.batches[0].tokens) if self.rows is None else self.rows
 
     @property
     def num_scored(self) -> int:
