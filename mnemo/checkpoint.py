@@ -42,6 +42,8 @@ TOKENIZER = "tokenizer.json"
 FORMAT_VERSION = 1
 RUNS = Path("runs")
 RECIPE, BEST, PROGRESS, CHECKPOINTS = "recipe.json", "best.json", "progress.json", "checkpoints"
+EXPORT = "export.json"
+"""In the folder of an exported model: the step of its weights, which lie beside it."""
 PREFIX, PARTIAL = "step-", ".tmp-"
 PARTS = ("weights", "training", "memory")
 
@@ -308,7 +310,8 @@ def saving(path: Path) -> Iterator[None]:
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace what a checkpoint says besides its tensors, which are those of the same step."""
-    progress = {**progress, "files": checkpoint.progress["files"]}
+    kept = {name: checkpoint.progress[name] for name in ("files", "ranks") if name in checkpoint.progress}
+    progress = {**progress, **kept}
     with saving(checkpoint.path):
         write_json(checkpoint.path / PROGRESS, progress)
     return Checkpoint(checkpoint.path, progress)
@@ -398,7 +401,43 @@ def checkpoint_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+def exported(folder: Path) -> Checkpoint | None:
+    """The weights of an exported model, where the folder is one."""
+    if not (folder / EXPORT).is_file():
+        return None
+    data = read_json(folder / EXPORT)
+    if type(data.get("step")) is not int:
+        raise MnemoError(f"{folder / EXPORT} is damaged")
+    return Checkpoint(folder, {"step": data["step"], "average_count": 0})
+
+
+def export_run(run: Path, target: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
+    """One folder with a run's recipe, tokenizer and weights as they were evaluated, whoever trained them."""
+    found = best_checkpoint(run) if which == "best" else last_checkpoint(run)
+    if found is None:
+        raise MnemoError(f"{run} has no whole checkpoint yet")
+    if target.exists():
+        raise MnemoError(f"{target} exists: --output names another folder")
+    with saving(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
+        try:
+            partial.chmod(0o755)
+            for name in (RECIPE, TOKENIZER):
+                if (run / name).is_file():
+                    shutil.copyfile(run / name, partial / name)
+            write_tensors(partial / "weights.safetensors", evaluated_weights(found))
+            write_json(partial / EXPORT, {"run": run.name, "step": found.step})
+            partial.rename(target)
+            sync_folder(target.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return found
+
+
 def last_checkpoint(folder: Path) -> Checkpoint | None:
+    if (found := exported(folder)) is not None:
+        return found
     steps = checkpoint_steps(folder)
     return read_checkpoint(checkpoint_path(folder, steps[-1])) if steps else None
 
@@ -419,6 +458,8 @@ def write_best(folder: Path, step: int, loss: float) -> None:
 
 
 def best_checkpoint(folder: Path) -> Checkpoint | None:
+    if (found := exported(folder)) is not None:
+        return found
     if not (folder / BEST).exists():
         return last_checkpoint(folder)
     step = read_json(folder / BEST).get("step")

@@ -55,6 +55,10 @@ class Told(MnemoError):
     """An error that the main process reports for all."""
 
 
+class OfRank(MnemoError):
+    """An error of one process that is not the main one."""
+
+
 class Alone:
     rank, size = 0, 1
 
@@ -179,7 +183,7 @@ def joined(device: str, timeout: float) -> Iterator[AnyWorld]:
     if _number("WORLD_SIZE", 1) == 1:
         yield Alone()
         return
-    with _contact(timeout):
+    with _named_by_rank(), _contact(timeout):
         _meet(pick_device(device if device in ("cpu", "cuda") else "auto"), timeout)
         yield Ranks(timeout)
         # After a failure the process ends anyway, and this could wait for others that never answer.
@@ -194,6 +198,18 @@ def _meet(device: torch.device, timeout: float) -> None:
     # The CPU's group, whose message is clear, is to give up before NCCL's watchdog ends the process.
     patience = timedelta(seconds=timeout if device.type == "cpu" else 1.5 * timeout)
     dist.init_process_group("gloo" if device.type == "cpu" else "nccl", timeout=patience)
+
+
+@contextmanager
+def _named_by_rank() -> Iterator[None]:
+    try:
+        yield
+    except (Told, CheckFailed):
+        raise
+    except MnemoError as error:
+        if is_main():
+            raise
+        raise OfRank(f"rank {_number('RANK', 0)}: {error}") from None
 
 
 @contextmanager

@@ -30,6 +30,7 @@ VERBS = {
     "info": Verb("mnemo.cli.info", "parameters, FLOPs, state size and memory plan of a preset or a run"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
+    "export": Verb("mnemo.cli.export", "one folder with a run's weights, recipe and tokenizer"),
     "report": Verb("mnemo.cli.report", "an HTML page with the curves and numbers of runs, side by side"),
 }
 EXIT_CHECK_FAILED, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 70, 130, 141

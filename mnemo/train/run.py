@@ -46,9 +46,10 @@ def create_run(
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
     if source is not None:
-        start = _first_checkpoint(checkpoints.find_run(source))
-        checkpoints.check_weights(model, _weights(start, model), start.path / "weights.safetensors")
-        origin = {"run": str(start.path.parent.parent.resolve()), "step": start.step}
+        first = checkpoints.find_run(source)
+        start = _first_checkpoint(first)
+        checkpoints.check_weights(model, _weights(start, model), start.file("weights"))
+        origin = {"run": str(first.resolve()), "step": start.step}
     if recipe != asked:
         sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
         monitor.note(f"vocabulary: {sizes}")
@@ -77,18 +78,25 @@ def train(
     if world.rank:
         monitor, tracker = None, None
     monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
-    check(header.recipe)
-    check_spread(header.recipe.train, world)
+    world.together(lambda: _check_run(folder, header, world))
     data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
     if data.info != header.corpus:
         raise MnemoError(f"corpus '{header.corpus.get('name')}' has changed since {folder} was started on it")
-    kernels = safe_kernels(header.recipe.train.precision, pick_device(header.recipe.train.device), monitor)
+    config = header.recipe.train
+    kernels = safe_kernels(config.precision, pick_device(config.device), monitor)
     with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
         world.main(lambda: stack.enter_context(checkpoints.locked(folder)))
         trainer = Trainer(folder, header, data, monitor, tracker, world)
         _describe(trainer, header, monitor)
         with trainer.started(lambda: _first_weights(trainer.model, header)):
             return trainer.run(stop)
+
+
+def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
+    check(header.recipe)
+    check_spread(header.recipe.train, world)
+    if checkpoints.exported(folder) is not None:
+        raise MnemoError(f"{folder} is an export, without what training depends on: start from it with --from")
 
 
 def check(recipe: Recipe) -> None:
@@ -130,8 +138,9 @@ def _first_checkpoint(folder: Path) -> Checkpoint:
 def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
     if header.source is None:
         return None
-    path = checkpoints.checkpoint_path(Path(header.source["run"]), header.source["step"])
-    return _weights(checkpoints.read_checkpoint(path), model)
+    folder, step = Path(header.source["run"]), header.source["step"]
+    found = checkpoints.exported(folder) or checkpoints.read_checkpoint(checkpoints.checkpoint_path(folder, step))
+    return _weights(found, model)
 
 
 def _weights(source: Checkpoint, model: Model) -> dict[str, Tensor]:
