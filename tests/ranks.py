@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import multiprocessing
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 PRELOAD = ["toy_runs", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+
+PATIENCE = 300
+"""Seconds before a process that hangs says where and ends."""
 
 
 @functools.cache
@@ -39,6 +44,7 @@ def start(size: int, work: Callable[..., Any], *arguments: Any, results: Any = N
 
 def _rank(variables: dict[str, Any], results: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
     os.environ.update({name: str(value) for name, value in variables.items()})
+    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__)
     try:
         result = work(*arguments)
     except Exception as error:

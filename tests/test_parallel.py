@@ -22,7 +22,7 @@ from mnemo.train import create_run, train
 
 
 def of(memory: Any = XL(length=6), model: dict[str, Any] | None = None, **changes: Any) -> Recipe:
-    settings = {"steps": 4, "batch": 5, "log_every": 1, "eval_every": 2, "checkpoint_every": 4, "precision": "fp64"}
+    settings = {"steps": 3, "batch": 5, "log_every": 1, "eval_every": 3, "checkpoint_every": 3, "precision": "fp64"}
     sizes = {"memory": Plan(long=memory), "dropout": DropoutConfig(), **(model or {})}
     return recipe(sizes, **{**settings, **changes})
 
