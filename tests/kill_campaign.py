@@ -34,16 +34,16 @@ from mnemo.memory import MemoryTokens
 from mnemo.recipe import AverageConfig, Recipe
 from mnemo.train import create_run, train
 
-STEPS = {"steps": 24, "batch": 5, "log_every": 1, "eval_every": 6, "checkpoint_every": 3}
+STEPS: dict[str, Any] = {"batch": 5, "log_every": 1, "eval_every": 6, "checkpoint_every": 3}
 LOST = 3
 """Exit code of a process whose job has lost another one."""
 
 
-def recipes() -> dict[str, Recipe]:
+def recipes(steps: int) -> dict[str, Recipe]:
     """With dropout; the second with memory tokens and windows that reach back."""
     return {
-        "ddp": recipe(parallel="ddp", average=AverageConfig(start=4), **STEPS),
-        "fsdp": recipe({"tokens": MemoryTokens(num=2)}, parallel="fsdp", bptt=1, **STEPS),
+        "ddp": recipe(parallel="ddp", average=AverageConfig(start=4), steps=steps, **STEPS),
+        "fsdp": recipe({"tokens": MemoryTokens(num=2)}, parallel="fsdp", bptt=1, steps=steps, **STEPS),
     }
 
 
@@ -104,10 +104,12 @@ def num_lines(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def campaign(kills: int, size: int, seed: int, folder: Path, say: Callable[[str], None]) -> Counter[str]:
+def campaign(
+    kills: int, size: int, seed: int, folder: Path, say: Callable[[str], None], steps: int = 24
+) -> Counter[str]:
     """How often runs were killed, by kind. Raises AssertionError where one is not what it should be."""
     chance, found = random.Random(seed), Counter[str]()
-    for number, (name, wanted) in enumerate(cycle(recipes().items())):
+    for number, (name, wanted) in enumerate(cycle(recipes(steps).items())):
         whole, killed = folder / f"whole-{name}", folder / f"killed-{number}"
         if not whole.exists():
             create_run(wanted, whole)

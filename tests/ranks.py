@@ -44,7 +44,7 @@ def start(size: int, work: Callable[..., Any], *arguments: Any, results: Any = N
 
 def _rank(variables: dict[str, Any], results: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
     os.environ.update({name: str(value) for name, value in variables.items()})
-    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.stderr)
     try:
         result = work(*arguments)
     except Exception as error:

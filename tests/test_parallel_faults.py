@@ -23,7 +23,7 @@ from mnemo.recipe import Recipe
 from mnemo.state import leaves
 from mnemo.train import Diverged, Unwatched, create_run, open_data, train, trainer
 
-STEPS = {"batch": 4, "steps": 4, "checkpoint_every": 2, "eval_every": 4, "log_every": 1}
+STEPS: dict[str, Any] = {"batch": 4, "steps": 4, "checkpoint_every": 2, "eval_every": 4, "log_every": 1}
 
 
 class Failing:
@@ -166,7 +166,7 @@ class Poisoned:
         nll, aux, state = self.real(*args)
         factor = self.calls.get(self.count, 1.0)
         state = type(state)(_poison(leaf, factor) for leaf in state) if factor != 1.0 else state
-        return nll * factor, aux, state
+        return None if nll is None else nll * factor, aux, state
 
 
 def _poison(stage: Any, factor: float) -> Any:

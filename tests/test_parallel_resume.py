@@ -18,7 +18,7 @@ from toy_runs import exact, metrics, recipe, run
 
 from mnemo import checkpoint as checkpoints
 from mnemo import cli
-from mnemo.checkpoint import export_run, open_run
+from mnemo.checkpoint import Checkpoint, export_run, open_run
 from mnemo.errors import MnemoError
 from mnemo.memory import MemoryTokens
 from mnemo.parallel import Ranks, joined
@@ -26,7 +26,7 @@ from mnemo.recipe import AverageConfig, Recipe
 from mnemo.train import Outcome, create_run, open_data, train
 
 KINDS: tuple[Any, ...] = ("ddp", "fsdp")
-STEPS = {"steps": 6, "batch": 9, "log_every": 1, "eval_every": 6, "checkpoint_every": 6}
+STEPS: dict[str, Any] = {"steps": 6, "batch": 9, "log_every": 1, "eval_every": 6, "checkpoint_every": 6}
 MOVING = recipe(**exact(accumulate=2, average=AverageConfig(start=2), keep=1, **STEPS))
 STOPPED = recipe({"tokens": MemoryTokens(num=2)}, bptt=1, accumulate=2, **STEPS)
 """With dropout, memory tokens and a window that reaches back."""
@@ -72,6 +72,12 @@ def whole_and_stopped(folder: Path, kind: str, world: Ranks) -> None:
         go_on(paths[1], world, until)
 
 
+def end_of(folder: Path) -> Checkpoint:
+    found = checkpoints.last_checkpoint(folder)
+    assert found is not None
+    return found
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
@@ -90,9 +96,8 @@ def test_a_run_moves_from_two_to_one_to_four(kind: str, runs: Path) -> None:
     tolerance = TOLERANCES[torch.float64]
     moved = runs / f"moving-{kind}"
     assert losses(moved) == pytest.approx(losses(runs / "alone"), rel=tolerance.rtol, abs=tolerance.atol)
-    ends = [checkpoints.last_checkpoint(path) for path in (moved, runs / "alone")]
-    assert [end and end.num_ranks for end in ends] == [4, 1]
-    assert ends[0] and ends[1]
+    ends = [end_of(path) for path in (moved, runs / "alone")]
+    assert [end.num_ranks for end in ends] == [4, 1]
     for name in ("cursor", "tokens", "step", "stale", "evaluated"):
         assert ends[0].progress[name] == ends[1].progress[name]
     for part in ("weights", "training"):
@@ -107,8 +112,7 @@ def test_a_run_moves_from_two_to_one_to_four(kind: str, runs: Path) -> None:
 def test_the_same_number_of_processes_goes_on_bit_for_bit(kind: str, size: int, runs: Path) -> None:
     whole, stopped = runs / f"whole-{kind}-{size}", runs / f"stopped-{kind}-{size}"
     assert metrics(stopped) == metrics(whole)
-    ends = [checkpoints.last_checkpoint(path) for path in (whole, stopped)]
-    assert ends[0] and ends[1]
+    ends = [end_of(path) for path in (whole, stopped)]
     for part in checkpoints.PARTS:
         first, second = (end.tensors(part) for end in ends)
         assert first.keys() == second.keys()
@@ -116,9 +120,7 @@ def test_the_same_number_of_processes_goes_on_bit_for_bit(kind: str, size: int, 
 
 
 def test_processes_draw_their_own_dropout(runs: Path) -> None:
-    end = checkpoints.last_checkpoint(runs / "whole-ddp-2")
-    assert end is not None
-    generators = end.tensors("training", "rng/")
+    generators = end_of(runs / "whole-ddp-2").tensors("training", "rng/")
     assert sorted(generators) == ["rng/cpu", "rng/cpu.1"]
     assert not torch.equal(generators["rng/cpu"], generators["rng/cpu.1"])
 
