@@ -94,7 +94,7 @@ def train(
 
 def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
     check(header.recipe)
-    check_spread(header.recipe.train, world)
+    check_spread(header.recipe, world)
     if checkpoints.exported(folder) is not None:
         raise MnemoError(f"{folder} is an export, without what training depends on: start from it with --from")
 

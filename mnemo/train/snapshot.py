@@ -149,7 +149,7 @@ def memory_of_rows(found: Checkpoint, rows: Rows, parts: int) -> dict[str, Tenso
         if begin < rows.end and rows.begin < ends[leaf]:
             begins.setdefault(leaf, begin)
             wanted.setdefault(leaf, []).append(name)
-    names = [name for found in wanted.values() for name in found]
+    names = [name for pieces in wanted.values() for name in pieces]
     tensors = whole or shards.read(found.path, {name: stored[name] for name in names})
     own = {}
     for leaf, pieces in wanted.items():

@@ -22,11 +22,11 @@ from mnemo.checkpoint import build_model, check_weights, load_weights
 from mnemo.data.streams import Batch
 from mnemo.errors import MnemoError
 from mnemo.memory.compressive import CompressiveStage
-from mnemo.memory.infinite import InfiniteStage
+from mnemo.memory.infinite import Infinite, InfiniteStage
 from mnemo.memory.lookahead import LookaheadStage
 from mnemo.model import Model
 from mnemo.parallel import Alone, AnyWorld
-from mnemo.recipe import TrainConfig
+from mnemo.recipe import Recipe, TrainConfig
 from mnemo.state import State
 from mnemo.train.window import Window
 
@@ -82,17 +82,18 @@ def spread(model: Model, loss: Loss, world: AnyWorld, config: TrainConfig, devic
 def layout(model: Model, config: TrainConfig, device: torch.device) -> Literal["ddp", "fsdp"]:
     if config.parallel != "auto":
         return config.parallel
-    if device.type != "cuda":
+    if device.type != "cuda" or _gates(model):
         return "ddp"
     needed = BYTES_PER_WEIGHT * sum(p.numel() * p.element_size() for p in model.parameters())
     total = torch.cuda.get_device_properties(device).total_memory
     return "ddp" if needed <= SHARE_OF_GPU * total else "fsdp"
 
 
-def check(config: TrainConfig, world: AnyWorld) -> None:
+def check(recipe: Recipe, world: AnyWorld) -> None:
     """Refuse what several processes cannot train."""
     if isinstance(world, Alone):
         return
+    config, memories = recipe.train, recipe.model.memory.memories(recipe.model.num_layers)
     if config.batch < world.size * config.accumulate:
         parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
         raise MnemoError(f"{config.batch} rows are too few for {world.size} processes{parts}: each needs one or more")
@@ -100,6 +101,9 @@ def check(config: TrainConfig, world: AnyWorld) -> None:
         raise MnemoError("bptt_memory=replay is for one process: checkpoint needs as little memory in several")
     if config.parallel == "fsdp" and (config.precision == "fp16" or config.compile):
         raise MnemoError("parallel=fsdp takes neither fp16 nor compile: use bf16, or parallel=ddp")
+    gated = any(isinstance(memory, Infinite) and memory.gate != "none" for memory in memories)
+    if gated and (config.parallel == "fsdp" or config.bptt):
+        raise MnemoError("in several processes, an infinite memory with a gate takes parallel=ddp and no bptt")
 
 
 class _SegmentLoss(nn.Module):
@@ -121,12 +125,10 @@ class _SegmentLoss(nn.Module):
 def _ddp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
     model.to(device)
     _always_use(model, [*_by_bin(model), *_dead(model)])
-    wrapped = nn.parallel.DistributedDataParallel(module, find_unused_parameters=bool(_gates(model)))
-    # DDP puts gradients into other buckets after its first backward pass, and the last bits of sums depend on the
-    # buckets: one without data first, and a resumed run sums as the uninterrupted one does.
-    nll, _, _ = wrapped(None, None, True)
-    nll.backward()
-    model.zero_grad(set_to_none=True)
+    searches = bool(_gates(model))
+    wrapped = nn.parallel.DistributedDataParallel(module, find_unused_parameters=searches)
+    if not searches:
+        _settle(wrapped)
 
     def part(last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else wrapped.no_sync()
@@ -135,6 +137,14 @@ def _ddp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
         return [*_unused_bins(model, window), *_dead(model)]
 
     return Spread("DDP", _called(wrapped), part, idle, lambda: nullcontext(model))
+
+
+def _settle(wrapped: nn.Module) -> None:
+    """DDP puts gradients into other buckets after its first backward pass, and the last bits of sums depend on the
+    buckets: with one pass that needs no data first, a resumed run sums as the uninterrupted one does."""
+    nll, _, _ = wrapped(None, None, True)
+    nll.backward()
+    wrapped.zero_grad(set_to_none=True)
 
 
 def _fsdp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
