@@ -76,15 +76,19 @@ class Checkpoint:
         """How many processes wrote it"""
         return self.progress.get("ranks", 1)
 
+    @property
+    def is_sharded(self) -> bool:
+        return "ranks" in self.progress
+
     def file(self, part: str) -> Path:
-        return self.path if self.num_ranks > 1 else self.path / f"{part}.safetensors"
+        return self.path if self.is_sharded else self.path / f"{part}.safetensors"
 
     def layout(self, part: str) -> dict[str, shards.Stored]:
         return {name: stored for name, stored in shards.layout(self.path).items() if part_of(name) == part}
 
     def tensors(self, part: str, prefix: str = "") -> dict[str, Tensor]:
         """A part's tensors whose names begin with `prefix`."""
-        if self.num_ranks == 1:
+        if not self.is_sharded:
             return read_tensors(self.file(part), prefix)
         wanted = {name: stored for name, stored in self.layout(part).items() if name.startswith(prefix)}
         return shards.read(self.path, wanted)
@@ -373,7 +377,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose files are all there, in full length."""
     progress = read_json(path / PROGRESS)
-    sizes, ranks = progress.get("files"), progress.get("ranks", 1)
+    sizes, ranks = progress.get("files"), progress.get("ranks", 0)
     if type(progress.get("step")) is not int or type(ranks) is not int or not isinstance(sizes, dict):
         raise MnemoError(f"{path / PROGRESS} is damaged")
     for name in _tensor_files(path, sizes, ranks):
@@ -388,7 +392,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _tensor_files(path: Path, sizes: dict[str, Any], ranks: int) -> list[str]:
     """Names of the files that must be there; of several processes also those that are, for a reader takes them all."""
-    if ranks == 1:
+    if not ranks:
         return [f"{part}.safetensors" for part in PARTS]
     if not sizes or any(Path(name).name != name for name in sizes):
         raise MnemoError(f"{path / PROGRESS} is damaged: it does not name the checkpoint's files")

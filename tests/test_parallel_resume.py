@@ -26,8 +26,8 @@ from mnemo.recipe import AverageConfig, Recipe
 from mnemo.train import Outcome, create_run, open_data, train
 
 KINDS: tuple[Any, ...] = ("ddp", "fsdp")
-STEPS: dict[str, Any] = {"steps": 6, "batch": 9, "log_every": 1, "eval_every": 6, "checkpoint_every": 6}
-MOVING = recipe(**exact(accumulate=2, average=AverageConfig(start=2), keep=1, **STEPS))
+STEPS: dict[str, Any] = {"steps": 4, "batch": 9, "log_every": 1, "eval_every": 4, "checkpoint_every": 4}
+MOVING = recipe(**exact(accumulate=2, average=AverageConfig(start=2), **STEPS))
 STOPPED = recipe({"tokens": MemoryTokens(num=2)}, bptt=1, accumulate=2, **STEPS)
 """With dropout, memory tokens and a window that reaches back."""
 
@@ -49,7 +49,7 @@ def first_two(folder: Path) -> list[int | None]:
         assert isinstance(world, Ranks)
         for kind in KINDS:
             world.main(lambda kind=kind: str(create_run(of(MOVING, kind), folder / f"moving-{kind}")))
-            signals.append(go_on(folder / f"moving-{kind}", world, until=2).signal)
+            signals.append(go_on(folder / f"moving-{kind}", world, until=1).signal)
             whole_and_stopped(folder, kind, world)
     return signals
 
@@ -68,7 +68,7 @@ def whole_and_stopped(folder: Path, kind: str, world: Ranks) -> None:
     for path in paths:
         world.main(lambda path=path: str(create_run(of(STOPPED, kind), path)))
     go_on(paths[0], world)
-    for until in (3, None):
+    for until in (2, None):
         go_on(paths[1], world, until)
 
 
@@ -85,8 +85,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert ranks.run(2, first_two, folder) == [[signal.SIGTERM] * 2] * 2
     for kind in KINDS:
         path = folder / f"moving-{kind}"
-        assert checkpoints.checkpoint_steps(path) == [2]
-        assert train(path, monitor=Signaller(signal.SIGTERM, step=4)).step == 4
+        assert checkpoints.checkpoint_steps(path) == [0, 1]
+        assert train(path, monitor=Signaller(signal.SIGTERM, step=3)).step == 3
     ranks.run(4, then_four, folder)
     return folder
 

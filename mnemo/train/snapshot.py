@@ -139,7 +139,7 @@ def whole_or_pieces(found: Checkpoint, part: str, model: Model) -> dict[str, Ten
 
 def memory_of_rows(found: Checkpoint, rows: Rows, parts: int) -> dict[str, Tensor]:
     """The memories of some rows in so many parts, whichever parts and processes they were saved by."""
-    whole = found.tensors("memory") if found.num_ranks == 1 else None
+    whole = None if found.is_sharded else found.tensors("memory")
     stored = found.layout("memory") if whole is None else {}
     sizes = {name: tensor.shape[0] for name, tensor in (stored if whole is None else whole).items()}
     begins, wanted, ends = {}, {}, {}
