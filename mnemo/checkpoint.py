@@ -307,9 +307,7 @@ def saving(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise MnemoError(
-            f"cannot save {path}: {error.strerror or error}; what was saved before stays whole"
-        ) from None
+        raise MnemoError(f"cannot save {path}: {error.strerror or error}; what was saved before stays whole") from None
 
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:

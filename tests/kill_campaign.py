@@ -34,7 +34,7 @@ from mnemo.memory import MemoryTokens
 from mnemo.recipe import AverageConfig, Recipe
 from mnemo.train import create_run, train
 
-STEPS: dict[str, Any] = {"batch": 5, "log_every": 1, "eval_every": 6, "checkpoint_every": 3}
+STEPS: dict[str, Any] = {"batch": 5, "log_every": 1, "eval_every": 6, "checkpoint_every": 3, "device": "cpu"}
 LOST = 3
 """Exit code of a process whose job has lost another one."""
 

@@ -24,7 +24,8 @@ from mnemo.train import create_run, train
 
 
 def of(memory: Any = XL(length=6), model: dict[str, Any] | None = None, **changes: Any) -> Recipe:
-    settings = {"steps": 2, "batch": 5, "log_every": 1, "eval_every": 2, "checkpoint_every": 2, "precision": "fp64"}
+    settings = {"steps": 2, "batch": 5, "log_every": 1, "eval_every": 2, "checkpoint_every": 2}
+    settings |= {"precision": "fp64", "device": "cpu"}
     sizes = {"memory": Plan(long=memory), "dropout": DropoutConfig(), **(model or {})}
     return recipe(sizes, **{**settings, **changes})
 
@@ -77,9 +78,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_losses_equal_those_of_one_process(
-    size: int, kind: Any, alone: dict[str, list[float]], tmp_path: Path
-) -> None:
+def test_losses_equal_those_of_one_process(size: int, kind: Any, alone: dict[str, list[float]], tmp_path: Path) -> None:
     chosen = CASES if size == 2 else {name: CASES[name] for name in [*MEMORIES, "adaptive"]}
     if kind == "fsdp":
         chosen = {name: wanted for name, wanted in chosen.items() if name != "infinite"}  # refused
@@ -103,9 +102,7 @@ def as_one_rank(folder: Path, device: str, backend: str, cases: dict[str, Recipe
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)]
-)
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
 def test_a_job_of_one_process(device: str, backend: str, alone: dict[str, list[float]], tmp_path: Path) -> None:
     """On a GPU, this is how DDP, FSDP, NCCL and their checkpoints are tested where there is only one."""
     names, kinds = ("xl", "tokens", "adaptive"), ("ddp", "fsdp")

@@ -87,9 +87,7 @@ def _own_rows(valid: Split, config: EvalConfig, world: AnyWorld | None) -> tuple
         documents = documents[(documents >= begin) & (documents < end)] - begin
         # A row's beginning is an edge in any case, and there has to be one.
         documents = documents if len(documents) else np.zeros(1, dtype=np.int64)
-    return replace(whole, ids=whole.ids[begin:end], documents=documents), replace(
-        config, batch=len(rows), limit=None
-    )
+    return replace(whole, ids=whole.ids[begin:end], documents=documents), replace(config, batch=len(rows), limit=None)
 
 
 def _check_long_enough(recipe: Recipe, valid: Split) -> None:

@@ -13,9 +13,7 @@ from mnemo import shards
 from mnemo.parallel import Alone, AnyWorld
 
 
-def save_together(
-    folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld
-) -> Path:
+def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld) -> Path:
     """Write the checkpoint of `progress["step"]`; where one process fails all do, and earlier ones stay as they are."""
     if isinstance(world, Alone):
         return checkpoints.save_checkpoint(folder, progress, parts)

@@ -65,6 +65,7 @@ def update(
     window = (
         batch if isinstance(batch, Window) else Window((batch,), (count_targets(batch) if tokens is None else tokens,))
     )
+
     def step(segment: Batch, state: State, scored: bool) -> Read:
         with autocast or nullcontext():
             nll, aux, state = forward(model, segment, state, scored)
