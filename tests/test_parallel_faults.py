@@ -23,7 +23,14 @@ from mnemo.recipe import Recipe
 from mnemo.state import leaves
 from mnemo.train import Diverged, Unwatched, create_run, open_data, train, trainer
 
-STEPS: dict[str, Any] = {"batch": 4, "steps": 4, "checkpoint_every": 2, "eval_every": 4, "log_every": 1, "device": "cpu"}
+STEPS: dict[str, Any] = {
+    "batch": 4,
+    "steps": 4,
+    "checkpoint_every": 2,
+    "eval_every": 4,
+    "log_every": 1,
+    "device": "cpu",
+}
 
 
 class Failing:

@@ -26,7 +26,14 @@ from mnemo.recipe import AverageConfig, Recipe
 from mnemo.train import Outcome, create_run, open_data, train
 
 KINDS: tuple[Any, ...] = ("ddp", "fsdp")
-STEPS: dict[str, Any] = {"steps": 4, "batch": 9, "log_every": 1, "eval_every": 4, "checkpoint_every": 4, "device": "cpu"}
+STEPS: dict[str, Any] = {
+    "steps": 4,
+    "batch": 9,
+    "log_every": 1,
+    "eval_every": 4,
+    "checkpoint_every": 4,
+    "device": "cpu",
+}
 MOVING = recipe(**exact(accumulate=2, average=AverageConfig(start=2), **STEPS))
 STOPPED = recipe({"tokens": MemoryTokens(num=2)}, bptt=1, accumulate=2, **STEPS)
 """With dropout, memory tokens and a window that reaches back."""
