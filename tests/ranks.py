@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -43,6 +44,7 @@ def start(size: int, work: Callable[..., Any], *arguments: Any, results: Any = N
 
 
 def _rank(variables: dict[str, Any], results: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    warnings.simplefilter("error")  # as in the tests themselves
     os.environ.update({name: str(value) for name, value in variables.items()})
     faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.stderr)
     try:

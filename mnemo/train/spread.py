@@ -27,7 +27,7 @@ from mnemo.memory.lookahead import LookaheadStage
 from mnemo.model import Model
 from mnemo.parallel import Alone, AnyWorld
 from mnemo.recipe import Recipe, TrainConfig
-from mnemo.state import State
+from mnemo.state import State, tree_map
 from mnemo.train.window import Window
 
 Loss = Callable[..., tuple[Tensor | None, Tensor | float, State]]
@@ -118,8 +118,16 @@ class _SegmentLoss(nn.Module):
             return _zero(self.parameters()), 0.0, state
         if self._again:
             # Inside, so that computing it again is no second forward pass to DDP.
-            return checkpoint(self._loss, self.model, batch, state, scored, use_reentrant=False)  # type: ignore[return-value]
-        return self._loss(self.model, batch, state, scored)
+            read: Any = checkpoint(self._loss, self.model, batch, state, scored, use_reentrant=False)
+        else:
+            read = self._loss(self.model, batch, state, scored)
+        nll, aux, state = read
+        return nll, aux, tree_map(_own, state)
+
+
+def _own(leaf: Tensor) -> Tensor:
+    """FSDP's hooks want no views of other tensors."""
+    return leaf.clone() if leaf.requires_grad and leaf._is_view() else leaf
 
 
 def _ddp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
