@@ -119,12 +119,12 @@ def campaign(
             left = kills - found.total()
             life = Life.draw(chance, size) if left else Life("save", 0, 10**9)
             codes = spend(life, killed, size)
-            steps = checkpoints.checkpoint_steps(killed)
+            saved = checkpoints.checkpoint_steps(killed)
             if codes == [0] * size:
                 break
             assert -signal.SIGKILL in codes and set(codes) <= {-signal.SIGKILL, LOST, 0}, codes
             found[life.kind] += 1
-            say(f"{found.total():3} {name:5}{life.kind:5}rank {life.victim}  codes {codes}  checkpoints {steps}")
+            say(f"{found.total():3} {name:5}{life.kind:5}rank {life.victim}  codes {codes}  checkpoints {saved}")
         compare(whole, killed, name)
         say(f"    {killed.name} ({name}) equals the uninterrupted run, bit for bit")
         if found.total() >= kills:
