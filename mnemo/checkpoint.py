@@ -3,6 +3,7 @@
     runs/NAME/recipe.json                     what the run depends on
     runs/NAME/checkpoints/step-00000200/      weights, training (optimizer, averages, generators), memory: .safetensors
                                               progress.json: everything else, and the sizes of the other files
+                                              (several processes: shard-*.safetensors, with the same tensors)
     runs/NAME/best.json                       the step with the lowest validation loss
 
 A checkpoint is written under another name, flushed to the disk and then renamed: where a name exists, it is whole.
@@ -25,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mnemo import __version__
+from mnemo import __version__, shards
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, one_line, shorten, unknown
 from mnemo.model import Model, ModelConfig
@@ -42,6 +43,8 @@ TOKENIZER = "tokenizer.json"
 FORMAT_VERSION = 1
 RUNS = Path("runs")
 RECIPE, BEST, PROGRESS, CHECKPOINTS = "recipe.json", "best.json", "progress.json", "checkpoints"
+EXPORT = "export.json"
+"""In the folder of an exported model: the step of its weights, which lie beside it."""
 PREFIX, PARTIAL = "step-", ".tmp-"
 PARTS = ("weights", "training", "memory")
 
@@ -69,8 +72,35 @@ class Checkpoint:
     def step(self) -> int:
         return self.progress["step"]
 
-    def tensors(self, part: str) -> dict[str, Tensor]:
-        return read_tensors(self.path / f"{part}.safetensors")
+    @property
+    def num_ranks(self) -> int:
+        """How many processes wrote it"""
+        return self.progress.get("ranks", 1)
+
+    @property
+    def is_sharded(self) -> bool:
+        return "ranks" in self.progress
+
+    def file(self, part: str) -> Path:
+        return self.path if self.is_sharded else self.path / f"{part}.safetensors"
+
+    def layout(self, part: str) -> dict[str, shards.Stored]:
+        return {name: stored for name, stored in shards.layout(self.path).items() if part_of(name) == part}
+
+    def tensors(self, part: str, prefix: str = "") -> dict[str, Tensor]:
+        """A part's tensors whose names begin with `prefix`."""
+        if not self.is_sharded:
+            return read_tensors(self.file(part), prefix)
+        wanted = {name: stored for name, stored in self.layout(part).items() if name.startswith(prefix)}
+        return shards.read(self.path, wanted)
+
+
+def part_of(name: str) -> str:
+    """Which part of a checkpoint a tensor belongs to."""
+    first, slash, _ = name.partition("/")
+    if first.isdecimal():
+        return "memory"
+    return "training" if slash and first in ("optimizer", "average", "rng") else "weights"
 
 
 @dataclass(frozen=True)
@@ -96,7 +126,7 @@ def open_run(
         raise MnemoError(f"{path} has no whole checkpoint yet")
     with torch.device("meta"):
         model = build_model(header.recipe.model, header.recipe.train.precision)
-    weights, path_of_weights = evaluated_weights(checkpoint), checkpoint.path / "weights.safetensors"
+    weights, path_of_weights = evaluated_weights(checkpoint), checkpoint.file("weights")
     check_weights(model, weights, path_of_weights)  # before there is room for a model of the recipe's size
     model.to_empty(device=pick_device(device))
     load_weights(model, weights, path_of_weights)
@@ -140,7 +170,7 @@ def evaluated_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     weights = checkpoint.tensors("weights")
     if not checkpoint.progress["average_count"]:
         return weights
-    averages = read_tensors(checkpoint.path / "training.safetensors", "average/")
+    averages = checkpoint.tensors("training", "average/")
     return weights | {name.removeprefix("average/"): tensor for name, tensor in averages.items()}
 
 
@@ -248,49 +278,59 @@ def sync_folder(folder: Path) -> None:
 def save_checkpoint(folder: Path, progress: dict[str, Any], parts: Mapping[str, Tensors]) -> Path:
     """Write the checkpoint of `progress["step"]`; where that fails, earlier ones stay as they are."""
     target = checkpoint_path(folder, progress["step"])
-    partial = None
+    partial = begin_checkpoint(target)
     try:
+        with saving(target):
+            for part, tensors in parts.items():
+                write_tensors(partial / f"{part}.safetensors", tensors)
+        commit_checkpoint(partial, target, progress)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def begin_checkpoint(target: Path) -> Path:
+    """The folder in which the files of a checkpoint are written before it takes its name."""
+    with saving(target):
         target.parent.mkdir(exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
-        _fill(partial, progress, parts)
+        partial.chmod(0o755)
+        return partial
+
+
+def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any]) -> None:
+    """Complete a checkpoint whose tensors are on the disk, and give it its name."""
+    with saving(target):
+        sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+        write_json(partial / PROGRESS, {**progress, "files": sizes})
         if target.exists():
             # Whole ones are never written twice, so this one is damaged.
             target.rename(_aside(target))
         partial.rename(target)
         sync_folder(target.parent)
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """A disk that is full or gone, in words."""
+    try:
+        yield
     except OSError as error:
-        raise _not_saved(target, error) from None
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-    return target
+        raise MnemoError(f"cannot save {path}: {error.strerror or error}; what was saved before stays whole") from None
 
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace what a checkpoint says besides its tensors, which are those of the same step."""
-    progress = {**progress, "files": checkpoint.progress["files"]}
-    try:
+    kept = {name: checkpoint.progress[name] for name in ("files", "ranks") if name in checkpoint.progress}
+    progress = {**progress, **kept}
+    with saving(checkpoint.path):
         write_json(checkpoint.path / PROGRESS, progress)
-    except OSError as error:
-        raise _not_saved(checkpoint.path, error) from None
     return Checkpoint(checkpoint.path, progress)
-
-
-def _not_saved(path: Path, error: OSError) -> MnemoError:
-    return MnemoError(f"cannot save {path}: {error.strerror or error}; what was saved before stays whole")
 
 
 def _aside(path: Path) -> Path:
     """A name that no reader looks at, and that `remove_partial` removes."""
     return path.with_name(f"{PARTIAL}{path.name}")
-
-
-def _fill(folder: Path, progress: dict[str, Any], parts: Mapping[str, Tensors]) -> None:
-    folder.chmod(0o755)
-    for part, tensors in parts.items():
-        write_tensors(folder / f"{part}.safetensors", tensors)
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    write_json(folder / PROGRESS, {**progress, "files": sizes})
 
 
 def write_tensors(path: Path, tensors: Tensors) -> None:
@@ -328,18 +368,19 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose files are all there, in full length."""
     progress = read_json(path / PROGRESS)
-    sizes = progress.get("files")
+    sizes, ranks = progress.get("files"), progress.get("ranks", 0)
     require(
         {
             "step": is_count(progress.get("step")),
+            "ranks": is_count(ranks),
             "files": isinstance(sizes, dict),
             "average_count": is_count(progress.get("average_count")),
         },
         path / PROGRESS,
     )
     assert isinstance(sizes, dict)
-    for part in PARTS:
-        file = path / f"{part}.safetensors"
+    for name in _tensor_files(path, sizes, ranks):
+        file = path / name
         problem = file_problem(file)
         if problem is None and file.stat().st_size != sizes.get(file.name):
             problem = "is not the file that was saved"
@@ -348,13 +389,58 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, progress)
 
 
+def _tensor_files(path: Path, sizes: dict[str, Any], ranks: int) -> list[str]:
+    """Names of the files that must be there; of several processes also those that are, for a reader takes them all."""
+    if not ranks:
+        return [f"{part}.safetensors" for part in PARTS]
+    if not sizes or any(Path(name).name != name for name in sizes):
+        raise MnemoError(f"{path / PROGRESS} is damaged: it does not name the checkpoint's files")
+    return sorted({*sizes, *(file.name for file in path.glob(f"*{shards.SUFFIX}"))})
+
+
 def checkpoint_steps(folder: Path) -> list[int]:
     """Steps that have a checkpoint, whole or damaged, in ascending order."""
     names = (path.name.removeprefix(PREFIX) for path in (folder / CHECKPOINTS).glob(f"{PREFIX}*"))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
+def exported(folder: Path) -> Checkpoint | None:
+    """The weights of an exported model, where the folder is one."""
+    if not (folder / EXPORT).is_file():
+        return None
+    data = read_json(folder / EXPORT)
+    if type(data.get("step")) is not int:
+        raise MnemoError(f"{folder / EXPORT} is damaged")
+    return Checkpoint(folder, {"step": data["step"], "average_count": 0})
+
+
+def export_run(run: Path, target: Path, which: Literal["best", "last"] = "best") -> Checkpoint:
+    """One folder with a run's recipe, tokenizer and weights as they were evaluated, whoever trained them."""
+    found = best_checkpoint(run) if which == "best" else last_checkpoint(run)
+    if found is None:
+        raise MnemoError(f"{run} has no whole checkpoint yet")
+    if target.exists():
+        raise MnemoError(f"{target} exists: --output names another folder")
+    with saving(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
+        try:
+            partial.chmod(0o755)
+            for name in (RECIPE, TOKENIZER):
+                if (run / name).is_file():
+                    shutil.copyfile(run / name, partial / name)
+            write_tensors(partial / "weights.safetensors", evaluated_weights(found))
+            write_json(partial / EXPORT, {"run": run.name, "step": found.step})
+            partial.rename(target)
+            sync_folder(target.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return found
+
+
 def last_checkpoint(folder: Path) -> Checkpoint | None:
+    if (found := exported(folder)) is not None:
+        return found
     steps = checkpoint_steps(folder)
     return read_checkpoint(checkpoint_path(folder, steps[-1])) if steps else None
 
@@ -375,6 +461,8 @@ def write_best(folder: Path, step: int, loss: float) -> None:
 
 
 def best_checkpoint(folder: Path) -> Checkpoint | None:
+    if (found := exported(folder)) is not None:
+        return found
     if not (folder / BEST).exists():
         return last_checkpoint(folder)
     step = read_json(folder / BEST).get("step")

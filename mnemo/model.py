@@ -248,6 +248,7 @@ class Model(nn.Module):
         """
         rows = embeddings.shape[1]
         blocks = mask if isinstance(mask, Blocks) else None
+        losses = {} if aux is None else aux
         segment = Segment(
             relation=self._relations(state, rows, tables, 0 if blocks is None else blocks.reach),
             lengths=lengths,
@@ -255,8 +256,8 @@ class Model(nn.Module):
             blocks=blocks,
             record=record,
             notes=notes,
-            aux={} if aux is None else aux,
             recompute=recompute,
+            add_loss=partial(_add_loss, losses),
         )
         embeddings = embeddings.to(compute_dtype(embeddings))
         x = self.drop_input(self.at_input(embeddings, positions, rows))
@@ -266,7 +267,7 @@ class Model(nn.Module):
             after.append(memory)
         x = self.norm(x)
         if self.training:
-            segment.aux.update(self._penalties(x[:, text]))
+            losses.update(self._penalties(x[:, text]))
         return self.drop_output(x), tuple(after)
 
     def _through(self, index: int, stage: nn.Module, x: Tensor, memory: Any, segment: Segment) -> tuple[Tensor, Any]:
@@ -275,8 +276,9 @@ class Model(nn.Module):
             return stage(x, memory, segment)
 
         def read(x: Tensor, memory: Any) -> tuple[Tensor, Any, dict[str, Tensor]]:
-            own = replace(segment, aux={}, recompute=False)
-            return *stage(x, memory, own), own.aux
+            losses: dict[str, Tensor] = {}
+            own = replace(segment, add_loss=partial(_add_loss, losses), recompute=False)
+            return *stage(x, memory, own), losses
 
         x, memory, losses = segment.through(read, x, memory)
         for name, value in losses.items():
@@ -474,6 +476,10 @@ def _layer(config: ModelConfig, index: int) -> nn.Module:
         activation=config.activation,
         dropout=config.dropout,
     )
+
+
+def _add_loss(losses: dict[str, Tensor], name: str, value: Tensor) -> None:
+    losses[name] = losses[name] + value if name in losses else value
 
 
 def stage_layers(plan: Plan, num_layers: int) -> list[list[int]]:

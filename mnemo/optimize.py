@@ -74,8 +74,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
     """Scale gradients by min(1, limit / (norm + 1e-6)); the global norm before that."""
     if limit is None:
-        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return nn.utils.clip_grad_norm_(parameters, limit)
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    else:
+        norm = nn.utils.clip_grad_norm_(parameters, limit)
+    # Where processes have pieces of the weights, this is where they sum up their pieces' norms.
+    return norm if type(norm) is Tensor else norm.full_tensor()  # type: ignore[attr-defined]
 
 
 def learning_rate(
@@ -177,11 +180,18 @@ class Average:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The model carries the averaged weights inside this context; its own where there is no average yet."""
-        own = [parameter.data for parameter in self.parameters]
-        for parameter, value in zip(self.parameters, self.values or own, strict=True):
-            parameter.data = value
+        if not self.values:
+            yield
+            return
+        own = [parameter.detach().clone() for parameter in self.parameters]
+        self._put(self.values)
         try:
             yield
         finally:
-            for parameter, value in zip(self.parameters, own, strict=True):
-                parameter.data = value
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, values: Sequence[Tensor]) -> None:
+        """Copied, because a piece of a divided weight cannot be exchanged for another tensor."""
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)

@@ -153,6 +153,16 @@ class TrainConfig:
     """Checkpoints to keep besides the best."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """At a loss or gradient that is no finite number: end the run; or pass the batch over, so that neither weights nor
+    memory see it, which makes every step wait for its numbers."""
+    spike: float | None = None
+    """Treat a step like one without a finite loss where its loss is this many times that of recent steps."""
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """Several processes (torchrun): all keep the weights, or each a share of them, which auto takes where GPUs are too
+    small."""
+    timeout: float = 600.0
+    """Seconds that a process waits for the others of its job before it gives up."""
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "segment", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep")
@@ -162,6 +172,10 @@ class TrainConfig:
         if not 0 <= self.seed < 2**62:
             raise ValueError(f"seed {self.seed} is not between 0 and 2^62")
         check_sizes(self, LIMITS)
+        if self.timeout <= 0:
+            raise ValueError(f"timeout {self.timeout} must be positive")
+        if self.spike is not None and self.spike <= 1:
+            raise ValueError(f"spike {self.spike} must be above 1: it is a multiple of the usual loss")
         if self.context < 0:
             raise ValueError(f"context {self.context} is negative")
         if self.bptt < 0:

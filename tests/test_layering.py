@@ -29,6 +29,7 @@ LEVELS = [
         "parallel",
         "presets",
         "recipe",
+        "shards",
         "track",
         "train",
     },

@@ -83,6 +83,12 @@ def metrics(folder: Path) -> bytes:
 def train_and_die(folder: str, data: str, operation: int) -> None:
     """Train in this process, which is killed at the given file operation of its checkpoints or metrics."""
     os.environ["MNEMO_DATA"] = data
+    die_at(operation)
+    train(Path(folder))
+
+
+def die_at(operation: int) -> None:
+    """Let this process be killed at its file operation of this number."""
     left = operation
 
     def mortal(function: Callable[..., Any], last_deed: Callable[..., None] | None = None) -> Callable[..., Any]:
@@ -102,7 +108,6 @@ def train_and_die(folder: str, data: str, operation: int) -> None:
     Path.replace = mortal(Path.replace)
     checkpoint.save_file = mortal(checkpoint.save_file, _write_half)
     JsonLines.append = mortal(JsonLines.append, _append_half)
-    train(Path(folder))
 
 
 def _write_half(tensors: Any, path: Path, metadata: Any) -> None:

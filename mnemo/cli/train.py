@@ -12,11 +12,16 @@ Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256
 RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C or SIGTERM finishes the step, saves
 and says how to go on (exit code 130 or 143); a second one stops at once. A loss that is not finite ends the run with
 exit code 1 and leaves its last good checkpoint. --json prints the result for programs.
+
+Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The batch's rows
+are divided; --resume takes any number of processes. With --max-restarts, torchrun starts a job again that has failed,
+and it goes on from its last checkpoint.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import cleandoc
 from itertools import count
@@ -25,16 +30,17 @@ from typing import Annotated, Any
 
 import tyro
 
-from mnemo.checkpoint import RUNS, find_run, read_header
-from mnemo.cli import overrides
+from mnemo.checkpoint import RECIPE, RUNS, find_run, read_header
+from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
 from mnemo.cli.console import print_json
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
-from mnemo.errors import MnemoError
+from mnemo.errors import CheckFailed, MnemoError
+from mnemo.parallel import AnyWorld, OfRank, is_main, joined, may_start_again, starts_again
 from mnemo.presets import documentation, listing, preset
 from mnemo.recipe import Recipe
 from mnemo.track import Service, open_tracker
-from mnemo.train import Outcome, create_run, train
+from mnemo.train import Outcome, Unwatched, create_run, train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,17 @@ class Resume:
 
 
 def main(argv: list[str]) -> int:
+    try:
+        return _main(argv)
+    except OfRank:
+        raise
+    except MnemoError as error:
+        if is_main():
+            raise
+        return EXIT_CHECK_FAILED if isinstance(error, CheckFailed) else EXIT_USAGE  # the main process says why
+
+
+def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: mnemo train PRESET [options]\n\n" + (__doc__ or "").strip())
         return 0
@@ -80,21 +97,40 @@ def main(argv: list[str]) -> int:
 def _resume(argv: list[str]) -> int:
     default = Resume(resume=tyro.MISSING)
     args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Go on with a run.")
-    with watching() as watcher:
-        return _run(find_run(args.resume, args.runs), watcher, args)
+    folder = find_run(args.resume, args.runs)
+    config = read_header(folder).recipe.train
+    with joined(config.device, config.timeout) as world, _watching() as watcher:
+        return _run(folder, watcher, args, world)
 
 
 def _start(argv: list[str]) -> int:
     base, recipe, rest = _base(argv)
     about = cleandoc(documentation(base)) if rest != argv else f"Start from the weights of {base}."
     args = overrides.parse(NewRun, NewRun(recipe=recipe), rest, prog=f"mnemo train {base}", description=about)
+    if args.name is None and may_start_again():
+        raise MnemoError("torchrun --max-restarts needs --name: a job that starts again has to find its run")
     name = args.name or _free_name(args.runs, base.replace("@", "-"))
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
     source = None if args.from_ is None else find_run(args.from_, args.runs)
-    with watching() as watcher:
-        create_run(args.recipe, args.runs / name, preset=base, source=source, monitor=watcher)
-        return _run(args.runs / name, watcher, args)
+    config = args.recipe.train
+    with joined(config.device, config.timeout) as world, _watching() as watcher:
+
+        def create() -> str:
+            folder = args.runs / name
+            if not (starts_again() and (folder / RECIPE).exists()):
+                create_run(args.recipe, folder, preset=base, source=source, monitor=watcher)
+            return str(folder)
+
+        return _run(Path(world.main(create)), watcher, args, world)
+
+
+def _watching() -> AbstractContextManager[Watcher]:
+    return watching() if is_main() else nullcontext(_Silent())
+
+
+class _Silent(Unwatched):
+    unit = ""
 
 
 def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
@@ -113,14 +149,16 @@ def _free_name(runs: Path, base: str) -> str:
     return next(name for name in (f"{base}-{i}" for i in count(1)) if not (runs / name).exists())
 
 
-def _run(folder: Path, watcher: Watcher, args: NewRun | Resume) -> int:
+def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld) -> int:
     header = read_header(folder)
     watcher.unit = str(header.corpus.get("unit"))
-    tracker = open_tracker(args.track, folder, to_json(header.recipe))
-    outcome = train(folder, monitor=watcher, tracker=tracker)
+    tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
+    outcome = train(folder, monitor=watcher, tracker=tracker, world=world)
     if outcome.signal is not None:
         watcher.note(f"stopped and saved after step {outcome.step:,}; go on with: mnemo train --resume {folder}")
         return 128 + outcome.signal
+    if not is_main():
+        return 0
     if args.json:
         print_json(_summary(outcome))
         return 0

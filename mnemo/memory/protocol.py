@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -110,10 +110,10 @@ class Segment:
     record: list[Attended] | None = None
     notes: dict[str, Tensor] | None = None
     """Where asked for, what stages have to tell, by name"""
-    aux: dict[str, Tensor] = field(default_factory=dict)
-    """Auxiliary losses that stages add to"""
     recompute: bool = False
     """Keep what goes into a layer, not what is inside it, and compute that again in the backward pass"""
+    add_loss: Callable[[str, Tensor], None] = lambda name, value: None
+    """Takes auxiliary losses by name. Not a dictionary of them: FSDP passes copies of containers on to stages"""
 
     def mask(self, slots: int) -> Causal | Blocks:
         """The mask of a layer whose memory has this many slots."""
@@ -131,9 +131,6 @@ class Segment:
         if not self.recompute or not torch.is_grad_enabled():
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False)
-
-    def add_loss(self, name: str, value: Tensor) -> None:
-        self.aux[name] = self.aux[name] + value if name in self.aux else value
 
 
 class Stage(Protocol):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
 from mnemo.data.progress import ShowProgress, silent
 from mnemo.data.streams import ContiguousStream, SentenceStream, Stream
 from mnemo.errors import MnemoError
-from mnemo.evaluate import evaluate
+from mnemo.evaluate import evaluate, first_symbols
 from mnemo.model import Model
-from mnemo.recipe import Recipe
+from mnemo.parallel import Alone, AnyWorld
+from mnemo.recipe import EvalConfig, Recipe
+from mnemo.train.spread import Rows
 
 
 class Scored(NamedTuple):
@@ -33,10 +37,12 @@ class Data:
     """Scores a model on the validation set; None where there is none"""
     tokenizer: dict[str, Any] | None = None
     """How text becomes tokens, as JSON; None where it is no text"""
+    divided: bool = False
+    """Whether `score` scores only those rows of the validation set that are this process's"""
 
 
-def open_data(recipe: Recipe, show: ShowProgress = silent) -> Data:
-    """The recipe's corpus."""
+def open_data(recipe: Recipe, show: ShowProgress = silent, world: AnyWorld | None = None) -> Data:
+    """The recipe's corpus; of `world`, several processes share the rows of an evaluation."""
     corpus = load(recipe.data.corpus, show=show)
     info = {"name": corpus.name, "unit": corpus.tokenizer.unit, "vocab_size": corpus.vocab_size}
     valid = corpus.split("valid") if "valid" in corpus.splits else None
@@ -44,10 +50,13 @@ def open_data(recipe: Recipe, show: ShowProgress = silent) -> Data:
     def score(model: Model, show: ShowProgress) -> Scored:
         assert valid is not None
         train, data = recipe.train, recipe.data
+        part, config = (valid, recipe.evaluation) if not divided else _own_rows(valid, recipe.evaluation, world)
+        if not config.batch:
+            return Scored(0.0, 0)
         result = evaluate(
             model,
-            valid,
-            recipe.evaluation,
+            part,
+            config,
             segment=train.segment,
             context=train.context,
             documents=data.documents,
@@ -56,12 +65,29 @@ def open_data(recipe: Recipe, show: ShowProgress = silent) -> Data:
         )
         return Scored(result.loss, result.tokens)
 
+    divided = world is not None and world.size > 1 and recipe.data.order == "contiguous"
     if valid is not None:
         _check_long_enough(recipe, valid)
     train_split = corpus.split("train")
     info |= {"documents": train_split.documents is not None, "fingerprint": corpus.fingerprint()}
     stream = build_stream(recipe, train_split, corpus)
-    return Data(info, stream, None if valid is None else score, corpus.tokenizer.to_json())
+    return Data(info, stream, None if valid is None else score, corpus.tokenizer.to_json(), divided)
+
+
+def _own_rows(valid: Split, config: EvalConfig, world: AnyWorld | None) -> tuple[Split, EvalConfig]:
+    """A text of this process's rows only: rows lie one after the other."""
+    rows = Rows.of(world or Alone(), config.batch)
+    if not len(rows):
+        return valid, replace(config, batch=0)
+    whole = first_symbols(valid, config.limit)
+    width = len(whole.ids) // config.batch
+    begin, end = rows.begin * width, rows.end * width
+    documents = whole.documents
+    if documents is not None:
+        documents = documents[(documents >= begin) & (documents < end)] - begin
+        # A row's beginning is an edge in any case, and there has to be one.
+        documents = documents if len(documents) else np.zeros(1, dtype=np.int64)
+    return replace(whole, ids=whole.ids[begin:end], documents=documents), replace(config, batch=len(rows), limit=None)
 
 
 def _check_long_enough(recipe: Recipe, valid: Split) -> None:

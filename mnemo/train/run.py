@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from mnemo.checkpoint import Checkpoint, RunHeader, build_model, pick_device
 from mnemo.errors import MnemoError
 from mnemo.machine import require_training_room
 from mnemo.model import Model
-from mnemo.recipe import Recipe
+from mnemo.parallel import Alone, AnyWorld, joined
+from mnemo.recipe import Recipe, TrainConfig
 from mnemo.track import NoTracker, Tracker
 from mnemo.train.data import Data, open_data
 from mnemo.train.precision import safe_kernels
+from mnemo.train.spread import check as check_spread
 from mnemo.train.trainer import Outcome, Trainer
 from mnemo.train.watch import Monitor, Unwatched, stop_on_signals
 
@@ -44,9 +47,10 @@ def create_run(
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
     if source is not None:
-        start = _first_checkpoint(checkpoints.find_run(source))
-        checkpoints.check_weights(model, _weights(start, model), start.path / "weights.safetensors")
-        origin = {"run": str(start.path.parent.parent.resolve()), "step": start.step}
+        first = checkpoints.find_run(source)
+        start = _first_checkpoint(first)
+        checkpoints.check_weights(model, _weights(start, model), start.file("weights"))
+        origin = {"run": str(first.resolve()), "step": start.step}
     if recipe != asked:
         sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
         monitor.note(f"vocabulary: {sizes}")
@@ -56,21 +60,44 @@ def create_run(
 
 
 def train(
-    folder: Path, *, data: Data | None = None, monitor: Monitor | None = None, tracker: Tracker | None = None
+    folder: Path,
+    *,
+    data: Data | None = None,
+    monitor: Monitor | None = None,
+    tracker: Tracker | None = None,
+    world: AnyWorld | None = None,
 ) -> Outcome:
-    """Train a run from where it stands: from its last whole checkpoint, or from the beginning."""
-    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    """Train a run from where it stands: from its last whole checkpoint, or from the beginning.
+
+    Processes that torchrun has started train it together; `world` is for those that have met already.
+    """
     header = checkpoints.read_header(folder)
-    check(header.recipe)
-    data = data or open_data(header.recipe, monitor.show)
+    if world is None:
+        config = header.recipe.train
+        with joined(config.device, config.timeout) as world:
+            return train(folder, data=data, monitor=monitor, tracker=tracker, world=world)
+    if world.rank:
+        monitor, tracker = None, None
+    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    world.together(lambda: _check_run(folder, header, world))
+    data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
     if data.info != header.corpus:
         raise MnemoError(f"corpus '{header.corpus.get('name')}' has changed since {folder} was started on it")
-    kernels = safe_kernels(header.recipe.train.precision, pick_device(header.recipe.train.device), monitor)
-    with checkpoints.locked(folder), kernels, stop_on_signals() as stop:
-        trainer = Trainer(folder, header, data, monitor, tracker)
+    config = header.recipe.train
+    kernels = safe_kernels(config.precision, pick_device(config.device), monitor)
+    with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
+        world.main(lambda: stack.enter_context(checkpoints.locked(folder)))
+        trainer = Trainer(folder, header, data, monitor, tracker, world)
         _describe(trainer, header, monitor)
         with trainer.started(lambda: _first_weights(trainer.model, header)):
             return trainer.run(stop)
+
+
+def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
+    check(header.recipe)
+    check_spread(header.recipe, world)
+    if checkpoints.exported(folder) is not None:
+        raise MnemoError(f"{folder} is an export, without what training depends on: start from it with --from")
 
 
 def check(recipe: Recipe) -> None:
@@ -113,8 +140,9 @@ def _first_checkpoint(folder: Path) -> Checkpoint:
 def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
     if header.source is None:
         return None
-    path = checkpoints.checkpoint_path(Path(header.source["run"]), header.source["step"])
-    return _weights(checkpoints.read_checkpoint(path), model)
+    folder, step = Path(header.source["run"]), header.source["step"]
+    found = checkpoints.exported(folder) or checkpoints.read_checkpoint(checkpoints.checkpoint_path(folder, step))
+    return _weights(found, model)
 
 
 def _weights(source: Checkpoint, model: Model) -> dict[str, Tensor]:
@@ -136,4 +164,18 @@ def _describe(trainer: Trainer, header: RunHeader, monitor: Monitor) -> None:
     monitor.note(f"validation: segment {scored.segment or train.segment}, memory {kept}")
     monitor.note(f"device: {trainer.device}, {train.precision}")
     monitor.note(f"step: {trainer.engine.describe()}")
+    if not isinstance(trainer.world, Alone):
+        monitor.note(_who_does_what(trainer, train))
     monitor.note(f"run: {trainer.folder}")
+
+
+def _who_does_what(trainer: Trainer, train: TrainConfig) -> str:
+    least, more = divmod(train.batch, trainer.world.size)
+    rows = f"{least} to {least + 1}" if more else str(least)
+    holds = {"DDP": "all weights", "FSDP": "a share of the weights"}[trainer.spread.kind]
+    parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
+    kind = trainer.device.type
+    return (
+        f"processes: {trainer.world.size} ({trainer.spread.kind}), each with {holds} and {rows} of the "
+        f"{train.batch} rows{parts}, on its own {'GPU' if kind == 'cuda' else kind.upper()}"
+    )

@@ -7,15 +7,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mnemo.checkpoint import check_like
+from mnemo import shards
+from mnemo.checkpoint import Checkpoint, check_like
 from mnemo.data.streams import Cursor
 from mnemo.errors import MnemoError, one_line
 from mnemo.model import Model
 from mnemo.optimize import Average, Plateau
+from mnemo.parallel import AnyWorld
 from mnemo.state import State, leaves, tree_map
+from mnemo.train.spread import Rows
 from mnemo.train.validate import check_progress
 
 _ADAM = frozenset({"step", "exp_avg", "exp_avg_sq"})
@@ -50,6 +54,12 @@ class Progress:
     """Evaluations since the best"""
     evaluated: int = 0
     """The last step that was evaluated"""
+    skipped: int = 0
+    """Updates that were left out because their numbers were not usable"""
+    in_a_row: int = 0
+    """How many of these were the last ones"""
+    usual_loss: float | None = None
+    """Of recent steps, where spikes are watched for"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +68,7 @@ class Progress:
     def from_json(data: Mapping[str, Any], path: Path) -> Progress:
         check_progress(data, path)
         try:
-            known = {name: data[name] for name in Progress.__dataclass_fields__}
+            known = {name: data[name] for name in Progress.__dataclass_fields__ if name in data or name not in NEWER}
             known["past"] = tuple(data["past"])
             known["interval"] = tuple((float(loss), int(count)) for loss, count in data["interval"])
             known["plateau"] = Plateau(**data["plateau"])
@@ -68,12 +78,18 @@ class Progress:
             raise MnemoError(f"{path} is damaged: {error}") from None
 
 
-def training_tensors(model: Model, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
-    """Optimizer moments, averaged weights and random generators, by name."""
-    tensors = {"rng/cpu": torch.get_rng_state()}
+NEWER = {"skipped", "in_a_row", "usual_loss"}
+"""Fields that older checkpoints do not have"""
+
+
+def training_tensors(
+    model: Model, optimizer: torch.optim.Optimizer, average: Average | None, rank: int = 0
+) -> dict[str, Tensor]:
+    """Optimizer moments, averaged weights and this process's random generators, by name."""
+    tensors = {_generator("cpu", rank): torch.get_rng_state()}
     device = next(model.parameters()).device
     if device.type == "cuda":
-        tensors["rng/cuda"] = torch.cuda.get_rng_state(device)
+        tensors[_generator("cuda", rank)] = torch.cuda.get_rng_state(device)
     for name, parameter in model.named_parameters():
         moments = optimizer.state.get(parameter, {})
         tensors |= {f"optimizer/{name}/{key}": value for key, value in moments.items() if isinstance(value, Tensor)}
@@ -89,19 +105,74 @@ def restore_training(
     average: Average | None,
     average_count: int,
     path: Path,
+    rank: int | None = 0,
 ) -> None:
+    """`rank`: whose generators to restore; None leaves them as they are."""
     _restore_optimizer(tensors, model, optimizer, path)
     if average is not None and average_count:
         average.restore([_like(tensors, f"average/{n}", p, path) for n, p in model.named_parameters()], average_count)
-    generator = _named(tensors, "rng/cpu", path)
-    check_like(generator, torch.get_rng_state(), "rng/cpu", path)
+    if rank is None:
+        return
+    _set_generator(tensors, rank, path)
+    device, on_gpu = next(model.parameters()).device, _generator("cuda", rank)
+    if device.type == "cuda" and on_gpu in tensors:
+        torch.cuda.set_rng_state(tensors[on_gpu], device)
+
+
+def _set_generator(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
+    name = _generator("cpu", rank)
+    generator = _named(tensors, name, path)
+    check_like(generator, torch.get_rng_state(), name, path)
     try:
         torch.set_rng_state(generator)
     except RuntimeError as error:
-        raise MnemoError(f"{path} is damaged: 'rng/cpu' is no random generator's state ({one_line(error)})") from None
-    device = next(model.parameters()).device
-    if device.type == "cuda" and "rng/cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["rng/cuda"], device)
+        raise MnemoError(f"{path} is damaged: '{name}' is no random generator's state ({one_line(error)})") from None
+
+
+def _generator(kind: str, rank: int) -> str:
+    return f"rng/{kind}.{rank}" if rank else f"rng/{kind}"
+
+
+def seed_process(seed: int, world: AnyWorld, step: int) -> None:
+    """Random numbers of this process's own; an uninterrupted single process goes on with those of the first weights."""
+    mixed = np.random.SeedSequence([seed, world.size, world.rank, step]).generate_state(1, np.uint64)
+    torch.manual_seed(int(mixed[0]) >> 1)
+
+
+def whole_or_pieces(found: Checkpoint, part: str, model: Model) -> dict[str, Tensor]:
+    """A part's tensors, in pieces where this process has pieces of the weights they belong to."""
+    if type(next(model.parameters()).data) is Tensor:
+        return found.tensors(part)
+    weights = dict(model.named_parameters())
+
+    def owner(name: str) -> Tensor | None:
+        kind, _, rest = name.partition("/")
+        known = {"optimizer": rest.rpartition("/")[0], "average": rest}
+        return weights.get(known.get(kind, name))
+
+    return shards.read(found.path, found.layout(part), owner)
+
+
+def memory_of_rows(found: Checkpoint, rows: Rows, parts: int) -> dict[str, Tensor]:
+    """The memories of some rows in so many parts, whichever parts and processes they were saved by."""
+    whole = None if found.is_sharded else found.tensors("memory")
+    stored = found.layout("memory") if whole is None else {}
+    sizes = {name: tensor.shape[0] for name, tensor in (stored if whole is None else whole).items()}
+    begins, wanted, ends = {}, {}, {}
+    for name in sorted(sizes, key=lambda name: int(name.partition("/")[0])):
+        leaf = name.partition("/")[2]
+        begin, ends[leaf] = ends.get(leaf, 0), ends.get(leaf, 0) + sizes[name]
+        if begin < rows.end and rows.begin < ends[leaf]:
+            begins.setdefault(leaf, begin)
+            wanted.setdefault(leaf, []).append(name)
+    names = [name for pieces in wanted.values() for name in pieces]
+    tensors = whole or shards.read(found.path, {name: stored[name] for name in names})
+    own = {}
+    for leaf, pieces in wanted.items():
+        first = begins[leaf]
+        joined = torch.cat([tensors[name] for name in pieces])[rows.begin - first : rows.end - first]
+        own |= {f"{part}/{leaf}": piece for part, piece in enumerate(joined.tensor_split(parts))}
+    return own
 
 
 def _restore_optimizer(
@@ -142,8 +213,9 @@ def _like(tensors: Mapping[str, Tensor], name: str, expected: Tensor, path: Path
     return tensor.to(expected.device, copy=True)
 
 
-def memory_tensors(states: tuple[State, ...]) -> dict[str, Tensor]:
-    return {f"{part}/{name}": leaf for part, state in enumerate(states) for name, leaf in leaves(state)}
+def memory_tensors(states: tuple[State, ...], first: int = 0) -> dict[str, Tensor]:
+    """`first`: the number of the first part, where other processes have those before."""
+    return {f"{part}/{name}": leaf for part, state in enumerate(states, first) for name, leaf in leaves(state)}
 
 
 def restore_memory(tensors: Mapping[str, Tensor], empty: tuple[State, ...], path: Path) -> tuple[State, ...]:

@@ -14,27 +14,39 @@ import torch
 from torch import Tensor
 
 from mnemo import checkpoint as checkpoints
-from mnemo.checkpoint import Checkpoint, RunHeader, build_model, pick_device
+from mnemo.checkpoint import Checkpoint, RunHeader, build_model
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed, MnemoError
+from mnemo.model import Model
 from mnemo.optimize import Average, build_optimizer, step_rate
-from mnemo.track import JsonLines, Tracker
-from mnemo.train.data import Data, why_uneven
-from mnemo.train.engine import Engine
+from mnemo.parallel import Alone, AnyWorld
+from mnemo.state import to
+from mnemo.track import JsonLines, NoLines, Tracker
+from mnemo.train.data import Data, Scored, why_uneven
+from mnemo.train.engine import Engine, choose_forward
 from mnemo.train.precision import autocast, state_dtype
+from mnemo.train.saving import save_together
 from mnemo.train.snapshot import (
     Best,
     Progress,
+    memory_of_rows,
     memory_tensors,
     restore_memory,
     restore_training,
+    seed_process,
     training_tensors,
+    whole_or_pieces,
 )
-from mnemo.train.step import fresh_states
+from mnemo.train.spread import Rows, load_whole, spread
+from mnemo.train.step import fresh_states, segment_loss
 from mnemo.train.watch import Interrupted, Monitor, Status, Stop, interruptible
 from mnemo.train.window import Window, go_on, read_batches
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+MOST_SKIPPED = 100
+"""Updates in a row that may be skipped before the run counts as lost."""
+MEMORY_OF_LOSS = 0.98
+"""Share of the usual loss that stays at every step; the rest is the newest loss."""
 
 
 class Diverged(CheckFailed):
@@ -54,6 +66,7 @@ class Waiting(NamedTuple):
     """A step whose numbers are still on the device."""
 
     loss: Tensor
+    """Of several processes, this one's share"""
     grad_norm: Tensor
     tokens: int
 
@@ -91,14 +104,32 @@ class Clock:
 
 
 class Trainer:
-    """One run in one process. `progress` and `states` are replaced, never changed in place."""
+    """One run in one process, or in one of several. `progress` and `states` are replaced, never changed in place."""
 
-    def __init__(self, folder: Path, header: RunHeader, data: Data, monitor: Monitor, tracker: Tracker) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        header: RunHeader,
+        data: Data,
+        monitor: Monitor,
+        tracker: Tracker,
+        world: AnyWorld | None = None,
+    ) -> None:
         config = header.recipe.train
         self.folder, self.config, self.data, self.monitor, self.tracker = folder, config, data, monitor, tracker
-        self.device = pick_device(config.device)
+        self.world = world or Alone()
+        self.device = self.world.device(config.device)
         torch.manual_seed(config.seed)
-        self.model = build_model(header.recipe.model, config.precision).to(self.device).train()
+        self.model = build_model(header.recipe.model, config.precision).train()
+        self.rows = Rows.of(self.world, config.batch)
+        empty = fresh_states(self.model, len(self.rows), config.accumulate, state_dtype(config.precision))
+        self.states, alone, uneven = to(empty, self.device), isinstance(self.world, Alone), why_uneven(header.recipe)
+        forward, not_compiled = segment_loss, None
+        if not alone:
+            forward, not_compiled = choose_forward(self.model, config, self.device, uneven=uneven, note=monitor.note)
+        self.spread = spread(self.model, forward, self.world, config, self.device)
+        if self.world.rank:
+            seed_process(config.seed, self.world, 0)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average = Average(self.model.parameters(), config.average) if config.average else None
         self.scaler = torch.amp.GradScaler(self.device.type) if config.precision == "fp16" else None
@@ -106,14 +137,25 @@ class Trainer:
             self.model,
             self.optimizer,
             config,
+            forward=None if alone else (self.spread.forward, not_compiled),
             scaler=self.scaler,
-            uneven=why_uneven(header.recipe),
+            uneven=uneven,
+            apart=self._apart(),
             note=monitor.note,
         )
-        self.states = fresh_states(self.model, config.batch, config.accumulate, state_dtype(config.precision))
         self.progress = Progress(cursor=data.stream.start())
         self.waiting: list[Waiting] = []
         self.saved: Checkpoint | None = None
+
+    @property
+    def _may_skip(self) -> bool:
+        return self.config.on_nan == "skip" or self.config.spike is not None
+
+    def _apart(self) -> str | None:
+        """Why updates cannot be recorded, as far as it is known here."""
+        if not isinstance(self.world, Alone):
+            return "several processes"
+        return "updates may be skipped" if self._may_skip else None
 
     @contextmanager
     def started(self, first_weights: Callable[[], dict[str, Tensor] | None]) -> Iterator[None]:
@@ -123,23 +165,29 @@ class Trainer:
             self._restore(found)
             self.monitor.note(f"going on after step {self.progress.step:,}")
         elif (weights := first_weights()) is not None:
-            checkpoints.load_weights(self.model, weights, self.folder)
+            load = load_whole if self.spread.kind == "FSDP" else checkpoints.load_weights
+            load(self.model, weights, self.folder)
         sizes = found.progress if found else {}
         self.clock = Clock(self.progress.seconds, self.progress.step)
         with ExitStack() as stack:
             stack.callback(self.tracker.finish)
-            self.metrics = stack.enter_context(JsonLines(self.folder / METRICS, sizes.get("metrics_bytes", 0)))
-            self.timing = stack.enter_context(JsonLines(self.folder / TIMING, sizes.get("timing_bytes", 0)))
+            lines = NoLines if self.world.rank else JsonLines
+            self.metrics = stack.enter_context(lines(self.folder / METRICS, sizes.get("metrics_bytes", 0)))
+            self.timing = stack.enter_context(lines(self.folder / TIMING, sizes.get("timing_bytes", 0)))
             yield
 
     def _last_whole(self) -> Checkpoint | None:
-        checkpoints.remove_partial(self.folder)
-        found, problems = checkpoints.last_whole_checkpoint(self.folder)
-        if found is None and problems:
-            raise MnemoError(problems[0])
-        for problem in problems:
-            self.monitor.note(f"{problem}; going on from an earlier checkpoint")
-        return found
+        def look() -> int | None:
+            checkpoints.remove_partial(self.folder)
+            found, problems = checkpoints.last_whole_checkpoint(self.folder)
+            if found is None and problems:
+                raise MnemoError(problems[0])
+            for problem in problems:
+                self.monitor.note(f"{problem}; going on from an earlier checkpoint")
+            return None if found is None else found.step
+
+        step = self.world.main(look)
+        return None if step is None else checkpoints.read_checkpoint(checkpoints.checkpoint_path(self.folder, step))
 
     def run(self, stop: Stop) -> Outcome:
         """Train to the end, or to the first signal; the last thing either way is a checkpoint."""
@@ -148,15 +196,14 @@ class Trainer:
                 self._evaluate_if_due(stop)
             except Interrupted:
                 self.monitor.note("the evaluation is left; it is done again on resume")
-            ending = self._finished() or stop.signal is not None
+            signal = self.world.agree(stop.signal)
+            ending = self._finished() or signal is not None
             if ending or self._save_due():
                 self._save()
             if ending:
-                return Outcome(self.folder, self.progress.step, self.progress.best, self._signal(stop))
+                signal = None if self._finished() else signal
+                return Outcome(self.folder, self.progress.step, self.progress.best, signal)
             self._advance()
-
-    def _signal(self, stop: Stop) -> int | None:
-        return None if self._finished() else stop.signal
 
     def _finished(self) -> bool:
         """Early stopping counts evaluations; a step that is due for one is not the last before it."""
@@ -172,20 +219,45 @@ class Trainer:
         if config.loss == "half":
             batches = [last_half(batch) for batch in batches]
         window = Window.of(batches, len(progress.past), config)
-        with self.clock.pause() if self.engine.needs_preparing(window) else nullcontext():
-            self.engine.prepare(window, self.states)
-        done = self.engine.update(window, self.states, lr)
-        self.states, past = go_on(self.states, done.borders, begins, config)
-        tokens = window.num_new
-        self.waiting.append(Waiting(done.loss, done.grad_norm, tokens))
-        self.clock.count(tokens)
-        self.progress = replace(
-            progress, cursor=cursor, past=past, step=progress.step + 1, tokens=progress.tokens + tokens
+        own = window.share(self.rows.take, self.world.size)
+        with self.clock.pause() if self.engine.needs_preparing(own) else nullcontext():
+            self.engine.prepare(own, self.states)
+        done = self.engine.update(
+            own,
+            self.states,
+            lr,
+            part_of_rows=self.spread.part,
+            idle=self.spread.idle(window),
+            accept=self._acceptable if self._may_skip else None,
         )
+        self.progress = replace(self.progress, cursor=cursor, step=progress.step + 1)
+        if done.accepted:
+            self.states, past = go_on(self.states, done.borders, begins, config)
+            tokens = window.num_new
+            self.waiting.append(Waiting(done.loss, done.grad_norm, tokens))
+            self.clock.count(tokens)
+            self.progress = replace(self.progress, past=past, tokens=progress.tokens + tokens)
         if self.average:
             self.average.include(self.progress.step)
         if self.progress.step % config.log_every == 0 or self.progress.step == config.steps:
             self._log(lr)
+
+    def _acceptable(self, loss: Tensor, norm: Tensor) -> bool:
+        """Whether an update may be done; the batch of one that may not is passed over, by its memory too."""
+        (value,) = self.world.sums([float(loss)])
+        progress, config = self.progress, self.config
+        finite = math.isfinite(value) and (self.scaler is not None or math.isfinite(float(norm)))
+        usual = progress.usual_loss
+        if finite and (usual is None or config.spike is None or value <= config.spike * usual):
+            usual = value if usual is None else MEMORY_OF_LOSS * usual + (1 - MEMORY_OF_LOSS) * value
+            self.progress = replace(progress, usual_loss=usual, in_a_row=0)
+            return True
+        what = f"loss {value:.4g}, gradient norm {float(norm):.4g}" + ("" if finite else " (not finite)")
+        if config.on_nan == "stop" or progress.in_a_row + 1 >= MOST_SKIPPED:
+            raise self._diverged(f"{what} at step {progress.step + 1}")
+        self.monitor.note(f"step {progress.step + 1:,} is skipped: {what}")
+        self.progress = replace(progress, skipped=progress.skipped + 1, in_a_row=progress.in_a_row + 1)
+        return False
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.config.precision, self.device)
@@ -194,7 +266,7 @@ class Trainer:
         """Bring waiting numbers from the device into `progress.interval`; the last step's gradient norm."""
         if not self.waiting:
             return None
-        losses = torch.stack([step.loss for step in self.waiting]).tolist()
+        losses = self.world.sums(torch.stack([step.loss for step in self.waiting]).tolist())
         norms = torch.stack([step.grad_norm for step in self.waiting]).tolist()
         first = self.progress.step - len(self.waiting) + 1
         for index, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
@@ -208,8 +280,11 @@ class Trainer:
 
     def _require_finite(self, what: str, value: float, step: int) -> None:
         if not math.isfinite(value):
-            kept = "no checkpoint" if self.saved is None else f"the checkpoint of step {self.saved.step}"
-            raise Diverged(f"the {what} is {value} at step {step}; training stops, {self.folder} keeps {kept}")
+            raise self._diverged(f"the {what} is {value} at step {step}")
+
+    def _diverged(self, what: str) -> Diverged:
+        kept = "no checkpoint" if self.saved is None else f"the checkpoint of step {self.saved.step}"
+        return Diverged(f"{what}; training stops, {self.folder} keeps {kept}")
 
     def _log(self, lr: float) -> None:
         norm = self._fetch()
@@ -220,6 +295,8 @@ class Trainer:
         loss = sum(loss * count for loss, count in progress.interval) / tokens
         norm = norm if norm is not None and math.isfinite(norm) else None
         record = {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": progress.tokens}
+        if self.config.on_nan == "skip":
+            record["skipped"] = progress.skipped
         self._record("train", record)
         self.progress = replace(progress, interval=())
         rate = self.clock.lap()
@@ -244,8 +321,8 @@ class Trainer:
             return
         self._fetch()
         averaged = self.average.applied() if self.average else nullcontext()
-        with self.clock.pause(), averaged, self._autocast():
-            scored = self.data.score(self.model, interruptible(self.monitor.show, stop))
+        with self.clock.pause(), averaged, self.spread.whole() as model, self._autocast():
+            scored = self._scored_by_all(model, stop)
         step, progress = self.progress.step, self.progress
         self._require_finite("validation loss", scored.loss, step)
         self._record("valid", {"loss": scored.loss, "tokens": scored.tokens})
@@ -259,6 +336,22 @@ class Trainer:
         )
         self.monitor.evaluated(step, scored.loss, is_best)
 
+    def _scored_by_all(self, model: Model, stop: Stop) -> Scored:
+        """This process's score and the others', which all see the same; one that is interrupted interrupts all."""
+        assert self.data.score is not None
+        scored = None
+        try:
+            scored = self.data.score(model, interruptible(self.monitor.show, stop))
+        except Interrupted:
+            pass
+        if self.world.agree(None if scored else 1) or scored is None:
+            raise Interrupted
+        if self.world.size == 1:
+            return scored
+        counts = scored.tokens if self.data.divided or self.world.rank == 0 else 0
+        loss, tokens = self.world.sums([scored.loss * counts, counts])
+        return Scored(loss / max(1.0, tokens), int(tokens))
+
     def _save_due(self) -> bool:
         best, step = self.progress.best, self.progress.step
         return step % self.config.checkpoint_every == 0 or (best is not None and best.step == step)
@@ -267,13 +360,15 @@ class Trainer:
         """Metrics first, then the checkpoint that counts them, then what points to it, then removals."""
         self._fetch()
         saved = self.saved
-        if saved is not None and saved.step == self.progress.step:
-            if saved.progress["evaluated"] != self.progress.evaluated:
-                self.saved = checkpoints.save_progress(saved, self._progress())
-        else:
+        if saved is None or saved.step != self.progress.step:
             with self.clock.pause():
-                path = checkpoints.save_checkpoint(self.folder, self._progress(), self._parts())
+                path = save_together(self.folder, self._progress(), self._parts(), self.world)
             self.saved = checkpoints.read_checkpoint(path)
+        elif saved.progress["evaluated"] != self.progress.evaluated:
+            self.saved = self.world.main(lambda: checkpoints.save_progress(saved, self._progress()))
+        self.world.main(self._tidy)
+
+    def _tidy(self) -> None:
         best = self.progress.best
         if best is not None:
             checkpoints.write_best(self.folder, best.step, best.loss)
@@ -291,25 +386,31 @@ class Trainer:
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         return {
             "weights": self.model.state_dict(),
-            "training": training_tensors(self.model, self.optimizer, self.average),
-            "memory": memory_tensors(self.states),
+            "training": training_tensors(self.model, self.optimizer, self.average, self.world.rank),
+            "memory": memory_tensors(self.states, self.world.rank * self.config.accumulate),
         }
 
     def _restore(self, found: Checkpoint) -> None:
         self.progress = Progress.from_json(found.progress, found.path)
-        checkpoints.load_weights(self.model, found.tensors("weights"), found.path / "weights.safetensors")
-        self.states = restore_memory(found.tensors("memory"), self.states, found.path / "memory.safetensors")
+        checkpoints.load_weights(self.model, whole_or_pieces(found, "weights", self.model), found.file("weights"))
+        memory = memory_of_rows(found, self.rows, self.config.accumulate)
+        self.states = restore_memory(memory, self.states, found.file("memory"))
         if self.scaler is not None:
             self.scaler.load_state_dict(found.progress["scaler"])
         # Last, because it sets the random generators.
+        is_same_world = found.num_ranks == self.world.size
         restore_training(
-            found.tensors("training"),
+            whole_or_pieces(found, "training", self.model),
             self.model,
             self.optimizer,
             self.average,
             found.progress["average_count"],
-            found.path / "training.safetensors",
+            found.file("training"),
+            self.world.rank if is_same_world else None,
         )
+        if not is_same_world:
+            seed_process(self.config.seed, self.world, found.step)
+            self.monitor.note(f"rows of {found.num_ranks} processes go on in {self.world.size}: dropout is drawn anew")
         self.saved = found
 
 

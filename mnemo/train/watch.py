@@ -47,20 +47,28 @@ class Unwatched:
 
 
 class Stop:
-    """Set by the first signal; the second one ends the process at once."""
+    """Set by the first signal; the second one ends the process at once, where it is not to be patient."""
 
     signal: int | None = None
 
+    def __init__(self, patient: bool = False) -> None:
+        self._patient = patient
+
     def receive(self, number: int, frame: Any) -> None:
         self.signal = number
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        if not self._patient:
+            for each in SIGNALS:
+                signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[Stop]:
-    """Within this context SIGINT and SIGTERM are noted, not obeyed; threads other than the main one see none."""
-    stop = Stop()
+def stop_on_signals(alone: bool = True) -> Iterator[Stop]:
+    """Within this context SIGINT and SIGTERM are noted, not obeyed; threads other than the main one see none.
+
+    Processes that are not `alone` may be sent several at once, by the terminal and by torchrun; that one kills them
+    where they take too long.
+    """
+    stop = Stop(patient=not alone)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -1,0 +1,70 @@
+"""Several processes that train together, started at once because their parent has imported everything."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+PRELOAD = ["toy_runs", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+
+PATIENCE = 300
+"""Seconds before a process that hangs says where and ends."""
+
+
+@functools.cache
+def parent() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    return context
+
+
+def start(size: int, work: Callable[..., Any], *arguments: Any, results: Any = None) -> list[BaseProcess]:
+    """Processes that each call `work(*arguments)` as one rank of a job."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared |= {"MNEMO_DATA": os.environ["MNEMO_DATA"]}
+    processes = [
+        parent().Process(target=_rank, args=({**shared, "RANK": rank, "LOCAL_RANK": rank}, results, work, arguments))
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def _rank(variables: dict[str, Any], results: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    warnings.simplefilter("error")  # as in the tests themselves
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.stderr)
+    try:
+        result = work(*arguments)
+    except Exception as error:
+        if results is None:
+            raise
+        result = error if type(error).__module__.startswith("mnemo") else RuntimeError(traceback.format_exc())
+    if results is not None:
+        results.put((variables["RANK"], result))
+
+
+def run(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What `work` returned in every rank, or the errors of the package that it raised."""
+    results = parent().SimpleQueue()
+    processes = start(size, work, *arguments, results=results)
+    found = dict(results.get() for _ in processes)
+    for process in processes:
+        process.join()
+    wrong = [result for result in found.values() if isinstance(result, RuntimeError)]
+    if wrong:
+        raise wrong[0]
+    return [found[rank] for rank in range(size)]
