@@ -58,9 +58,10 @@ def test_half_precision_keeps_wide_losses_and_gradients(small_chunks: None, monk
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # some processors claim bf16 and die of it
     *leaves, targets = operands(torch.float32)
     hidden = leaves[0].detach().bfloat16().requires_grad_()
-    loss = linear_cross_entropy(hidden, *leaves[1:], targets)
+    weight, bias = leaves[1:]
+    loss = linear_cross_entropy(hidden, weight, bias, targets)
     found = torch.autograd.grad(loss.sum(), [hidden, *leaves[1:]])
-    expected = torch.autograd.grad(plain(*leaves, targets).sum(), leaves)
+    expected = torch.autograd.grad(plain(leaves[0], weight, bias, targets).sum(), leaves)
     assert loss.dtype == torch.float32
     assert [gradient.dtype for gradient in found] == [torch.bfloat16, torch.float32, torch.float32]
     for a, b in zip(found, expected, strict=True):

@@ -32,7 +32,7 @@ from mnemo.train.engine import Engine
 from mnemo.train.pace import pace
 from mnemo.train.window import Window, go_on
 
-TINY = dict(vocab_size=11, num_layers=3, dim=8, num_heads=2, head_dim=4, inner_dim=12)
+TINY: dict[str, Any] = dict(vocab_size=11, num_layers=3, dim=8, num_heads=2, head_dim=4, inner_dim=12)
 UNCOMPILED = ("infinite", "lstm")
 
 

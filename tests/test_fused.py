@@ -39,7 +39,7 @@ def inputs(
     parts: str = "ruw",
     dtype: torch.dtype = torch.float32,
     heads: int = HEADS,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (BATCH, num_queries, heads, size),
@@ -55,7 +55,7 @@ def inputs(
     return {name: x.detach() for name, x in {**made, **by_head}.items()}
 
 
-def outcome(tensors: dict[str, Tensor], impl: str, dtype: torch.dtype, **see: Any) -> dict[str, Tensor]:
+def outcome(tensors: dict[str, Any], impl: str, dtype: torch.dtype, **see: Any) -> dict[str, Tensor]:
     """Output, log-sum-exp and all gradients, with gradient through both."""
     leaves = {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
     named = {"bias" if name == "b" else name: x for name, x in leaves.items()}
@@ -68,7 +68,7 @@ def outcome(tensors: dict[str, Tensor], impl: str, dtype: torch.dtype, **see: An
     return {"out": out, "lse": lse, **dict(zip(leaves, gradients, strict=True))}
 
 
-def assert_equal(tensors: dict[str, Tensor], **see: Any) -> None:
+def assert_equal(tensors: dict[str, Any], **see: Any) -> None:
     dtype = tensors["q"].dtype
     got, want = outcome(tensors, "fused", dtype, **see), outcome(tensors, "eager", torch.float64, **see)
     for name, expected in want.items():
@@ -135,7 +135,7 @@ def test_scores_too_large_for_16_bits_do_not_overflow():
 
 def test_a_second_backward_pass_equals_the_first():
     """The first one uses up the scores that the forward pass kept."""
-    leaves = {name: x.requires_grad_() for name, x in inputs(24, 40, 40).items()}
+    leaves: dict[str, Any] = {name: x.requires_grad_() for name, x in inputs(24, 40, 40).items()}
     out, _ = relative_attention(**leaves, offset=16, impl="fused")
     first = torch.autograd.grad(out.sum(), list(leaves.values()), retain_graph=True)
     for one, other in zip(first, torch.autograd.grad(out.sum(), list(leaves.values())), strict=True):
@@ -155,7 +155,7 @@ def test_dropout_is_the_same_in_both_passes():
     size, rate = 32, 0.4
     tensors = inputs(size, size, size, size)
     tensors["v"] = torch.eye(size, device=DEVICE).expand(BATCH, HEADS, size, size).contiguous()
-    leaves = {name: x.requires_grad_() for name, x in tensors.items()}
+    leaves: dict[str, Any] = {name: x.requires_grad_() for name, x in tensors.items()}
     out, _ = relative_attention(**leaves, offset=0, dropout=rate, impl="fused")
     keep = (out.detach() != 0) / (1 - rate)
     share = float((keep == 0).sum() - BATCH * HEADS * size * (size - 1) / 2) / (BATCH * HEADS * size * (size + 1) / 2)
@@ -170,7 +170,7 @@ def test_dropout_is_the_same_in_both_passes():
         assert dispatch.relative_error(a, b) < 1e-5, name
 
 
-def relative_attention_probabilities(tensors: dict[str, Tensor]) -> Tensor:
+def relative_attention_probabilities(tensors: dict[str, Any]) -> Tensor:
     from mnemo.ops import relative_attention_reference
 
     return relative_attention_reference(**tensors, offset=0).probabilities
@@ -188,9 +188,9 @@ def test_operators_hold_what_torch_asks_of_them():
 
 
 def test_one_graph_without_breaks():
-    tensors = {name: x.requires_grad_() for name, x in inputs(16, 24, 24).items()}
+    tensors: dict[str, Any] = {name: x.requires_grad_() for name, x in inputs(16, 24, 24).items()}
 
-    def loss(tensors: dict[str, Tensor]) -> Tensor:
+    def loss(tensors: dict[str, Any]) -> Tensor:
         out, lse = relative_attention(**tensors, offset=8, impl="fused", with_lse=True)
         assert lse is not None
         return out.square().sum() + lse.sum()
@@ -205,7 +205,7 @@ def test_one_graph_without_breaks():
 def test_checkpointed_layers_recompute_the_same():
     from torch.utils.checkpoint import checkpoint
 
-    tensors = {name: x.requires_grad_() for name, x in inputs(16, 24, 24).items()}
+    tensors: dict[str, Any] = {name: x.requires_grad_() for name, x in inputs(16, 24, 24).items()}
 
     def loss() -> Tensor:
         return relative_attention(**tensors, offset=8, impl="fused")[0].square().sum()

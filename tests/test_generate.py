@@ -11,6 +11,7 @@ from models import SMALL, random_model, random_tokens
 from tolerances import assert_close
 from torch import Tensor
 
+from mnemo.decode import Decoder
 from mnemo.errors import MnemoError
 from mnemo.generate import Sampling, choose, generate, read
 from mnemo.memory import XL, Plan
@@ -139,6 +140,7 @@ def test_cost_per_token_does_not_grow() -> None:
     decoder = model.decoder(model.init(2, cached=True), segment=SEGMENT)
 
     def buffers() -> list[tuple[torch.Size, int]]:
+        assert isinstance(decoder, Decoder)
         windows = [window for group in decoder.groups for window in group.windows]
         tensors = [value for window in windows for value in vars(window).values() if isinstance(value, Tensor)]
         return [(tensor.shape, tensor.untyped_storage().nbytes()) for tensor in tensors]

@@ -411,7 +411,7 @@ def untied() -> Any:
         (bert, dict(score=2), "score is for language models"),
         (bert, dict(wrap=(1, 2), segment=2), "room for at least one more token"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_does_not_fit_is_one_clear_line(backbone: Any, options: Any, message: str) -> None:
     with pytest.raises(MnemoError, match=message) as error:

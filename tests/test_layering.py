@@ -103,8 +103,9 @@ def test_the_one_loader_of_pickles_is_the_restricted_one() -> None:
     """It runs as a process of its own, so that nothing imports it but the file that starts it."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
     assert [path for path, tree in trees.items() for _ in restricted_loads(tree)] == [RESTRICTED]
-    found = {path.name: {name for name, _ in imports(tree)} for path, tree in trees.items()}
-    assert [name for name, modules in found.items() if "mnemo.convert.restricted" in modules] == ["files.py"]
+    found = {path: {name for name, _ in imports(tree)} for path, tree in trees.items()}
+    users = [path for path, modules in found.items() if "mnemo.convert.restricted" in modules]
+    assert users == [RESTRICTED.parent / "files.py"]
 
 
 def test_files_stay_small() -> None:

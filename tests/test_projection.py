@@ -58,7 +58,7 @@ def test_autocast_decides_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_layers_give_the_keys_and_gradients_of_joined_rows(norm: Any) -> None:
     torch.manual_seed(0)
-    sizes = dict(vocab_size=3, num_layers=1, dim=8, num_heads=2, head_dim=3, inner_dim=5)
+    sizes: dict[str, Any] = dict(vocab_size=3, num_layers=1, dim=8, num_heads=2, head_dim=3, inner_dim=5)
     (layer,) = Model(ModelConfig(**sizes, norm=norm)).double().layers()
     for weight in layer.norm_attention.parameters():
         torch.nn.init.normal_(weight)

@@ -13,6 +13,7 @@ from mnemo.errors import MnemoError
 from mnemo.generate import Reading
 from mnemo.hf.packing import Packed
 from mnemo.model import Model
+from mnemo.ring import RingDecoder
 from mnemo.state import State, leaves, select
 
 Memory = Reading | DecodeState | State | None
@@ -30,7 +31,7 @@ class MnemoCache(Cache):
         super().__init__(layers=[])
         reading = memory if isinstance(memory, Reading) else None
         self._state: Any = memory if reading is None else reading.state
-        self._decoder: Decoder | None = None
+        self._decoder: Decoder | RingDecoder | None = None
         self._hidden: Tensor | None = None if reading is None else reading.hidden
         self._tokens: Tensor | None = None if reading is None else reading.tokens
         self._columns = 0

@@ -139,6 +139,7 @@ def _errors(device: torch.device, dtype: torch.dtype, size: int) -> dict[str, fl
         with torch.enable_grad():
             extra: dict[str, Any] = {} if kind is dtype and function is fused_attention else {"with_lse": True}
             out, lse = function(**inputs, **see, dropout=0.0, **extra)
+            assert lse is not None
             weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
             loss = (out * weights).sum() + lse.sum()
             results.append([out, lse, *torch.autograd.grad(loss, list(inputs.values()))])

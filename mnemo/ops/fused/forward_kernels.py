@@ -6,6 +6,9 @@ views of one buffer, see `layout.py`: `p` is a column of it, `m` a row of one re
 Shapes: B batch, H heads, L queries, K keys, D head size, BM x BN tiles of queries x keys.
 """
 
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportCallIssue=false
+# Kernels are another language in the words of this one.
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,8 @@
 """Launches the kernels: descriptors, tiles and buffers. Nothing here knows of autograd."""
 
+# pyright: basic, reportCallIssue=false
+# What launches a kernel takes other arguments than the kernel.
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
