@@ -231,11 +231,11 @@ def read_header(folder: Path) -> RunHeader:
         raise MnemoError(f"{path} is damaged: it does not describe the corpus")
     recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
     preset, source = data.get("preset"), data.get("source")
-    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str))
+    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
     require(
         {
             "preset": preset is None or isinstance(preset, str),
-            "source": known and (source is None or is_count(source.get("step"))),
+            "source": known and (source is None or is_count(source.get("step", 0))),
         },
         path,
     )

@@ -80,6 +80,7 @@ def seeds() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="mnemo-fuzz-"))
     (folder / "text.txt").write_text(sample_text(16), encoding="utf-8")
     (folder / "note.txt").write_text(sample_text(1), encoding="utf-8")
+    before = {name: os.environ[name] for name in ("MNEMO_DATA",) if name in os.environ}
     os.environ["MNEMO_DATA"] = str(folder / "data")
     _train(folder, "run", "bytes", MODEL)
     words = replace(MODEL, memory=Plan(long=Lookahead(length=4)), tokens=MemoryTokens(num=2))
@@ -99,7 +100,9 @@ def seeds() -> Path:
     (folder / "bench.json").write_text(json.dumps({"machine": {"name": "a GPU"}, "cases": [case]}))
     _pack(folder)
     for path in sorted(GOLDEN.rglob("*.safetensors")):
-        shutil.copy(path, folder / path.name)
+        if not path.is_relative_to(GOLDEN / "transfo-xl-4.30"):  # which are no reference files of `parity`
+            shutil.copy(path, folder / path.name)
+    os.environ.update(before)
     return folder
 
 

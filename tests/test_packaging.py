@@ -54,7 +54,7 @@ def test_extras() -> None:
         "onnx": graphs,
         "harness": {"lm-eval"},
         "track": {"wandb", "trackio"},
-        "dev": tools | face | graphs | {"lm-eval"},
+        "dev": tools | face | graphs | {"lm-eval", "triton"},
     }
     assert {extra: {Requirement(line).name for line in lines} for extra, lines in EXTRAS.items()} == wanted
 

@@ -21,7 +21,7 @@ from mnemo.errors import MnemoError
 from mnemo.parallel import Told, joined
 from mnemo.recipe import Recipe
 from mnemo.state import leaves
-from mnemo.train import Diverged, Unwatched, create_run, open_data, train, trainer
+from mnemo.train import Diverged, Unwatched, create_run, engine, open_data, train, trainer
 
 STEPS: dict[str, Any] = {
     "batch": 4,
@@ -166,11 +166,11 @@ class Poisoned:
     """A loss that is wrong in some calls, as a batch of bad data would make it."""
 
     def __init__(self, calls: dict[int, float]) -> None:
-        self.calls, self.count, self.real = calls, 0, trainer.segment_loss
+        self.calls, self.count, self.real = calls, 0, engine.segment_loss
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         self.count += 1
-        nll, aux, state = self.real(*args)
+        nll, aux, state = self.real(*args, **options)
         factor = self.calls.get(self.count, 1.0)
         state = type(state)(_poison(leaf, factor) for leaf in state) if factor != 1.0 else state
         return None if nll is None else nll * factor, aux, state
@@ -182,7 +182,7 @@ def _poison(stage: Any, factor: float) -> Any:
 
 def test_bad_batches_are_passed_over_by_weights_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = recipe(**exact(steps=6, on_nan="skip", spike=3.0, log_every=1, eval_every=6, checkpoint_every=2))
-    monkeypatch.setattr(trainer, "segment_loss", Poisoned({3: float("nan"), 5: 10.0}))
+    monkeypatch.setattr(engine, "segment_loss", Poisoned({3: float("nan"), 5: 10.0}))
     notes = Notes()
     outcome = run(tmp_path / "run", of=wanted, monitor=notes)
     assert outcome.step == 6
@@ -198,13 +198,13 @@ def test_bad_batches_are_passed_over_by_weights_and_memory(tmp_path: Path, monke
 
 
 def test_a_run_may_stop_at_a_spike_before_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "segment_loss", Poisoned({4: 10.0}))
+    monkeypatch.setattr(engine, "segment_loss", Poisoned({4: 10.0}))
     with pytest.raises(Diverged, match="at step 4; training stops, .* keeps the checkpoint of step 3"):
         run(tmp_path / "run", of=recipe(spike=2.0))
 
 
 def test_a_run_that_only_skips_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "segment_loss", Poisoned(dict.fromkeys(range(100), float("nan"))))
+    monkeypatch.setattr(engine, "segment_loss", Poisoned(dict.fromkeys(range(100), float("nan"))))
     monkeypatch.setattr(trainer, "MOST_SKIPPED", 5)
     with pytest.raises(Diverged, match="step 5"):
         run(tmp_path / "run", of=recipe(on_nan="skip"))
@@ -212,7 +212,7 @@ def test_a_run_that_only_skips_is_lost(tmp_path: Path, monkeypatch: pytest.Monke
 
 def skip_together(folder: Path, wanted: Recipe) -> int:
     if is_second():
-        trainer.segment_loss = Poisoned({2: float("nan")})
+        engine.segment_loss = Poisoned({2: float("nan")})
     with joined("cpu", 30) as world:
         world.main(lambda: str(create_run(wanted, folder)))
         train(folder, world=world)

@@ -138,7 +138,7 @@ def _first_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
-    if header.source is None:
+    if header.source is None or "run" not in header.source:
         return None
     folder, step = Path(header.source["run"]), header.source["step"]
     found = checkpoints.exported(folder) or checkpoints.read_checkpoint(checkpoints.checkpoint_path(folder, step))
