@@ -104,7 +104,11 @@ class Efficiency(NamedTuple):
 
 
 ASSUMED = Efficiency(0.30, "assumed, not measured: `mnemo bench --json` measures it, and --bench reads that")
-EFFICIENCY: dict[tuple[str, str], Efficiency] = {}
+EFFICIENCY: dict[tuple[str, str], Efficiency] = {
+    ("h200", "bf16"): Efficiency(
+        0.22, "measured: Transformer-XL base, 12 layers of 512, batch 22, 611,000 tokens/s, docs/speed.md, 2026-11-15"
+    ),
+}
 """By GPU and precision: measured shares, with the command, the model and the date that they come from."""
 
 

@@ -50,13 +50,15 @@ def go_on(folder: Path, world: Ranks, until: int | None = None) -> Outcome:
 
 
 def first_two(folder: Path) -> list[int | None]:
-    """Two processes: the moving runs' first steps, and runs that stop and go on with a whole one beside them."""
+    """Two processes: the moving runs' first steps, the last ones of runs that one process began, and runs that stop
+    and go on with a whole one beside them."""
     signals = []
     with joined("cpu", 60) as world:
         assert isinstance(world, Ranks)
         for kind in KINDS:
             world.main(lambda kind=kind: str(create_run(of(MOVING, kind), folder / f"moving-{kind}")))
             signals.append(go_on(folder / f"moving-{kind}", world, until=1).signal)
+            go_on(folder / f"begun-{kind}", world)
             whole_and_stopped(folder, kind, world)
     return signals
 
@@ -89,6 +91,9 @@ def end_of(folder: Path) -> Checkpoint:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     run(folder / "alone", of=MOVING)
+    for kind in KINDS:
+        create_run(of(MOVING, kind), folder / f"begun-{kind}")
+        assert train(folder / f"begun-{kind}", monitor=Signaller(signal.SIGTERM, step=2)).step == 2
     assert ranks.run(2, first_two, folder) == [[signal.SIGTERM] * 2] * 2
     for kind in KINDS:
         path = folder / f"moving-{kind}"
@@ -99,12 +104,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_moves_from_two_to_one_to_four(kind: str, runs: Path) -> None:
+@pytest.mark.parametrize(("name", "size"), [("moving", 4), ("begun", 2)])
+def test_a_run_moves_from_two_to_one_to_four_and_from_one_to_two(name: str, size: int, kind: str, runs: Path) -> None:
     tolerance = TOLERANCES[torch.float64]
-    moved = runs / f"moving-{kind}"
+    moved = runs / f"{name}-{kind}"
     assert losses(moved) == pytest.approx(losses(runs / "alone"), rel=tolerance.rtol, abs=tolerance.atol)
     ends = [end_of(path) for path in (moved, runs / "alone")]
-    assert [end.num_ranks for end in ends] == [4, 1]
+    assert [end.num_ranks for end in ends] == [size, 1]
     for name in ("cursor", "tokens", "step", "stale", "evaluated"):
         assert ends[0].progress[name] == ends[1].progress[name]
     for part in ("weights", "training"):
