@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	done; \
 	echo "mnemo needs Python 3.11 or 3.12; found neither as: $(or $(PYTHON),$(CANDIDATES)). Try make PYTHON=/path/to/python3.12" >&2; \
 	exit 1
-	.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	.venv/bin/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 clean:

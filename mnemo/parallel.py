@@ -8,10 +8,12 @@ is small and goes through the CPU; gradients take their own way (`mnemo.train.sp
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -191,13 +193,43 @@ def joined(device: str, timeout: float) -> Iterator[AnyWorld]:
 
 
 def _meet(device: torch.device, timeout: float) -> None:
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed.rendezvous import rendezvous
+
     if device.type == "cuda":
         if local_rank() >= torch.cuda.device_count():
             raise MnemoError(f"process {local_rank()} of this machine has no GPU: it has {torch.cuda.device_count()}")
         torch.cuda.set_device(local_rank())
     # The CPU's group, whose message is clear, is to give up before NCCL's watchdog ends the process.
     patience = timedelta(seconds=timeout if device.type == "cpu" else 1.5 * timeout)
-    dist.init_process_group("gloo" if device.type == "cpu" else "nccl", timeout=patience)
+    store, rank, size = next(rendezvous("env://", timeout=patience))
+    own = PrefixStore(_name_of_start(PrefixStore("mnemo", store), rank, size, timeout), store)
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience)
+
+
+def _name_of_start(store: Any, rank: int, size: int, timeout: float) -> str:
+    """What the processes that are here now call this start of their job, and no earlier one was called.
+
+    torchrun's store outlives the processes that it starts again, with the addresses of those that have ended; and the
+    number of starts that it counts is not the same on all machines. So each process waits for an answer to a name
+    that is new, and the main one for all to have got theirs.
+    """
+    name = uuid4().hex
+    if rank:
+        store.set(str(rank), name)
+        start = store.get(name).decode()
+        store.set(f"{start}/{rank}", "here")
+        return start
+    others, end = range(1, size), time.monotonic() + timeout
+    while not store.check([f"{name}/{other}" for other in others]):
+        for other in others:
+            if store.check([str(other)]):
+                store.set(store.get(str(other)).decode(), name)
+        if time.monotonic() > end:
+            raise dist.DistStoreError("timed out")
+        time.sleep(0.02)
+    return name
 
 
 @contextmanager
@@ -232,7 +264,8 @@ def _is_lost(error: RuntimeError) -> bool:
 
 def _lost(error: RuntimeError, timeout: float) -> str:
     text = str(error).lower()
-    if "timed out" in text or "timeout" in text:
+    refused = "connection refused" in text  # gloo says "timed out" of this too, long before the time is over
+    if not refused and ("timed out" in text or "timeout" in text):
         return (
             f"another process of this job has not answered for {timeout:g} s (--train.timeout): it hangs, or works for "
             "longer than that"
