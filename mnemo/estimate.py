@@ -24,6 +24,7 @@ from mnemo.hardware import Efficiency, Gpu
 from mnemo.info import describe
 from mnemo.model import Model, ModelConfig
 from mnemo.recipe import Recipe, TrainConfig
+from mnemo.state import leaves, nbytes
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
 """Of a weight in training."""
@@ -90,7 +91,7 @@ class Estimate:
     gpu: str
     precision: str
     rows: int
-    """That are read side by side on one GPU."""
+    """That are read side by side on the GPU with most of them: a step takes as long as that one."""
     batch: int
     segment: int
     state_row: int
@@ -153,12 +154,13 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
     train = recipe.train
     if machine.gpus < 1 or machine.per_node < 1:
         raise MnemoError(f"{machine.gpus} GPUs, {machine.per_node} in a node")
-    if train.batch % machine.gpus:
-        raise MnemoError(f"--batch {train.batch:,} rows cannot be divided evenly over {machine.gpus:,} GPUs")
+    if train.batch < machine.gpus * train.accumulate:
+        parts = f" in {train.accumulate:,} parts" if train.accumulate > 1 else ""
+        raise MnemoError(f"{train.batch:,} rows are too few for {machine.gpus:,} GPUs{parts}: each needs one or more")
     info = describe(name, recipe)
-    rows = train.batch // machine.gpus
+    rows = math.ceil(train.batch / machine.gpus)
     compute = info.training_step * rows * train.segment / (machine.gpu.peak(train.precision) * machine.efficiency.share)
-    count, state_row = info.parameters.total, info.total_bytes(info.state_bytes)
+    count, state_row = info.parameters.total, state_row_bytes(recipe.model, train.precision)
     layouts = tuple(_layout(layout, recipe, machine, count, rows * state_row, rows) for layout in ("ddp", "fsdp2"))
     return Estimate(
         name=name,
@@ -214,13 +216,25 @@ def _logits(recipe: Recipe, rows: int) -> float:
 def activation_bytes(config: ModelConfig, train: TrainConfig, rows: int) -> float:
     """What autograd keeps of a step's segments between forward and backward pass; embeddings and softmax aside."""
     rows = math.ceil(rows / train.accumulate)
-    dtype = {"fp64": torch.float64, "fp32": torch.float32}.get(train.precision, torch.bfloat16)
+    dtype = _computed_in(train.precision)
     length = train.segment + train.context
     one = saved_bytes(config, length, dtype)
     if dtype == torch.bfloat16:
         one += 2 * 2 * config.num_layers * length * config.dim  # norms keep their input in 32 bits, not 16
     segments = 1 if train.bptt_memory != "plain" else train.bptt + 1
     return float(rows * segments * one)
+
+
+def state_row_bytes(config: ModelConfig, precision: str) -> int:
+    """Bytes of one row's recurrent state, counters aside; layers remember in the type that they compute in."""
+    with torch.device("meta"):
+        state = Model(config).init(1, dtype=_computed_in(precision))
+    return nbytes(tuple(leaf for _, leaf in leaves(state) if leaf.is_floating_point()))
+
+
+def _computed_in(precision: str) -> torch.dtype:
+    """A type of the right size: fp16 and bf16 are equally large."""
+    return {"fp64": torch.float64, "fp32": torch.float32}.get(precision, torch.bfloat16)
 
 
 def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:

@@ -133,6 +133,41 @@ def test_a_damaged_file_is_named(damage: Callable[[Path], None], reason: str, pa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("damaged", "which", "hint"),
+    [
+        (12, "last", "step 9 is whole: --which last takes it once newer ones are removed"),
+        (9, "best", "step 12 is whole: --which last takes it"),
+    ],
+)
+def test_a_whole_checkpoint_is_named_in_its_place(damaged: int, which: Any, hint: str, folder: Path) -> None:
+    checkpoints.write_best(folder, 9, 1.0)
+    make_empty(checkpoints.checkpoint_path(folder, damaged) / "weights.safetensors")
+    for read in (lambda: open_run(folder, which), lambda: checkpoints.export_run(folder, folder / "export", which)):
+        with pytest.raises(MnemoError, match=f"step-{damaged:08d}/weights.safetensors is truncated .*; {hint}$"):
+            read()
+    assert not (folder / "export").exists()
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "progress.json"])
+def test_links_that_lead_out_of_a_run_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    path = last(folder) / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MnemoError, match=f"{path} is a link that leads out of its run, to {tmp_path}/elsewhere"):
+        open_run(folder, "last")
+
+
+def test_links_inside_a_run_and_of_its_folders_are_followed(folder: Path, tmp_path: Path) -> None:
+    path = last(folder) / "weights.safetensors"
+    path.rename(folder / "kept")
+    path.symlink_to(folder / "kept")
+    assert open_run(folder, "last").step == 12
+    (folder / "checkpoints").rename(tmp_path / "disk")
+    (folder / "checkpoints").symlink_to(tmp_path / "disk")
+    assert open_run(folder, "last").step == 12
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors)

@@ -23,6 +23,7 @@ from mnemo.estimate import (
     failures_per_day,
     lost_share,
     saved_bytes,
+    state_row_bytes,
 )
 from mnemo.hardware import EFFICIENCY, GPUS, Efficiency, Gpu, changed, find_gpu
 from mnemo.info import describe, flops_per_token
@@ -131,9 +132,38 @@ def sum_of_fsdp() -> float:
     return found(2).layouts[1].memory.total
 
 
-def test_rows_must_divide() -> None:
-    with pytest.raises(MnemoError, match="--batch 8 rows cannot be divided evenly over 3 GPUs"):
-        found(3)
+def test_the_gpu_with_most_rows_counts() -> None:
+    three = found(3)
+    assert three.rows == 3 and three.compute_seconds == pytest.approx(found().compute_seconds * 3 / 8, rel=1e-12)
+    assert three.layouts[0].memory.state == 3 * three.state_row
+    assert three.tokens_per_second(three.layouts[0]) == pytest.approx(
+        8 * 4 / (three.compute_seconds + three.layouts[0].seconds_sending), rel=1e-12
+    )
+
+
+def test_every_gpu_needs_a_row_of_each_part() -> None:
+    with pytest.raises(MnemoError, match="^8 rows are too few for 9 GPUs: each needs one or more$"):
+        found(9)
+    with pytest.raises(MnemoError, match="^8 rows are too few for 5 GPUs in 2 parts: each needs one or more$"):
+        found(5, recipe=replace(RECIPE, train=replace(RECIPE.train, accumulate=2)))
+
+
+def test_state_is_as_large_as_the_type_it_is_kept_in() -> None:
+    info = describe("toy", RECIPE)
+    assert state_row_bytes(MODEL, "fp32") == info.total_bytes(info.state_bytes) == 2 * 8 * 16 * 4
+    sizes = [state_row_bytes(MODEL, precision) for precision in ("bf16", "fp16", "fp64")]
+    assert sizes == [2 * 8 * 16 * 2, 2 * 8 * 16 * 2, 2 * 8 * 16 * 8]
+
+
+def test_verb_divides_rows_unevenly_and_in_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["estimate", "enwik8-base", "--gpus", "8"]
+    assert cli.main(argv) == 0
+    assert "2 to 3 rows on a GPU; the numbers below are of one with 3" in capsys.readouterr().out
+    kept = []
+    for parts in ("1", "2"):
+        assert cli.main([*argv, "--gpus", "2", "--accumulate", parts, "--batch", "24", "--json"]) == 0
+        kept.append(json.loads(capsys.readouterr().out)["layouts"][0]["memory"]["activations"])
+    assert kept[0] == 2 * kept[1]
 
 
 def test_failures_by_hand() -> None:
@@ -190,7 +220,8 @@ def test_verb_prints_and_answers_in_json(capsys: pytest.CaptureFixture[str]) -> 
         (["--gpu", "h20"], "did you mean 'h200'?"),
         (["--gpu", "custom", "--tflops", "3"], "--gpu custom needs --gpu-memory, --watts, --link too"),
         (["--gpus", "0"], "--gpus 0 must be positive"),
-        (["--gpus", "7"], "cannot be divided evenly over 7 GPUs"),
+        (["--gpus", "4000"], "rows are too few for 4,000 GPUs: each needs one or more"),
+        (["--accumulate", "0"], "--accumulate 0 must be positive"),
         (["--efficiency", "2"], "a share"),
         (["--tokens", "nan"], "--tokens nan must be positive"),
         (["--watts", "-1"], "--watts -1.0 must be positive"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -186,15 +188,25 @@ def test_bad_batches_are_passed_over_by_weights_and_memory(tmp_path: Path, monke
     notes = Notes()
     outcome = run(tmp_path / "run", of=wanted, monitor=notes)
     assert outcome.step == 6
-    assert [line.partition(":")[0] for line in notes.lines if "skipped" in line] == [
-        "step 3 is skipped",
-        "step 5 is skipped",
-    ]
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    skips = [line for line in notes.lines if "is skipped" in line]
+    assert [line.partition(":")[0] for line in skips] == ["step 3 is skipped", "step 5 is skipped"]
+    assert skips[0].endswith("(not finite)")
+    assert re.search(r"\([\d.]+ times the usual loss of [\d.]+: --train.spike 3\)$", skips[1])
+    lines = metrics(tmp_path / "run").decode().splitlines()
     assert [line.count('"skipped": 2') for line in lines if '"step": 6, "split": "train"' in line] == [1]
     end = checkpoints.last_checkpoint(tmp_path / "run")
     assert end is not None and (end.progress["skipped"], end.progress["in_a_row"]) == (2, 0)
     assert all(bool(torch.isfinite(leaf).all()) for leaf in end.tensors("memory").values())
+
+
+def test_an_interval_of_skipped_steps_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "segment_loss", Poisoned(dict.fromkeys((3, 4), float("nan"))))
+    notes = Notes()
+    run(tmp_path / "run", of=recipe(steps=4, on_nan="skip"), monitor=notes)
+    written = [json.loads(line) for line in metrics(tmp_path / "run").splitlines()]
+    (logged,) = [line for line in written if line["step"] == 4 and line["split"] == "train"]
+    assert (logged["loss"], logged["grad_norm"], logged["skipped"]) == (None, None, 2)
+    assert "step 4/4  nothing learned since the last line: 2 steps skipped so far" in notes.lines
 
 
 def test_a_run_may_stop_at_a_spike_before_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

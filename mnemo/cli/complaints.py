@@ -10,8 +10,10 @@ RULE = "─━═-+╭╮╰╯┌┐└┘├┤ "
 
 def paragraphs(text: str) -> list[list[str]]:
     """The lines inside a frame of any characters, parted where it has a rule; a title is left out."""
-    rows = [line.strip(SIDES) for line in text.splitlines() if not _is_edge(line)]
-    if len(rows) > 1 and _is_rule(rows[1]):  # where the terminal has no frames, the title stands on a line of its own
+    lines = text.splitlines()
+    rows = [line.strip(SIDES) for line in lines if not _is_edge(line)]
+    is_framed = any(line and _is_edge(line) for line in lines)
+    if not is_framed and len(rows) > 1 and _is_rule(rows[1]):  # then the title stands on a line of its own
         rows = rows[2:]
     parts = [list(part) for rule, part in groupby(rows, key=_is_rule) if not rule]
     return [part for part in parts if any(part)]

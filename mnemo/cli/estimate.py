@@ -75,6 +75,8 @@ class Args:
     """Rows of all GPUs together; the recipe's when left out."""
     segment: int | None = None
     """Tokens of a row in a step; the recipe's when left out."""
+    accumulate: int | None = None
+    """Parts that a GPU reads its rows in, one after the other; the recipe's when left out."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
     """Of the computation; the recipe's when left out."""
     tokens: float | None = None
@@ -120,6 +122,7 @@ def _check(args: Args) -> None:
         "gpu_hours_per_failure",
         "batch",
         "segment",
+        "accumulate",
     )
     for name in positive:
         value = getattr(args, name)
@@ -133,7 +136,7 @@ def _check(args: Args) -> None:
 
 def _recipe(args: Args) -> Recipe:
     recipe = find_recipe(args.name)
-    names = ("batch", "segment", "precision")
+    names = ("batch", "segment", "accumulate", "precision")
     given: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     try:
         return replace(recipe, train=replace(recipe.train, **given))
@@ -199,10 +202,17 @@ def _print(found: Estimate, gpu: Gpu, args: Args) -> None:
     print(f"{found.gpus:,} x {gpu.name}: {gpu.memory / GB:g} GB, {peak}")
     print(f"  {gpu.source}")
     print(f"efficiency {share:.3g}: {source}")
-    print(f"{found.batch:,} rows x {found.segment:,} tokens a step: {found.rows:,} rows on a GPU\n")
+    print(f"{found.batch:,} rows x {found.segment:,} tokens a step: {_rows_of_a_gpu(found)}\n")
     rows = [[name, *(_gigabytes(layout, name) for layout in found.layouts)] for name in MEMORY_ROWS]
     console.table([*rows, *_steps(found)], ["on one GPU", *(layout.layout for layout in found.layouts)])
     _print_advice(found, args)
+
+
+def _rows_of_a_gpu(found: Estimate) -> str:
+    fewest = found.batch // found.gpus
+    if fewest == found.rows:
+        return f"{found.rows:,} rows on a GPU"
+    return f"{fewest:,} to {found.rows:,} rows on a GPU; the numbers below are of one with {found.rows:,}"
 
 
 MEMORY_ROWS = ("weights", "gradients", "optimizer", "activations", "state", "logits", "gathered", "total")
@@ -231,7 +241,7 @@ def _print_advice(found: Estimate, args: Args) -> None:
     print(f"state: {found.state_row / 2**20:,.2f} MiB a row; a GPU keeps {rows}, and no layout sends any of it")
     chosen = found.chosen
     if chosen is None:
-        print("no layout fits: use more GPUs, fewer rows (--batch), or --train.accumulate")
+        print("no layout fits: use more GPUs, fewer rows (--batch), or more parts (--accumulate)")
     else:
         print(f"take {chosen.layout}: {'the first that fits' if len(found.layouts) > 1 else 'it fits'}")
     if found.gpus > 1:

@@ -208,7 +208,7 @@ def _check_files(path: Path, split: SplitHeader, vocab_size: int) -> None:
 def _check_size(folder: Path, name: str, count: int, itemsize: int) -> None:
     path = folder / name
     if not is_inside(folder, path) or not path.is_file():
-        raise MnemoError(f"{shorten(str(path))} is missing: prepare the corpus again")
+        raise MnemoError(f"{folder / shorten(name)} is missing: prepare the corpus again")
     found = path.stat().st_size
     if count < 1 or found != count * itemsize:
         raise MnemoError(f"{path} has {found:,} bytes, its header says {count * itemsize:,}: prepare the corpus again")

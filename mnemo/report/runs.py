@@ -139,6 +139,8 @@ def count_parameters(config: ModelConfig) -> int:
 def _read_metrics(run: Run) -> None:
     for number, record in read_lines(run.path / "metrics.jsonl", run.notes):
         step, loss, split = record.get("step"), record.get("loss"), record.get("split")
+        if loss is None and record.get("skipped"):  # every step of the interval was passed over
+            continue
         if not is_number(step) or not isinstance(loss, (int, float)) or split not in ("train", "valid"):
             run.notes.append(f"metrics.jsonl, line {number}: no step, split and loss; skipped")
         elif not math.isfinite(loss):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -252,7 +252,8 @@ class Trainer:
             usual = value if usual is None else MEMORY_OF_LOSS * usual + (1 - MEMORY_OF_LOSS) * value
             self.progress = replace(progress, usual_loss=usual, in_a_row=0)
             return True
-        what = f"loss {value:.4g}, gradient norm {float(norm):.4g}" + ("" if finite else " (not finite)")
+        why = _far_above(value, usual, config.spike) if finite else "not finite"
+        what = f"loss {value:.4g}, gradient norm {float(norm):.4g} ({why})"
         if config.on_nan == "stop" or progress.in_a_row + 1 >= MOST_SKIPPED:
             raise self._diverged(f"{what} at step {progress.step + 1}")
         self.monitor.note(f"step {progress.step + 1:,} is skipped: {what}")
@@ -289,10 +290,9 @@ class Trainer:
     def _log(self, lr: float) -> None:
         norm = self._fetch()
         progress = self.progress
-        tokens = sum(count for _, count in progress.interval)
-        if not tokens:
+        loss = _mean_loss(progress.interval)
+        if loss is None and not progress.in_a_row:
             return
-        loss = sum(loss * count for loss, count in progress.interval) / tokens
         norm = norm if norm is not None and math.isfinite(norm) else None
         record = {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": progress.tokens}
         if self.config.on_nan == "skip":
@@ -302,6 +302,10 @@ class Trainer:
         rate = self.clock.lap()
         seconds = round(self.clock.total(), 3)
         self.timing.append({"step": progress.step, "seconds": seconds, "tokens_per_second": round(rate, 1)})
+        if loss is None:
+            why = f"nothing learned since the last line: {progress.skipped:,} steps skipped so far"
+            self.monitor.note(f"step {progress.step:,}/{self.config.steps:,}  {why}")
+            return
         left = self.clock.left(progress.step, self.config.steps)
         self.monitor.trained(Status(progress.step, self.config.steps, loss, lr, rate, left))
 
@@ -417,3 +421,14 @@ class Trainer:
 def last_half(batch: Batch) -> Batch:
     """The same tokens, of which only the last half are scored."""
     return batch._replace(targets=batch.targets[:, batch.targets.shape[1] // 2 :])
+
+
+def _mean_loss(interval: Sequence[tuple[float, int]]) -> float | None:
+    """Of all tokens of an interval; None where every step of it was skipped."""
+    tokens = sum(count for _, count in interval)
+    return sum(loss * count for loss, count in interval) / tokens if tokens else None
+
+
+def _far_above(loss: float, usual: float | None, spike: float | None) -> str:
+    assert usual is not None and spike is not None
+    return f"{loss / usual:.3g} times the usual loss of {usual:.4g}: --train.spike {spike:g}"
