@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from transformers import (
     BloomForCausalLM,
     GPT2Config,
     GPT2ForSequenceClassification,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     T5Config,
@@ -34,6 +37,8 @@ from transformers import (
 
 from mnemo import MnemoError
 from mnemo.hf import Curriculum, CurriculumCallback, add_memory, load_adapter, save_adapter
+from mnemo.hf.memory.checks import try_out
+from mnemo.hf.memory.options import MemoryConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 SEGMENT = 4
@@ -376,6 +381,42 @@ def untied() -> Any:
     return model
 
 
+def mamba() -> Any:
+    return MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, initializer_range=1.0))
+
+
+def with_body_options(change: Callable[[dict[str, Any]], None]) -> Any:
+    """A model whose body gets other options than it is given."""
+    model = llama()
+
+    def changed(module: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        change(options)
+        return args, options
+
+    model.model.register_forward_pre_hook(changed, with_kwargs=True)
+    return model
+
+
+def forgetful() -> Any:
+    return with_body_options(lambda options: options.pop("past_key_values", None))
+
+
+def without_earlier_values() -> Any:
+    def empty(options: dict[str, Any]) -> None:
+        for layer in getattr(options.get("past_key_values"), "layers", ()):
+            if layer.is_initialized:
+                layer.values = torch.zeros_like(layer.values)
+
+    return with_body_options(empty)
+
+
+def test_trying_a_model_out_draws_no_random_numbers() -> None:
+    backbone, state = gpt2(resid_pdrop=0.2, attn_pdrop=0.2).train(), torch.random.get_rng_state()
+    try_out(backbone, MemoryConfig(text_config=backbone.config, tokens=2, segment=4), causal=True)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(module.training for module in backbone.modules())
+
+
 @pytest.mark.parametrize(
     ("backbone", "options", "message"),
     [
@@ -398,7 +439,11 @@ def untied() -> Any:
         (untied, {}, "says that input and output embeddings are tied"),
         (lambda: mistral(8), dict(segment=8, tokens=2), "attends to the last 8 rows"),
         (lambda: llama().model, {}, "has no head"),
-        (lambda: torch.nn.Linear(2, 2), {}, "cannot be added to a Linear"),
+        (lambda: torch.nn.Linear(2, 2), {}, "give a model of transformers, not a Linear"),
+        (lambda: "gpt2", {}, "give a model of transformers, not a str"),
+        (mamba, {}, "MambaForCausalLM takes no past_key_values"),
+        (forgetful, {}, "keeps no keys and values in past_key_values"),
+        (without_earlier_values, {}, "does not decode with a cache as it reads without"),
         (lambda: with_lora(add_memory(llama(), 2, 4)), {}, "add the memory first"),
         (lambda: add_memory(llama(), 2, 4), {}, "has memory already"),
         (lambda: BertForMaskedLM(BertConfig(**SMALL)), {}, "sees later tokens"),
@@ -437,11 +482,25 @@ def test_relative_positions_work_as_they_are() -> None:
         (dict(input_ids=tokens(1, 3), memory=torch.zeros(1, 3, 16)), "memory"),
         (dict(input_ids=tokens(1, 3), labels=tokens(1, 3), use_cache=True), "no labels"),
         (dict(input_ids=tokens(1, 3), output_attentions=True), "not kept"),
+        (dict(input_ids=tokens(1, 9), labels=tokens(1, 5)), r"labels \(1, 5\) do not fit input of \(1, 9\)"),
+        (dict(input_ids=torch.tensor([[1, 40]])), "token ids from 1 to 40 do not fit a vocabulary of 40"),
+        (dict(input_ids=torch.tensor([[1, -3]]), use_cache=True), "token ids from -3 to 1 do not fit"),
+        (dict(input_ids=tokens(1, 3), labels=torch.tensor([[-100, 50, 1]])), "labels from 1 to 50 do not fit"),
     ],
 )
 def test_wrong_calls_are_one_clear_line(call: dict[str, Any], message: str) -> None:
     with pytest.raises(MnemoError, match=message):
         build()(**call)
+
+
+def test_an_empty_prompt_is_one_clear_line() -> None:
+    with pytest.raises(MnemoError, match="nothing to go on from: the prompt is empty"):
+        build().generate(tokens(1, 0), max_new_tokens=2)
+
+
+def test_an_encoder_names_ids_beyond_its_vocabulary() -> None:
+    with pytest.raises(MnemoError, match="token ids from 7 to 40 do not fit a vocabulary of 40"):
+        add_memory(bert(), 2, 4)(input_ids=torch.tensor([[7, 40]]))
 
 
 def test_a_folder_of_a_later_format_is_refused(tmp_path: Path) -> None:

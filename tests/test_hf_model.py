@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynami
 
 import mnemo
 from mnemo.cli.runs import open_with_tokenizer
+from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.embedding import EmbeddingConfig
 from mnemo.errors import MnemoError
 from mnemo.generate import generate
@@ -316,6 +317,13 @@ def test_assisted_decoding_and_new_words_are_refused() -> None:
         model.generate(ids, max_new_tokens=3, prompt_lookup_num_tokens=2)
     with pytest.raises(MnemoError, match="vocabulary of a Mnemo model is fixed"):
         model.resize_token_embeddings(30)
+
+
+def test_an_empty_prompt_is_one_clear_error() -> None:
+    empty: Any = MnemoTokenizer.of(ByteTokenizer())("", return_tensors="pt")
+    for prompt in (empty, {"inputs": torch.zeros(1, 0, dtype=torch.int64)}):
+        with pytest.raises(MnemoError, match="nothing to go on from: the prompt is empty"):
+            hf_model().generate(**prompt, max_new_tokens=5)
 
 
 def test_a_cache_of_other_rows_is_refused() -> None:

@@ -86,6 +86,11 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
             )
         return output if return_dict or return_dict is None and self.config.return_dict else output.to_tuple()
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of the library; an empty prompt is refused."""
+        check_prompt(*args, **kwargs)
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
+
     def _wants_cache(self, use_cache: bool | None) -> bool:
         return self.config.use_cache if use_cache is None else use_cache
 
@@ -151,6 +156,13 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         raise MnemoError("the vocabulary of a Mnemo model is fixed: its softmax may be adaptive and tied")
+
+
+def check_prompt(inputs: Tensor | None = None, *_: Any, input_ids: Tensor | None = None, **__: Any) -> None:
+    """Refuse what `generate` was given where no token of it is left to predict from."""
+    prompt = input_ids if inputs is None else inputs
+    if prompt is not None and prompt.numel() == 0:
+        raise MnemoError("nothing to go on from: the prompt is empty")
 
 
 def _shift_labels(kwargs: dict[str, Any]) -> Tensor | None:

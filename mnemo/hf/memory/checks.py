@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory.backbone import additive, body_of, first_position, logits_of
@@ -21,8 +21,9 @@ def check_kind(model: Any) -> None:
     """Refuse what is no plain model of the transformers library."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        wrapped = "add the memory first, then peft.get_peft_model" if "Peft" in name else "transformers' models do"
-        raise MnemoError(f"memory cannot be added to a {name}: {wrapped}")
+        if "Peft" in name:
+            raise MnemoError(f"memory cannot be added to a {name}: add the memory first, then peft.get_peft_model")
+        raise MnemoError(f"give a model of transformers, not a {name}")
     if isinstance(model.config, MemoryConfig):
         raise MnemoError("this model has memory already")
     if model.config.is_encoder_decoder:
@@ -94,7 +95,7 @@ def quiet(model: nn.Module) -> Iterator[None]:
 
 
 class _Trial:
-    """Two rows of embeddings, and the same with another second row."""
+    """Two rows of embeddings, the same with another second row, and a longer text for decoding."""
 
     def __init__(self, model: Any, embeddings: nn.Module) -> None:
         self.body = body_of(model)
@@ -102,6 +103,7 @@ class _Trial:
         self.tokens = torch.tensor([[0, 1]], device=device)
         self.rows: Tensor = embeddings(self.tokens)
         self.others: Tensor = embeddings(torch.tensor([[0, 2]], device=device))
+        self.text: Tensor = embeddings(torch.tensor([[0, 1, 2, 1, 0]], device=device))
 
     def hidden(self, rows: Tensor, **options: Any) -> Tensor:
         if "use_cache" in inspect.signature(self.body.forward).parameters:
@@ -113,9 +115,18 @@ class _Trial:
         one, other = self.hidden(self.rows, **options)[:, 0], self.hidden(self.others, **options)[:, 0]
         return not torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
+    def decoded(self) -> tuple[Tensor, int]:
+        """The text's hidden rows, read as decoding does: a prompt, a token, a block; how many rows the cache holds."""
+        cache = DynamicCache(config=self.body.config)  # type: ignore[call-arg]
+        pieces = [
+            self.body(inputs_embeds=rows, past_key_values=cache, use_cache=True).last_hidden_state
+            for rows in self.text.split([2, 1, 2], 1)
+        ]
+        return torch.cat(pieces, 1), cache.get_seq_length()
+
 
 def try_out(model: Any, config: MemoryConfig, causal: bool) -> None:
-    """Run two tokens, to see that the model does what the chosen policies need of it."""
+    """Run a few tokens, to see that the model does what the chosen policies need of it."""
     embeddings = input_embeddings(model)
     name = type(model).__name__
     with quiet(model):
@@ -134,6 +145,8 @@ def try_out(model: Any, config: MemoryConfig, causal: bool) -> None:
             )
         if causal and not _same(logits_of(model, out), model(input_ids=trial.tokens, use_cache=False).logits):
             raise MnemoError(f"the logits of {name} are not its output embeddings of the last hidden state")
+        if causal:
+            _try_cache(trial, name)
         if config.mask == "block":
             _try_block(trial, model)
         if config.positions != "continue" and config.tokens:
@@ -142,6 +155,27 @@ def try_out(model: Any, config: MemoryConfig, causal: bool) -> None:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """As close as two ways of computing the same are in this precision; parts of most models are single at best."""
+    tolerance = 2 * max(torch.finfo(dtype).eps for dtype in (b.dtype, torch.float32)) ** 0.5
+    return bool((a - b).float().norm() <= tolerance * b.float().norm())
+
+
+def _try_cache(trial: _Trial, name: str) -> None:
+    """Decoding keeps the keys and values of earlier rows, and must not change what comes out."""
+    if "past_key_values" not in inspect.signature(trial.body.forward).parameters:
+        raise MnemoError(f"{name} takes no past_key_values: it cannot decode behind memory tokens")
+    try:
+        decoded, held = trial.decoded()
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise MnemoError(f"{name} cannot decode with a cache of keys and values: {reason}") from None
+    if held != trial.text.shape[1]:
+        raise MnemoError(f"{name} keeps no keys and values in past_key_values: it cannot decode behind memory tokens")
+    if not _close(decoded, trial.hidden(trial.text)):
+        raise MnemoError(f"{name} does not decode with a cache as it reads without: its text would be another one")
 
 
 def _try_block(trial: _Trial, model: Any) -> None:

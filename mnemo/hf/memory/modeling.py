@@ -19,6 +19,7 @@ from mnemo.hf.memory.cache import MemoryCache, Reader
 from mnemo.hf.memory.options import MemoryConfig
 from mnemo.hf.memory.segments import Segment, cut, next_tokens, put_back
 from mnemo.hf.memory.windows import read_sample
+from mnemo.hf.modeling import check_prompt
 from mnemo.memory import RecurrentMemory, TokensState
 
 IGNORED = -100
@@ -71,6 +72,16 @@ class _WithMemory(PreTrainedModel):
 
     def set_output_embeddings(self, new_embeddings: Any) -> None:
         self.backbone.set_output_embeddings(new_embeddings)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings of token ids; embeddings stay what they are."""
+        if tokens.is_floating_point():
+            return tokens
+        embeddings: Any = self.get_input_embeddings()
+        try:
+            return embeddings(tokens)
+        except IndexError:  # of a CPU: a GPU is not waited for
+            raise _beyond("token ids", tokens, len(embeddings.weight)) from None
 
     def _start(self, batch: int, memory: Tensor | None) -> TokensState:
         state: TokensState = self.memory_tokens.init(batch)
@@ -143,9 +154,6 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
             raise MnemoError("give input_ids or inputs_embeds, one of them")
         return source
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return tokens if tokens.is_floating_point() else self.get_input_embeddings()(tokens)
-
     def _parallel(
         self,
         source: Tensor,
@@ -157,6 +165,8 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         num_items: Tensor | int | None,
     ) -> MemoryOutput:
         batch, width = source.shape[:2]
+        if labels is not None and labels.shape != (batch, width):
+            raise MnemoError(f"labels {tuple(labels.shape)} do not fit input of {(batch, width)}")
         segments = self._cut(batch, width, mask, self.config.segment, source.device)
         targets = self._targets(labels, mask, segments)
         step = _CausalStep(self, source, targets, keep)
@@ -197,6 +207,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' `generate`, with memory that rolls at segment ends; `memory` is what it starts from."""
+        check_prompt(*args, **kwargs)
         if kwargs.get("past_key_values") is None and kwargs.get("use_cache", True):
             kwargs["past_key_values"] = MemoryCache(kwargs.pop("memory", None))
         return super().generate(*args, **kwargs)  # type: ignore[misc]
@@ -227,10 +238,20 @@ class _CausalStep:
         loss = None
         if self.targets is not None:
             targets = segment.take(self.targets).masked_fill(~segment.valid(), IGNORED)
-            loss = F.cross_entropy(
-                _at_least_single(logits).flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-            )
+            loss = _sum_of_losses(logits, targets)
         return Read(loss, after, logits if self.keep else None)
+
+
+def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    rows = _at_least_single(logits).flatten(0, 1)
+    try:
+        return F.cross_entropy(rows, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    except IndexError:
+        raise _beyond("labels", targets[targets != IGNORED], rows.shape[1]) from None
+
+
+def _beyond(what: str, ids: Tensor, vocabulary: int) -> MnemoError:
+    return MnemoError(f"{what} from {int(ids.min())} to {int(ids.max())} do not fit a vocabulary of {vocabulary}")
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
@@ -289,7 +310,7 @@ class _EncoderStep:
 
     def __call__(self, segment: Segment, state: TokensState, scored: bool, /) -> Read:
         tokens, lengths = _wrapped(segment.take(self.tokens), segment.lengths, self.model.config.wrap)
-        embeddings = self.model.get_input_embeddings()(tokens)
+        embeddings = self.model._embed(tokens)
         _, after = self.model.memory_tokens(embeddings, state, self.rows, lengths)
         return Read(None, after._replace(inner=None), after.inner if scored else None)
 
