@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,6 +32,7 @@ from mnemo.errors import MnemoError, one_line, shorten, unknown
 from mnemo.model import Model, ModelConfig
 from mnemo.reading import is_count, open_own, read_object, require, tensors_problem
 from mnemo.recipe import Recipe
+from mnemo.state import State
 
 try:
     import fcntl
@@ -49,6 +50,9 @@ PREFIX, PARTIAL = "step-", ".tmp-"
 PARTS = ("weights", "training", "memory")
 
 Tensors = Mapping[str, Tensor]
+Start = Literal["empty", "zeros"]
+"""What a text begins behind: no memory, or one full of zeros that are attended to."""
+STARTS: tuple[Start, ...] = get_args(Start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,11 @@ class RunHeader:
     """name, unit, vocab_size and fingerprint of the corpus"""
     preset: str | None = None
     source: dict[str, Any] | None = None
-    """path and step of the run that the first weights came from"""
+    """path and step of the run that the first weights came from; `starts_from`, where they were not trained here"""
+
+    @property
+    def start(self) -> Start:
+        return (self.source or {}).get("starts_from", "empty")
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,12 @@ class LoadedRun:
     model: Model
     step: int
     corpus: dict[str, Any]
+    start: Start
+    """Empty, but for converted weights whose own code starts from zeros."""
+
+    def first_state(self, batch: int, lengths: int | None = None, cached: bool = False) -> State:
+        """What a text begins with, of so many slots in the long-range layers; as configured when left out."""
+        return (self.model.zeros if self.start == "zeros" else self.model.init)(batch, lengths, cached)
 
 
 def open_run(
@@ -130,7 +144,7 @@ def open_run(
     check_weights(model, weights, path_of_weights)  # before there is room for a model of the recipe's size
     model.to_empty(device=pick_device(device))
     load_weights(model, weights, path_of_weights)
-    return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus)
+    return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start)
 
 
 def find_run(run: str | Path, runs: Path = RUNS) -> Path:
@@ -236,6 +250,7 @@ def read_header(folder: Path) -> RunHeader:
         {
             "preset": preset is None or isinstance(preset, str),
             "source": known and (source is None or is_count(source.get("step", 0))),
+            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
         },
         path,
     )
@@ -367,6 +382,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint whose files are all there, in full length."""
+    _refuse_outside(path / PROGRESS)
     progress = read_json(path / PROGRESS)
     sizes, ranks = progress.get("files"), progress.get("ranks", 0)
     require(
@@ -381,12 +397,23 @@ def read_checkpoint(path: Path) -> Checkpoint:
     assert isinstance(sizes, dict)
     for name in _tensor_files(path, sizes, ranks):
         file = path / name
+        _refuse_outside(file)
         problem = file_problem(file)
         if problem is None and file.stat().st_size != sizes.get(file.name):
             problem = "is not the file that was saved"
         if problem:
             raise MnemoError(f"{file} {problem}")
     return Checkpoint(path, progress)
+
+
+def _refuse_outside(file: Path) -> None:
+    """A file may be a link to another of its run; whole folders may be links to other disks, as their owner likes."""
+    if not file.is_symlink():
+        return
+    target, checkpoint = os.path.realpath(file), file.parent
+    homes = (checkpoint, checkpoint.parent, checkpoint.parent.parent)
+    if not any(Path(target).is_relative_to(os.path.realpath(home)) for home in homes):
+        raise MnemoError(f"{file} is a link that leads out of its run, to {shorten(target)}")
 
 
 def _tensor_files(path: Path, sizes: dict[str, Any], ranks: int) -> list[str]:
@@ -442,7 +469,19 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     if (found := exported(folder)) is not None:
         return found
     steps = checkpoint_steps(folder)
-    return read_checkpoint(checkpoint_path(folder, steps[-1])) if steps else None
+    return _read_or_name_whole(folder, steps[-1]) if steps else None
+
+
+def _read_or_name_whole(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step; where it is damaged, the error names one that is whole, but does not take it."""
+    try:
+        return read_checkpoint(checkpoint_path(folder, step))
+    except MnemoError as error:
+        whole, newer = last_whole_checkpoint(folder)
+        if whole is None:
+            raise
+        condition = " once newer ones are removed" if newer else ""
+        raise MnemoError(f"{error}; step {whole.step} is whole: --which last takes it{condition}") from None
 
 
 def last_whole_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -468,7 +507,7 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
     step = read_json(folder / BEST).get("step")
     require({"step": is_count(step)}, folder / BEST)
     assert is_count(step)
-    return read_checkpoint(checkpoint_path(folder, step))
+    return _read_or_name_whole(folder, step)
 
 
 def remove_partial(folder: Path) -> None:

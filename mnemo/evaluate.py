@@ -384,6 +384,7 @@ def sweep_memory(
     documents: Documents = "ignore",
     order: Order = "contiguous",
     limit: int | None = None,
+    start: Literal["empty", "zeros"] = "empty",
     progress: ShowProgress | None = None,
 ) -> list[Score]:
     """A score at every memory length of the long-range layers, in the given order."""
@@ -397,6 +398,7 @@ def sweep_memory(
             documents=documents,
             order=order,
             limit=limit,
+            start=start,
             progress=progress,
         )
         for length in lengths
@@ -429,6 +431,7 @@ def find_length(
     limit: int | None = None,
     tolerance: float = 1e-3,
     longest: int | None = None,
+    start: Literal["empty", "zeros"] = "empty",
     progress: ShowProgress | None = None,
 ) -> LengthSearch:
     """Lengthen the attention (memory + segment) until the relative gain in perplexity is under `tolerance`.
@@ -453,6 +456,7 @@ def find_length(
             documents=documents,
             order=order,
             limit=limit,
+            start=start,
             progress=progress,
         )
 

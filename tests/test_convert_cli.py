@@ -21,8 +21,12 @@ from tiny_runs import tiny_run
 
 from mnemo.checkpoint import open_run
 from mnemo.cli import main
+from mnemo.convert import files as file_contents
 from mnemo.convert import restricted
 from mnemo.data.prepare import prepare
+from mnemo.errors import MnemoError
+from mnemo.generate import generate
+from mnemo.hf import from_run
 
 CONFIG: dict[str, Any] = {**xl.DEFAULTS, "n_token": 12, "tgt_len": 4}
 WORDS = ["<eos>", "<unk>", *"a b c d e f g h i j".split()]
@@ -87,7 +91,8 @@ def test_no_code_of_a_malicious_pickle_runs(tmp_path: Path, started: Any, capsys
     (tmp_path / "raw.bin").write_bytes(pickle.dumps(Attack(target)))
     for name in ("model.pt", "raw.bin"):
         line = failed(capsys, tmp_path / name, tmp_path / "out", "--memory", 4)
-        assert "mkdir" in line or "damaged" in line
+        assert "calls posix.mkdir" in line or "is a Python pickle" in line
+        assert "trust" not in line and "weights_only" not in line
     assert not target.exists() and not (tmp_path / "out").exists()
     assert [command[0] for command in started] == [sys.executable] * 2
     assert all(restricted.__file__ in command for command in started)
@@ -101,6 +106,50 @@ def test_a_whole_pickled_module_is_refused_with_two_lines(tmp_path: Path, capsys
     assert (
         "model = torch.load('model.pt', map_location='cpu', weights_only=False); torch.save(model.state_dict()," in line
     )
+
+
+def test_a_file_that_is_no_state_dict_is_told_for_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps({"a": [1.0, 2.0]}))
+    line = failed(capsys, tmp_path / "plain.pkl", tmp_path / "out")
+    assert "is a Python pickle, not a state dict written by torch.save" in line
+    assert "weights_only" not in line and "torch.save(model.state_dict()" in line
+    torch.save([1, 2], tmp_path / "list.pt")
+    assert "list.pt holds a list, not a state dict" in failed(capsys, tmp_path / "list.pt", tmp_path / "out")
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4])
+def test_plain_pickles_are_known_by_their_instructions(protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(pickle.dumps({"a": [1, "b"]}, protocol=protocol))
+    assert restricted.is_plain_pickle(path)
+    torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=protocol > 1)
+    assert not restricted.is_plain_pickle(path)
+    path.write_text("hello world")
+    assert not restricted.is_plain_pickle(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("mem_transformer.MemTransformerLM", True),
+        ("torch.nn.modules.linear.Linear", True),
+        ("__main__.Model", True),
+        ("numpy._core.multiarray._reconstruct", True),
+        ("posix.system", False),
+        ("eval", False),
+        ("__builtin__.eval", False),
+        ("subprocess.Popen", False),
+        ("commands.Popen", False),
+        ("torch.hub.load", False),
+        ("numpy.testing._private.utils.runstring", False),
+    ],
+)
+def test_loading_it_all_the_same_is_offered_for_models_only(name: str, offered: bool) -> None:
+    line = str(file_contents._refusal(Path("model.pt"), {"problem": "class", "name": name}))
+    assert name in line and ("If you trust it" in line) == offered
+    assert offered or f"calls {name}" in line
 
 
 class a_module:
@@ -191,13 +240,52 @@ def test_it_scores_and_states_the_protocol(
     assert convert(folder / "hf", tmp_path / "a", *options) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("valid: ") and " ppl over " in last
-    assert last.endswith("(rows 2, segment 4, memory 5, clamp none, same length off, memory starts empty)")
+    assert last.endswith("(rows 2, segment 4, memory 5, clamp none, same length off, memory starts full of zeros)")
     losses = {}
     for start in ("empty", "zeros"):
         assert convert(folder / "hf", tmp_path / start, *options, "--start", start, "--json") == 0
         losses[start] = json.loads(capsys.readouterr().out)["score"]["loss"]
     assert main(["eval", str(tmp_path / "a"), "--device", "cpu", "--batch", "2", "--json"]) == 0
-    assert losses["empty"] == json.loads(capsys.readouterr().out)["score"]["loss"] != losses["zeros"]
+    told = json.loads(capsys.readouterr().out)
+    assert told["starts_from"] == "zeros"
+    assert losses["zeros"] == told["score"]["loss"] != losses["empty"]
+    assert main(["eval", str(tmp_path / "a"), "--device", "cpu", "--batch", "2", "--start", "empty", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["score"]["loss"] == losses["empty"]
+
+
+def test_a_converted_run_starts_from_what_its_own_code_starts_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, run = Path(__file__).parent / "golden" / "transfo-xl-4.30" / "adaptive", tmp_path / "run"
+    assert convert(source, run) == 0
+    assert "its own code starts from a memory full of zeros: so does a run of it" in capsys.readouterr().out
+    words = ["generate", str(run), "--prompt", "w2", "--tokens", "30", "--temperature", "0", "--no-save"]
+    assert main([*words, "--device", "cpu", "--json"]) == 0
+    (tokens,) = json.loads(capsys.readouterr().out)["tokens"]
+    model, tokenizer = from_run(run)
+    assert tokenizer is not None
+    prompt = torch.from_numpy(tokenizer.core.encode("w2").astype("int64"))[None]
+    expected = model.generate(prompt, max_new_tokens=30, do_sample=False)  # type: ignore[operator]
+    assert tokens == expected[0, prompt.shape[1] :].tolist()
+    opened = open_run(run, device="cpu")
+    assert opened.start == "zeros" and min(opened.model.memory_lengths(opened.first_state(1))) > 0
+    empty = generate(opened.model, prompt, num_tokens=30, segment=opened.recipe.train.segment, temperature=0)
+    assert tokens != empty.tokens[0].tolist()
+
+
+def test_a_run_that_starts_from_something_else_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(folder_of(tmp_path / "hf", WORDS), tmp_path / "run") == 0
+    path = tmp_path / "run" / "recipe.json"
+    path.write_text(path.read_text().replace('"starts_from": "zeros"', '"starts_from": "ones"'))
+    with pytest.raises(MnemoError, match="starts_from"):
+        open_run(tmp_path / "run", device="cpu")
+
+
+def test_a_run_without_a_corpus_names_the_ways_to_score_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(folder_of(tmp_path / "hf", WORDS), tmp_path / "run") == 0
+    assert main(["eval", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    line = capsys.readouterr().err
+    assert "was converted without a corpus" in line and "--corpus" in line and "--eval FILE" in line
 
 
 def test_a_text_is_scored_in_the_models_own_symbols(

@@ -150,6 +150,7 @@ def test_a_folder_that_cannot_be_written_costs_the_file_only(
     ("options", "message"),
     [
         (["--memory", "3", "--no-memory"], "exclude each other"),
+        (["--start", "zeros", "--no-memory"], "--start zeros and --no-memory exclude each other"),
         (["--by-position", "--sliding-window"], "--by-position"),
         (["--sweep-memory", "1,x"], "--sweep-memory takes lengths"),
         (["--sweep-memory", "-4,1"], "negative"),

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mnemo.checkpoint import open_run
+from mnemo.checkpoint import Start, open_run
 from mnemo.cli import console
-from mnemo.cli.runs import encode_file, tell_loss
+from mnemo.cli.runs import UNKNOWN_CORPUS, encode_file, tell_loss
 from mnemo.convert.reading import Converted, Given, read
 from mnemo.convert.writing import check_free, corpus_info, write_published, write_run
 from mnemo.data import corpus as corpora
@@ -37,7 +37,6 @@ PUBLISHED_SIZES = {
     ENWIK8_SYMBOLS: "enwik8",
     TEXT8_SYMBOLS: "text8",
 }
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,8 @@ class Args:
     """Rows that are read side by side in that score, each from a cold start."""
     limit: int | None = None
     """Score only the first N symbols."""
-    start: Literal["empty", "zeros"] = "empty"
-    """Score from an empty memory, or from one full of zeros as Hugging Face and TensorFlow do."""
+    start: Start | None = None
+    """Score from an empty memory, or from one full of zeros; as the model's own code starts when left out."""
     device: str = "auto"
     """Where to score."""
     json: bool = False
@@ -102,7 +101,7 @@ def run(args: Args) -> int:
         write_published(model, args.to, args.dest)
         return _tell(args, model, None)
     known = args.corpus or (args.eval if args.eval and not _is_text(args.eval) else None)
-    name = known or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN)
+    name = known or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN_CORPUS)
     write_run(model, args.dest, source=args.source, corpus=name, corpus_info=corpus_info(model, name))
     return _tell(args, model, None if split is None else _score(args, split))
 
@@ -189,7 +188,7 @@ def _score(args: Args, split: Split) -> Score:
         split,
         EvalConfig(batch=args.batch, limit=args.limit),
         segment=opened.recipe.train.segment,
-        start=args.start,
+        start=args.start or opened.start,
         progress=console.progress,
     )
 
@@ -202,7 +201,7 @@ def _tell(args: Args, model: Converted, score: Score | None) -> int:
         "parameters": sum(tensor.numel() for tensor in model.weights.values()),
         "tokenizer": None if model.tokenizer is None else model.tokenizer.unit,
         "notes": list(model.notes),
-        "score": None if score is None else score.to_json() | {"starts_from": args.start},
+        "score": None if score is None else score.to_json() | {"starts_from": args.start or model.start},
     }
     if args.json:
         console.print_json(told)
@@ -212,7 +211,7 @@ def _tell(args: Args, model: Converted, score: Score | None) -> int:
     vocab = f"{model.config.vocab_size:,} {model.tokenizer.unit}s" if model.tokenizer else "no tokenizer (see --vocab)"
     print(f"wrote {args.dest}: {told['parameters']:,} parameters, {vocab}")
     if score is not None:
-        print(_protocol(score, model, args.start))
+        print(_protocol(score, model, args.start or model.start))
     return 0
 
 
@@ -226,4 +225,5 @@ def _protocol(score: Score, model: Converted, start: str) -> str:
         "same length": "on" if score.same_length else "off",
     }
     how = ", ".join(f"{name} {value}" for name, value in settings.items())
-    return f"{score.split}: {tell_loss(score.loss, unit)} over {score.tokens:,} tokens ({how}, memory starts {start})"
+    begins = "full of zeros" if start == "zeros" else "empty"
+    return f"{score.split}: {tell_loss(score.loss, unit)} over {score.tokens:,} tokens ({how}, memory starts {begins})"

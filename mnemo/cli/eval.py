@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
+from mnemo.checkpoint import LoadedRun, Start
 from mnemo.cli import console, runs
 from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, Which
@@ -54,6 +55,8 @@ class Args:
     """Also tell the loss at each position of a segment."""
     documents: Literal["ignore", "reset"] | None = None
     """Start every document with an empty memory, or let the text run on; as trained when left out."""
+    start: Start | None = None
+    """What the memory first holds: nothing, or zeros that are attended to; as the run says when left out."""
     limit: int | None = None
     """Only the first N symbols."""
     which: Which = "best"
@@ -96,6 +99,11 @@ def _check(args: Args) -> None:
         raise MnemoError(f"{chosen[0]} and {chosen[1]} exclude each other")
     if args.by_position and chosen and chosen[0] in ("--sweep-memory", "--find-length", "--sliding-window"):
         raise MnemoError(f"--by-position is for one score over segments, not for {chosen[0]}")
+    without = [name for name in ("--sliding-window", "--no-memory") if name in chosen]
+    if args.documents == "reset":
+        without.append("--documents reset")
+    if args.start == "zeros" and without:
+        raise MnemoError(f"--start zeros and {without[0]} exclude each other")
 
 
 def _lengths(text: str) -> list[int]:
@@ -121,6 +129,7 @@ class _Task:
         whole_text = args.sliding_window or args.documents is not None
         self.order: Order = "contiguous" if whole_text else recipe.data.order
         self.documents: Documents = args.documents or ("ignore" if args.sliding_window else recipe.data.documents)
+        self.start: Start = _start(args, opened.run, self.documents, self.order)
         self.in_bits = opened.unit in BITS_PER_SYMBOL
 
     def score(self) -> None:
@@ -132,6 +141,7 @@ class _Task:
             context=self.context,
             documents=self.documents,
             order=self.order,
+            start=self.start,
             sliding=self.args.sliding_window,
             no_memory=self.args.no_memory,
             progress=console.progress,
@@ -154,6 +164,7 @@ class _Task:
             context=self.context,
             documents=self.documents,
             order=self.order,
+            start=self.start,
             progress=console.progress,
         )
         name = f"sweep-{self._settings()}-s{scores[0].segment}"
@@ -175,6 +186,7 @@ class _Task:
             context=self.context,
             documents=self.documents,
             order=self.order,
+            start=self.start,
             progress=console.progress,
         )
         name = f"find-length-{self._settings()}-s{found.initial.segment}"
@@ -194,7 +206,8 @@ class _Task:
         folder = runs.result_folder(self.opened.run)
         full = "fp64" if self.opened.run.recipe.train.precision == "fp64" else "fp32"
         precision = full if self.half is None else "bf16"
-        content = {"split": self.args.split, "which": self.args.which, "precision": precision, **content}
+        settings = {"split": self.args.split, "which": self.args.which, "precision": precision}
+        content = settings | {"starts_from": self.start} | content
         files: list[Path] = []
         if folder is not None:
             files.append(runs.save_result(folder, name, self.opened.run, content))
@@ -210,6 +223,8 @@ class _Task:
         symbol = "bpc" if self.in_bits else "bits"
         rows = [_row(score, symbol, words=self.opened.unit != "word") for score in scores]
         _table([list(row.values()) for row in rows], list(rows[0]))
+        if self.start == "zeros":
+            print("memory starts full of zeros, which are attended to")
         if self.args.by_position:
             shown = _few(len(scores[0].by_position))
             losses = [f"{self._in_unit(scores[0].by_position[position]):.4f}" for position in shown]
@@ -255,6 +270,7 @@ class _Task:
         words = {
             "sliding": args.sliding_window,
             "no-memory": args.no_memory,
+            "zeros": self.start == "zeros",
             "documents": self.documents == "reset",
             "same-length": args.same_length,
             "last": args.which == "last",
@@ -263,6 +279,14 @@ class _Task:
         numbers = {"batch": args.batch, "clamp": args.clamp, "limit": args.limit}
         parts = [args.split, *(word for word, holds in words.items() if holds)]
         return "-".join([*parts, *(f"{name}{value}" for name, value in numbers.items() if value is not None)])
+
+
+def _start(args: Args, run: LoadedRun, documents: Documents, order: Order) -> Start:
+    """As asked for; else as the run says, where there is a memory that runs on through the text."""
+    if args.start is not None:
+        return args.start
+    runs_on = not (args.sliding_window or args.no_memory) and (documents, order) == ("ignore", "contiguous")
+    return run.start if runs_on else "empty"
 
 
 def _config(args: Args, base: EvalConfig) -> EvalConfig:

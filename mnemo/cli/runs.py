@@ -15,6 +15,7 @@ from torch import Tensor
 from mnemo import __version__
 from mnemo.checkpoint import TOKENIZER, LoadedRun, open_run, read_json, write_json
 from mnemo.cli import console
+from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.data.sources import Part
@@ -27,6 +28,8 @@ from mnemo.memory_file import load_memory
 
 Which = Literal["best", "last"]
 Precision = Literal["auto", "fp32", "bf16"]
+UNKNOWN_CORPUS = "unknown"
+"""What a run that was converted without a corpus says of it."""
 BITS_PER_SYMBOL = ("byte", "char", "symbol")
 """Units whose losses are told in bits; others in perplexity."""
 
@@ -55,6 +58,11 @@ def open_with_tokenizer(name: str, which: Which, device: str) -> OpenedRun:
 def open_with_corpus(name: str, which: Which, device: str) -> tuple[OpenedRun, Corpus]:
     """A trained run and its corpus; a warning where the text has changed since, an error where its symbols have."""
     run = open_run(name, which, device)
+    if run.recipe.data.corpus == UNKNOWN_CORPUS and corpora.find(UNKNOWN_CORPUS) is None:
+        raise MnemoError(
+            f"{run.path} was converted without a corpus: convert it again with --corpus NAME (a prepared one), or "
+            "score a text while converting: mnemo convert SOURCE DEST --eval FILE"
+        )
     corpus = load(run.recipe.data.corpus, show=console.progress)
     if corpus.vocab_size != run.model.config.vocab_size or corpus.tokenizer.unit != run.corpus.get("unit"):
         raise MnemoError(f"corpus '{corpus.name}' has another vocabulary than the one {run.path} was trained on")
@@ -64,14 +72,14 @@ def open_with_corpus(name: str, which: Which, device: str) -> tuple[OpenedRun, C
 
 
 def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | None) -> tuple[AnyState, int]:
-    """What to go on from, and the segment length: an empty memory, or the one in a file."""
+    """What to go on from, and the segment length: the memory that the run starts from, or the one in a file."""
     model = opened.run.model
     if memory_length is not None and memory_length < 0:
         raise MnemoError(f"memory length {memory_length} is negative")
     segment, device = opened.run.recipe.train.segment, next(model.parameters()).device
     require_state_room(model.config, device, batch=1, segment=segment, lengths=memory_length, cached=True)
     if memory is None:
-        return model.init(1, memory_length, cached=True), opened.run.recipe.train.segment
+        return opened.run.first_state(1, memory_length, cached=True), segment
     loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))
     if not isinstance(loaded.memory, Reading) or loaded.layout.batch != 1:
         raise MnemoError(f"{memory} is not what `mnemo read` writes: one text, read to its end")

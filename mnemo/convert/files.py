@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _compat_pickle
 import json
 import subprocess
 import sys
@@ -27,6 +28,14 @@ TAKE_VOCABULARY = (
     "v = v.vocab if hasattr(v, 'vocab') else v; "
     "json.dump(v['idx2sym'] if isinstance(v, dict) else v.idx2sym, open('vocab.json', 'w'))"
 )
+
+SAVE_STATE_DICT = "torch.save(model.state_dict(), 'state_dict.pt')"
+PYTHONS_OWN = sys.stdlib_module_names | _compat_pickle.IMPORT_MAPPING.keys()
+"""Modules of the standard library, by the names of Python 2 too, which old pickles use."""
+NUMPY_DATA = {
+    *("numpy.ndarray", "numpy.dtype"),
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +113,36 @@ def _refusal(path: Path, rest: dict[str, Any]) -> MnemoError:
     if problem == "memory":
         return MnemoError(f"{path} wants far more memory than its size explains: it is refused")
     if problem == "damaged":
-        return MnemoError(f"{path} is damaged, truncated or no file of torch.save: {rest['reason']}")
-    make = "torch.save(model.state_dict(), 'state_dict.pt')"
+        return MnemoError(f"{path} is damaged, truncated or no file of torch.save")
+    if problem == "pickle":
+        return MnemoError(
+            f"{path} is a Python pickle, not a state dict written by torch.save: reading it could run code, so it is "
+            f"not read. Write the weights again where they were made, and convert that file: {SAVE_STATE_DICT}"
+        )
+    if problem == "content":
+        article = "an" if name[:1].lower() in "aeiou" else "a"
+        return MnemoError(f"{path} holds {article} {name}, not a state dict: {SAVE_STATE_DICT} writes one")
+    if not (_may_be_data(name) or _may_be_module(name)):
+        return MnemoError(f"{path} calls {name} when it is loaded, which no weights need: it is refused")
+    return _offer_two_lines(path, name)
+
+
+def _may_be_module(name: str) -> bool:
+    """Whether a pickle's global could be the class of a model: no part of Python itself, under old names neither."""
+    module, _, member = name.rpartition(".")
+    top = module.partition(".")[0]
+    return bool(top) and top not in PYTHONS_OWN and member.lstrip("_")[:1].isupper()
+
+
+def _may_be_data(name: str) -> bool:
+    """Whether it is what checkpoints keep beside tensors."""
+    return name.startswith(("collections.", "argparse.Namespace")) or name in NUMPY_DATA
+
+
+def _offer_two_lines(path: Path, name: str) -> MnemoError:
+    make = SAVE_STATE_DICT
     what, loaded = f"a whole pickled module, or holds one ({name})", "model"
-    if name.startswith(("argparse.", "utils.", "numpy.", "collections.")):
+    if _may_be_data(name) or name.startswith("utils."):
         make = "torch.save({k: checkpoint[k] for k in ('model_state', 'model_config')}, 'state_dict.pt')"
         what, loaded = f"a pickle with more than tensors in it ({name})", "checkpoint"
     return MnemoError(

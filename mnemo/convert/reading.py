@@ -87,7 +87,7 @@ def _read_mnemo(path: Path, given: Given) -> Converted:
         segment=run.recipe.train.segment,
         tokenizer=known,
         format="mnemo",
-        start="empty",
+        start=run.start,
     )
 
 
@@ -120,7 +120,7 @@ def convert(known: Format, content: Content, path: Path, given: Given) -> Conver
     if longer > 0:
         notes.append(f"its same_length lets a token see one key more than ours: the memory is {longer} longer for that")
     if known.start == "zeros":
-        notes.append("its own code starts from a memory full of zeros; mnemo starts from an empty one")
+        notes.append("its own code starts from a memory full of zeros: so does a run of it")
     return Converted(
         config=config,
         weights=weights,

@@ -8,6 +8,7 @@ Classes that NVIDIA's checkpoints name are read as empty stand-ins, so that noth
 from __future__ import annotations
 
 import json
+import pickletools
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ WEIGHTS, REST = "weights.safetensors", "rest.json"
 STATE_DICTS = ("model_state", "state_dict", "model_state_dict", "model")
 """Where checkpoints that hold more than weights keep them."""
 SPARE_BYTES = 512 * 2**20
+OLD_FILE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
+"""How torch.save began a file before it wrote zip archives."""
 
 
 class Namespace:
@@ -43,7 +46,7 @@ def main(source: Path, folder: Path) -> None:
     except MemoryError:
         write(folder, {"problem": "memory"})
     except Exception as error:  # the loader meets broken files with every kind of exception
-        write(folder, describe(error))
+        write(folder, describe(error, source))
 
 
 def limit_memory(size: int) -> None:
@@ -58,13 +61,27 @@ def limit_memory(size: int) -> None:
         return
 
 
-def describe(error: Exception) -> dict[str, Any]:
+def describe(error: Exception, source: Path) -> dict[str, Any]:
+    """What kind of problem it is; not in torch's words, which advise to load the file without restrictions."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
     if name is not None:
         return {"problem": "class", "name": name[1]}
     if "allocate memory" in str(error) or "not enough memory" in str(error):
         return {"problem": "memory"}
-    return {"problem": "damaged", "reason": str(error).strip().split("\n")[0][:200]}
+    return {"problem": "pickle" if is_plain_pickle(source) else "damaged"}
+
+
+def is_plain_pickle(source: Path) -> bool:
+    """Whether Python's pickle wrote the file, not torch.save; its instructions are listed, and none is followed."""
+    with source.open("rb") as file:
+        begin = file.read(len(OLD_FILE))
+        if begin[:1] == b"\x80":
+            return begin != OLD_FILE
+        file.seek(0)
+        try:
+            return any(step.name == "STOP" for step, _, _ in pickletools.genops(file))
+        except Exception:  # as many kinds as there are instructions
+            return False
 
 
 def split(content: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from mnemo.checkpoint import TOKENIZER, RunHeader, open_run, read_header, read_json, save_checkpoint, write_header
+from mnemo.checkpoint import TOKENIZER, RunHeader, open_run, read_json, save_checkpoint, write_header
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.hf.configuration import MnemoConfig
@@ -31,13 +31,11 @@ class Pretrained(NamedTuple):
 def from_run(run: str | Path, which: Literal["best", "last"] = "best", device: str = "cpu") -> Pretrained:
     """A trained run, given by its folder or by its name under `runs`, as model and tokenizer."""
     opened = open_run(run, which, device)
-    source = read_header(opened.path).source or {}
     path = opened.path / TOKENIZER
     core = from_json(read_json(path).get("tokenizer")) if path.exists() else None
     if core is not None and core.vocab_size != opened.recipe.model.vocab_size:
         raise MnemoError(f"{path} has {core.vocab_size} symbols, the model {opened.recipe.model.vocab_size}")
-    start = "zeros" if source.get("starts_from") == "zeros" else "empty"
-    config = MnemoConfig(opened.recipe.model, segment=opened.recipe.train.segment, start=start)
+    config = MnemoConfig(opened.recipe.model, segment=opened.recipe.train.segment, start=opened.start)
     with torch.device("meta"):
         model = MnemoForCausalLM(config)
     model.model = opened.model
