@@ -413,7 +413,7 @@ def _refuse_outside(file: Path) -> None:
     target, checkpoint = os.path.realpath(file), file.parent
     homes = (checkpoint, checkpoint.parent, checkpoint.parent.parent)
     if not any(Path(target).is_relative_to(os.path.realpath(home)) for home in homes):
-        raise MnemoError(f"{file} is a link that leads out of its run, to {shorten(target)}")
+        raise MnemoError(f"{file} is a link that leads out of its run, to {shorten(target, 300)}")
 
 
 def _tensor_files(path: Path, sizes: dict[str, Any], ranks: int) -> list[str]:
