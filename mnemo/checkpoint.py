@@ -32,7 +32,7 @@ from mnemo.errors import MnemoError, one_line, shorten, unknown
 from mnemo.model import Model, ModelConfig
 from mnemo.reading import is_count, open_own, read_object, require, tensors_problem
 from mnemo.recipe import Recipe
-from mnemo.state import State
+from mnemo.state import Start, State
 
 try:
     import fcntl
@@ -50,8 +50,6 @@ PREFIX, PARTIAL = "step-", ".tmp-"
 PARTS = ("weights", "training", "memory")
 
 Tensors = Mapping[str, Tensor]
-Start = Literal["empty", "zeros"]
-"""What a text begins behind: no memory, or one full of zeros that are attended to."""
 STARTS: tuple[Start, ...] = get_args(Start)
 
 

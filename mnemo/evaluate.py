@@ -30,6 +30,7 @@ from mnemo.model import Model
 from mnemo.positions import Learned, Sinusoidal
 from mnemo.reader import SegmentReader, can_track, in_type
 from mnemo.recipe import EvalConfig
+from mnemo.state import Start
 
 SLIDING_TOKENS = 16384
 """Tokens of all the windows that are read at a time."""
@@ -110,7 +111,7 @@ def evaluate(
     limit: int | None = None,
     sliding: bool = False,
     no_memory: bool = False,
-    start: Literal["empty", "zeros"] = "empty",
+    start: Start = "empty",
     progress: ShowProgress | None = None,
 ) -> Score:
     """Score one pass over `split`.
@@ -384,7 +385,7 @@ def sweep_memory(
     documents: Documents = "ignore",
     order: Order = "contiguous",
     limit: int | None = None,
-    start: Literal["empty", "zeros"] = "empty",
+    start: Start = "empty",
     progress: ShowProgress | None = None,
 ) -> list[Score]:
     """A score at every memory length of the long-range layers, in the given order."""
@@ -431,7 +432,7 @@ def find_length(
     limit: int | None = None,
     tolerance: float = 1e-3,
     longest: int | None = None,
-    start: Literal["empty", "zeros"] = "empty",
+    start: Start = "empty",
     progress: ShowProgress | None = None,
 ) -> LengthSearch:
     """Lengthen the attention (memory + segment) until the relative gain in perplexity is under `tolerance`.

@@ -6,12 +6,14 @@ No function changes its argument. Every mechanism's state goes through the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 State = Any
+Start = Literal["empty", "zeros"]
+"""What a text begins behind: no memory, or one full of zeros that are attended to."""
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: State) -> State:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mnemo.checkpoint import Start, open_run
+from mnemo.checkpoint import open_run
 from mnemo.cli import console
 from mnemo.cli.runs import UNKNOWN_CORPUS, encode_file, tell_loss
 from mnemo.convert.reading import Converted, Given, read
@@ -30,6 +30,7 @@ from mnemo.errors import MnemoError
 from mnemo.evaluate import Score, evaluate
 from mnemo.presets.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
 from mnemo.recipe import EvalConfig
+from mnemo.state import Start
 
 PUBLISHED_SIZES = {
     WIKITEXT103_WORDS: "wikitext-103",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from mnemo.checkpoint import LoadedRun, Start
+from mnemo.checkpoint import LoadedRun
 from mnemo.cli import console, runs
 from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, Which
@@ -23,6 +23,7 @@ from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluate import Documents, LengthSearch, Order, Score, bits, evaluate, find_length, perplexity, sweep_memory
 from mnemo.recipe import EvalConfig
+from mnemo.state import Start
 
 
 @dataclass(frozen=True, kw_only=True)

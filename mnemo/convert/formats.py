@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from mnemo.convert.infer import Terms
 from mnemo.convert.layout import Layout
 from mnemo.errors import MnemoError, unknown
 from mnemo.model import Model, ModelConfig
+from mnemo.state import Start
 
 Tensors = Mapping[str, Tensor]
-Start = Literal["empty", "zeros"]
 
 
 @dataclass(frozen=True, kw_only=True)

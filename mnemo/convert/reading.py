@@ -14,7 +14,7 @@ from torch import Tensor
 from mnemo.checkpoint import RECIPE, TOKENIZER, open_run, read_json
 from mnemo.convert import files, formats, vocabulary
 from mnemo.convert.files import Content
-from mnemo.convert.formats import Format, Start
+from mnemo.convert.formats import Format
 from mnemo.convert.infer import Terms, check_types
 from mnemo.convert.layout import put_all
 from mnemo.convert.transformer_xl import empty_model
@@ -22,6 +22,7 @@ from mnemo.data import tokenizers
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.model import ModelConfig
+from mnemo.state import Start
 
 CONFIG = "config.json"
 WEIGHTS = (

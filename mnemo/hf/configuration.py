@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PretrainedConfig
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, unknown
 from mnemo.model import ModelConfig
+from mnemo.state import Start
 
 FORMAT_VERSION = 1
-Start = Literal["empty", "zeros"]
 
 
 class MnemoConfig(PretrainedConfig):
