@@ -4,6 +4,23 @@ in light and in dark; the first three series colours are told apart with any col
 
 from __future__ import annotations
 
+NUM_COLORS = 8
+NUM_SHADES = 16
+"""Steps of the ramp for heat maps: from near the ground to far from it."""
+
+
+def _ramp(*stops: str) -> dict[str, str]:
+    """`h0` to `h15`, at equal distances along the way through these colours."""
+    points = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in stops]
+    shades = {}
+    for shade in range(NUM_SHADES):
+        at = shade / (NUM_SHADES - 1) * (len(points) - 1)
+        begin = min(int(at), len(points) - 2)
+        mixed = (round(a + (b - a) * (at - begin)) for a, b in zip(points[begin], points[begin + 1], strict=True))
+        shades[f"h{shade}"] = "#" + "".join(f"{channel:02x}" for channel in mixed)
+    return shades
+
+
 LIGHT = {
     "page": "#f7f6f3",
     "card": "#ffffff",
@@ -23,7 +40,7 @@ LIGHT = {
     "c5": "#0b7fb8",
     "c6": "#c0293f",
     "c7": "#5a6373",
-}
+} | _ramp("#eef1fa", "#aabcf0", "#5a6fd6", "#2f3aa3", "#161a4d")
 DARK = {
     "page": "#11141b",
     "card": "#191e28",
@@ -43,8 +60,7 @@ DARK = {
     "c5": "#5fc3f2",
     "c6": "#ff8a97",
     "c7": "#a9b3c4",
-}
-NUM_COLORS = 8
+} | _ramp("#1f2534", "#33408a", "#6478e0", "#a6b4ff", "#f2f4ff")
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
@@ -55,10 +71,11 @@ def _variables(colors: dict[str, str]) -> str:
 
 def _series_colors() -> str:
     rules = (
-        f".chart .series.c{i}{{stroke:var(--c{i})}}.chart .marker.c{i},.chart .fill.c{i}{{fill:var(--c{i})}}"
+        f".chart .series.c{i}{{stroke:var(--c{i})}}.chart :is(.marker,.fill,.band).c{i}{{fill:var(--c{i})}}"
         for i in range(NUM_COLORS)
     )
-    return "".join(rules)
+    shades = (f".chart .h{i}{{fill:var(--h{i})}}" for i in range(NUM_SHADES))
+    return "".join([*rules, *shades])
 
 
 CHART_CSS = (
@@ -76,7 +93,12 @@ CHART_CSS = (
     ".chart .marker{stroke:var(--card);stroke-width:1}"
     ".chart .track{fill:var(--sunk)}"
     ".chart .segment{fill:var(--muted);opacity:.35}"
-    ".chart .short{opacity:.45}" + _series_colors()
+    ".chart .short{opacity:.45}"
+    ".chart .band{opacity:.18}"
+    ".chart .on-dense{fill:var(--card)}"
+    ".chart .absent{stroke:var(--muted);stroke-width:1;opacity:.6}"
+    ".chart .marked{fill:none;stroke:var(--c1);stroke-width:2}"
+    ".chart .mark{fill:var(--c1)}" + _series_colors()
 )
 
 PAGE_CSS = f"""
