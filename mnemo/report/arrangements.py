@@ -8,7 +8,7 @@ from mnemo.report import svg
 from mnemo.report.scales import Axis
 
 MOST_COLUMNS = 3
-GAP, LEFT, HEADING, FOOT = 16.0, 26.0, 26.0, 34.0
+GAP, LEFT, HEADING, FOOT = 16.0, 26.0, 26.0, 42.0
 
 
 def draw_arrangements(plans: Mapping[str, Sequence[int]], segment: int, slug: str, title: str, description: str) -> str:
@@ -60,7 +60,10 @@ def _numbering(num_layers: int, reach: Axis, first: float, row: float) -> list[s
 
 
 def _scale(reach: Axis, y: float) -> str:
-    drawn = [svg.text((reach.place(0) + reach.end) / 2, y + 14, f"{reach.high:,.0f}", "tick", "middle")]
-    if reach.low < 0:
-        drawn.append(svg.text((reach.start + reach.place(0)) / 2, y + 14, f"{-reach.low:,.0f}", "tick", "middle"))
-    return "".join(drawn)
+    """What the widths stand for, flush with the edges, where also narrow ones leave room."""
+    drawn = _measure(reach.end, y, "end", "segment", reach.high)
+    return drawn + _measure(reach.start, y, "start", "memory", -reach.low) if reach.low < 0 else drawn
+
+
+def _measure(x: float, y: float, anchor: str, name: str, length: float) -> str:
+    return svg.text(x, y + 13, f"{length:,.0f}", "tick", anchor) + svg.text(x, y + 28, name, "tick", anchor)

@@ -79,9 +79,9 @@ def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str
         _clip(clip, margins, height),
         key,
         _frame(chart, x, y, margins, height),
-        _reference(chart, x, y),
         svg.element("g", "".join([*_bands(chart, x, y), *_lines(chart, dashes, x, y)]), clip_path=f"url(#{clip})"),
         "".join(_markers(chart, x, y)),
+        _reference(chart, x, y),
     ]
     return svg.drawing(slug, title, description, "".join(body), height)
 
@@ -143,7 +143,7 @@ def _reference(chart: LineChart, x: Axis, y: Axis) -> str:
     label, level = chart.reference
     at = y.place(level)
     end = svg.WIDTH - 14
-    return svg.line(x.start, at, end, at, "reference") + svg.text(end - 2, at + 15, label, "tick", "end")
+    return svg.line(x.start, at, end, at, "reference") + svg.text(end - 2, at + 15, label, "tick halo", "end")
 
 
 def _dashes(chart: LineChart) -> dict[int, int]:

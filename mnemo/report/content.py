@@ -44,6 +44,10 @@ class Table:
     """Text, numbers, or None where there is no value."""
     caption: str = ""
 
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.headers) for row in self.rows):
+            raise ValueError(f"table '{self.title}': every row needs {len(self.headers)} cells")
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -18,6 +18,8 @@ MOST_CELLS = 128
 """Of a row or column; longer ones show the largest of neighbours. The numbers next to the page keep all."""
 DECADES = 6
 """A logarithmic map tells values apart down to this many powers of ten below the largest."""
+SEAM = 0.4
+"""By how much cells overlap, so that no ground shows between them."""
 DENSE_SHADE = 7
 """Words on this shade and further ones are in the colour of the ground."""
 
@@ -185,8 +187,8 @@ def _many_cells(chart: HeatMap, layout: Layout, slug: str) -> list[str]:
         looks = [None if value is None else chart.shades.shade(value) for value in cells]
         for begin, end in _stretches(looks):
             x, y = layout.left + begin * layout.width, layout.top + row * layout.height
-            width = (end - begin) * layout.width
-            drawn = f"M{x:.1f},{y:.1f}h{width:.1f}v{layout.height:.1f}h{-width:.1f}z"
+            width, height = (end - begin) * layout.width + SEAM, layout.height + SEAM
+            drawn = f"M{x:.1f},{y:.1f}h{width:.1f}v{height:.1f}h{-width:.1f}z"
             paths.setdefault(looks[begin], []).append(drawn)
     return [
         svg.element("path", d="".join(drawn), fill=f"url(#{slug}-absent)")

@@ -97,7 +97,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     largest = max((abs(tick) for tick in ticks), default=0.0)
     size, suffix = next((pair for pair in _SUFFIXES if largest >= 10 * pair[0]), (1.0, ""))
     if len(ticks) > 1 and 0 < min(ticks) < 1e-3 and largest > 999 * min(ticks):
-        return [_plain_exponent(f"{tick:.0e}") for tick in ticks]
+        return [_plain_exponent(f"{tick:g}") for tick in ticks]
     if step / size < 1e-6:
         return [f"{tick:.15g}" for tick in ticks]
     return [f"{tick / size:,.{_decimals(step / size)}f}{suffix if tick else ''}" for tick in ticks]

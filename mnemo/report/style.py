@@ -82,6 +82,7 @@ CHART_CSS = (
     f".chart{{font-family:{FONT};font-size:12px;font-variant-numeric:tabular-nums}}"
     ".chart text{fill:var(--ink);stroke:none}"
     ".chart .tick,.chart .axis{fill:var(--muted)}"
+    ".chart .halo{paint-order:stroke;stroke:var(--card);stroke-width:3;stroke-linejoin:round}"
     ".chart .value{font-weight:600}"
     ".chart .heading{font-weight:650;font-size:15px}"
     ".chart .grid{stroke:var(--grid);stroke-width:1}"
