@@ -32,6 +32,8 @@ LIGHT = {
     "accent": "#3b4cc0",
     "warn": "#8a5a00",
     "warnbg": "#fdf3dc",
+    "good": "#1a6e3a",
+    "bad": "#b02a2a",
     "c0": "#3b4cc0",
     "c1": "#d1600a",
     "c2": "#0b8577",
@@ -52,6 +54,8 @@ DARK = {
     "accent": "#93a4ff",
     "warn": "#f0c674",
     "warnbg": "#2c2617",
+    "good": "#6fd392",
+    "bad": "#ff8f8f",
     "c0": "#8c9eff",
     "c1": "#ff9a52",
     "c2": "#4dd0bd",
@@ -172,6 +176,28 @@ pre{{font:13px/1.55 {MONO};white-space:pre-wrap;overflow-wrap:anywhere;margin:0;
 .run dt{{color:var(--muted)}}
 .run dd{{margin:0;overflow-wrap:anywhere}}
 .run pre{{background:var(--sunk);border-radius:8px;padding:14px 16px;margin-top:8px}}
+.run dl:last-child{{margin-bottom:0}}
+.details{{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:2px 16px;margin:16px 0 0;font-size:14.5px}}
+.details dt{{color:var(--muted)}}
+.details dd{{margin:0;overflow-wrap:anywhere}}
+code{{font:.9em {MONO}}}
+.verdicts th:nth-child(1){{width:34%}}
+.verdicts th:nth-child(2){{width:24%}}
+.verdicts tbody th{{font-weight:600}}
+.answer{{display:inline-block;white-space:nowrap;font-weight:650;font-size:13.5px;line-height:1.5}}
+.answer{{padding:0 10px;border:1.5px solid currentColor;border-radius:99px}}
+.answer.yes{{color:var(--good)}}
+.answer.no{{color:var(--bad)}}
+.answer.open{{color:var(--warn);border-style:dashed}}
+.table,.entry{{padding:16px 18px 10px;margin-top:14px;min-width:0}}
+.table .caption{{color:var(--muted);font-size:13.5px;line-height:1.45;margin:2px 0 6px;max-width:80ch}}
+.table table{{width:auto;min-width:min(100%,420px)}}
+.table th,.table td{{padding-right:26px}}
+.entry>.links{{margin:2px 0 8px;padding:0}}
+.entry>.about{{margin-bottom:6px}}
+.columns .sample{{margin:0}}
+.prose{{max-width:76ch;margin:8px 0 0;padding-left:22px;overflow-wrap:anywhere}}
+.prose li{{margin:4px 0}}
 footer{{margin-top:56px;padding-top:18px;border-top:1px solid var(--rule);color:var(--muted);font-size:13.5px}}
 @media (max-width:700px){{
 .page{{padding:0 16px 48px}}
@@ -183,12 +209,15 @@ section{{margin-top:36px}}
 figure{{padding:14px 12px 10px}}
 .chart{{font-size:14.5px}}
 .wide{{padding:2px 14px}}
-.runs thead{{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}}
-.runs tr{{display:grid;grid-template-columns:1fr 1fr;gap:2px 14px;padding:12px 0;border-bottom:1px solid var(--rule)}}
-.runs tr:last-child{{border-bottom:0}}
-.runs td,.runs th{{border:0;padding:2px 0;text-align:left!important}}
-.runs tbody th{{grid-column:1/-1}}
-.runs td::before{{content:attr(data-label);display:block;color:var(--muted);font-size:12px}}
+.stacked thead{{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}}
+.stacked tr{{display:grid;grid-template-columns:1fr 1fr;gap:2px 14px;padding:12px 0}}
+.stacked tr{{border-bottom:1px solid var(--rule)}}
+.stacked tr:last-child{{border-bottom:0}}
+.stacked td,.stacked th{{border:0;padding:2px 0;text-align:left!important}}
+.stacked tbody th{{grid-column:1/-1}}
+.verdicts td{{grid-column:1/-1}}
+.verdicts th:nth-child(n){{width:auto}}
+.stacked td::before{{content:attr(data-label);display:block;color:var(--muted);font-size:12px}}
 }}
 @media print{{
 body{{background:#fff;font-size:11pt}}
