@@ -195,8 +195,9 @@ code{{font:.9em {MONO}}}
 .table .caption{{color:var(--muted);font-size:13.5px;line-height:1.45;margin:2px 0 6px;max-width:80ch}}
 .table table{{width:auto}}
 .table th,.table td{{padding-right:26px}}
+.table th:first-child{{position:sticky;left:0;background:var(--card);max-width:46vw}}
 .entry>.links{{margin:2px 0 8px;padding:0}}
-.entry>.about{{margin-bottom:6px}}
+.entry>.about{{margin-bottom:6px;font-size:14.5px}}
 .columns .sample{{margin:0}}
 .prose{{max-width:76ch;margin:8px 0 0;padding-left:22px;overflow-wrap:anywhere}}
 .prose li{{margin:4px 0}}
