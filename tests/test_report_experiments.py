@@ -13,9 +13,10 @@ import pytest
 from page_reader import EVIL, read_page
 
 from mnemo.report import plots
-from mnemo.report.content import Figure, Sample, Table, Verdict
+from mnemo.report.content import Figure
 from mnemo.report.experiment_markdown import markdown_overview
 from mnemo.report.experiment_page import ExperimentPage, tally, write_experiment, write_overview
+from mnemo.report.findings import Sample, Table, Verdict
 from mnemo.report.plots import Line
 from mnemo.report.style import NUM_SHADES
 from mnemo.report.svg import standalone
