@@ -160,6 +160,8 @@ class TrainConfig:
     """Checkpoints to keep besides the best."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
+    goal: float | None = None
+    """Stop at an evaluation whose loss, in nats a token, is not above this."""
     on_nan: Literal["stop", "skip"] = "stop"
     """At a loss or gradient that is no finite number: end the run; or pass the batch over, so that neither weights nor
     memory see it, which makes every step wait for its numbers."""
