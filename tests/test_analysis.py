@@ -135,7 +135,8 @@ def test_score_terms_by_distance() -> None:
 
 
 def test_positions_without_relative_terms_have_one_term() -> None:
-    for changes in (dict(positions=Rotary()), dict(positions=Learned(length=9), memory=0)):
+    kinds: list[dict[str, Any]] = [dict(positions=Rotary()), dict(positions=Learned(length=9), memory=0)]
+    for changes in kinds:
         assert list(analysis.score_terms(random_model(**changes), text(), segment=SEGMENT).means) == ["a"]
 
 
