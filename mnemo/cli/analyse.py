@@ -165,8 +165,8 @@ def _answer(found: TextAnalysis, page: Path) -> dict[str, Any]:
         "gain": float(gain.gain.mean()),
         "gain_by_position": gain.by_position().tolist(),
         "passages": [
-            {"begin": begin, "end": end, "bits": saved, "text": "".join(found.pieces[begin:end])}
-            for begin, end, saved in passages(gain, found.unit)
+            {**passage._asdict(), "text": "".join(found.pieces[passage.begin : passage.end])}
+            for passage in passages(gain, found.unit)
         ],
         "attention": None,
         "alpha": None,

@@ -122,7 +122,7 @@ def _sections(found: TextAnalysis) -> list[Section | None]:
 
 def binned(values: np.ndarray, first: int = 0, most: int = MOST_POINTS) -> list[tuple[float, float]]:
     """(x, y) of neighbours' means, at most so many; x is the middle of those averaged."""
-    edges = np.linspace(0, len(values), min(most, len(values)) + 1).astype(int)
+    edges = np.linspace(0, len(values), min(most, len(values)) + 1).astype(int).tolist()
     pairs = zip(edges, edges[1:], strict=False)
     return [(first + (begin + end - 1) / 2, float(values[begin:end].mean())) for begin, end in pairs]
 

@@ -29,6 +29,8 @@ class Passage(NamedTuple):
     end: int
     bits: float
     """Saved in all"""
+    unusual: float
+    """Likewise, beyond what is usual at such places of a segment"""
 
 
 def shade(bits: float) -> str | None:
@@ -75,7 +77,7 @@ def legend() -> Markup:
 
 
 def passages(gain: Gain, unit: str) -> list[Passage]:
-    """Stretches of text that do not overlap, with the largest gain first, all of them above zero."""
+    """Stretches of text that do not overlap, with the most unusual gain first, all of them above zero."""
     width = min(PASSAGE.get(unit, USUAL_PASSAGE), len(gain.gain))
     sums = np.convolve(unusual(gain), np.ones(width), "valid")
     chosen: list[Passage] = []
@@ -84,7 +86,7 @@ def passages(gain: Gain, unit: str) -> list[Passage]:
         saved = float(gain.gain[begin : begin + width].sum() / np.log(2))
         if sums[begin] <= 0 or saved <= 0:
             break
-        chosen.append(Passage(begin + 1, begin + 1 + width, saved))
+        chosen.append(Passage(begin + 1, begin + 1 + width, saved, float(sums[begin] / np.log(2))))
         sums[max(0, begin - width + 1) : begin + width] = np.nan
     return chosen
 
@@ -104,7 +106,11 @@ def draw_passage(passage: Passage, pieces: Sequence[str], bits: np.ndarray) -> M
     return tag(
         "article",
         tag("h3", f"{passage.bits:.1f} bits"),
-        tag("div", f"tokens {passage.begin:,} to {passage.end - 1:,}", class_="links"),
+        tag(
+            "div",
+            f"{passage.unusual:.1f} more than usual; tokens {passage.begin:,} to {passage.end - 1:,}",
+            class_="links",
+        ),
         tag("pre", before, inside, tabindex="0"),
         class_="card sample gains",
     )

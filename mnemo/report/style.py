@@ -172,6 +172,7 @@ pre{{font:13px/1.55 {MONO};white-space:pre-wrap;overflow-wrap:anywhere;margin:0;
 {"".join(f".gains .p{i}{{background:rgb(11 133 119/{a})}}" for i, a in enumerate(GAIN_SHADES, 1))}
 {"".join(f".gains .n{i}{{background:rgb(209 96 10/{a})}}" for i, a in enumerate(GAIN_SHADES, 1))}
 .gains [class^=n]{{text-decoration:underline dotted}}
+.figures+.card{{margin-top:16px}}
 .gains .begin{{border-left:1px solid var(--muted);margin:0 1px}}
 .gains .legend{{font-size:13px;color:var(--muted);margin:0}}
 .gains .legend span{{color:var(--ink);padding:0 5px;margin-right:3px;white-space:nowrap}}
