@@ -28,7 +28,8 @@ from mnemo.report import shaded_text
 from mnemo.report.analysis_page import binned
 
 LIMIT = 60
-FIGURES = {"losses-along-the-text", "gain-by-position", "attention-by-layer", "attention-by-head"}
+LOSSES = {"losses-along-the-text", "gain-along-the-text", "gain-by-position"}
+FIGURES = LOSSES | {"attention-by-layer", "attention-by-head"}
 
 
 def text_file(folder: Path, text: str | None = None, name: str = "my book.txt") -> Path:
@@ -96,7 +97,7 @@ def test_without_out_the_page_is_in_the_run(tmp_path: Path, capsys: pytest.Captu
     assert main(["analyse", str(run), str(text_file(tmp_path)), "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["page"] == str(run / "analyses" / "my-book" / "report.html") and Path(found["page"]).is_file()
-    assert found["tokens"] == len(sample_text(3).encode())
+    assert found["tokens"] == found["tokens_in_text"] == len(sample_text(3).encode())
 
 
 def test_a_text_from_a_pipe(
@@ -135,7 +136,7 @@ def test_recurrent_layers_have_losses_only(tmp_path: Path, capsys: pytest.Captur
     assert found["attention"] is None and found["gain"] != 0
     (said,) = found["left_out"]
     assert "LSTM layers have no attention" in said and said in page(tmp_path)
-    assert drawn(tmp_path) == {"losses-along-the-text", "gain-by-position"}
+    assert drawn(tmp_path) == LOSSES
 
 
 def test_a_model_without_memory_gains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,8 +57,8 @@ def run(args: Args) -> int:
     ids = whole[: args.limit] if args.limit else whole
     found = _analyse(args, opened, ids, len(whole))
     page = write_analysis(found, args.out or opened.run.path / "analyses" / slugify(_name(args.text)))
-    answer = _answer(found, page)
-    console.print_json(answer) if args.json else _print(answer, found, len(whole))
+    answer = _answer(found, page) | {"tokens_in_text": len(whole)}
+    console.print_json(answer) if args.json else _print(answer)
     return 0
 
 
@@ -186,9 +186,10 @@ def _answer(found: TextAnalysis, page: Path) -> dict[str, Any]:
     return answer
 
 
-def _print(answer: dict[str, Any], found: TextAnalysis, available: int) -> None:
-    for line in found.left_out:
+def _print(answer: dict[str, Any]) -> None:
+    for line in answer["left_out"]:
         print(f"mnemo: left out: {line}", file=sys.stderr)
+    available = answer["tokens_in_text"]
     if answer["tokens"] < available:
         note = f"mnemo: read the first {answer['tokens']:,} of {available:,} tokens; --limit 0 reads all"
         print(note, file=sys.stderr)

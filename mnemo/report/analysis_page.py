@@ -25,7 +25,7 @@ from mnemo.report.scales import number
 
 FILES = "report-files"
 TOKENS = "tokens.csv"
-MOST_POINTS = 240
+MOST_POINTS = 120
 """Of a curve: longer ones show means of neighbours."""
 MOST_LINES = 6
 MOST_HEADS = 12
@@ -109,7 +109,7 @@ def _sections(found: TextAnalysis) -> list[Section | None]:
             "Where memory helps",
             "Every token was predicted twice: behind the memory of all segments before, and with the memory emptied "
             "before its segment. A segment's first tokens then see next to nothing, so memory helps them most.",
-            [_curve(found), _by_position(found)],
+            [_curve(found), _along(found), _by_position(found)],
             FILES,
         ),
         _passages(found),
@@ -132,10 +132,25 @@ def _curve(found: TextAnalysis) -> Figure:
         Line("without memory", binned(bits_of(found.gain.without), 1)),
         Line("with memory", binned(bits_of(found.gain.with_memory), 1)),
     ]
-    averaged = -(-len(found.gain.gain) // MOST_POINTS)
-    caption = f"Each point is the mean of {averaged} tokens." if averaged > 1 else "A point for every token."
     return line_figure(
-        "losses-along-the-text", "Along the text", caption, lines, x_label="token", y_label="bits per token"
+        "losses-along-the-text", "Along the text", _averaged(found), lines, x_label="token", y_label="bits per token"
+    )
+
+
+def _averaged(found: TextAnalysis) -> str:
+    count = -(-len(found.gain.gain) // MOST_POINTS)
+    return f"Each point is the mean of about {count} tokens." if count > 1 else "A point for every token."
+
+
+def _along(found: TextAnalysis) -> Figure:
+    return line_figure(
+        "gain-along-the-text",
+        "What memory saves along the text",
+        _averaged(found),
+        [Line("gain", binned(bits_of(found.gain.gain), 1))],
+        x_label="token",
+        y_label="bits saved per token",
+        reference=("no gain", 0.0),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from mnemo.report import svg
@@ -50,9 +51,9 @@ def _layer(position: int, length: int, reach: Axis, y: float, row: float) -> str
 
 
 def _numbering(num_layers: int, reach: Axis, first: float, row: float) -> list[str]:
-    """The lowest layer, the top one, and those between that leave room for their numbers."""
-    stride = max(1, -(-16 // int(row)))
-    shown = {1, num_layers, *range(stride, num_layers - stride // 2, stride)} - {*range(2, stride // 2 + 1)}
+    """The first layer, the last one, and those between that leave room for their numbers."""
+    stride = math.ceil(16 / row)
+    shown = {1, *range(num_layers, stride, -stride)}
     return [
         svg.text(reach.start - 5, first + (num_layers - at) * row + row / 2 + 3, str(at), "tick", "end")
         for at in sorted(shown)

@@ -121,12 +121,12 @@ def _answer(verdict: Verdict) -> Markup:
 
 def _tables(page: ExperimentPage) -> Section | None:
     drawn = [_draw_table(listed, name) for name, listed in table_files(page).items()]
-    return Section("tables", "Tables", "", join(drawn)) if drawn else None
+    return Section("tables", "Tables", "", tag("div", *drawn, class_="tables")) if drawn else None
 
 
 def _draw_table(listed: Table, name: str) -> Markup:
     about = tag("p", listed.caption, class_="caption") if listed.caption else None
-    values = tag("div", frame.value_table(listed.headers, listed.rows), class_="scroll")
+    values = tag("div", frame.value_table(listed.headers, listed.rows), class_="scroll", tabindex="0")
     files = tag("div", tag("a", "CSV", href=quote(f"{FILES}/{name}")), class_="links")
     return tag("div", tag("h3", listed.title), about, values, files, class_="card table")
 

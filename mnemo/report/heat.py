@@ -20,8 +20,8 @@ DECADES = 6
 """A logarithmic map tells values apart down to this many powers of ten below the largest."""
 SEAM = 0.4
 """By how much cells overlap, so that no ground shows between them."""
-DENSE_SHADE = 7
-"""Words on this shade and further ones are in the colour of the ground."""
+MIDDLE_SHADE = 7
+"""Words on it are black, since neither the ink nor the ground stands out; on further ones they have the ground's."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,16 @@ def _cell(chart: HeatMap, layout: Layout, slug: str, row: int, column: int) -> s
     drawn = svg.element("rect", title, x=x, y=y, width=layout.width - 1, height=layout.height - 1, **paint)
     if value is None or len(written) * svg.WIDE_CHAR > layout.width - 2:
         return drawn
-    css = "label on-dense" if chart.shades.shade(value) >= DENSE_SHADE else "label"
-    return drawn + svg.text(x + layout.width / 2, y + layout.height / 2 + 4, written, css, "middle")
+    return drawn + svg.text(
+        x + layout.width / 2, y + layout.height / 2 + 4, written, words_on(chart.shades.shade(value)), "middle"
+    )
+
+
+def words_on(shade: int) -> str:
+    """The class of words that can be read on a shade."""
+    if shade == MIDDLE_SHADE:
+        return "on-middle"
+    return "on-dense" if shade > MIDDLE_SHADE else "label"
 
 
 def _paint(value: Cell, shades: Shades, slug: str) -> dict[str, object]:
@@ -215,7 +223,7 @@ def _row_labels(chart: HeatMap, layout: Layout) -> list[str]:
 
 
 def _column_labels(chart: HeatMap, layout: Layout) -> list[str]:
-    widest = max(len(label) for label in chart.column_labels) * svg.WIDE_CHAR + 6
+    widest = max(len(label) for label in chart.column_labels) * svg.WIDE_CHAR + 10
     stride = max(1, math.ceil(widest / layout.width))
     return [
         svg.text(layout.left + (column + 0.5) * layout.width, layout.bottom + 15, label, "tick", "middle")

@@ -149,7 +149,7 @@ def heat_figure(
     cells = [[_kept(value) for value in (*row, *[None] * (width - len(row)))] for row in grid]
     rows = _labels(row_labels, len(cells), "rows")
     columns = _labels(column_labels, width, "columns")
-    chart = HeatMap(cells, x_label, y_label, rows, columns, logarithmic, frozenset(marked))
+    chart = HeatMap(cells, x_label, y_label, rows, columns, logarithmic, marked & set(range(len(cells))))
     headers = (f"{y_label} / {x_label}", *columns)
     numbers = Numbers(headers, tuple((label, *row) for label, row in zip(rows, cells, strict=True)))
     draw = _drawn(width > 0, lambda *names: draw_heat(chart, *names))
@@ -171,7 +171,7 @@ def _heat_words(chart: HeatMap) -> str:
         return size
     (low, *at_low), (high, *at_high) = min(found), max(found)
     low_words, high_words = (f"{chart.row_labels[r]}, {chart.column_labels[c]}" for r, c in (at_low, at_high))
-    outlined = ", ".join(chart.row_labels[row] for row in sorted(chart.marked) if row < len(chart.row_labels))
+    outlined = ", ".join(chart.row_labels[row] for row in sorted(chart.marked))
     marked = f" Outlined: {outlined}." if outlined else ""
     return f"{size} From {plain(low)} ({low_words}) to {plain(high)} ({high_words}).{marked}"
 

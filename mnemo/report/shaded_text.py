@@ -18,6 +18,8 @@ PASSAGE = {"byte": 80, "char": 80, "word": 16, "bpe": 24}
 """Tokens of a passage by unit."""
 USUAL_PASSAGE = 24
 MOST_PASSAGES = 6
+FEWEST_BITS = 1.0
+"""A passage on which memory saves less says nothing."""
 FEWEST_SEGMENTS = 4
 """Before this many, nobody can say what is usual at a place of a segment."""
 INVISIBLE = {"\0": "␀", "\r": "␍", "\t": "\t", "\n": "\n"}
@@ -77,14 +79,14 @@ def legend() -> Markup:
 
 
 def passages(gain: Gain, unit: str) -> list[Passage]:
-    """Stretches of text that do not overlap, with the most unusual gain first, all of them above zero."""
+    """Stretches of text that do not overlap, with the most unusual gain first."""
     width = min(PASSAGE.get(unit, USUAL_PASSAGE), len(gain.gain))
     sums = np.convolve(unusual(gain), np.ones(width), "valid")
     chosen: list[Passage] = []
     while len(chosen) < MOST_PASSAGES and np.isfinite(sums).any():
         begin = int(np.nanargmax(sums))
         saved = float(gain.gain[begin : begin + width].sum() / np.log(2))
-        if sums[begin] <= 0 or saved <= 0:
+        if min(sums[begin] / np.log(2), saved) < FEWEST_BITS:
             break
         chosen.append(Passage(begin + 1, begin + 1 + width, saved, float(sums[begin] / np.log(2))))
         sums[max(0, begin - width + 1) : begin + width] = np.nan

@@ -102,7 +102,7 @@ CHART_CSS = (
     ".chart .segment{fill:var(--muted);opacity:.35}"
     ".chart .short{opacity:.45}"
     ".chart .band{opacity:.18}"
-    ".chart .on-dense{fill:var(--card)}"
+    ".chart .on-dense{fill:var(--card)}.chart .on-middle{fill:#000}"
     ".chart .absent{stroke:var(--muted);stroke-width:1;opacity:.6}"
     ".chart .marked{fill:none;stroke:var(--c1);stroke-width:2}"
     ".chart .mark{fill:var(--c1)}" + _series_colors()
@@ -126,7 +126,7 @@ a:hover{{text-decoration:underline}}
 a:focus-visible,summary:focus-visible{{outline:2px solid var(--accent);outline-offset:3px;border-radius:3px}}
 section{{margin-top:44px}}
 h2{{font-size:22px;letter-spacing:-.012em;line-height:1.25;margin:0 0 4px}}
-h2+.card,h2+.columns{{margin-top:14px}}
+h2+.card,h2+.columns,h2+.figures,h2+.tables{{margin-top:14px}}
 h3{{font-size:16px;margin:0;line-height:1.35;overflow-wrap:anywhere}}
 .about{{color:var(--muted);margin:0 0 16px;max-width:72ch}}
 .group{{margin:24px 0 10px;font-size:15px;font-weight:600}}
@@ -199,12 +199,15 @@ code{{font:.9em {MONO}}}
 .answer.yes{{color:var(--good)}}
 .answer.no{{color:var(--bad)}}
 .answer.open{{color:var(--warn);border-style:dashed}}
-.table,.entry{{padding:16px 18px 10px;margin-top:14px;min-width:0}}
+.tables{{display:flex;flex-wrap:wrap;gap:14px;align-items:flex-start}}
+.table,.entry{{padding:16px 18px 10px;min-width:0;max-width:100%}}
+.entry+.entry{{margin-top:14px}}
 .table .caption{{color:var(--muted);font-size:13.5px;line-height:1.45;margin:2px 0 6px;max-width:80ch}}
-.table table{{width:auto;min-width:min(100%,420px)}}
+.table table{{width:auto}}
 .table th,.table td{{padding-right:26px}}
+.table th:first-child{{position:sticky;left:0;background:var(--card);max-width:46vw}}
 .entry>.links{{margin:2px 0 8px;padding:0}}
-.entry>.about{{margin-bottom:6px}}
+.entry>.about{{margin-bottom:6px;font-size:14.5px}}
 .columns .sample{{margin:0}}
 .prose{{max-width:76ch;margin:8px 0 0;padding-left:22px;overflow-wrap:anywhere}}
 .prose li{{margin:4px 0}}
@@ -217,6 +220,7 @@ section{{margin-top:36px}}
 .cards .card{{padding:12px 13px}}
 .cards .big{{font-size:23px}}
 figure{{padding:14px 12px 10px}}
+.table th,.table td{{padding-right:14px}}
 .chart{{font-size:14.5px}}
 .wide{{padding:2px 14px}}
 .stacked thead{{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}}
@@ -240,5 +244,10 @@ section{{margin-top:28px}}
 .card,.sample,.run,tr{{break-inside:avoid}}
 h2,h3,.group,.about{{break-after:avoid}}
 .sample pre,.tall{{max-height:none;overflow:visible}}
+.scroll{{overflow:visible}}
+.tables{{display:block}}
+.table+.table{{margin-top:14px}}
+.table table{{font-size:9pt}}
+.table th,.table td{{padding-right:10px;white-space:normal}}
 }}
 """
