@@ -13,9 +13,10 @@ import pytest
 from page_reader import EVIL, read_page
 
 from mnemo.report import plots
-from mnemo.report.content import Figure, Sample, Table, Verdict
+from mnemo.report.content import Figure
 from mnemo.report.experiment_markdown import markdown_overview
 from mnemo.report.experiment_page import ExperimentPage, tally, write_experiment, write_overview
+from mnemo.report.findings import Sample, Table, Verdict
 from mnemo.report.plots import Line
 from mnemo.report.style import NUM_SHADES
 from mnemo.report.svg import standalone
@@ -263,6 +264,20 @@ def test_any_line_can_be_drawn(points: list[tuple[float, float]], x_kind: str, y
     )
     assert all(30 <= x <= 480 for x, _ in places(figure))
     assert "level" in figure.svg and len(tips(figure)) == sum(y <= 1.5 for _, y in points)
+
+
+def test_the_name_of_a_level_keeps_clear_of_the_lines() -> None:
+    heights = {}
+    for side in (-1, 1):
+        line = Line("a", [(0, 0.5 + 0.03 * side), (2, 0.5 + 0.03 * side)])
+        other = Line("b", [(1, 0.0), (1, 1.0)])
+        figure = plots.line_figure(
+            "level", "t", "c", [line, other], x_label="x", y_label="y", reference=("guessing", 0.5)
+        )
+        level = next(element for element in drawn(figure) if element.attrib.get("class") == "reference")
+        words = next(element for element in drawn(figure) if element.text == "guessing")
+        heights[side] = float(words.attrib["y"]) - float(level.attrib["y1"])
+    assert heights[1] > 0 > heights[-1]
 
 
 def test_a_missing_value_leaves_the_rest() -> None:

@@ -141,9 +141,40 @@ def _reference(chart: LineChart, x: Axis, y: Axis) -> str:
     if chart.reference is None:
         return ""
     label, level = chart.reference
-    at = y.place(level)
-    end = svg.WIDTH - 14
-    return svg.line(x.start, at, end, at, "reference") + svg.text(end - 2, at + 15, label, "tick halo", "end")
+    at, end = y.place(level), svg.WIDTH - 14.0
+    words_x, words_y, anchor = _free_corner(chart, x, y, at, len(label) * svg.WIDE_CHAR)
+    drawn = svg.line(x.start, at, end, at, "reference")
+    return drawn + svg.text(words_x, words_y, label, "tick halo", anchor)
+
+
+def _free_corner(chart: LineChart, x: Axis, y: Axis, at: float, width: float) -> tuple[float, float, str]:
+    """Where words at either end of a level, below or above it, meet the fewest of the lines."""
+    taken = [place for series in chart.series for place in _along(_placed(series, x, y))]
+    end = svg.WIDTH - 16.0
+    corners = [
+        (end, at + 15, "end"),
+        (end, at - 6, "end"),
+        (x.start + 4, at + 15, "start"),
+        (x.start + 4, at - 6, "start"),
+    ]
+    inside = [corner for corner in corners if y.end + 8 <= corner[1] <= y.start - 2] or corners[1:2]
+
+    def met(corner: tuple[float, float, str]) -> int:
+        left = corner[0] - width if corner[2] == "end" else corner[0]
+        return sum(left <= a <= left + width and corner[1] - 13 <= b <= corner[1] + 4 for a, b in taken)
+
+    return min(inside, key=met)
+
+
+def _along(points: Sequence[Point], parts: int = 8) -> list[Point]:
+    """The points, and some on the way from each to the next."""
+    pairs = zip(points, points[1:], strict=False)
+    between = [
+        (a[0] + (b[0] - a[0]) * part / parts, a[1] + (b[1] - a[1]) * part / parts)
+        for a, b in pairs
+        for part in range(1, parts)
+    ]
+    return [*points, *between]
 
 
 def _dashes(chart: LineChart) -> dict[int, int]:

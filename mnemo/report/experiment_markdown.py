@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from mnemo.report.cells import written
-from mnemo.report.content import Table
 from mnemo.report.experiment_page import ANSWERS, FILES, ExperimentPage, table_files, tally
+from mnemo.report.findings import Table
 from mnemo.report.svg import clean, slugify
 
 MOST_ROWS = 16

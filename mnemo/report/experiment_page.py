@@ -9,9 +9,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mnemo.report import frame
-from mnemo.report.content import Figure, Sample, Table, Verdict
+from mnemo.report.content import Figure
 from mnemo.report.figure_files import write_figures
 from mnemo.report.files import csv_text, write_text
+from mnemo.report.findings import Sample, Table, Verdict
 from mnemo.report.frame import Section
 from mnemo.report.markup import Markup, join, table, tag
 from mnemo.report.svg import slugify

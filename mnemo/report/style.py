@@ -32,6 +32,7 @@ LIGHT = {
     "accent": "#3b4cc0",
     "warn": "#8a5a00",
     "warnbg": "#fdf3dc",
+    "shadow": "#1c223033",
     "good": "#1a6e3a",
     "bad": "#b02a2a",
     "c0": "#3b4cc0",
@@ -54,6 +55,7 @@ DARK = {
     "accent": "#93a4ff",
     "warn": "#f0c674",
     "warnbg": "#2c2617",
+    "shadow": "#000000b0",
     "good": "#6fd392",
     "bad": "#ff8f8f",
     "c0": "#8c9eff",
@@ -206,6 +208,10 @@ code{{font:.9em {MONO}}}
 .table table{{width:auto}}
 .table th,.table td{{padding-right:26px}}
 .table th:first-child{{position:sticky;left:0;background:var(--card);max-width:46vw}}
+.table .scroll{{background:linear-gradient(90deg,var(--card) 40%,transparent),
+linear-gradient(270deg,var(--card) 40%,transparent) 100% 0,linear-gradient(90deg,var(--shadow),transparent),
+linear-gradient(270deg,var(--shadow),transparent) 100% 0;background-repeat:no-repeat;
+background-size:48px 100%,48px 100%,16px 100%,16px 100%;background-attachment:local,local,scroll,scroll}}
 .entry>.links{{margin:2px 0 8px;padding:0}}
 .entry>.about{{margin-bottom:6px;font-size:14.5px}}
 .columns .sample{{margin:0}}
@@ -244,7 +250,7 @@ section{{margin-top:28px}}
 .card,.sample,.run,tr{{break-inside:avoid}}
 h2,h3,.group,.about{{break-after:avoid}}
 .sample pre,.tall{{max-height:none;overflow:visible}}
-.scroll{{overflow:visible}}
+.scroll,.table .scroll{{overflow:visible;background:none}}
 .tables{{display:block}}
 .table+.table{{margin-top:14px}}
 .table table{{font-size:9pt}}
