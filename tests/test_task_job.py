@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mnemo.config import to_json
-from mnemo.data.progress import silent
 from mnemo.data.tasks import Copy, Retrieval
 from mnemo.errors import MnemoError
+from mnemo.experiments.jobs import Place, find_job
 from mnemo.experiments.quick_tasks import TaskModel, quick_task_recipe
 from mnemo.experiments.task_job import task_job
 from mnemo.recipe import Recipe
@@ -27,8 +26,9 @@ def tiny(model: TaskModel = "rmt", segments: int = 3) -> Recipe:
 
 
 def test_a_job_trains_and_answers_the_whole_test_set(tmp_path: Path) -> None:
-    place = SimpleNamespace(folder=tmp_path, monitor=Unwatched(), device=torch.device("cpu"), progress=silent)
+    place = Place(tmp_path, tmp_path, torch.device("cpu"), Unwatched())
     settings = {"recipe": to_json(tiny()), "published": True}
+    assert find_job("task") is task_job
     values = task_job(settings, place)
     assert values["samples"] == values["published_samples"] == 6 and values["segments"] == 3
     assert 0 <= values["character_accuracy"] <= 1 and values["steps"] == 3
@@ -44,7 +44,7 @@ def test_a_job_trains_and_answers_the_whole_test_set(tmp_path: Path) -> None:
 def test_a_job_needs_a_task(tmp_path: Path) -> None:
     recipe = tiny()
     settings = {"recipe": to_json(replace(recipe, data=replace(recipe.data, task=None)))}
-    place = SimpleNamespace(folder=tmp_path, monitor=Unwatched(), device=torch.device("cpu"), progress=silent)
+    place = Place(tmp_path, tmp_path, torch.device("cpu"), Unwatched())
     with pytest.raises(MnemoError, match="needs a recipe with a task"):
         task_job(settings, place)
 
@@ -69,5 +69,6 @@ def test_samples_are_cut_into_real_segments() -> None:
         3,
         2,
     ]
-    with pytest.raises(MnemoError, match="cannot be cut into 7"):
-        quick_task_recipe(Retrieval(), "rmt", 7, 1)
+    for count in (0, 7, 11):
+        with pytest.raises(MnemoError, match=f"cannot be cut into {count}"):
+            quick_task_recipe(Retrieval(), "rmt", count, 1)
