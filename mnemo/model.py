@@ -307,11 +307,14 @@ class Model(nn.Module):
             penalties["temporal"] = config.temporal_penalty * (x[:, 1:] - x[:, :-1]).square().mean()
         return penalties
 
-    def loss(self, out: Output, targets: Tensor) -> Tensor:
-        """Negative log-likelihood (B, L) of the newest L positions, in nats and token order; 0 where a target is -1."""
+    def loss(self, out: Output, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        """Negative log-likelihood (B, L) of the newest L positions, in nats and token order; 0 where a target is -1.
+
+        `temperature`: what logits are divided by.
+        """
         self.check_tokens(targets, lowest=-1)
         hidden = out.hidden[:, out.hidden.shape[1] - targets.shape[1] :]
-        nll = self.softmax.nll(hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.embedding)
+        nll = self.softmax.nll(hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.embedding, temperature)
         return nll.view(targets.shape)
 
     def logits(self, out: Output) -> Tensor:
