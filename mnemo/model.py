@@ -55,6 +55,9 @@ class InitConfig:
     """Deviation of weights, biases u and v, and of norm weights around 1."""
     projection_std: float = 0.01
     """Deviation of embedding projections."""
+    norm_bias_std: float = 0.0
+    """Deviation of the biases of norms. At 0, a first word that word dropout has emptied stays empty in all layers of a
+    new model, and its gradient grows in every norm, beyond all numbers in a deep one."""
     bound: float = 0.1
     """Range of the uniform kind."""
     residual: Literal["same", "scaled", "zero"] = "same"
@@ -62,7 +65,7 @@ class InitConfig:
     of them there are; or zero, so that every layer begins as the identity (pre-norm)."""
 
     def __post_init__(self) -> None:
-        if min(self.std, self.projection_std, self.bound) < 0:
+        if min(self.std, self.projection_std, self.norm_bias_std, self.bound) < 0:
             raise ValueError("deviations and bounds of first weights are not negative")
 
 
@@ -540,6 +543,8 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
         owner = model.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, (nn.LayerNorm, RMSNorm)):
             parameter.normal_(1.0, config.std) if name.endswith("weight") else parameter.zero_()
+            if name.endswith("bias") and config.norm_bias_std:
+                parameter.normal_(0.0, config.norm_bias_std)
         elif isinstance(owner, RecurrentMemory):
             owner.reset_parameters()
         elif name.endswith("bias") or ".biases." in name:

@@ -75,6 +75,18 @@ def test_nothing_in_an_update_asks_the_device(name: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["ptb", "ptb-fast"])
+def test_a_dropped_first_word_leaves_gradients_finite(name: str) -> None:
+    """With nothing before it, its row is zero; every norm divides by the root of its eps."""
+    torch.manual_seed(0)
+    model = Model(replace(preset(name).model, dim=16, num_heads=2, head_dim=8, inner_dim=8, vocab_size=6)).train()
+    model.embedding.word_dropout = 1 - 2**-20
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
+    out, _ = model(tokens)
+    model.loss(out, tokens).sum().backward()
+    assert float(clip_gradients(model.parameters(), 0.25)) < 1e4
+
+
 def tiny(name: str, **changes: Any) -> Recipe:
     """The recipe with everything that it uses, on a corpus of characters; averaging from step 8 of 12."""
     recipe = preset(name)

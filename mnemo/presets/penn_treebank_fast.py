@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mnemo.layers import DropoutConfig
-from mnemo.model import ModelConfig
+from mnemo.model import InitConfig, ModelConfig
 from mnemo.positions import Relative
 from mnemo.presets.penn_treebank import DROPOUT
 from mnemo.presets.registry import Table
@@ -47,6 +47,7 @@ def fast_model(memory: int, dropout: DropoutConfig) -> ModelConfig:
         dropout=dropout,
         activation_penalty=0.2,
         temporal_penalty=0.1,
+        init=InitConfig(norm_bias_std=0.02),
     )
 
 
