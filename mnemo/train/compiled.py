@@ -1,12 +1,15 @@
-"""Forward pass and loss as one compiled graph, for every segment of a run's nominal shape.
+"""Forward pass and loss compiled, for every segment of a run's nominal shape: as one graph, or layer by layer.
 
-Odd segments, such as an epoch's last one, run as they are written: a graph of their own would take longer to compile
-than they take to run.
+One graph takes a minute or two to compile. All layers are alike, so that one of them can be compiled for all: seconds,
+and what is fused inside of a layer is the same. Odd segments, such as an epoch's last one, run as they are written: a
+graph of their own would take longer to compile than they take to run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mnemo.data.streams import Batch
+from mnemo.layers import TransformerLayer
 from mnemo.memory import LSTM, Infinite
 from mnemo.model import Model, Output
 from mnemo.state import State
@@ -26,6 +30,8 @@ NOT_COMPILED = {
 
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
+REGIONS = ("keys_values", "attend", "finish")
+"""Methods of a layer that together are nearly all of its work; between them, nothing could be fused."""
 
 
 def against_compiling(model: Model) -> str | None:
@@ -40,17 +46,24 @@ def is_adaptive(model: Model) -> bool:
 
 
 class Compiled:
-    """`segment_loss` as a compiled graph; as it is written where compiling fails, which `note` is then told."""
+    """`segment_loss` compiled; as it is written where compiling fails, which `note` is then told."""
 
     def __init__(
-        self, model: Model, *, length: int, recompute: bool, note: Callable[[str], None], backend: str = "inductor"
+        self,
+        model: Model,
+        *,
+        length: int,
+        recompute: bool,
+        note: Callable[[str], None],
+        backend: str = "inductor",
+        by_layer: bool = False,
     ) -> None:
         self.plain: Forward = partial(segment_loss, recompute=recompute)
         self._length, self._note = length, note
-        adaptive = is_adaptive(model)
-        read: Callable[..., Any] = partial(_hidden, recompute=recompute) if adaptive else self.plain
-        compiled: Any = torch.compile(read, fullgraph=True, dynamic=False, backend=backend)
-        self._compiled: Forward | None = partial(_loss_apart, compiled) if adaptive else compiled
+        compiler = partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)
+        self._compiled: Forward | None = (
+            _by_layer(self.plain, compiler) if by_layer else _as_one(model, self.plain, recompute, compiler)
+        )
 
     def __call__(
         self, model: Model, batch: Batch, state: State, scored: bool = True
@@ -68,6 +81,41 @@ class Compiled:
     @property
     def failed(self) -> bool:
         return self._compiled is None
+
+
+def _as_one(model: Model, plain: Forward, recompute: bool, compiler: Callable[..., Any]) -> Forward:
+    if is_adaptive(model):
+        return partial(_loss_apart, compiler(partial(_hidden, recompute=recompute)))
+    return compiler(plain)
+
+
+def _by_layer(plain: Forward, compiler: Callable[..., Any]) -> Forward:
+    regions = {name: compiler(getattr(TransformerLayer, name)) for name in REGIONS}
+
+    def forward(
+        model: Model, batch: Batch, state: State, scored: bool = True
+    ) -> tuple[Tensor | None, Tensor | float, State]:
+        with _exchanged(model, regions), warnings.catch_warnings():
+            # The compiler looks whether a layer's inputs have gradients, and is warned that they have none.
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+            return plain(model, batch, state, scored)
+
+    return forward
+
+
+@contextmanager
+def _exchanged(model: Model, regions: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, all layers use other functions for some of their methods; evaluations see nothing of it."""
+    layers = model.layers()
+    for layer in layers:
+        for name, function in regions.items():
+            object.__setattr__(layer, name, partial(function, layer))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            for name in regions:
+                object.__delattr__(layer, name)
 
 
 def _hidden(
