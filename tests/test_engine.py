@@ -25,6 +25,7 @@ from mnemo.layers import DropoutConfig
 from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.optimize import build_optimizer
+from mnemo.positions import Relative
 from mnemo.recipe import OptimizerConfig, TrainConfig
 from mnemo.state import leaves, tree_map, tree_zip
 from mnemo.train import Status, Unwatched, create_run, fresh_states, train, trainer
@@ -140,12 +141,12 @@ def test_one_compiled_layer_serves_all(reference_op: None, monkeypatch: pytest.M
     torch._dynamo.reset()
     monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
     compare(
-        {"memory": 7, "num_layers": 4},
+        {"memory": 7, "num_layers": 4, "positions": Relative(shared_projection=True)},
         TrainConfig(batch=2, segment=5, compile="layers"),
         backend="eager",
         note=pytest.fail,
     )
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
 
 
 BPTT_MODEL = {"tokens": MemoryTokens(num=2), "dropout": DropoutConfig.published(0.1)}

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemo.data.streams import Batch
-from mnemo.layers import TransformerLayer
 from mnemo.memory import LSTM, Infinite
 from mnemo.model import Model, Output
+from mnemo.positions import RelativePositions
 from mnemo.state import State
 from mnemo.train.step import Forward, segment_loss
 
@@ -30,8 +30,8 @@ NOT_COMPILED = {
 
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
-REGIONS = ("keys_values", "attend", "finish")
-"""Methods of a layer that together are nearly all of its work; between them, nothing could be fused."""
+LAYER_METHODS = ("keys_values", "attend", "finish")
+"""Together nearly all of a layer's work; between them, nothing could be fused."""
 
 
 def against_compiling(model: Model) -> str | None:
@@ -62,7 +62,7 @@ class Compiled:
         self._length, self._note = length, note
         compiler = partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)
         self._compiled: Forward | None = (
-            _by_layer(self.plain, compiler) if by_layer else _as_one(model, self.plain, recompute, compiler)
+            _by_layer(model, self.plain, compiler) if by_layer else _as_one(model, self.plain, recompute, compiler)
         )
 
     def __call__(
@@ -89,13 +89,16 @@ def _as_one(model: Model, plain: Forward, recompute: bool, compiler: Callable[..
     return compiler(plain)
 
 
-def _by_layer(plain: Forward, compiler: Callable[..., Any]) -> Forward:
-    regions = {name: compiler(getattr(TransformerLayer, name)) for name in REGIONS}
+def _by_layer(model: Model, plain: Forward, compiler: Callable[..., Any]) -> Forward:
+    """Every method is compiled once, whatever the number of modules that have it."""
+    methods = _methods(model)
+    compiled = {key: compiler(getattr(*key)) for key in {(type(module), name) for module, name in methods}}
+    exchanged = [(module, name, partial(compiled[type(module), name], module)) for module, name in methods]
 
     def forward(
         model: Model, batch: Batch, state: State, scored: bool = True
     ) -> tuple[Tensor | None, Tensor | float, State]:
-        with _exchanged(model, regions), warnings.catch_warnings():
+        with _exchanged(exchanged), warnings.catch_warnings():
             # The compiler looks whether a layer's inputs have gradients, and is warned that they have none.
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
             return plain(model, batch, state, scored)
@@ -103,19 +106,24 @@ def _by_layer(plain: Forward, compiler: Callable[..., Any]) -> Forward:
     return forward
 
 
+def _methods(model: Model) -> list[tuple[nn.Module, str]]:
+    """What to compile: of every layer, and what positions and the softmax add to it."""
+    found: list[tuple[nn.Module, str]] = [(layer, name) for layer in model.layers() for name in LAYER_METHODS]
+    if isinstance(model.positions, RelativePositions) and model.positions.config.shared_projection:
+        found.append((model.positions, "shared"))
+    return found if is_adaptive(model) else [*found, (model, "loss")]
+
+
 @contextmanager
-def _exchanged(model: Model, regions: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Inside, all layers use other functions for some of their methods; evaluations see nothing of it."""
-    layers = model.layers()
-    for layer in layers:
-        for name, function in regions.items():
-            object.__setattr__(layer, name, partial(function, layer))
+def _exchanged(functions: list[tuple[nn.Module, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Inside, modules use other functions for some of their methods; evaluations see nothing of it."""
+    for module, name, function in functions:
+        object.__setattr__(module, name, function)
     try:
         yield
     finally:
-        for layer in layers:
-            for name in regions:
-                object.__delattr__(layer, name)
+        for module, name, _ in functions:
+            object.__delattr__(module, name)
 
 
 def _hidden(
