@@ -25,6 +25,7 @@ from mnemo.layers import DropoutConfig
 from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.optimize import build_optimizer
+from mnemo.positions import Relative
 from mnemo.recipe import OptimizerConfig, TrainConfig
 from mnemo.state import leaves, tree_map, tree_zip
 from mnemo.train import Status, Unwatched, create_run, fresh_states, train, trainer
@@ -135,6 +136,19 @@ def test_compiled_training_is_the_plain_training(name: str, reference_op: None) 
     assert notes == []
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_one_compiled_layer_serves_all(reference_op: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
+    compare(
+        {"memory": 7, "num_layers": 4, "positions": Relative(shared_projection=True)},
+        TrainConfig(batch=2, segment=5, compile="layers"),
+        backend="eager",
+        note=pytest.fail,
+    )
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
+
+
 BPTT_MODEL = {"tokens": MemoryTokens(num=2), "dropout": DropoutConfig.published(0.1)}
 BPTT = {"tokens": MemoryTokens(num=2), "memory": 3}
 RECORDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -233,6 +247,7 @@ def test_what_cannot_be_compiled_goes_on_all_the_same() -> None:
 
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "compiled, one CUDA graph": ({}, {"compile": True}, {}),
+    "layers compiled, one CUDA graph": ({}, {"compile": "layers"}, {}),
     "not compiled (device cpu), one CUDA graph": ({}, {}, {}),
     "not compiled (compile is off), no CUDA graph (cuda_graph is off)": (
         {},
