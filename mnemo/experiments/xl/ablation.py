@@ -68,7 +68,7 @@ def recipe_of(row: Row, budget: Budget) -> Recipe:
 
 
 SEARCHED: dict[Budget, tuple[EvalConfig, int]] = {
-    "smoke": (EvalConfig(batch=2, segment=4, limit=120), 32),
+    "smoke": (EvalConfig(batch=2, segment=4, limit=60), 20),
     "small": (EvalConfig(batch=50, segment=16, limit=100_000), 1024),
     "paper": (EvalConfig(batch=10, segment=16), 1000),
 }

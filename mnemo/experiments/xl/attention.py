@@ -238,7 +238,7 @@ def figures(results: Results) -> list[Figure]:
         _by_head(
             "figure-5",
             "Figure 5: attention by distance",
-            "Averaged over the text, one row a head (layer.head). Marked: the fifth of the heads that reaches farthest, "
+            "Averaged over the text, one row a head (layer.head). Marked: the fifth of the heads that reach farthest, "
             f"{wide}.",
             values,
             "whole",

@@ -183,7 +183,7 @@ def tables(results: Results) -> list[Table]:
     headers = ["model", *ours, *(f"paper: {name}" for name in ours)]
     caption = (
         "Backpropagation length, validation perplexity per token at the attention length of training and at the best "
-        "one, and the shortest that reaches it. Table 8 prints its two perplexity columns under each other's names."
+        "one, and the shortest length within 0.1% of the best."
     )
     return [Table(title="Table 8: equal GPU memory", headers=headers, rows=rows, caption=caption)]
 

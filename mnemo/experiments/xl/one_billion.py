@@ -15,7 +15,7 @@ from mnemo.experiments.xl.recipes import recurrent, small_words, smoke
 from mnemo.experiments.xl.sentences import FOLDER, SHUFFLE
 from mnemo.memory import LSTM
 from mnemo.presets.transformer_xl import everywhere
-from mnemo.recipe import DataConfig, EvalConfig, Recipe
+from mnemo.recipe import DataConfig, Recipe
 
 TRAIN = "xl-train-sentences"
 SENTENCES = "sentences"
@@ -24,8 +24,7 @@ SEGMENT = 32
 
 
 def shuffled(recipe: Recipe) -> Recipe:
-    data = DataConfig(corpus=recipe.data.corpus, order="sentences")
-    return replace(recipe, data=data, test=replace(recipe.test, limit=None))
+    return replace(recipe, data=DataConfig(corpus=recipe.data.corpus, order="sentences"))
 
 
 def words() -> Recipe:
@@ -42,7 +41,7 @@ def words_lstm() -> Recipe:
 
 
 def smoke_words() -> Recipe:
-    return shuffled(replace(smoke(), evaluation=EvalConfig(batch=2), test=EvalConfig(batch=2)))
+    return shuffled(smoke())
 
 
 def smoke_words_lstm() -> Recipe:
@@ -62,7 +61,7 @@ ONE_BILLION = Benchmark(
         Entry(
             "no-memory",
             "Transformer-XL without memory",
-            by_budget(published=None, small=words_without_memory, tiny=smoke_words),
+            by_budget(published=None, small=words_without_memory),
         ),
         Entry("xl", "Transformer-XL", by_budget(published="lm1b-0.46b", small=words, tiny=smoke_words), 23.5),
         Entry("xl-large", "Transformer-XL, later and larger", by_budget(published="lm1b-large", small=None), 21.8),
@@ -97,7 +96,7 @@ def cells(budget: Budget) -> list[Cell]:
     if budget == "paper":
         return training
     corpus = from_json(Recipe, training[0].settings["recipe"]).data.corpus
-    settings = {"corpus": corpus, "longest": 20_000 if budget == "smoke" else None}
+    settings = {"corpus": corpus, "longest": 4000 if budget == "smoke" else None}
     shuffle = Cell(name=SENTENCES, job=SHUFFLE, settings=settings, labels={"part": SENTENCES})
     return [shuffle, *(replace(cell, job=TRAIN, after=(SENTENCES,)) for cell in training)]
 
