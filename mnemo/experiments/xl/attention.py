@@ -20,7 +20,7 @@ from mnemo.experiments.experiment import (
     Table,
     Verdict,
 )
-from mnemo.experiments.jobs import Place, job, training_cell
+from mnemo.experiments.jobs import RUN, Place, job, training_cell
 from mnemo.report.plots import heat_figure
 from torch import Tensor
 
@@ -82,7 +82,7 @@ def cells(budget: Budget) -> list[Cell]:
 
 @job(ATTENTION)
 def watch(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    opened = open_run(place.of(settings["run"]) / "run", device=place.device)
+    opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     corpus = load(opened.recipe.data.corpus, show=place.progress)
     scale = Scale(*(settings[name] for name in Scale._fields))
     ids = np.asarray(corpus.split(settings["split"]).ids[: scale.tokens])

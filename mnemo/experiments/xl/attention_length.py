@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mnemo.experiments.experiment import Cell, CellResult, Results
-from mnemo.experiments.jobs import Place, job
+from mnemo.experiments.jobs import RUN, Place, job
 
 from mnemo.checkpoint import open_run
 from mnemo.config import from_json, to_json
@@ -32,7 +32,7 @@ def search_cell(training: Cell, config: EvalConfig, longest: int) -> Cell:
 
 @job(SEARCH)
 def search_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    opened = open_run(place.of(settings["run"]) / "run", device=place.device)
+    opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     train, data = opened.recipe.train, opened.recipe.data
     split = load(data.corpus, show=place.progress).split(settings["split"])
     with autocast(train.precision, place.device):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from mnemo.analysis import Group, context_targets, losses_at_context, relative_effective_context_length
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.experiments.jobs import Place, job, training_cell
+from mnemo.experiments.jobs import RUN, Place, job, training_cell
 from mnemo.report.plots import Line, line_figure
 
 from mnemo.checkpoint import open_run, read_tensors, write_tensors
@@ -129,7 +129,7 @@ def _compare_cell(group: str, budget: Budget) -> Cell:
 @job(LOSSES)
 def context_losses(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Losses of the same tokens of the validation set behind every length of context."""
-    opened = open_run(place.of(settings["run"]) / "run", device=place.device)
+    opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     model, train = opened.model, opened.recipe.train
     ids = np.asarray(load(opened.recipe.data.corpus, show=place.progress).split(settings["split"]).ids)
     scale = Scale(*(settings[name] for name in Scale._fields if name != "memory"), memory=0)

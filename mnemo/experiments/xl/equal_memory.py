@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
-from mnemo.experiments.jobs import Place, job, train_recipe, training_cell
+from mnemo.experiments.jobs import Place, job, train_here, training_cell
 from mnemo.report.plots import bar_figure
 
+from mnemo.bench.timing import allocated
 from mnemo.checkpoint import read_json, write_json
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError
@@ -120,8 +121,7 @@ def with_segment(recipe: Recipe, length: int) -> Recipe:
 
 def measured_bytes(recipe: Recipe) -> float:
     """Most GPU memory that is taken at any time of an update, as it is written: neither compiled nor recorded."""
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
+    before = allocated(torch.device("cuda"))
     plain = replace(recipe.train, compile=False, cuda_graph=False, device="cuda")
     peak = pace(recipe.model, plain, updates=1, rounds=1).peak_bytes
     assert peak is not None
@@ -140,7 +140,7 @@ def estimated_bytes(recipe: Recipe) -> float:
 def train_fitted(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     length = read_json(place.of(settings["length"]) / FOUND)["length"]
     recipe = with_segment(from_json(Recipe, settings["recipe"]), length)
-    return train_recipe(recipe, place)
+    return train_here(recipe, place)
 
 
 def best(results: Results, row: Row) -> Measured:

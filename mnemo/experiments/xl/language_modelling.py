@@ -212,8 +212,8 @@ WIKITEXT103 = Benchmark(
         Entry("lstm", "LSTM", by_budget(published="wikitext103-lstm", small=words_lstm, tiny=smoke_lstm)),
         Entry("qrnn", "4-layer QRNN", by_budget(published="wikitext103-qrnn", small=words_qrnn, tiny=smoke_qrnn), 33.0),
         Entry(
-            "no-memory",
-            "Transformer-XL without memory",
+            "vanilla",
+            "vanilla transformer",
             by_budget(published=None, small=lambda: vanilla(small_words())),
         ),
         Entry(
@@ -232,7 +232,9 @@ WIKITEXT103 = Benchmark(
     beats=(
         Beats("Transformer-XL is better than a QRNN of its size.", "24.0 against 33.0", "xl-base", "qrnn"),
         Beats("Transformer-XL is better than an LSTM of its size.", "24.0 against 48.7", "xl-base", "lstm"),
-        Beats("Transformer-XL is better with its memory than without.", "Table 5", "xl-base", "no-memory"),
+        Beats(
+            "Transformer-XL is better than a vanilla transformer.", "Table 5: 26.77 against 31.16", "xl-base", "vanilla"
+        ),
         Beats("The large model is better than the standard one.", "18.9 against 24.0", "xl-large", "xl-base"),
     ),
     small_seeds=2,

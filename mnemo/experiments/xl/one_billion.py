@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from mnemo.experiments.experiment import Budget, Cell
-from mnemo.experiments.jobs import Place, job, train_job
+from mnemo.experiments.jobs import Place, job, train_and_score
 
 from mnemo.config import from_json, to_json
 from mnemo.experiments.xl.benchmark import Beats, Benchmark, Entry, Quoted
-from mnemo.experiments.xl.language_modelling import WORDS_LSTM, by_budget, smoke_lstm
+from mnemo.experiments.xl.language_modelling import WORDS_LSTM, by_budget, scored_in_steps, smoke_lstm
 from mnemo.experiments.xl.recipes import recurrent, small_words, smoke
 from mnemo.experiments.xl.sentences import FOLDER, SHUFFLE
 from mnemo.memory import LSTM
@@ -33,7 +33,7 @@ def words() -> Recipe:
 
 def words_without_memory() -> Recipe:
     recipe = words()
-    return replace(recipe, model=replace(recipe.model, memory=everywhere(0)))
+    return scored_in_steps(replace(recipe, model=replace(recipe.model, memory=everywhere(0))))
 
 
 def words_lstm() -> Recipe:
@@ -104,9 +104,9 @@ def cells(budget: Budget) -> list[Cell]:
 @job(TRAIN)
 def train_on_sentences(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     recipe = from_json(Recipe, settings["recipe"])
-    corpus = str(place.of(SENTENCES) / FOLDER)
+    corpus = str((place.of(SENTENCES) / FOLDER).resolve())
     recipe = replace(recipe, data=replace(recipe.data, corpus=corpus))
-    return train_job(settings | {"recipe": to_json(recipe)}, place)
+    return train_and_score(settings | {"recipe": to_json(recipe)}, place)
 
 
 EXPERIMENT = replace(ONE_BILLION.experiment(), cells=cells)
