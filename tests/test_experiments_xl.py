@@ -111,13 +111,13 @@ def search(initial: float, best: float, length: int, trained: int = 128, start: 
     }
 
 
-def table5(**changed: tuple[float, float, int]) -> Values:
+def table5(**changed: tuple[float, float, int] | None) -> Values:
     """The paper's own numbers."""
     rows = {row.name: (row.initial, row.best, row.length) for row in ROWS} | changed
 
     def values(cell: Cell) -> dict[str, Any] | None:
-        row = cell.labels["row"]
-        return {} if cell.labels["part"] == "training" else search(*rows[row]) if rows[row] else None
+        row = rows[cell.labels["row"]]
+        return {} if cell.labels["part"] == "training" else None if row is None else search(*row)
 
     return values
 

@@ -71,7 +71,7 @@ def recipe_of(row: Row, budget: Budget) -> Recipe:
 
 SEARCHED: dict[Budget, tuple[EvalConfig, int]] = {
     "smoke": (EvalConfig(batch=2, segment=4, limit=60), 20),
-    "small": (EvalConfig(batch=50, segment=16, limit=100_000), 1024),
+    "small": (EvalConfig(batch=20, segment=16, limit=100_000), 1024),
     "paper": (EvalConfig(batch=10, segment=16), 1000),
 }
 """How lengths are searched, and the longest that is tried. Few new tokens at a time: each then sees nearly as much."""

@@ -144,8 +144,7 @@ class Benchmark:
         if not lines:
             return []
         caption = "Validation loss during training, one seed of each model."
-        axes = {"x_label": "step", "y_label": "nats per token"}
-        return [line_figure("learning", "Learning curves", caption, lines, **axes)]
+        return [line_figure("learning", "Learning curves", caption, lines, x_label="step", y_label="nats per token")]
 
 
 def _cell(entry: Entry, recipe: Recipe, seed: int) -> Cell:

@@ -16,7 +16,7 @@ from mnemo.report.plots import Line, line_figure
 from mnemo.checkpoint import build_model
 from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
-from mnemo.evaluate import Score, evaluate
+from mnemo.evaluate import LOSSES_IN_FLIGHT, Score, evaluate
 from mnemo.experiments.xl.comparing import judged, shown, undecided
 from mnemo.experiments.xl.recipes import smoke
 from mnemo.model import Model, ModelConfig
@@ -46,8 +46,9 @@ class Scale(NamedTuple):
     precision: str
 
 
-GPU_ROUNDS = {REUSE: (40, 200), SLIDING: (2, 10)}
-"""The first passes over a memory's buffers are recorded: both passes contain them, and they cancel."""
+GPU_ROUNDS = {REUSE: (2 * LOSSES_IN_FLIGHT, 7 * LOSSES_IN_FLIGHT), SLIDING: (2, 10)}
+"""Reading begins by recording itself: both passes contain that, and it cancels. Both end when losses are fetched, so
+that nothing is left on the device when the clock stops."""
 SCALES: dict[Budget, Scale] = {
     "smoke": Scale((8, 16), 4, (1, 2), (1, 4), {REUSE: (2, 6), SLIDING: (1, 4)}, 1, "fp32"),
     "small": Scale(tuple(PAPER), 128, (16, 64), (4, 16), GPU_ROUNDS, 2, "bf16"),
