@@ -73,8 +73,7 @@ SCALES: dict[Budget, Scale] = {
     "paper": Scale(100, 1200, 20_000, 640),
 }
 PRESETS = {"xl-large": "wikitext103-base", "qrnn": "wikitext103-qrnn", "lstm": "wikitext103-lstm"}
-LSTM_LAYERS, QRNN_LAYERS = 3, 4
-LSTM_WIDTH, QRNN_WIDTH = 512, 712
+LSTM_WIDTH, QRNN_WIDTH = 654, 1424
 """Cells that make recurrent layers as large, together, as six transformer layers of 256."""
 
 
@@ -85,8 +84,8 @@ def recipe_for(name: str, budget: Budget) -> Recipe:
         return on_gpu(preset(PRESETS[name]))
     base = small_bytes() if budget == "small" else smoke()
     if name == "qrnn":
-        return recurrent(base, QRNN(width=QRNN_WIDTH if budget == "small" else None), QRNN_LAYERS)
-    return recurrent(base, LSTM(width=LSTM_WIDTH if budget == "small" else None), LSTM_LAYERS)
+        return recurrent(base, QRNN(width=QRNN_WIDTH if budget == "small" else None))
+    return recurrent(base, LSTM(width=LSTM_WIDTH if budget == "small" else None))
 
 
 def trained_as(name: str, budget: Budget) -> str:

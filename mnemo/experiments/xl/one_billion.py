@@ -37,7 +37,7 @@ def words_without_memory() -> Recipe:
 
 
 def words_lstm() -> Recipe:
-    return recurrent(words(), LSTM(width=WORDS_LSTM), 3)
+    return recurrent(words(), LSTM(width=WORDS_LSTM))
 
 
 def smoke_words() -> Recipe:
