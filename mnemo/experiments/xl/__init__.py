@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mnemo.experiments.experiment import Experiment
-
 from mnemo.experiments.xl.ablation import ABLATION
 from mnemo.experiments.xl.attention import XL_ATTENTION
 from mnemo.experiments.xl.context_length import CONTEXT_LENGTH

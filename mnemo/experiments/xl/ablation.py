@@ -6,8 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.jobs import training_cell
-from mnemo.report.plots import line_figure, lines_over_seeds
-
 from mnemo.experiments.xl.attention_length import found_columns, gains, lengths, ppl, search_cell, searches
 from mnemo.experiments.xl.comparing import NOTICEABLE, Measured, judged, lower, perplexity, shown, undecided
 from mnemo.experiments.xl.recipes import on_gpu, seeded, seeds, small_bytes, smoke
@@ -15,6 +13,7 @@ from mnemo.positions import AnyPositions, Learned, Relative, Shaw, Sinusoidal
 from mnemo.presets import preset
 from mnemo.presets.ablation import row as changed
 from mnemo.recipe import EvalConfig, Recipe
+from mnemo.report.plots import line_figure, lines_over_seeds
 
 Encoding = Literal["ours", "Shaw", "Vaswani", "Al-Rfou"]
 

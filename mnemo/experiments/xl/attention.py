@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from mnemo.analysis import DistanceObserver, TermsObserver, attending_layers, attention_map, observe
+from mnemo.checkpoint import open_run
+from mnemo.data.corpus import Corpus
+from mnemo.data.prepare import load
 from mnemo.experiments.experiment import (
     Budget,
     Cell,
@@ -21,17 +26,12 @@ from mnemo.experiments.experiment import (
     Verdict,
 )
 from mnemo.experiments.jobs import RUN, Place, job, training_cell
-from mnemo.report.plots import heat_figure
-from torch import Tensor
-
-from mnemo.checkpoint import open_run
-from mnemo.data.corpus import Corpus
-from mnemo.data.prepare import load
 from mnemo.experiments.xl.comparing import judged, undecided
 from mnemo.experiments.xl.recipes import on_gpu, small_bytes, smoke
 from mnemo.model import Model
 from mnemo.presets import preset
 from mnemo.recipe import Recipe
+from mnemo.report.plots import heat_figure
 
 ATTENTION = "xl-attention"
 TERMS = {"a": "content", "b": "content-dependent position", "d": "global position"}

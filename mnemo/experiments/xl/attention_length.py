@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mnemo.experiments.experiment import Cell, CellResult, Results
-from mnemo.experiments.jobs import RUN, Place, job
-
 from mnemo.checkpoint import open_run
 from mnemo.config import from_json, to_json
 from mnemo.data.prepare import load
 from mnemo.evaluate import Score, find_length
+from mnemo.experiments.experiment import Cell, CellResult, Results
+from mnemo.experiments.jobs import RUN, Place, job
 from mnemo.experiments.xl.comparing import Measured, perplexity, spread
 from mnemo.recipe import EvalConfig
 from mnemo.train.precision import autocast

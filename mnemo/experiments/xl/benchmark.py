@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from mnemo.config import to_json
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.jobs import training_cell
-from mnemo.report.plots import Line, bar_figure, line_figure
-
-from mnemo.config import to_json
 from mnemo.experiments.xl.comparing import Measured, judged, lower, shown, spread, undecided
 from mnemo.experiments.xl.recipes import seeded, seeds
 from mnemo.recipe import Recipe
+from mnemo.report.plots import Line, bar_figure, line_figure
 
 CLOSE = 0.01
 """How far, of the published value, a run may be from it and still count as reaching it."""

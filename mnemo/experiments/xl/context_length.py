@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mnemo.analysis import Group, context_targets, losses_at_context, relative_effective_context_length
-from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.experiments.jobs import RUN, Place, job, training_cell
-from mnemo.report.plots import Line, line_figure
 
+from mnemo.analysis import Group, context_targets, losses_at_context, relative_effective_context_length
 from mnemo.checkpoint import open_run, read_tensors, write_tensors
 from mnemo.data.prepare import load
+from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.experiments.jobs import RUN, Place, job, training_cell
 from mnemo.experiments.xl.ablation import BY_NAME, recipe_of
 from mnemo.experiments.xl.comparing import judged, undecided
 from mnemo.experiments.xl.recipes import on_gpu, recurrent, small_bytes, smoke
@@ -23,6 +22,7 @@ from mnemo.model import Model
 from mnemo.positions import Learned
 from mnemo.presets import preset
 from mnemo.recipe import Recipe
+from mnemo.report.plots import Line, line_figure
 
 LOSSES, COMPARE = "xl-context-losses", "xl-context-compare"
 FILE = "losses.safetensors"

@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
-from mnemo.experiments.jobs import Place, job, train_here, training_cell
-from mnemo.report.plots import bar_figure
 
 from mnemo.bench.timing import allocated
 from mnemo.checkpoint import read_json, write_json
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError
 from mnemo.estimate import activation_bytes, state_row_bytes
+from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
+from mnemo.experiments.jobs import Place, job, train_here, training_cell
 from mnemo.experiments.xl.ablation import BY_NAME, SEARCHED, recipe_of
 from mnemo.experiments.xl.attention_length import found_columns, ppl, search_cell, searches
 from mnemo.experiments.xl.comparing import Measured, judged, lower, shown, spread, undecided
 from mnemo.experiments.xl.recipes import seeded, seeds
 from mnemo.recipe import Recipe
+from mnemo.report.plots import bar_figure
 from mnemo.train.pace import pace
 
 FIT, TRAIN_FITTED = "xl-fit-length", "xl-train-fitted"

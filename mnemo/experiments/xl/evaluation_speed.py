@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.experiments.jobs import Place, job
-from mnemo.report.plots import Line, line_figure
 
 from mnemo.checkpoint import build_model
 from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
 from mnemo.evaluate import LOSSES_IN_FLIGHT, Score, evaluate
+from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.experiments.jobs import Place, job
 from mnemo.experiments.xl.comparing import judged, shown, undecided
 from mnemo.experiments.xl.recipes import smoke
 from mnemo.model import Model, ModelConfig
@@ -24,6 +23,7 @@ from mnemo.positions import Learned
 from mnemo.presets import preset
 from mnemo.presets.transformer_xl import everywhere
 from mnemo.recipe import EvalConfig
+from mnemo.report.plots import Line, line_figure
 from mnemo.train.precision import autocast
 
 SPEED = "xl-evaluation-speed"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mnemo.experiments.experiment import Budget
-
 from mnemo.experiments.xl.benchmark import Beats, Benchmark, Entry, Quoted
 from mnemo.experiments.xl.recipes import on_gpu, recurrent, small_bytes, small_words, smoke
 from mnemo.memory import LSTM, QRNN

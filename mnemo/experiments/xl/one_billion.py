@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mnemo.config import from_json, to_json
 from mnemo.experiments.experiment import Budget, Cell
 from mnemo.experiments.jobs import Place, job, train_and_score
-
-from mnemo.config import from_json, to_json
 from mnemo.experiments.xl.benchmark import Beats, Benchmark, Entry, Quoted
 from mnemo.experiments.xl.language_modelling import WORDS_LSTM, by_budget, scored_in_steps, smoke_lstm
 from mnemo.experiments.xl.recipes import recurrent, small_words, smoke

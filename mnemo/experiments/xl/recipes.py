@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mnemo.experiments.experiment import Budget
-
 from mnemo.layers import DropoutConfig
 from mnemo.memory import AnyMemory, Plan
 from mnemo.model import ModelConfig

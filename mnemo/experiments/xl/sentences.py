@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mnemo.experiments.jobs import Place, job
 
 from mnemo.data.corpus import Corpus, IdWriter, Split, SplitHeader, new_folder, write_header
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
+from mnemo.experiments.jobs import Place, job
 
 SHUFFLE = "xl-shuffle-lines"
 FOLDER = "corpus"
