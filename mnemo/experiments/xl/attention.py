@@ -43,6 +43,14 @@ TWICE = 2.0
 WIDE, UNIFORM = 0.75, 0.95
 """Of what uniform attention has: reach that makes a head wide, entropy that makes a term uniform."""
 
+PASSAGE = (
+    "Mrs. Alder had kept the lighthouse for eleven winters when the letter came. She read it twice by the window, "
+    'folded it, and put it under the clock. "Tom," she said, "your brother is coming home." Tom Alder looked at the '
+    'sea, and then at the clock, and asked whether the letter said anything about the boat. "It says," said Mrs. '
+    'Alder, "that he has sold the boat."'
+)
+"""Read in the pictures of single heads; `paper` has room for more and reads the validation set."""
+
 
 class Scale(NamedTuple):
     memory: int
@@ -73,7 +81,8 @@ def recipe(budget: Budget) -> Recipe:
 
 def cells(budget: Budget) -> list[Cell]:
     training = training_cell("model", recipe(budget), {"part": "training"})
-    settings = {"run": training.name, "split": "valid"} | SCALES[budget]._asdict()
+    passage = None if budget == "paper" else PASSAGE
+    settings = {"run": training.name, "split": "valid", "passage": passage} | SCALES[budget]._asdict()
     watching = Cell(
         name="attention", job=ATTENTION, settings=settings, labels={"part": "attention"}, after=(training.name,)
     )
@@ -93,6 +102,7 @@ def watch(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     found = {"whole": whole.mass} | {name: parts.attention[name] for name in TERMS}
     spans = {name: over_span(mass, scale.memory) for name, mass in found.items()}
     wide = [(head.layer, head.head) for head in whole.wide_heads()]
+    passage = ids if settings["passage"] is None else corpus.tokenizer.encode(settings["passage"])
     return {
         "layers": len(layers),
         "heads": whole.mass.shape[1],
@@ -103,7 +113,7 @@ def watch(settings: dict[str, Any], place: Place) -> dict[str, Any]:
         "row_names": whole.rows(),
         "wide": [whole.rows().index(f"{layer + 1}.{head + 1}") for layer, head in wide],
         "maps": [
-            pick_out(opened.model, corpus, ids, scale, layer, head)
+            pick_out(opened.model, corpus, passage, scale, layer, head)
             for layer, head in chosen(reach(spans["whole"]), layers)
         ],
     }
@@ -149,9 +159,7 @@ def chosen(reaches: Tensor, layers: Sequence[int]) -> list[tuple[int, int]]:
 def pick_out(model: Model, corpus: Corpus, ids: np.ndarray, scale: Scale, layer: int, head: int) -> dict[str, Any]:
     """One head's attention to the memory from a few neighbouring tokens, and the fifth of it that each favours."""
     kept = scale.memory // scale.rows * scale.rows
-    begin = (len(ids) - kept - scale.rows) // 2
-    text = ids[begin : begin + kept + scale.rows]
-    found = attention_map(model, text, segment=scale.rows, layer=layer, memory=kept)
+    found = attention_map(model, ids[: kept + scale.rows], segment=scale.rows, layer=layer, memory=kept)
     memory = [index for index, kind in enumerate(found.column_kinds) if kind == "memory"]
     rows = found.heads[head][:, memory]
     marked = found.strongest(head)[:, memory]
