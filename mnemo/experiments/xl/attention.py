@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -38,10 +39,11 @@ TERMS = {"a": "content", "b": "content-dependent position", "d": "global positio
 """The paper leaves out (c), how much a word is attended to whatever reads it."""
 NEAR = 0.1
 """The share of the span that counts as near."""
-TWICE = 2.0
-"""How many times its share near tokens must get, for attention to be mostly near."""
-WIDE, UNIFORM = 0.75, 0.95
-"""Of what uniform attention has: reach that makes a head wide, entropy that makes a term uniform."""
+MOSTLY, MORE = 2.0, 1.1
+"""How many times their share near tokens must get, for attention to be mostly near, and for a term to favour them."""
+WIDE, UNIFORM, FLATTER = 0.75, 0.95, 0.005
+"""Of what uniform attention has: reach that makes a head wide, entropy that makes a term uniform, and how much more of
+it makes one term flatter than another."""
 
 PASSAGE = (
     "Mrs. Alder had kept the lighthouse for eleven winters when the letter came. She read it twice by the window, "
@@ -199,18 +201,23 @@ def verdicts(results: Results) -> list[Verdict]:
     if found is None:
         return [undecided(claim, paper, ["attention"]) for claim, paper in zip(CLAIMS, PAPER, strict=True)]
     whole, a, b, d = (found.values["measures"][name] for name in ("whole", "a", "b", "d"))
-    widest = max(found.values["reach"]) / (found.values["memory"] / 2)
+    reaches = [one / (found.values["memory"] / 2) for one in found.values["reach"]]
+    widest, usual = max(reaches), statistics.median(reaches)
     ours = (
-        (f"{whole['near']:.0%} on the nearest tenth", whole["near"] >= TWICE * NEAR),
-        (f"the widest head reaches {widest:.2f} times as far as uniform attention", widest >= WIDE),
-        (_evenness(a=a, b=b, d=d), a["evenness"] >= UNIFORM and a["evenness"] > max(b["evenness"], d["evenness"])),
+        (f"{whole['near']:.0%} on the nearest tenth", whole["near"] >= MOSTLY * NEAR),
+        (f"{widest:.2f} times uniform attention's reach; the median head {usual:.2f}", widest >= WIDE > usual),
+        (_evenness(a=a, b=b, d=d), a["evenness"] >= UNIFORM and _flatter(a, b)),
         (_distances(a=a, b=b, d=d), b["from_whole"] < min(a["from_whole"], d["from_whole"])),
-        (f"{_evenness(b=b, d=d)}; (d): {d['near']:.0%} near", d["evenness"] > b["evenness"] and d["near"] > NEAR),
+        (f"{_evenness(b=b, d=d)}; (d): {d['near']:.0%} near", _flatter(d, b) and d["near"] > MORE * NEAR),
     )
     return [
         judged(results, claim, paper, text, holds)
         for claim, paper, (text, holds) in zip(CLAIMS, PAPER, ours, strict=True)
     ]
+
+
+def _flatter(first: dict[str, float], second: dict[str, float]) -> bool:
+    return first["evenness"] > second["evenness"] + FLATTER
 
 
 def _evenness(**terms: dict[str, float]) -> str:
