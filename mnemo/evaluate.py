@@ -115,6 +115,7 @@ def evaluate(
     order: Order = "contiguous",
     limit: int | None = None,
     sliding: bool = False,
+    windows: int | None = None,
     no_memory: bool = False,
     start: Start = "empty",
     temperature: float = 1.0,
@@ -127,9 +128,9 @@ def evaluate(
     `order="sentences"`: documents are sentences packed into rows, nothing is predicted across two of them, and the
     memory runs on (One Billion Word). `limit`: only the first symbols. `no_memory`: every layer's memory off, the
     short-range ones' too. `sliding`: no memory, and every token predicted from a window of its own, the `segment`
-    tokens before it (how the vanilla model is scored); only the first window's tokens see less. `start="zeros"`: the
-    memory is first full of zeros that are attended to, as in TensorFlow and Hugging Face. `temperature`: logits are
-    divided by it.
+    tokens before it (how the vanilla model is scored); only the first window's tokens see less. `windows`: how many of
+    them are read at a time; as many as make good use of the device when left out. `start="zeros"`: the memory is first
+    full of zeros that are attended to, as in TensorFlow and Hugging Face. `temperature`: logits are divided by it.
     """
     (score,) = evaluate_at(
         model,
@@ -142,6 +143,7 @@ def evaluate(
         order=order,
         limit=limit,
         sliding=sliding,
+        windows=windows,
         no_memory=no_memory,
         start=start,
         progress=progress,
@@ -161,6 +163,7 @@ def evaluate_at(
     order: Order = "contiguous",
     limit: int | None = None,
     sliding: bool = False,
+    windows: int | None = None,
     no_memory: bool = False,
     start: Start = "empty",
     progress: ShowProgress | None = None,
@@ -180,6 +183,7 @@ def evaluate_at(
             order=order,
             zeros=start == "zeros",
             temperatures=tuple(_positive("temperature", temperature) for temperature in temperatures),
+            windows=None if windows is None else _positive("windows at a time", windows),
         )
         if sliding and (documents, order) != ("ignore", "contiguous"):
             raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
@@ -227,6 +231,8 @@ class _Setup(NamedTuple):
     zeros: bool = False
     """Start from a memory full of zeros"""
     temperatures: tuple[float, ...] = (1.0,)
+    windows: int | None = None
+    """Sliding windows that are read at a time"""
 
 
 def _positive(name: str, value: Number) -> Number:
@@ -401,17 +407,16 @@ def _read_windows(model: Model, split: Split, setup: _Setup, progress: ShowProgr
     with progress(f"sliding over {split.name}", len(split.ids) - 1, unit="tokens") as bar:
         first = np.asarray(split.ids[: length + 1])[None]
         bar.advance(totals.add(losses(first, first.shape[1] - 1), torch.from_numpy(first[:, 1:].astype(np.int64))))
-        for windows in _windows_after_first(split.ids, length):
+        for windows in _windows_after_first(split.ids, length, setup.windows or max(1, SLIDING_TOKENS // length)):
             bar.advance(totals.add_last(losses(windows, 1)))
     return totals
 
 
-def _windows_after_first(ids: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """Windows of `length` tokens and the token they predict, as many at once as make good use of the device."""
+def _windows_after_first(ids: np.ndarray, length: int, at_once: int) -> Iterator[np.ndarray]:
+    """Windows of `length` tokens and the token they predict, so many at once."""
     if len(ids) <= length + 1:
         return
     windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
-    at_once = max(1, SLIDING_TOKENS // length)
     for begin in range(1, len(windows), at_once):
         yield windows[begin : begin + at_once]
 

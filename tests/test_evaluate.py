@@ -185,6 +185,15 @@ def test_sliding_window_switches_the_memory_off() -> None:
     assert scores[0].loss == scores[1].loss
 
 
+def test_how_many_sliding_windows_are_read_at_a_time_changes_nothing_but_their_number(monkeypatch) -> None:
+    model, split, rows = random_model(memory=0), text(31), []
+    read = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda *args, **kw: rows.append(len(args[1])) or read(*args, **kw))
+    losses = [evaluate(model, split, EvalConfig(), segment=5, sliding=True, windows=n).loss for n in (1, 4, 100)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+    assert rows == [1] * 26 + [1, *[4] * 6, 1] + [1, 25]
+
+
 def test_a_sliding_window_longer_than_the_text() -> None:
     model, split = random_model(memory=0), text(8)
     score = evaluate(model, split, EvalConfig(), segment=20, sliding=True)
@@ -316,6 +325,7 @@ def test_find_length_runs_a_real_model() -> None:
         (EvalConfig(), {"documents": "reset"}, "no documents"),
         (EvalConfig(), {"sliding": True, "documents": "reset"}, "sliding"),
         (EvalConfig(batch=1), {"sliding": True, "limit": 1}, "nothing to predict"),
+        (EvalConfig(), {"sliding": True, "windows": 0}, "windows at a time 0"),
     ],
 )
 def test_bad_input_is_one_clear_line(config: EvalConfig, options: dict, message: str) -> None:

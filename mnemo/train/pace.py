@@ -19,6 +19,7 @@ from mnemo.recipe import TrainConfig
 from mnemo.train.engine import Engine
 from mnemo.train.precision import state_dtype
 from mnemo.train.step import fresh_states
+from mnemo.train.trainer import last_half
 from mnemo.train.window import Window, go_on
 
 
@@ -97,4 +98,5 @@ class _Runner:
     def _batch(self) -> Batch:
         shape = (2, self.config.batch, self.config.segment)
         tokens, targets = torch.randint(self.vocab_size, shape, generator=self.random)
-        return Batch(tokens, targets)
+        batch = Batch(tokens, targets)
+        return last_half(batch) if self.config.loss == "half" else batch
