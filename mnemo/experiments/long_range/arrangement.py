@@ -41,10 +41,10 @@ ARRANGEMENTS = (
 PUBLISHED = {ALL: "0.9846", SIXTH: "0.9916", SIXTH_MIDDLE: "1.01"}
 NOTES = (
     "The paper trains 277M parameters in 24 layers on enwik8. At `small` the model has 12 layers of width 256 (10M "
-    "parameters), a short memory of 64 and a long one of 1,024, and learns for 1,000 steps of 128 x 128 bytes of "
+    "parameters), a short memory of 64 and a long one of 1,024, and learns for 900 steps of 128 x 128 bytes of "
     "novels: 24, 12, 4 and 1 long layers become 12, 6, 2 and 1.",
-    "Its norms come before the branches, queries and keys are normed, and Muon trains its matrices: in a thousand steps "
-    "the published recipe has hardly begun to look back. Attention is Transformer-XL's.",
+    "Its norms come before the branches, queries and keys are normed, and Muon trains its matrices, because so few "
+    "steps of the published recipe teach little. Attention is Transformer-XL's.",
     "The paper has one seed and tests with a longer memory (6,000, trained with 2,304); at `small` there are two seeds "
     "with the same first weights and text for every plan, tested with the memory of training.",
     "The paper does not say how many steps it trained; at `paper` the preset's 400,000 are the limit.",

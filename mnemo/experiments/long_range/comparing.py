@@ -139,7 +139,7 @@ def learning_curves(
 
 def settled(lines: Sequence[Line]) -> float | None:
     """Where lines are cut off: the first point of each is far above all that matters."""
-    second = [sorted(line.points)[1][1] for line in lines if len(line.points) > 2]
+    second = [y for line in lines if len(line.points) > 2 and (y := line.points[1][1]) is not None]
     return max(second) if second else None
 
 

@@ -110,7 +110,7 @@ def characters(budget: Budget) -> Scale:
     if budget == "smoke":
         return toy()
     if budget == "small":
-        score = {"split": "test", "batch": 32, "limit": 1_000_000}
+        score = {"split": "test", "batch": 64, "limit": 1_000_000}
         return Scale(recipe=novels(), long=1024, short=64, seeds=(1, 2), score=score)
     return _paper(published.long_enwik8())
 
@@ -177,14 +177,14 @@ def _short_training(steps: int, batch: int, segment: int, evaluations: int) -> T
     )
 
 
-def novels(steps: int = 1000) -> Recipe:
+def novels(steps: int = 900) -> Recipe:
     """10M parameters. A byte sees 128 bytes back on average where no layer is long range, and 1,088 where all are;
     the text of a run is read less than once."""
     return Recipe(
         model=NARROW,
         data=DataConfig(corpus="novels", drop_last=True),
-        train=_short_training(steps, batch=128, segment=128, evaluations=8),
-        evaluation=EvalConfig(batch=16, limit=300_000),
+        train=_short_training(steps, batch=128, segment=128, evaluations=9),
+        evaluation=EvalConfig(batch=32, limit=200_000),
     )
 
 

@@ -35,7 +35,8 @@ def profile(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     cases = [replace(from_json(Case, settings["case"]), num_long=count) for count in settings["long"]]
     require_training_room(cases[0].config(), place.device, batch=cases[0].batch, segment=cases[0].segment)
     found = []
-    with place.progress(f"profile {formulation}", len(cases) * repeats, unit="steps") as bar, enough_memory(cases[0]):
+    total = len(cases) * (WARMUP + repeats)
+    with place.progress(f"profile {formulation}", total, unit="steps") as bar, enough_memory(cases[0]):
         for case in cases:
             found.append(_costs(case, formulation, place.device, repeats, bar))
     return {"plans": found}
