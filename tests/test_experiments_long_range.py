@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from mnemo.experiments.long_range.measuring import working_bytes
 from mnemo.experiments.long_range.profile import PROFILE, case
 from mnemo.experiments.long_range.short_memory import LENGTHS, SHORT_MEMORY
 from mnemo.experiments.long_range.words import WORDS
+from mnemo.experiments.runner import run_here
 from mnemo.presets import preset
 from mnemo.recipe import Recipe
 
@@ -50,6 +52,18 @@ def by_plan(plans: Mapping[str, float]) -> Callable[[dict[str, Any]], float | No
 
 def holds(experiment: Experiment, results: Results) -> list[bool | None]:
     return [verdict.holds for verdict in experiment.verdicts(results)]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_smoke(experiment: Experiment, tmp_path: Path) -> None:
+    """Everything runs to its end; what a toy can show, it shows."""
+    ran = run_here(experiment, "smoke", tmp_path, device="cpu")
+    results = ran.found.results
+    assert ran.failures == ran.found.problems == ()
+    assert [result.cell.name for result in results.cells] == [cell.name for cell in experiment.cells("smoke")]
+    assert experiment.figures(results) and experiment.tables(results)
+    assert not any("not been run" in verdict.ours for verdict in experiment.verdicts(results))
+    assert False not in holds(experiment, results)
 
 
 @pytest.mark.parametrize(("experiment", "budget"), GRIDS, ids=lambda value: getattr(value, "name", value))

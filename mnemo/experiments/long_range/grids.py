@@ -136,11 +136,11 @@ def toy() -> Scale:
     recipe = Recipe(
         model=ModelConfig(num_layers=12, dim=16, num_heads=2, head_dim=8, inner_dim=32),
         train=TrainConfig(
-            steps=2, batch=2, segment=16, log_every=1, eval_every=1, checkpoint_every=2, keep=1, compile=False
+            steps=2, batch=2, segment=16, log_every=1, eval_every=2, checkpoint_every=2, keep=1, compile=False
         ),
-        evaluation=EvalConfig(batch=2, limit=200),
+        evaluation=EvalConfig(batch=2, limit=50),
     )
-    return Scale(recipe=recipe, long=48, short=8, seeds=(1,), score={"split": "test", "batch": 2, "limit": 200})
+    return Scale(recipe=recipe, long=48, short=8, seeds=(1,), score={"split": "test", "batch": 2, "limit": 50})
 
 
 NARROW = ModelConfig(
