@@ -190,6 +190,13 @@ def test_activations_shrink_with_the_long_layers(formulation: Any) -> None:
     assert sizes[0] > sizes[1] > sizes[2] > 0
 
 
+def test_a_machine_that_is_too_small_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("mnemo.machine.memory_bytes", lambda device: 1000)
+    ran = run_here(PROFILE, "smoke", tmp_path, device="cpu")
+    assert "a training step of 6 layers needs at least" in ran.failures[0]
+    assert ran.found.results.cells == []
+
+
 def swept(bits: Mapping[int, float], rates: Mapping[int, float], *, tilt: float = 0.0) -> Results:
     """`tilt`: what the second seed adds to the longest memory."""
 

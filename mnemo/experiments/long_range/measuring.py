@@ -16,9 +16,10 @@ from mnemo.bench.timing import allocated, forget_peak, peak_over, take_turns
 from mnemo.config import from_json
 from mnemo.data.progress import Advance
 from mnemo.errors import MnemoError
+from mnemo.estimate import training_bytes
 from mnemo.experiments.jobs import Place, job
-from mnemo.machine import require_training_room
-from mnemo.recipe import Recipe
+from mnemo.machine import require_room
+from mnemo.recipe import Recipe, TrainConfig
 from mnemo.train.pace import pace
 
 Formulation = Literal["mnemo", "published"]
@@ -33,13 +34,19 @@ def profile(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """One training step of the same model with different numbers of long-range layers, one after the other."""
     formulation, repeats = settings["formulation"], settings["repeats"]
     cases = [replace(from_json(Case, settings["case"]), num_long=count) for count in settings["long"]]
-    require_training_room(cases[0].config(), place.device, batch=cases[0].batch, segment=cases[0].segment)
+    require_room(needed_bytes(cases[0]), place.device, f"a training step of {cases[0].num_layers} layers")
     found = []
     total = len(cases) * (WARMUP + repeats)
     with place.progress(f"profile {formulation}", total, unit="steps") as bar, enough_memory(cases[0]):
         for case in cases:
             found.append(_costs(case, formulation, place.device, repeats, bar))
     return {"plans": found}
+
+
+def needed_bytes(case: Case) -> int:
+    """About, where attention keeps its scores."""
+    train = TrainConfig(batch=case.batch, segment=case.segment, precision=case.precision)
+    return int(training_bytes(Recipe(model=case.config(), train=train)))
 
 
 def _costs(case: Case, formulation: Formulation, device: torch.device, repeats: int, bar: Advance) -> dict[str, Any]:
