@@ -19,6 +19,7 @@ LEVELS = [
     {"report", "experiments", "demo", "parity", "bench", "info", "estimate"},
     {
         "analysis",
+        "answers",
         "bptt",
         "checkpoint",
         "evaluate",
