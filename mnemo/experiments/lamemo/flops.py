@@ -22,8 +22,9 @@ from mnemo.experiments.lamemo.models import (
 )
 from mnemo.experiments.lamemo.names import PAPER
 from mnemo.info import describe
+from mnemo.model import ModelConfig
 from mnemo.presets.lamemo import WORDS
-from mnemo.recipe import Recipe
+from mnemo.recipe import Recipe, TrainConfig
 from mnemo.report.plots import Line, bar_figure, line_figure
 
 FLOPS = {TRANSFORMER: 148, TRANSFORMER_XL: 157, COMPRESSIVE: 169, INFINITE: 235, LAMEMO: 191}
@@ -39,7 +40,8 @@ WIDE, NARROW = "table", "growth"
 
 @job("lamemo-flops")
 def count(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    recipe = from_json(Recipe, settings["recipe"], "recipe")
+    model = from_json(ModelConfig, settings["model"], "model")
+    recipe = Recipe(model=model, train=TrainConfig(batch=settings["batch"], segment=settings["segment"]))
     info = describe("counted", recipe, memory=settings["memory"])
     return {
         "parameters": info.parameters.total,
@@ -63,7 +65,12 @@ def _cell(budget: Budget, model: str, times: int | None, kind: str) -> Cell:
     return Cell(
         name=slug(model) if times is None else f"{slug(model)}-memory-{slots}",
         job="lamemo-flops",
-        settings={"recipe": to_json(recipe), "memory": slots},
+        settings={
+            "model": to_json(recipe.model),
+            "batch": recipe.train.batch,
+            "segment": recipe.train.segment,
+            "memory": slots,
+        },
         labels={"model": model, "kind": kind, "memory": slots},
     )
 
