@@ -96,9 +96,7 @@ def _few_for_many(results: Results, place: dict, few: int, many: int) -> Verdict
         f"RMT {few}, BPTT 1": row_at(results, **place, model=RMT, memory=few, bptt=1),
     }
     near = 0.6 if UNITS[place["corpus"]] == "ppl" else 0.015
-    claim = (
-        f"RMT with {few} memory tokens is as good as Transformer-XL with {many} slots a layer (at most {near} worse)."
-    )
+    claim = f"RMT with {few} memory tokens is as good as Transformer-XL with {many} slots (at most {near} worse)."
     return _judged(results, claim, rows, lambda xl, rmt: fmean(rmt) <= fmean(xl) + near)
 
 

@@ -103,7 +103,7 @@ def _clearest(maps: Tensor, block: Block) -> dict[str, Any]:
 
 
 def order(part: np.ndarray) -> float:
-    """Correlation of rows with the keys that they look at most: 1 in straight order, -1 from the end to the beginning."""
+    """Correlation of rows with the keys that they look at most: 1 in straight order, -1 backwards."""
     keys = part.argmax(1).astype(float)
     rows = np.arange(len(keys), dtype=float)
     if len(keys) < 2 or keys.std() == 0:

@@ -220,11 +220,11 @@ OURS = (
     "At `small`, sequences grow: a model first learns a shorter sequence that spans fewer segments of the same length "
     "and goes on with longer ones, all models with the same stages and steps. The published runs take 250,000 to "
     "900,000 steps of 32 samples instead.",
-    "At `small`, models have 2 layers of width 128 with the norm before each layer; the published ones have 4 layers (6 "
-    "for retrieval) with the norm behind.",
+    "At `small`, models have 2 layers of width 128 with the norm before each layer; the published ones have 4 layers "
+    "(6 for retrieval) with the norm behind.",
     "A cache reaches as many tokens back as all layers have slots, RMT's memory has no such bound. With 2 layers this "
-    "bound lies below what many segments ask for. With 4 layers it does not, and the published Transformer-XL failed to "
-    "learn what it could have kept; `small` runs that depth too where the gap is largest.",
+    "bound lies below what many segments ask for. With 4 layers it does not, and the published Transformer-XL failed "
+    "to learn what it could have kept; `small` runs that depth too where the gap is largest.",
     "Gradient flows through all segments of a sample, as in the released code; the figure's caption says that it does "
     "not flow between segments.",
     "Accuracy is that of answers the model writes by itself, over the whole test set. The released evaluation shows it "
