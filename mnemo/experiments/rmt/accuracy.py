@@ -9,7 +9,7 @@ from mnemo.experiments.experiment import Experiment, Results, Verdict
 from mnemo.data.tasks import Copy, Retrieval, Reverse
 from mnemo.experiments.rmt import published
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
-from mnemo.experiments.rmt.recipes import RETRIEVAL_AS_PUBLISHED
+from mnemo.experiments.rmt.recipes import ONE_ANSWER, RETRIEVAL_AS_PUBLISHED
 from mnemo.experiments.rmt.series import (
     OURS,
     PAPER,
@@ -62,6 +62,7 @@ RETRIEVAL = Series(
     quoted=published.RETRIEVAL,
     paper_steps={1: 400_000, 2: 400_000, 3: 600_000, 5: 1_000_000},
     shorter=lambda segment, size: range(2, size, 2),
+    small=ONE_ANSWER,
     as_published=RETRIEVAL_AS_PUBLISHED,
 )
 
@@ -73,7 +74,7 @@ def copy_verdicts(results: Results) -> list[Verdict]:
         *at_published_depth(results, COPY),
         solves(results, COPY, 6),
         solves(results, COPY, 3),
-        guesses(results, COPY, (3, 6, 9), 0.1),
+        guesses(results, COPY, (3, 6, 9)),
         one_segment(results, COPY),
     ]
 
@@ -85,7 +86,7 @@ def reverse_verdicts(results: Results) -> list[Verdict]:
         *at_published_depth(results, REVERSE),
         outdoes(results, REVERSE, 6),
         solves(results, REVERSE, 2),
-        guesses(results, REVERSE, (2, 4, 6), 0.1),
+        guesses(results, REVERSE, (2, 4, 6)),
         one_segment(results, REVERSE),
     ]
 
@@ -96,7 +97,7 @@ def retrieval_verdicts(results: Results) -> list[Verdict]:
         solves(results, RETRIEVAL, 3),
         _close_at_five(results),
         _half_is_visible(results),
-        guesses(results, RETRIEVAL, (3, 5), 0.1),
+        guesses(results, RETRIEVAL, (3, 5)),
         one_segment(results, RETRIEVAL),
     ]
 
@@ -130,7 +131,7 @@ def _experiment(series: Series, title: str, claim: str, verdicts: Callable, *not
         claim=claim,
         cells=series.cells,
         verdicts=verdicts,
-        figures=lambda results: by_segments(results, series, figure_title, 0.1),
+        figures=lambda results: by_segments(results, series, figure_title),
         tables=lambda results: [accuracy_table(results, series, figure_title)],
         notes=(*OURS, *notes),
     )

@@ -45,6 +45,7 @@ LONG_REVERSE = Series(
     paper_steps={2: 200_000, 4: 400_000, 6: 600_000},
     shorter=REVERSE.shorter,
     memory=lambda segment: min(60, segment),
+    chance=1 / 8,
     models=(XL, RMT),
     as_published=LONG_AS_PUBLISHED,
     splits={"valid": 10_000, "test": 20_000},
@@ -71,7 +72,7 @@ def half_memory_figures(results: Results) -> list[Figure]:
     return [
         figure
         for series in (HALF_COPY, HALF_REVERSE, LONG_REVERSE)
-        for figure in by_segments(results, series, _half_title(series), 1 / series.build("smoke").alphabet)
+        for figure in by_segments(results, series, _half_title(series))
     ]
 
 

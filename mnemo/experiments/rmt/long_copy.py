@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.report.plots import line_figure
@@ -176,7 +177,7 @@ def _table(results: Results, panel: str, title: str) -> Table:
     quoted = published.LONG_COPY_BY_SEGMENTS if panel == "segments" else published.LONG_COPY_BY_SIZE
     rows = []
     for place in places:
-        labels = dict(zip(names, place, strict=True))
+        labels: dict[str, Any] = dict(zip(names, place, strict=True))
         theirs = (
             quoted.get((labels["model"], labels[panel])) if panel == "segments" or results.budget == "paper" else None
         )

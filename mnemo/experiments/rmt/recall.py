@@ -21,6 +21,7 @@ MULTI_QUERY = Series(
     counts=(4, 2, 1),
     tiny=(2, 2),
     quoted={},
+    chance=1 / 16,
     shorter=lambda segment, size: [each for each in (2, 4) if each < size],
     models=(RMT, XL, BASELINE),
     seeds=SEEDS,
@@ -48,9 +49,7 @@ def _verdicts(series: Series, counts: tuple[int, ...]) -> Callable[[Results], li
     return verdicts
 
 
-def _experiment(
-    name: str, series: Series, title: str, claim: str, counts: tuple[int, ...], chance: float, *notes: str
-) -> Experiment:
+def _experiment(name: str, series: Series, title: str, claim: str, counts: tuple[int, ...], *notes: str) -> Experiment:
     heading = f"{title}: accuracy by number of segments"
     return Experiment(
         name=name,
@@ -60,7 +59,7 @@ def _experiment(
         claim=claim,
         cells=series.cells,
         verdicts=_verdicts(series, counts),
-        figures=lambda results: by_segments(results, series, heading, chance),
+        figures=lambda results: by_segments(results, series, heading),
         tables=lambda results: [accuracy_table(results, series, heading)],
         notes=(
             "Not in the paper. Models, training and verdicts are those of the paper's own tasks.",
@@ -76,7 +75,6 @@ MULTI_QUERY_EXPERIMENT = _experiment(
     "Multi-query associative recall",
     "RMT answers eight questions about eight pairs that it has read in earlier segments.",
     (2, 4),
-    1 / 16,
     "Multi-query associative recall (Arora et al., 2023) separates recurrent models from attention.",
 )
 PASSKEY_EXPERIMENT = _experiment(
@@ -86,6 +84,5 @@ PASSKEY_EXPERIMENT = _experiment(
     "RMT with 8 memory tokens keeps four digits through up to 16 segments of noise, beyond the reach of a cache of 8 "
     "states a layer.",
     (4, 8, 16),
-    0.1,
     "256 tokens; in 16 segments the number stands up to 240 tokens before the question.",
 )

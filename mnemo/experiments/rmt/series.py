@@ -61,7 +61,10 @@ class Series:
     """From tokens of a segment and the task's size to the sizes of the tasks that are learned first."""
     memory: Callable[[int], int] = field(default=lambda segment: segment)
     """From tokens of a segment to memory tokens or slots."""
+    chance: float = 0.1
+    """Accuracy of guessing."""
     models: tuple[str, ...] = MODELS
+    small: Training = SMALL
     as_published: Training = COPY_AS_PUBLISHED
     splits: dict[str, int] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=lambda: SEEDS)
@@ -94,7 +97,7 @@ class Series:
         segment = -(-self.build(budget).num_tokens // count)
         memory, tasks = self.slots(model, segment, count), self.growing(budget, segment)
         published = replace(self.as_published, steps=self.paper_steps.get(count, self.as_published.steps))
-        training = {"smoke": SMOKE, "small": DEEP if deep else SMALL, "paper": published}[budget]
+        training = {"smoke": SMOKE, "small": DEEP if deep else self.small, "paper": published}[budget]
         stages = stages_of(tasks, model, segment=segment, memory=memory, seed=seed, training=training)
         layers = training.model.num_layers
         labels = {"task": self.task, "model": model, "segments": count, "memory": memory, "layers": layers}
@@ -160,18 +163,16 @@ def at_published_depth(results: Results, series: Series) -> list[Verdict]:
     return [outdoes(results, series, series.counts[0], deep=True)] if results.budget == "small" and series.deep else []
 
 
-def guesses(results: Results, series: Series, counts: Sequence[int], chance: float) -> Verdict:
+def guesses(results: Results, series: Series, counts: Sequence[int]) -> Verdict:
     """One run of each is enough: they cannot see what they are asked for."""
-    claim = (
-        f"Without recurrence (baseline, MT) {series.task} in several segments is guessed (within {NEAR} of {chance})."
-    )
+    claim = f"Without recurrence (baseline, MT) {series.task} in several segments is guessed (within {NEAR} of {series.chance})."
     quoted = [said(series.quoted.get((BASELINE, count))) for count in counts]
     found = {(model, count): runs(results, series, model, count) for model in (BASELINE, MT) for count in counts}
     ours = ", ".join(f"{model} in {count}: {spread(values)}" for (model, count), values in found.items())
     paper = f"Baseline in {', '.join(map(str, counts))}: {', '.join(quoted)}; MT as the baseline"
     if results.budget == "smoke" or not all(found.values()):
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; not all of them trained", holds=None)
-    holds = all(abs(value - chance) <= NEAR for values in found.values() for value in values)
+    holds = all(abs(value - series.chance) <= NEAR for values in found.values() for value in values)
     return Verdict(claim=claim, paper=paper, ours=ours, holds=holds)
 
 
@@ -186,13 +187,13 @@ def one_segment(results: Results, series: Series) -> Verdict:
     return Verdict(claim=claim, paper="1.0", ours=ours, holds=all(is_solved(values) for values in known.values()))
 
 
-def by_segments(results: Results, series: Series, title: str, chance: float) -> list[Figure]:
+def by_segments(results: Results, series: Series, title: str) -> list[Figure]:
     """Ours, and the published means."""
     here = Results(budget=results.budget, cells=results.select(task=series.task, deep=False))
     lines = measured_lines(here, ACCURACY, "model", "segments", MODELS)
     if not lines:
         return []
-    axes = {"x_label": "segments", "y_label": "accuracy per character", "reference": ("guessing", chance)}
+    axes = {"x_label": "segments", "y_label": "accuracy per character", "reference": ("guessing", series.chance)}
     caption = "Mean over seeds; the band goes from the worst run to the best. Answers are written without help."
     theirs = "Means and deviations of the authors' result files, at real numbers of segments."
     figures = [line_figure(f"{series.task}-by-segments", title, caption, lines, **axes)]

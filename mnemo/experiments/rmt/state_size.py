@@ -109,14 +109,13 @@ def _less_memory(results: Results) -> Verdict:
     claim = "At equal quality RMT needs less GPU memory to run."
     paper = "said, no numbers"
     pair = equally_good(results)
-    if pair is None or pair[0].reading is None or pair[1].reading is None:
+    less, more = (None, None) if pair is None else (pair[0].reading, pair[1].reading)
+    if pair is None or less is None or more is None:
         ours = "no pair of runs is equally good" if pair is None else "not measured: no GPU"
         return Verdict(claim=claim, paper=paper, ours=ours, holds=None)
     rmt, xl = pair
-    ours = (
-        f"RMT {rmt.row.memory}: {rmt.reading / MB:,.1f} MB, Transformer-XL {xl.row.memory}: {xl.reading / MB:,.1f} MB"
-    )
-    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=rmt.reading < xl.reading))
+    ours = f"RMT {rmt.row.memory}: {less / MB:,.1f} MB, Transformer-XL {xl.row.memory}: {more / MB:,.1f} MB"
+    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=less < more))
 
 
 def figures(results: Results) -> list[Figure]:
