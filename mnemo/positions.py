@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mnemo.errors import MnemoError
 from mnemo.layers import Attention, Dropout, DropoutConfig
 from mnemo.memory.protocol import Relation
+from mnemo.ops.angles import rotary_angles
 
 
 def sinusoids(
@@ -250,10 +251,7 @@ class RotaryPositions(nn.Module):
         return x
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=like.device) / self.head_dim
-        position = torch.arange(num_keys, dtype=torch.float64, device=like.device)
-        angle = position[:, None] * self.config.base**-exponent
-        return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+        return rotary_angles(num_keys, self.head_dim, self.config.base, like)
 
     def relation(self, layer: int, attention: Attention, encoding: tuple[Tensor, Tensor], ahead: int) -> Relation:
         return Relation(rotary=encoding, ahead=ahead)

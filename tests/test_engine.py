@@ -319,6 +319,7 @@ def test_a_cuda_graph_trains_like_the_plain_loop(options: dict[str, Any], tmp_pa
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11 warns of itself while it compiles
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_compiled_cuda_graph_resumes_bit_for_bit(precision: Any, tmp_path: Path) -> None:
     wanted, lines = recipe(device="cuda", log_every=1, precision=precision), Lines()

@@ -8,10 +8,10 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from page_reader import EVIL, read_page
 from run_folders import make_run, recipe, score, write_json, write_lines, write_result
 
 from mnemo import cli
@@ -23,42 +23,6 @@ from mnemo.memory.tokens import MemoryTokens
 from mnemo.memory.xl import XL
 from mnemo.report import write_report
 from mnemo.report.runs import short_names
-
-VOID = {"meta", "br", "hr", "img", "input", "link"}
-EVIL = "<script>alert('x')</script>&\"\x00\ud800\u202e"
-
-
-class Reader(HTMLParser):
-    """Elements and text of a page; refuses tags that do not match."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[dict[str, str | None]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes.append(dict(attrs))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes.append(dict(attrs))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def values(self, attribute: str) -> list[str]:
-        return [value for found in self.attributes if (value := found.get(attribute)) is not None]
 
 
 @pytest.fixture
@@ -75,10 +39,6 @@ def runs(tmp_path: Path) -> list[Path]:
     write_result(byte_run, "test", kind="score", score=score(256, 1.55) | {"split": "test"})
     write_result(byte_run, "sample", kind="sample", prompt="def ", texts=["read(self):\n    return 1 < 2"], seed=3)
     return [with_memory, without, byte_run]
-
-
-def read_page(path: Path) -> Reader:
-    return Reader(path.read_text(encoding="utf-8"))
 
 
 def test_the_page_shows_everything(runs: list[Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mnemo.report import scales, style
 from mnemo.report.charts import thinned
+from mnemo.report.heat import words_on
 
 values = st.lists(st.floats(-1e12, 1e12, allow_subnormal=False), min_size=1, max_size=20)
 
@@ -49,6 +50,13 @@ def test_round_ticks() -> None:
     assert scales.tick_labels([0.0, 50_000.0, 100_000.0]) == ["0", "50k", "100k"]
 
 
+def test_ticks_of_many_decades_leave_room() -> None:
+    axis = scales.logarithmic([1e-6, 1.0], 300.0, 20.0)
+    assert scales.tick_labels(axis.ticks) == ["1e-6", "1e-5", "0.0001", "0.001", "0.01", "0.1", "1"]
+    wide = scales.logarithmic([1e-30, 1e30], 300.0, 20.0)
+    assert 3 <= len(wide.ticks) <= 9
+
+
 def test_numbers_read_well() -> None:
     assert [scales.number(value) for value in (0.12345, 12.345, 123.45, 12345.6, math.inf, None)] == [
         "0.123",
@@ -67,6 +75,15 @@ def test_numbers_read_well() -> None:
         "41.1M",
         "10.0G",
         "–",
+    ]
+    assert [scales.plain(value) for value in (3.0, 0.25, 1024, 0.00012, -1e-7, 12.345, 1e-300)] == [
+        "3",
+        "0.250",
+        "1,024",
+        "0.00012",
+        "-1e-7",
+        "12.35",
+        "1e-300",
     ]
     assert [scales.duration(value) for value in (7.6, 125, 12000, None)] == ["8 s", "2 min 05 s", "3 h 20 min", "–"]
 
@@ -95,5 +112,16 @@ def test_colors_can_be_seen(colors: dict[str, str]) -> None:
     for text, ground in itertools.product(("ink", "muted", "accent"), grounds):
         assert contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
     assert contrast(colors["warn"], colors["warnbg"]) >= 4.5
+    for answer, ground in itertools.product(("good", "bad", "warn"), grounds):
+        assert contrast(colors[answer], colors[ground]) >= 4.5, (answer, ground)
     for index, ground in itertools.product(range(style.NUM_COLORS), grounds):
         assert contrast(colors[f"c{index}"], colors[ground]) >= 3, (index, ground)
+
+
+@pytest.mark.parametrize("colors", [style.LIGHT, style.DARK], ids=["light", "dark"])
+def test_shades_go_one_way_and_words_on_them_can_be_read(colors: dict[str, str]) -> None:
+    shades = [colors[f"h{index}"] for index in range(style.NUM_SHADES)]
+    steps = [contrast(shade, colors["card"]) for shade in shades]
+    assert steps == sorted(steps) and len(set(steps)) == style.NUM_SHADES
+    inks = {"label": colors["ink"], "on-dense": colors["card"], "on-middle": "#000000"}
+    assert all(contrast(inks[words_on(index)], shade) >= 4.5 for index, shade in enumerate(shades))

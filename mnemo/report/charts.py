@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mnemo.report import svg
-from mnemo.report.scales import Axis, doubling, linear, logarithmic, number, tick_labels
+from mnemo.report.scales import Axis, doubling, linear, logarithmic, number, plain, tick_labels
 
 Point = tuple[float, float]
 HEIGHT = 270.0
+MOST_MARKERS, MOST_POINTS = 40, 600
+"""Marked points of a series: of a line, and where there is no line."""
 MAX_POINTS = 240
 """Longer lines are averaged down to about this many points; the numbers next to the page keep all."""
 
@@ -22,6 +24,8 @@ class Series:
     color: int
     faint: bool = False
     """A thin line without markers, drawn behind the others and left out of the legend."""
+    band: Sequence[Point] = ()
+    """Lower and upper edge around every point, or nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,19 @@ class LineChart:
     """Lines are cut off above this."""
     y_logarithmic: bool = False
     markers: bool = True
+    joined: bool = True
+    """Whether the points of a series are one line."""
+    x_from_zero: bool = True
+    """Whether a linear axis of x begins at 0."""
+    single_named: bool = False
+    """Whether a series that is alone has a legend too."""
 
 
 @dataclass(frozen=True)
 class Bar:
     label: str
-    value: float
+    value: float | None
+    """None: there is no bar, only its name and what is shown."""
     color: int
     shown: str
     tip: str = ""
@@ -57,8 +68,9 @@ class LayerMemory:
 
 def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str:
     dashes = _dashes(chart)
-    entries = [svg.LegendEntry(s.label, s.color, dashes[s.color], chart.markers) for s in chart.series if not s.faint]
-    key, top = svg.legend(entries if len(entries) > 1 else [], 46, svg.WIDTH - 58)
+    entries = [_legend_entry(chart, s, dashes) for s in chart.series if not s.faint]
+    named = len(entries) > 1 or chart.single_named
+    key, top = svg.legend(entries if named else [], 46, svg.WIDTH - 58)
     margins = svg.Margins(top + 18, 14, 40, 46)
     height = HEIGHT + top
     x, y = _axes(chart, margins, height)
@@ -67,27 +79,34 @@ def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str
         _clip(clip, margins, height),
         key,
         _frame(chart, x, y, margins, height),
-        _reference(chart, x, y),
-        svg.element("g", "".join(_lines(chart, dashes, x, y)), clip_path=f"url(#{clip})"),
+        svg.element("g", "".join([*_bands(chart, x, y), *_lines(chart, dashes, x, y)]), clip_path=f"url(#{clip})"),
         "".join(_markers(chart, x, y)),
+        _reference(chart, x, y),
     ]
     return svg.drawing(slug, title, description, "".join(body), height)
+
+
+def _legend_entry(chart: LineChart, series: Series, dashes: dict[int, int]) -> svg.LegendEntry:
+    return svg.LegendEntry(series.label, series.color, dashes[series.color], chart.markers, chart.joined)
 
 
 def _axes(chart: LineChart, margins: svg.Margins, height: float) -> tuple[Axis, Axis]:
     xs = [point[0] for series in chart.series for point in series.points]
     ys = [point[1] for series in chart.series for point in series.points]
+    ys += [edge for series in chart.series for edges in series.band for edge in edges]
     if chart.y_max is not None:
         ys = [min(value, chart.y_max) for value in ys]
     if chart.reference:
         ys.append(chart.reference[1])
     left, right = margins.left, svg.WIDTH - margins.right
-    x = doubling(xs, left + 6, right - 8) if chart.x_kind == "doubling" else _steps(xs, left, right)
+    x = doubling(xs, left + 6, right - 8) if chart.x_kind == "doubling" else _plain(chart, xs, left, right)
     make = logarithmic if chart.y_logarithmic and min(ys) > 0 else linear
     return x, make(ys, height - margins.bottom, margins.top)
 
 
-def _steps(xs: Sequence[float], left: float, right: float) -> Axis:
+def _plain(chart: LineChart, xs: Sequence[float], left: float, right: float) -> Axis:
+    if not chart.x_from_zero:
+        return linear(xs, left + 6, right - 8, count=6)
     axis = linear([0.0, *xs], left, right, zero=True, count=6)
     return axis if max(xs) > 0 else linear([0.0, 1.0], left, right, zero=True)
 
@@ -122,9 +141,40 @@ def _reference(chart: LineChart, x: Axis, y: Axis) -> str:
     if chart.reference is None:
         return ""
     label, level = chart.reference
-    at = y.place(level)
-    end = svg.WIDTH - 14
-    return svg.line(x.start, at, end, at, "reference") + svg.text(end - 2, at + 15, label, "tick", "end")
+    at, end = y.place(level), svg.WIDTH - 14.0
+    words_x, words_y, anchor = _free_corner(chart, x, y, at, len(label) * svg.WIDE_CHAR)
+    drawn = svg.line(x.start, at, end, at, "reference")
+    return drawn + svg.text(words_x, words_y, label, "tick halo", anchor)
+
+
+def _free_corner(chart: LineChart, x: Axis, y: Axis, at: float, width: float) -> tuple[float, float, str]:
+    """Where words at either end of a level, below or above it, meet the fewest of the lines."""
+    taken = [place for series in chart.series for place in _along(_placed(series, x, y))]
+    end = svg.WIDTH - 16.0
+    corners = [
+        (end, at + 15, "end"),
+        (end, at - 6, "end"),
+        (x.start + 4, at + 15, "start"),
+        (x.start + 4, at - 6, "start"),
+    ]
+    inside = [corner for corner in corners if y.end + 8 <= corner[1] <= y.start - 2] or corners[1:2]
+
+    def met(corner: tuple[float, float, str]) -> int:
+        left = corner[0] - width if corner[2] == "end" else corner[0]
+        return sum(left <= a <= left + width and corner[1] - 13 <= b <= corner[1] + 4 for a, b in taken)
+
+    return min(inside, key=met)
+
+
+def _along(points: Sequence[Point], parts: int = 8) -> list[Point]:
+    """The points, and some on the way from each to the next."""
+    pairs = zip(points, points[1:], strict=False)
+    between = [
+        (a[0] + (b[0] - a[0]) * part / parts, a[1] + (b[1] - a[1]) * part / parts)
+        for a, b in pairs
+        for part in range(1, parts)
+    ]
+    return [*points, *between]
 
 
 def _dashes(chart: LineChart) -> dict[int, int]:
@@ -140,8 +190,22 @@ def _lines(chart: LineChart, dashes: dict[int, int], x: Axis, y: Axis) -> list[s
     return [
         svg.path(_placed(series, x, y), _line_class(series, dashes[series.color]))
         for series in behind_first
-        if len(series.points) > 1
+        if chart.joined and len(series.points) > 1
     ]
+
+
+def _bands(chart: LineChart, x: Axis, y: Axis) -> list[str]:
+    """Between the edges of every series that has them; nothing where both are the line itself."""
+    wide = [series for series in chart.series if len(series.points) > 1 and any(a < b for a, b in series.band)]
+    return [svg.area(_edges(series, x, y), f"band {svg.color_class(series.color)}") for series in wide]
+
+
+def _edges(series: Series, x: Axis, y: Axis) -> list[Point]:
+    xs = [point[0] for point in series.points]
+    low, high = (
+        thinned([(a, edges[side]) for a, edges in zip(xs, series.band, strict=True)], MAX_POINTS) for side in (0, 1)
+    )
+    return [(x.place(a), y.place(b)) for a, b in [*high, *reversed(low)]]
 
 
 def _placed(series: Series, x: Axis, y: Axis) -> list[Point]:
@@ -157,8 +221,8 @@ def _markers(chart: LineChart, x: Axis, y: Axis) -> list[str]:
     drawn = []
     for series in chart.series if chart.markers else ():
         visible = [point for point in series.points if chart.y_max is None or point[1] <= chart.y_max]
-        for a, b in [] if series.faint else _every(visible, 40):
-            tip = f"{series.label}: {number(b)} at {chart.x_label} {a:,.0f}"
+        for a, b in [] if series.faint else _every(visible, MOST_MARKERS if chart.joined else MOST_POINTS):
+            tip = f"{series.label}: {number(b)} at {chart.x_label} {plain(a)}"
             drawn.append(svg.marker(x.place(a), y.place(b), series.color, tip))
     return drawn
 
@@ -182,18 +246,25 @@ def draw_bars(bars: Sequence[Bar], slug: str, title: str, description: str) -> s
     """Horizontal bars from 0, each with its name above and its value at the end."""
     thick = 24.0 if len(bars) <= 4 else 14.0
     row, right = thick + 30, svg.WIDTH - 4.0
-    widest = max((bar.value for bar in bars), default=0.0) or 1.0
     room = max(len(bar.shown) for bar in bars) * svg.CHAR_WIDTH * 1.15 + 14
+    reach = _bar_axis(bars, right - room)
     body = []
     for index, bar in enumerate(bars):
         y = index * row
-        length = max(2.0, (right - room) * max(bar.value, 0.0) / widest)
-        body += [
-            svg.text(0, y + 14, svg.fit(bar.label, right)),
-            svg.box(0, y + 20, length, thick, f"fill {svg.color_class(bar.color)}", bar.tip, radius=3),
-            svg.text(length + 8, y + 24.5 + thick / 2, bar.shown, "value"),
-        ]
+        begin, end = sorted((reach.place(0.0), reach.place(bar.value or 0.0)))
+        end = max(begin + 2, end)
+        body.append(svg.text(0, y + 14, svg.fit(bar.label, right)))
+        if bar.value is not None:
+            css = f"fill {svg.color_class(bar.color)}"
+            body.append(svg.box(begin, y + 20, end - begin, thick, css, bar.tip, radius=3))
+        body.append(svg.text(end + 8, y + 24.5 + thick / 2, bar.shown, "value"))
     return svg.drawing(slug, title, description, "".join(body), len(bars) * row + 2)
+
+
+def _bar_axis(bars: Sequence[Bar], end: float) -> Axis:
+    values = [0.0, *(bar.value for bar in bars if bar.value is not None)]
+    low, high = min(values), max(values)
+    return Axis(low, high if high > low else low + 1, 0.0, end, ())
 
 
 def draw_plan(layers: Sequence[LayerMemory], segment: int, color: int, slug: str, title: str, description: str) -> str:

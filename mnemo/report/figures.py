@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mnemo.model import ModelConfig
 from mnemo.report.charts import Bar, LayerMemory, LineChart, Series, draw_bars, draw_lines, draw_plan
+from mnemo.report.content import Figure, Numbers
 from mnemo.report.measures import Measure, measure
 from mnemo.report.runs import Metric, Run
 from mnemo.report.scales import amount, number
+from mnemo.report.svg import slugify
 
 SETTLED = 0.06
 """Share of the steps at the start whose losses may leave the picture."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    headers: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-
-
-@dataclass(frozen=True)
-class Figure:
-    slug: str
-    """Its id in the page and its file name."""
-    title: str
-    caption: str
-    description: str
-    """What somebody who cannot see the picture should know."""
-    svg: str
-    numbers: Numbers
 
 
 @dataclass(frozen=True)
@@ -43,10 +26,6 @@ class Group:
     corpus: str
     measure: Measure
     runs: tuple[Run, ...]
-
-
-def slugify(words: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60] or "x"
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from mnemo.errors import MnemoError
 from mnemo.reading import is_finite, parse_json, read_bytes
+from mnemo.report.svg import clean
 
 Record = dict[str, Any]
 
@@ -85,6 +86,6 @@ def write_text(path: Path, text: str) -> None:
 def csv_text(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(headers)
-    writer.writerows(rows)
+    for row in (headers, *rows):
+        writer.writerow([clean(cell) if isinstance(cell, str) else cell for cell in row])
     return buffer.getvalue()

@@ -35,19 +35,24 @@ def dot(color: int) -> Markup:
     return tag("span", class_=f"dot {color_class(color)}", aria_hidden="true")
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[Child]], numeric: frozenset[int] = frozenset()) -> Markup:
+def table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[Child]],
+    numeric: frozenset[int] = frozenset(),
+    css: str | None = None,
+) -> Markup:
     """The first cell of a row is its heading; columns in `numeric` are flush right."""
 
-    def css(column: int) -> str | None:
+    def align(column: int) -> str | None:
         return "n" if column in numeric else None
 
-    head = tag("tr", *(tag("th", name, scope="col", class_=css(i)) for i, name in enumerate(headers)))
+    head = tag("tr", *(tag("th", name, scope="col", class_=align(i)) for i, name in enumerate(headers)))
     body = [
         tag(
             "tr",
             tag("th", row[0], scope="row"),
-            *(tag("td", cell, class_=css(i), data_label=headers[i]) for i, cell in enumerate(row[1:], 1)),
+            *(tag("td", cell, class_=align(i), data_label=headers[i]) for i, cell in enumerate(row[1:], 1)),
         )
         for row in rows
     ]
-    return tag("table", tag("thead", head), tag("tbody", *body))
+    return tag("table", tag("thead", head), tag("tbody", *body), class_=css)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mnemo.report.figures import Figure
+from mnemo.report.content import Figure
 from mnemo.report.svg import WIDTH, element, escape, standalone, text
 
 KINDS = ("learning-", "sweep-", "positions-")

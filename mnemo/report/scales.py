@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,10 +45,18 @@ def logarithmic(values: Sequence[float], start: float, end: float) -> Axis:
     low, high = low / pad, high * pad
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-    shown = tuple(tick for tick in ticks if low <= tick <= high)
+    shown = _sparse([tick for tick in ticks if low <= tick <= high])
     if len(shown) < 3:
         shown = tuple(round_ticks(low, high))
     return Axis(low, high, start, end, shown, math.log)
+
+
+def _sparse(ticks: Sequence[float], most: int = 9) -> tuple[float, ...]:
+    """Powers of ten alone, or some of them, where all ticks would be too many."""
+    if len(ticks) <= most:
+        return tuple(ticks)
+    powers = [tick for tick in ticks if math.isclose(math.log10(tick), round(math.log10(tick)), abs_tol=1e-9)]
+    return tuple(powers[:: -(-len(powers) // most)])
 
 
 def doubling(values: Sequence[float], start: float, end: float) -> Axis:
@@ -87,6 +96,8 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     step = min((abs(b - a) for a, b in zip(ticks, ticks[1:], strict=False)), default=1.0)
     largest = max((abs(tick) for tick in ticks), default=0.0)
     size, suffix = next((pair for pair in _SUFFIXES if largest >= 10 * pair[0]), (1.0, ""))
+    if len(ticks) > 1 and 0 < min(ticks) < 1e-3 and largest > 999 * min(ticks):
+        return [_plain_exponent(f"{tick:g}") for tick in ticks]
     if step / size < 1e-6:
         return [f"{tick:.15g}" for tick in ticks]
     return [f"{tick / size:,.{_decimals(step / size)}f}{suffix if tick else ''}" for tick in ticks]
@@ -106,6 +117,18 @@ def number(value: float | None, digits: int = 3) -> str:
     if size >= 1000:
         return f"{value:,.0f}" if size < 1e9 else f"{value:.3g}"
     return f"{value:.{max(0, digits - (size >= 10) - (size >= 100))}f}"
+
+
+def plain(value: float) -> str:
+    """A number as somebody would write it: `3`, `0.25`, `1,024`, `0.00012`."""
+    if value == round(value) and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return number(value) if abs(value) >= 0.1 else _plain_exponent(f"{value:.2g}")
+
+
+def _plain_exponent(written: str) -> str:
+    """`1e-06` as `1e-6`."""
+    return re.sub(r"e([+-])0*(\d)", r"e\1\2", written).replace("e+", "e")
 
 
 def amount(value: float | None) -> str:

@@ -4,6 +4,23 @@ in light and in dark; the first three series colours are told apart with any col
 
 from __future__ import annotations
 
+NUM_COLORS = 8
+NUM_SHADES = 16
+"""Steps of the ramp for heat maps: from near the ground to far from it."""
+
+
+def _ramp(*stops: str) -> dict[str, str]:
+    """`h0` to `h15`, at equal distances along the way through these colours."""
+    points = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in stops]
+    shades = {}
+    for shade in range(NUM_SHADES):
+        at = shade / (NUM_SHADES - 1) * (len(points) - 1)
+        begin = min(int(at), len(points) - 2)
+        mixed = (round(a + (b - a) * (at - begin)) for a, b in zip(points[begin], points[begin + 1], strict=True))
+        shades[f"h{shade}"] = "#" + "".join(f"{channel:02x}" for channel in mixed)
+    return shades
+
+
 LIGHT = {
     "page": "#f7f6f3",
     "card": "#ffffff",
@@ -15,6 +32,9 @@ LIGHT = {
     "accent": "#3b4cc0",
     "warn": "#8a5a00",
     "warnbg": "#fdf3dc",
+    "shadow": "#1c223033",
+    "good": "#1a6e3a",
+    "bad": "#b02a2a",
     "c0": "#3b4cc0",
     "c1": "#d1600a",
     "c2": "#0b8577",
@@ -23,7 +43,7 @@ LIGHT = {
     "c5": "#0b7fb8",
     "c6": "#c0293f",
     "c7": "#5a6373",
-}
+} | _ramp("#eef1fa", "#aabcf0", "#5a6fd6", "#2f3aa3", "#161a4d")
 DARK = {
     "page": "#11141b",
     "card": "#191e28",
@@ -35,6 +55,9 @@ DARK = {
     "accent": "#93a4ff",
     "warn": "#f0c674",
     "warnbg": "#2c2617",
+    "shadow": "#000000b0",
+    "good": "#6fd392",
+    "bad": "#ff8f8f",
     "c0": "#8c9eff",
     "c1": "#ff9a52",
     "c2": "#4dd0bd",
@@ -43,8 +66,7 @@ DARK = {
     "c5": "#5fc3f2",
     "c6": "#ff8a97",
     "c7": "#a9b3c4",
-}
-NUM_COLORS = 8
+} | _ramp("#1f2534", "#33408a", "#6478e0", "#a6b4ff", "#f2f4ff")
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
@@ -55,16 +77,18 @@ def _variables(colors: dict[str, str]) -> str:
 
 def _series_colors() -> str:
     rules = (
-        f".chart .series.c{i}{{stroke:var(--c{i})}}.chart .marker.c{i},.chart .fill.c{i}{{fill:var(--c{i})}}"
+        f".chart .series.c{i}{{stroke:var(--c{i})}}.chart :is(.marker,.fill,.band).c{i}{{fill:var(--c{i})}}"
         for i in range(NUM_COLORS)
     )
-    return "".join(rules)
+    shades = (f".chart .h{i}{{fill:var(--h{i})}}" for i in range(NUM_SHADES))
+    return "".join([*rules, *shades])
 
 
 CHART_CSS = (
     f".chart{{font-family:{FONT};font-size:12px;font-variant-numeric:tabular-nums}}"
     ".chart text{fill:var(--ink);stroke:none}"
     ".chart .tick,.chart .axis{fill:var(--muted)}"
+    ".chart .halo{paint-order:stroke;stroke:var(--card);stroke-width:3;stroke-linejoin:round}"
     ".chart .value{font-weight:600}"
     ".chart .heading{font-weight:650;font-size:15px}"
     ".chart .grid{stroke:var(--grid);stroke-width:1}"
@@ -76,7 +100,12 @@ CHART_CSS = (
     ".chart .marker{stroke:var(--card);stroke-width:1}"
     ".chart .track{fill:var(--sunk)}"
     ".chart .segment{fill:var(--muted);opacity:.35}"
-    ".chart .short{opacity:.45}" + _series_colors()
+    ".chart .short{opacity:.45}"
+    ".chart .band{opacity:.18}"
+    ".chart .on-dense{fill:var(--card)}.chart .on-middle{fill:#000}"
+    ".chart .absent{stroke:var(--muted);stroke-width:1;opacity:.6}"
+    ".chart .marked{fill:none;stroke:var(--c1);stroke-width:2}"
+    ".chart .mark{fill:var(--c1)}" + _series_colors()
 )
 
 PAGE_CSS = f"""
@@ -97,7 +126,7 @@ a:hover{{text-decoration:underline}}
 a:focus-visible,summary:focus-visible{{outline:2px solid var(--accent);outline-offset:3px;border-radius:3px}}
 section{{margin-top:44px}}
 h2{{font-size:22px;letter-spacing:-.012em;line-height:1.25;margin:0 0 4px}}
-h2+.card,h2+.columns{{margin-top:14px}}
+h2+.card,h2+.columns,h2+.figures,h2+.tables{{margin-top:14px}}
 h3{{font-size:16px;margin:0;line-height:1.35;overflow-wrap:anywhere}}
 .about{{color:var(--muted);margin:0 0 16px;max-width:72ch}}
 .group{{margin:24px 0 10px;font-size:15px;font-weight:600}}
@@ -149,6 +178,35 @@ pre{{font:13px/1.55 {MONO};white-space:pre-wrap;overflow-wrap:anywhere;margin:0;
 .run dt{{color:var(--muted)}}
 .run dd{{margin:0;overflow-wrap:anywhere}}
 .run pre{{background:var(--sunk);border-radius:8px;padding:14px 16px;margin-top:8px}}
+.run dl:last-child{{margin-bottom:0}}
+.details{{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:2px 16px;margin:16px 0 0;font-size:14.5px}}
+.details dt{{color:var(--muted)}}
+.details dd{{margin:0;overflow-wrap:anywhere}}
+code{{font:.9em {MONO}}}
+.verdicts th:nth-child(1){{width:34%}}
+.verdicts th:nth-child(2){{width:24%}}
+.verdicts tbody th{{font-weight:600}}
+.answer{{display:inline-block;white-space:nowrap;font-weight:650;font-size:13.5px;line-height:1.5}}
+.answer{{padding:0 10px;border:1.5px solid currentColor;border-radius:99px}}
+.answer.yes{{color:var(--good)}}
+.answer.no{{color:var(--bad)}}
+.answer.open{{color:var(--warn);border-style:dashed}}
+.tables{{display:flex;flex-wrap:wrap;gap:14px;align-items:flex-start}}
+.table,.entry{{padding:16px 18px 10px;min-width:0;max-width:100%}}
+.entry+.entry{{margin-top:14px}}
+.table .caption{{color:var(--muted);font-size:13.5px;line-height:1.45;margin:2px 0 6px;max-width:80ch}}
+.table table{{width:auto}}
+.table th,.table td{{padding-right:26px}}
+.table th:first-child{{position:sticky;left:0;background:var(--card);max-width:46vw}}
+.table .scroll{{background:linear-gradient(90deg,var(--card) 40%,transparent),
+linear-gradient(270deg,var(--card) 40%,transparent) 100% 0,linear-gradient(90deg,var(--shadow),transparent),
+linear-gradient(270deg,var(--shadow),transparent) 100% 0;background-repeat:no-repeat;
+background-size:48px 100%,48px 100%,16px 100%,16px 100%;background-attachment:local,local,scroll,scroll}}
+.entry>.links{{margin:2px 0 8px;padding:0}}
+.entry>.about{{margin-bottom:6px;font-size:14.5px}}
+.columns .sample{{margin:0}}
+.prose{{max-width:76ch;margin:8px 0 0;padding-left:22px;overflow-wrap:anywhere}}
+.prose li{{margin:4px 0}}
 footer{{margin-top:56px;padding-top:18px;border-top:1px solid var(--rule);color:var(--muted);font-size:13.5px}}
 @media (max-width:700px){{
 .page{{padding:0 16px 48px}}
@@ -158,14 +216,18 @@ section{{margin-top:36px}}
 .cards .card{{padding:12px 13px}}
 .cards .big{{font-size:23px}}
 figure{{padding:14px 12px 10px}}
+.table th,.table td{{padding-right:14px}}
 .chart{{font-size:14.5px}}
 .wide{{padding:2px 14px}}
-.runs thead{{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}}
-.runs tr{{display:grid;grid-template-columns:1fr 1fr;gap:2px 14px;padding:12px 0;border-bottom:1px solid var(--rule)}}
-.runs tr:last-child{{border-bottom:0}}
-.runs td,.runs th{{border:0;padding:2px 0;text-align:left!important}}
-.runs tbody th{{grid-column:1/-1}}
-.runs td::before{{content:attr(data-label);display:block;color:var(--muted);font-size:12px}}
+.stacked thead{{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}}
+.stacked tr{{display:grid;grid-template-columns:1fr 1fr;gap:2px 14px;padding:12px 0}}
+.stacked tr{{border-bottom:1px solid var(--rule)}}
+.stacked tr:last-child{{border-bottom:0}}
+.stacked td,.stacked th{{border:0;padding:2px 0;text-align:left!important}}
+.stacked tbody th{{grid-column:1/-1}}
+.verdicts td{{grid-column:1/-1}}
+.verdicts th:nth-child(n){{width:auto}}
+.stacked td::before{{content:attr(data-label);display:block;color:var(--muted);font-size:12px}}
 }}
 @media print{{
 body{{background:#fff;font-size:11pt}}
@@ -178,5 +240,10 @@ section{{margin-top:28px}}
 .card,.sample,.run,tr{{break-inside:avoid}}
 h2,h3,.group,.about{{break-after:avoid}}
 .sample pre,.tall{{max-height:none;overflow:visible}}
+.scroll,.table .scroll{{overflow:visible;background:none}}
+.tables{{display:block}}
+.table+.table{{margin-top:14px}}
+.table table{{font-size:9pt}}
+.table th,.table td{{padding-right:10px;white-space:normal}}
 }}
 """

@@ -111,7 +111,7 @@ def run_table(runs: Sequence[Run]) -> Markup:
     rows = [(_name(run), *_size(run), _corpus(run), _best(run), _scores(run), _steps(run), _speed(run)) for run in runs]
     shown = [i for i in range(len(HEADERS)) if i == 0 or any(row[i] != "–" for row in rows)]
     content = table([HEADERS[i] for i in shown], [[row[i] for i in shown] for row in rows])
-    return tag("div", content, class_="card wide scroll runs")
+    return tag("div", content, class_="card wide scroll stacked")
 
 
 def _name(run: Run) -> Markup:

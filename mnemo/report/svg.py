@@ -34,6 +34,8 @@ class LegendEntry:
     """Number of the run in the page: decides colour and marker."""
     dash: int = 0
     marked: bool = True
+    joined: bool = True
+    """Whether its points are one line."""
 
 
 def clean(text: str) -> str:
@@ -53,6 +55,10 @@ def _visible(char: str) -> str:
 
 def escape(text: object) -> str:
     return html.escape(clean(str(text)), quote=True)
+
+
+def slugify(words: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60] or "x"
 
 
 def element(tag: str, content: str = "", /, **attributes: object) -> str:
@@ -82,6 +88,10 @@ def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
 def path(points: Sequence[tuple[float, float]], css: str) -> str:
     drawn = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return element("path", d=drawn, class_=css)
+
+
+def area(corners: Sequence[tuple[float, float]], css: str) -> str:
+    return element("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in corners), class_=css)
 
 
 def box(x: float, y: float, width: float, height: float, css: str, tip: str = "", radius: float = 2) -> str:
@@ -144,7 +154,7 @@ def legend(entries: Sequence[LegendEntry], left: float, width: float) -> tuple[s
 
 def _swatch(x: float, y: float, entry: LegendEntry) -> str:
     stroke = line(x, y, x + 20, y, f"series {color_class(entry.color)} {dash_class(entry.dash)}")
-    return stroke + marker(x + 10, y, entry.color) if entry.marked else stroke
+    return (stroke if entry.joined else "") + (marker(x + 10, y, entry.color) if entry.marked else "")
 
 
 def drawing(slug: str, title: str, description: str, body: str, height: float) -> str:

@@ -1,0 +1,40 @@
+"""Values of a table as a reader wants them: a column's numbers alike, a dash where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mnemo.report.scales import number, plain
+
+NOTHING = "–"
+
+
+def written(rows: Sequence[Sequence[object]], num_columns: int) -> tuple[list[list[str]], frozenset[int]]:
+    """The cells as text, and the columns that hold numbers only. Rows are at least `num_columns` long."""
+    columns = [[row[at] for row in rows] for at in range(num_columns)]
+    numeric = frozenset(at for at, column in enumerate(columns) if _is_numeric(column))
+    texts = [_column(column) for column in columns]
+    return [[column[at] for column in texts] for at in range(len(rows))], numeric
+
+
+def _is_numeric(column: Sequence[object]) -> bool:
+    values = [cell for cell in column if cell is not None]
+    return bool(values) and all(isinstance(cell, (int, float)) and not isinstance(cell, bool) for cell in values)
+
+
+def _column(column: Sequence[object]) -> list[str]:
+    floats = [cell for cell in column if isinstance(cell, float)]
+    whole = all(value.is_integer() for value in floats)
+    return [_cell(cell, whole) for cell in column]
+
+
+def _cell(cell: object, whole: bool) -> str:
+    if cell is None:
+        return NOTHING
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    if isinstance(cell, float):
+        return plain(cell) if whole or 0 < abs(cell) < 0.001 else number(cell, 4)
+    return str(cell)
