@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mnemo.config import check_sizes
+from mnemo.data.tasks import AnyTask
 from mnemo.model import ModelConfig
 
 LIMITS = {"steps": 10**12, "seed": 2**62, "start": 10**12, "warmup": 10**12, "patience": 10**12} | dict.fromkeys(
@@ -18,6 +19,11 @@ LIMITS = {"steps": 10**12, "seed": 2**62, "start": 10**12, "warmup": 10**12, "pa
 class DataConfig:
     corpus: str = "python"
     """Name of a prepared corpus, or the folder of one."""
+    task: AnyTask | None = None
+    """Samples that are made, with answers to find, instead of a corpus."""
+    leak: bool = False
+    """Of a task: let what is remembered of a sample go on into the next, as the published Transformer-XL baseline does
+    in training."""
     order: Literal["contiguous", "sentences"] = "contiguous"
     """B contiguous streams, or shuffled sentences (One Billion Word)."""
     documents: Literal["ignore", "reset"] = "ignore"
@@ -119,7 +125,8 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     average: AverageConfig | None = None
     bptt: int = 0
-    """Segments before the current one that memory tokens carry gradient back to."""
+    """Segments before the current one that memory tokens carry gradient back to; in tumbling windows of other models,
+    segments that share an update with it."""
     bptt_window: Literal["tumbling", "sliding"] = "sliding"
     """One update for every bptt + 1 segments; or one for every segment, which reads those before it again."""
     bptt_loss: Literal["new", "last", "all"] = "new"
@@ -153,6 +160,8 @@ class TrainConfig:
     """Checkpoints to keep besides the best."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
+    goal: float | None = None
+    """Stop at an evaluation whose loss, in nats a token, is not above this."""
     on_nan: Literal["stop", "skip"] = "stop"
     """At a loss or gradient that is no finite number: end the run; or pass the batch over, so that neither weights nor
     memory see it, which makes every step wait for its numbers."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mnemo.cli import main
 from mnemo.memory import Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import Model
 from mnemo.presets import PRESETS, description, preset
@@ -103,11 +102,10 @@ enwik8-seg512-xl512 enwik8-seg128-xl200 enwik8-seg128-xl100 enwik8-seg128-xl75 e
 enwik8-seg128-xl10 enwik8-seg128-m5-bptt1 enwik8-seg128-m5-bptt2 enwik8-seg128-m10-bptt1 enwik8-seg128-m10-bptt2
 enwik8-seg128-m20-bptt0 enwik8-seg128-m20-bptt1 enwik8-seg128-m20-bptt2
 """
-TABLE_1 = ["rmt-quadratic-seg180", "rmt-quadratic-seg30-xl30", "rmt-quadratic-seg30-m30"]
 
 
 def test_every_row_of_rmts_tables_has_a_preset() -> None:
-    assert sorted(RECURRENT) == sorted([f"rmt-{name}" for name in TABLES_2_TO_4.split()] + TABLE_1)
+    assert sorted(RECURRENT) == sorted(f"rmt-{name}" for name in TABLES_2_TO_4.split())
 
 
 def parse(name: str) -> tuple[int, dict[str, int]]:
@@ -117,7 +115,7 @@ def parse(name: str) -> tuple[int, dict[str, int]]:
     return int(match[1]), {key: int(number) for key, number in re.findall(r"-?([a-z]+)(\d+)", match[2])}
 
 
-@pytest.mark.parametrize("name", [name for name in RECURRENT if "quadratic" not in name])
+@pytest.mark.parametrize("name", RECURRENT)
 def test_an_rmt_preset_is_what_its_name_says(name: str) -> None:
     recipe = preset(name)
     segment, numbers = parse(name)
@@ -153,24 +151,6 @@ def test_published_rmt_has_its_quirks() -> None:
     assert quirks.model.tokens.ahead == "wrap"
     prefix = preset("rmt-wikitext103-seg150-mt10@published").model.tokens
     assert prefix is not None and prefix.carry_read
-
-
-def test_an_equation_is_one_update() -> None:
-    whole, cached, tokens = (preset(name) for name in TABLE_1)
-    assert (whole.train.segment, whole.train.steps, whole.model.vocab_size) == (180, 600_000, 24)
-    assert (tokens.train.segment, tokens.train.bptt, tokens.train.bptt_window) == (30, 5, "tumbling")
-    assert tokens.train.steps == 600_000 and cached.train.steps == 6 * 600_000
-    assert {recipe.data.documents for recipe in (whole, cached, tokens)} == {"reset"}
-
-
-def test_a_task_whose_text_is_missing_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    monkeypatch.chdir(tmp_path_factory.mktemp("run"))
-    assert main(["train", "rmt-quadratic-seg30-m30"]) == 2
-    error = capsys.readouterr().err.strip()
-    assert error.endswith("'quadratic-equations' is a task whose samples this version of Mnemo cannot make yet")
-    assert "\n" not in error
 
 
 @pytest.mark.parametrize("name", ["wikitext103-qrnn", "wikitext103-lstm"])

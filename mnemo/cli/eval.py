@@ -1,4 +1,5 @@
-"""Score a run on a split of its corpus: bits per symbol and perplexity, at any memory and segment length.
+"""Score a run on a split of its corpus: bits per symbol and perplexity, at any memory and segment length; or, of a run
+on a task, how many of its answers are right.
 
 The numbers go to stdout and, as JSON, into the run's `results` folder; sweeps and losses by position also as a plot.
 """
@@ -8,18 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 
-from mnemo.checkpoint import LoadedRun
+from mnemo.checkpoint import LoadedRun, find_run, read_header
 from mnemo.cli import console, runs
+from mnemo.cli.answering import score_answers
 from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, Which
 from mnemo.data.corpus import Split
+from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
 from mnemo.evaluate import Documents, LengthSearch, Order, Score, bits, evaluate, find_length, perplexity, sweep_memory
 from mnemo.recipe import EvalConfig
@@ -30,8 +33,8 @@ from mnemo.state import Start
 class Args:
     run: Annotated[str, tyro.conf.Positional]
     """A run's folder, or its name under runs/."""
-    split: Literal["valid", "test", "train"] = "valid"
-    """Which part of the corpus."""
+    split: Literal["valid", "test", "train"] | None = None
+    """Which part of the corpus or task; valid of a corpus and test of a task when left out."""
     memory: int | None = None
     """Memory length of the long-range layers; as the recipe says when left out."""
     segment: int | None = None
@@ -60,6 +63,8 @@ class Args:
     """What the memory first holds: nothing, or zeros that are attended to; as the run says when left out."""
     limit: int | None = None
     """Only the first N symbols."""
+    published: bool = False
+    """Of a task: measure accuracy as the released code does, with right symbols given and fewer samples."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
     precision: Precision = "auto"
@@ -72,6 +77,13 @@ class Args:
 
 def run(args: Args) -> int:
     _check(args)
+    task = read_header(find_run(args.run)).recipe.data.task
+    if task is not None:
+        return _answer(args, task)
+    if args.published:
+        raise MnemoError(f"--published is for runs on a task; {args.run} was trained on a text")
+    args = replace(args, split=args.split or "valid")
+    assert args.split is not None
     opened, corpus = runs.open_with_corpus(args.run, args.which, args.device)
     if args.find_length and args.split == "test":
         print("mnemo: warning: a length chosen on test flatters the score there: choose on valid", file=sys.stderr)
@@ -85,6 +97,25 @@ def run(args: Args) -> int:
         else:
             task.score()
     return 0
+
+
+def _answer(args: Args, task: AnyTask) -> int:
+    answering = ("run", "split", "batch", "limit", "published", "which", "precision", "device", "json")
+    for field in fields(args):
+        if field.name not in answering and getattr(args, field.name) != field.default:
+            raise MnemoError(f"--{field.name.replace('_', '-')} is for texts; {args.run} was trained on a task")
+    return score_answers(
+        args.run,
+        task,
+        split=args.split or "test",
+        batch=args.batch,
+        limit=args.limit,
+        published=args.published,
+        which=args.which,
+        precision=args.precision,
+        device=args.device,
+        json=args.json,
+    )
 
 
 def _check(args: Args) -> None:

@@ -203,15 +203,9 @@ def command_for(name: str) -> str:
     return f"mnemo prepare {name} --from FILE_OR_DIR"
 
 
-TASKS = ("quadratic-equations",)
-"""Named by presets; not texts."""
-
-
 def missing(name: str) -> MnemoError:
     """The error for a corpus that is not prepared: it names the command that prepares it."""
     command = command_for(name)
-    if name in TASKS:
-        return MnemoError(f"'{name}' is a task whose samples this version of Mnemo cannot make yet")
     if "/" in name or name in ("", ".", ".."):
         return MnemoError(f"'{name}' is not the folder of a prepared corpus: it has no header.json")
     if command.startswith(f"mnemo prepare {name} --from FILE"):

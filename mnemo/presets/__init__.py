@@ -18,6 +18,7 @@ from mnemo.presets import (
     recurrent_memory,
     small,
     speedrun,
+    tasks,
     transformer_xl,
 )
 from mnemo.presets.registry import Preset
@@ -35,6 +36,7 @@ PRESETS: dict[str, Preset] = {
     **long_range.PRESETS,
     **lamemo.PRESETS,
     **recurrent_memory.PRESETS,
+    **tasks.PRESETS,
     **baselines.PRESETS,
     **speedrun.PRESETS,
 }
@@ -56,7 +58,9 @@ def published(recipe: Recipe) -> Recipe:
     schedule = replace(recipe.train.schedule, published=True)
     stale = recipe.train.bptt > 0 and recipe.train.bptt_window == "sliding"
     train = replace(recipe.train, schedule=schedule, bptt_stale=stale)
-    return replace(recipe, model=recipe.model.published(), train=train)
+    cached = recipe.model.tokens is None and any(recipe.model.memory.lengths(recipe.model.num_layers))
+    data = replace(recipe.data, leak=recipe.data.task is not None and cached)
+    return replace(recipe, model=recipe.model.published(), data=data, train=train)
 
 
 def documentation(name: str) -> str:

@@ -1,10 +1,9 @@
-"""Recurrent Memory Transformer (Bulatov et al., 2022): every model of its Tables 1 to 4.
+"""Recurrent Memory Transformer (Bulatov et al., 2022): every model of its Tables 2 to 4 (Table 1 is a task).
 
     rmt-CORPUS-segN                  no memory (the tables' baseline)
     rmt-CORPUS-segN-xlM              Transformer-XL with M slots
     rmt-CORPUS-segN-mtM              Memory Transformer with M memory tokens, which are read only
     rmt-CORPUS-segN-mM-bpttK         RMT: M memory tokens, read and written, with gradient over K earlier segments
-    rmt-quadratic-...                the quadratic equations of Table 1
 
 The paper gives layers, heads, memory sizes and depths, and else refers to Transformer-XL's scripts. Batches, steps,
 head sizes and dropout come from the authors' result files and are not in the paper. Memory tokens add M * width
@@ -19,12 +18,10 @@ import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mnemo.layers import DropoutConfig
 from mnemo.memory import MemoryTokens
-from mnemo.model import ModelConfig
 from mnemo.presets.registry import Preset, Table
 from mnemo.presets.transformer_xl import enwik8_base, everywhere, in_training, wikitext103_base
-from mnemo.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipe import EvalConfig, Recipe
 
 PRESETS = Table()
 
@@ -188,73 +185,4 @@ _add_tokens(
         (20, 1, "1.229"),
         (20, 2, "1.222"),
     ],
-)
-
-EQUATION, STEP = 180, 30
-"""Tokens of an equation with its solution, and of each of its six parts."""
-
-
-@PRESETS.add("rmt-quadratic-seg180")
-def rmt_quadratic_seg180() -> Recipe:
-    """RMT's baseline on quadratic equations, one segment of 180, no memory: 0.99 solved.
-
-    Table 1 and Appendix A.3. 6 layers and heads are the paper's; width 128, heads of 64, 256 inside, dropout 0.1,
-    batch 32, 600,000 steps and a learning rate of 1e-4 that is halved after 10 evaluations without improvement, 12,000
-    steps apart, come from the authors' result files. The smallest rate is unknown there; 1e-6 is that of their copy
-    task. 24 symbols; every part of a solution is padded to 30. The loss is on the last 150 tokens of each equation.
-
-    The corpus `quadratic-equations` cannot be prepared by this version, and training says that it is missing: these
-    presets hold the model and what is known of its training.
-    """
-    model = ModelConfig(
-        vocab_size=24,
-        num_layers=6,
-        dim=128,
-        num_heads=6,
-        head_dim=64,
-        inner_dim=256,
-        memory=everywhere(0),
-        dropout=DropoutConfig.published(0.1),
-    )
-    train = TrainConfig(
-        steps=600_000,
-        batch=32,
-        segment=EQUATION,
-        optimizer=OptimizerConfig(lr=1e-4),
-        schedule=ScheduleConfig(kind="plateau", factor=0.5, patience=10, min_lr=1e-6),
-        log_every=200,
-        eval_every=12_000,
-        checkpoint_every=12_000,
-    )
-    data = DataConfig(corpus="quadratic-equations", documents="reset")
-    evaluation = EvalConfig(batch=32)
-    return Recipe(model=model, data=data, train=train, evaluation=evaluation, test=evaluation)
-
-
-PARTS = EQUATION // STEP
-
-
-def in_parts(recipe: Recipe) -> Recipe:
-    """A segment for every part, each with an update of its own: as many equations take as many times the steps."""
-    train = recipe.train
-    train = replace(train, segment=STEP, steps=PARTS * train.steps, eval_every=PARTS * train.eval_every)
-    return replace(recipe, train=replace(train, checkpoint_every=train.eval_every))
-
-
-def by_equation(recipe: Recipe) -> Recipe:
-    """A segment for every part, and an update for every equation."""
-    return replace(recipe, train=replace(recipe.train, segment=STEP, bptt_window="tumbling"))
-
-
-PRESETS.add_variant(
-    "rmt-quadratic-seg30-xl30",
-    "Transformer-XL on quadratic equations, 6 segments of 30, 30 slots: 0.93 solved.",
-    rmt_quadratic_seg180,
-    lambda recipe: with_cache(in_parts(recipe), STEP),
-)
-PRESETS.add_variant(
-    "rmt-quadratic-seg30-m30",
-    "RMT on quadratic equations, 6 segments of 30, 30 memory tokens, full BPTT: 0.99 solved.",
-    rmt_quadratic_seg180,
-    lambda recipe: with_tokens(by_equation(recipe), STEP, bptt=PARTS - 1),
 )

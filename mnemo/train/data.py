@@ -12,12 +12,14 @@ from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
 from mnemo.data.progress import ShowProgress, silent
 from mnemo.data.streams import ContiguousStream, SentenceStream, Stream
+from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
 from mnemo.evaluate import evaluate, first_symbols
 from mnemo.model import Model
 from mnemo.parallel import Alone, AnyWorld
 from mnemo.recipe import EvalConfig, Recipe
 from mnemo.train.spread import Rows
+from mnemo.train.tasks import answer_loss, check_task, task_info, task_stream
 
 
 class Scored(NamedTuple):
@@ -42,7 +44,9 @@ class Data:
 
 
 def open_data(recipe: Recipe, show: ShowProgress = silent, world: AnyWorld | None = None) -> Data:
-    """The recipe's corpus; of `world`, several processes share the rows of an evaluation."""
+    """The recipe's task or corpus; of `world`, several processes share the rows of an evaluation."""
+    if recipe.data.task is not None:
+        return _open_task(recipe, recipe.data.task)
     corpus = load(recipe.data.corpus, show=show)
     info = {"name": corpus.name, "unit": corpus.tokenizer.unit, "vocab_size": corpus.vocab_size}
     valid = corpus.split("valid") if "valid" in corpus.splits else None
@@ -72,6 +76,15 @@ def open_data(recipe: Recipe, show: ShowProgress = silent, world: AnyWorld | Non
     info |= {"documents": train_split.documents is not None, "fingerprint": corpus.fingerprint()}
     stream = build_stream(recipe, train_split, corpus)
     return Data(info, stream, None if valid is None else score, corpus.tokenizer.to_json(), divided)
+
+
+def _open_task(recipe: Recipe, task: AnyTask) -> Data:
+    check_task(recipe, task)
+
+    def score(model: Model, show: ShowProgress) -> Scored:
+        return Scored(*answer_loss(model, task, recipe.evaluation, recipe.train.segment, show))
+
+    return Data(task_info(task), task_stream(recipe, task), score)
 
 
 def _own_rows(valid: Split, config: EvalConfig, world: AnyWorld | None) -> tuple[Split, EvalConfig]:

@@ -104,10 +104,11 @@ def check(recipe: Recipe) -> None:
     """Refuse what cannot be trained, or not on this machine."""
     train, model = recipe.train, recipe.model
     recurrent = len(model.memory.attending(model.num_layers)) < model.num_layers
-    if train.bptt and (model.tokens is None or not model.tokens.carries):
+    carries = model.tokens is not None and model.tokens.carries
+    if train.bptt and train.bptt_window == "sliding" and not carries:
         raise MnemoError(
             f"bptt {train.bptt} needs memory tokens that are carried on: no other memory takes gradient back to "
-            "earlier segments"
+            "earlier segments (with --train.bptt-window tumbling, so many more segments share one update)"
         )
     if train.context and (recurrent or model.tokens is not None or any(model.memory.lengths(model.num_layers))):
         raise MnemoError(

@@ -206,10 +206,12 @@ class Trainer:
             self._advance()
 
     def _finished(self) -> bool:
-        """Early stopping counts evaluations; a step that is due for one is not the last before it."""
-        patience, progress = self.config.patience, self.progress
+        """Early stopping looks at evaluations; a step that is due for one is not the last before it."""
+        patience, goal, progress = self.config.patience, self.config.goal, self.progress
         if self._evaluation_due():
             return False
+        if goal is not None and progress.best is not None and progress.best.loss <= goal:
+            return True
         return progress.step >= self.config.steps or (patience is not None and progress.stale >= patience)
 
     def _advance(self) -> None:

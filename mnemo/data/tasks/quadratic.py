@@ -1,0 +1,116 @@
+"""Quadratic equations (Bulatov et al., 2022), solved step by step: six parts of 30 symbols, the last one the answer.
+
+    -4*x^2+392*x-2208=0
+    x^2-98*x+552=0
+    D=98^2-4*1*552=7396=86^2
+    x=(98-86)/2=6
+    x=(98+86)/2=92
+    6,92
+
+Roots are drawn from -100 to 100 and cut to whole numbers, and the factor from 1 to 10 and rounded, with either sign. A
+fifth of the equations have no real roots: their last three parts are empty. No equation comes twice, in any split.
+Ids: 0 fills the parts up, 1 is unused, digits from 2 on, then + - * / ^ = ( ) x D ; and the comma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mnemo.data.tasks.task import Task
+
+ALPHABET = "0123456789+-*/^=()xD;,"
+FIRST = 2
+PARTS, PART = 6, 30
+WITHOUT_ROOTS = 0.2
+LARGEST_ROOT, LARGEST_FACTOR = 100, 10
+"""Of the roots and of the factor, as they are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadratic(Task):
+    """Solve a quadratic equation, with the steps in between."""
+
+    valid: int = 10_000
+    """Samples to watch progress on."""
+    test: int = 20_000
+    """Samples to measure accuracy on."""
+
+    def check(self) -> None:
+        if self.train + self.valid + self.test > 300_000:
+            raise ValueError("there are not enough different equations for more than 300,000 samples")
+
+    @property
+    def label(self) -> str:
+        return "quadratic"
+
+    @property
+    def vocab_size(self) -> int:
+        return FIRST + len(ALPHABET)
+
+    @property
+    def num_tokens(self) -> int:
+        return PARTS * PART
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """From the first character of the solution, which follows the filled-up equation, to the last part's end."""
+        positions = np.arange(self.num_tokens)
+        return (positions >= PART - 1) & (positions < self.num_tokens - 1)
+
+    @property
+    def padding(self) -> int | None:
+        return 0
+
+    @property
+    def answer_begin(self) -> int:
+        return (PARTS - 1) * PART - 1
+
+    def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
+        equations = _different(random, count)
+        written = "".join(_solved(*equation) for equation in equations.tolist())
+        table = np.zeros(128, dtype=np.uint8)
+        table[[ord(character) for character in ALPHABET]] = FIRST + np.arange(len(ALPHABET))
+        rows = table[np.frombuffer(written.encode("ascii"), dtype=np.uint8)].reshape(count, -1)
+        return np.pad(rows, [(0, 0), (0, 1)])
+
+
+def _different(random: np.random.Generator, count: int) -> np.ndarray:
+    """(count, 3): factor, b and c of equations that all differ, in the order in which they were drawn."""
+    found = np.zeros((0, 3), dtype=np.int64)
+    while len(found) < count:
+        found = np.concatenate([found, _equations(random, count)])
+        factor, b, c = found.T
+        _, first = np.unique((factor * 1_000 + b) * 1_000_000 + c, return_index=True)
+        found = found[np.sort(first)]
+    return found[:count]
+
+
+def _equations(random: np.random.Generator, count: int) -> np.ndarray:
+    """Factor, b and c of factor * (x^2 + b*x + c) = 0."""
+    first, second = random.uniform(-LARGEST_ROOT, LARGEST_ROOT, size=(2, count)).astype(np.int64)
+    b, c = -(first + second), first * second
+    other_b = random.integers(2 * LARGEST_ROOT, size=count)
+    other_c = random.integers(other_b**2 // 4 + 1, LARGEST_ROOT**2)
+    no_roots = random.random(count) < WITHOUT_ROOTS
+    factor = np.round(random.uniform(1, LARGEST_FACTOR, size=count)).astype(np.int64)
+    factor *= random.choice(np.array([-1, 1]), size=count)
+    return np.column_stack([factor, np.where(no_roots, other_b, b), np.where(no_roots, other_c, c)])
+
+
+def _solved(factor: int, b: int, c: int) -> str:
+    """All parts, filled up."""
+    discriminant = b * b - 4 * c
+    parts = [_equation(factor, b, c), _equation(1, b, c), f"D={abs(b)}^2-4*1*{c}={discriminant}"]
+    if discriminant >= 0:
+        root = round(discriminant**0.5)
+        low, high = (-b - root) // 2, (-b + root) // 2
+        parts[2] += f"={root}^2"
+        parts += [f"x=({-b}-{root})/2={low}", f"x=({-b}+{root})/2={high}", f"{low},{high}" if root else str(low)]
+    return "".join([part.ljust(PART) for part in parts]).ljust(PARTS * PART)
+
+
+def _equation(factor: int, b: int, c: int) -> str:
+    first = {1: "", -1: "-"}.get(factor, f"{factor}*")
+    return f"{first}x^2{factor * b:+}*x{factor * c:+}=0"

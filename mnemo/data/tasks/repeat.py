@@ -1,0 +1,74 @@
+"""Copy and reverse (Bulatov et al., 2022): symbols are shown, and are to be written twice, or once from the end.
+
+Ids: 0 is unused, 1 says that it is time to write, symbols begin at 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mnemo.data.tasks.task import Task
+
+START, FIRST = 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown(Task):
+    symbols: int = 24
+    """Symbols to remember."""
+    alphabet: int = 10
+    """Different symbols; the published longer tasks (120 and more) have 8."""
+
+    def check(self) -> None:
+        if self.symbols < 1 or self.alphabet < 2:
+            raise ValueError(f"{self.symbols} symbols of an alphabet of {self.alphabet} are nothing to remember")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.alphabet + FIRST
+
+    @property
+    def predicted(self) -> np.ndarray:
+        return np.arange(self.num_tokens) >= self.symbols
+
+    def _show(self, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """What is shown, and the column that says that it is time to write."""
+        kind = np.min_scalar_type(self.vocab_size)
+        shown = random.integers(FIRST, self.vocab_size, size=(count, self.symbols), dtype=kind)
+        return shown, np.full((count, 1), START, dtype=kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy(_Shown):
+    """Write what was shown, twice."""
+
+    @property
+    def label(self) -> str:
+        return f"copy-{self.symbols}"
+
+    @property
+    def num_tokens(self) -> int:
+        return 3 * self.symbols
+
+    def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
+        shown, start = self._show(random, count)
+        return np.hstack([shown, start, shown, shown])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reverse(_Shown):
+    """Write what was shown, from its end."""
+
+    @property
+    def label(self) -> str:
+        return f"reverse-{self.symbols}"
+
+    @property
+    def num_tokens(self) -> int:
+        return 2 * self.symbols
+
+    def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
+        shown, start = self._show(random, count)
+        return np.hstack([shown, start, shown[:, ::-1]])
