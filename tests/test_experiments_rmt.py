@@ -99,7 +99,7 @@ def test_verdicts_fail_where_rmt_does_not_solve_or_transformer_xl_keeps_up(name,
     assert verdict(experiment, short_of, f"in {count} segments (every run").holds is False
     keeps_up = made_up(experiment, "small", by_model(1.0, 0.95))
     assert verdict(experiment, keeps_up, f"in {count} segments (mean").holds is False
-    assert verdict(experiment, keeps_up, "also with the published depth").holds is False
+    assert verdict(experiment, keeps_up, f"in {count} segments, also with the published depth").holds is False
     learned = made_up(experiment, "small", by_model(1.0, 0.3, other=0.4))
     assert verdict(experiment, learned, "is guessed").holds is False
 

@@ -69,8 +69,8 @@ class Series:
     splits: dict[str, int] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=lambda: SEEDS)
     """Runs by budget."""
-    deep: bool = False
-    """Whether `small` runs models of the published depth too, at the most telling number of segments."""
+    deep: tuple[int, ...] = ()
+    """Segments at which `small` runs models of the published depth too."""
     paper_steps: Mapping[int, int] = field(default_factory=dict)
     """Published updates by the number of segments, where they are known."""
 
@@ -113,9 +113,10 @@ class Series:
         grid = [(model, count, seed) for count in counts for seed in _seeds(seeds, count) for model in memories]
         grid += [(model, count, seed) for count in counts for seed in _few(seeds, budget) for model in others]
         cells = [self.cell(budget, *place) for place in grid]
-        if budget == "small" and self.deep:
-            deep = [self.cell(budget, model, counts[0], seed, deep=True) for seed in seeds for model in memories]
-            cells[len(deep) : len(deep)] = deep
+        if budget == "small":
+            places = [(model, count, seed) for count in self.deep for seed in seeds for model in memories]
+            first = len(seeds) * len(memories)
+            cells[first:first] = [self.cell(budget, *place, deep=True) for place in places]
         return cells
 
 
@@ -160,7 +161,8 @@ def outdoes(results: Results, series: Series, count: int, *, deep: bool = False)
 
 def at_published_depth(results: Results, series: Series) -> list[Verdict]:
     """Only where `small` has made models shallower than the published ones."""
-    return [outdoes(results, series, series.counts[0], deep=True)] if results.budget == "small" and series.deep else []
+    counts = series.deep if results.budget == "small" else ()
+    return [outdoes(results, series, count, deep=True) for count in counts]
 
 
 def guesses(results: Results, series: Series, counts: Sequence[int]) -> Verdict:
@@ -223,9 +225,10 @@ OURS = (
     "900,000 steps of 32 samples instead.",
     "At `small`, models have 2 layers of width 128 with the norm before each layer; the published ones have 4 layers "
     "(6 for retrieval) with the norm behind.",
-    "A cache reaches as many tokens back as all layers have slots, RMT's memory has no such bound. With 2 layers this "
-    "bound lies below what many segments ask for. With 4 layers it does not, and the published Transformer-XL failed "
-    "to learn what it could have kept; `small` runs that depth too where the gap is largest.",
+    "With a cache of one segment, a layer reaches one segment further back; RMT's memory has no such bound. With 2 "
+    "layers the bound lies below what copy in 9 and reverse in 4 segments ask for (3 segments back). With the published "
+    "4 layers it does not, and the published Transformer-XL failed to learn what it could have reached; reverse in 6 "
+    "segments asks for 5 segments back, beyond 4 layers too. `small` runs that depth there as well.",
     "Gradient flows through all segments of a sample, as in the released code; the figure's caption says that it does "
     "not flow between segments.",
     "Accuracy is that of answers the model writes by itself, over the whole test set. The released evaluation shows it "
