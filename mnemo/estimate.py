@@ -182,23 +182,35 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
 
 
 def _layout(layout: Layout, recipe: Recipe, machine: Machine, count: int, state: float, rows: int) -> LayoutEstimate:
+    memory = _memory(layout, recipe, machine.gpus, count, state, rows)
+    share = (machine.gpus - 1) / machine.gpus
+    sent = (2 if layout == "ddp" else 3) * share * count * BYTES[recipe.train.precision]
+    fits = memory.total <= USABLE * machine.gpu.memory
+    return LayoutEstimate(layout=layout, memory=memory, fits=fits, sent=sent, seconds_sending=sent / machine.bandwidth)
+
+
+def _memory(layout: Layout, recipe: Recipe, gpus: int, count: int, state: float, rows: int) -> Memory:
     train, size = recipe.train, BYTES[recipe.train.precision]
     half = 2 if train.precision in ("bf16", "fp16") else 0
-    parts = machine.gpus if layout == "fsdp2" else 1
+    parts = gpus if layout == "fsdp2" else 1
     per_layer = count / recipe.model.num_layers
-    memory = Memory(
+    return Memory(
         weights=count * size / parts + (count * half if layout == "ddp" else 0),
         gradients=count * size / parts,
         optimizer=count * size * _moments(train) / parts,
         activations=activation_bytes(recipe.model, train, rows),
         state=state,
         logits=_logits(recipe, rows),
-        gathered=2 * per_layer * size if layout == "fsdp2" and machine.gpus > 1 else 0,
+        gathered=2 * per_layer * size if layout == "fsdp2" and gpus > 1 else 0,
     )
-    share = (machine.gpus - 1) / machine.gpus
-    sent = (2 if layout == "ddp" else 3) * share * count * size
-    fits = memory.total <= USABLE * machine.gpu.memory
-    return LayoutEstimate(layout=layout, memory=memory, fits=fits, sent=sent, seconds_sending=sent / machine.bandwidth)
+
+
+def training_bytes(recipe: Recipe) -> float:
+    """What training a recipe on one device needs of its memory."""
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Model(recipe.model).parameters())
+    state = recipe.train.batch * state_row_bytes(recipe.model, recipe.train.precision)
+    return _memory("ddp", recipe, 1, count, state, recipe.train.batch).total
 
 
 def _moments(train: TrainConfig) -> int:

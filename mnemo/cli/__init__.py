@@ -33,6 +33,7 @@ VERBS = {
     "convert": Verb("mnemo.cli.convert", "published weights (Hugging Face, PyTorch, TensorFlow) as a run, and back"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
     "export": Verb("mnemo.cli.export", "one folder with a run's weights, recipe and tokenizer"),
+    "reproduce": Verb("mnemo.cli.reproduce", "test a claim of the papers: measurements, verdict, pictures"),
     "report": Verb("mnemo.cli.report", "an HTML page with the curves and numbers of runs, side by side"),
 }
 LONGEST_MESSAGE = 2000

@@ -1,0 +1,64 @@
+"""What a budget needs: corpora that are prepared, and a device that can hold its models. Asked before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mnemo.config import canonical, from_json
+from mnemo.data import corpus as corpora
+from mnemo.data.published import missing
+from mnemo.data.sources import PYTHON
+from mnemo.errors import MnemoError
+from mnemo.estimate import training_bytes
+from mnemo.experiments.experiment import Budget, Cell, Experiment
+from mnemo.machine import memory_bytes
+from mnemo.recipe import Recipe
+
+
+def require_needs(experiment: Experiment, budget: Budget, device: torch.device) -> None:
+    """Refuse what cannot be run here, with what it needs."""
+    recipes = {canonical(recipe): recipe for cell in experiment.cells(budget) for recipe in recipes_of(cell)}
+    for recipe in recipes.values():
+        _require_corpus(recipe)
+    available = memory_bytes(device)
+    if available is None or budget == "smoke":
+        return
+    shapes = {canonical(_shape(recipe)): recipe for recipe in recipes.values()}
+    needed = max((training_bytes(recipe) for recipe in shapes.values()), default=0.0)
+    if needed > available:
+        raise MnemoError(
+            f"{experiment.name} at budget {budget} needs {needed / 2**30:,.1f} GiB of memory on one device, and this "
+            f"one has {available / 2**30:,.1f} GiB: choose a smaller --budget or another machine"
+        )
+
+
+def recipes_of(cell: Cell) -> Iterator[Recipe]:
+    """Every recipe in a cell's settings."""
+    yield from _recipes(cell.settings)
+
+
+def _recipes(value: Any) -> Iterator[Recipe]:
+    if isinstance(value, Mapping):
+        if value.get("type") == Recipe.__name__:
+            yield from_json(Recipe, dict(value))
+            return
+        for item in value.values():
+            yield from _recipes(item)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from _recipes(item)
+
+
+def _shape(recipe: Recipe) -> list[Any]:
+    """What the memory that training needs depends on."""
+    train = recipe.train
+    return [recipe.model, train.batch, train.segment, train.context, train.bptt, train.precision, train.accumulate]
+
+
+def _require_corpus(recipe: Recipe) -> None:
+    name = recipe.data.corpus
+    if recipe.data.task is None and name != PYTHON and corpora.find(name) is None:
+        raise missing(name)

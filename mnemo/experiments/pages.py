@@ -1,0 +1,99 @@
+"""From results to verdicts and pages."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mnemo.experiments import every_experiment
+from mnemo.experiments.experiment import BUDGETS, Budget, Experiment, Results
+from mnemo.experiments.store import Found, grid_folder, read_grid
+from mnemo.report.experiment_markdown import markdown_overview
+from mnemo.report.experiment_page import ANSWERS, ExperimentPage, write_experiment, write_overview
+from mnemo.report.findings import Verdict
+
+INDEX, REPORT = "index.html", "report.html"
+
+
+@dataclass(frozen=True)
+class Judged:
+    verdicts: Sequence[Verdict]
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """The answer, the claim, the paper's numbers, ours."""
+        return [(ANSWERS[each.holds], each.claim, each.paper, each.ours) for each in self.verdicts]
+
+    def json(self) -> dict[str, Any]:
+        fields = ("claim", "paper", "ours", "holds")
+        return {"verdicts": [{name: getattr(each, name) for name in fields} for each in self.verdicts]}
+
+
+def judged(experiment: Experiment, results: Results) -> Judged:
+    return Judged(experiment.verdicts(results))
+
+
+def build_page(experiment: Experiment, found: Found) -> ExperimentPage:
+    results = found.results
+    return ExperimentPage(
+        name=experiment.name,
+        title=experiment.title,
+        paper=experiment.paper,
+        covers=experiment.covers,
+        claim=experiment.claim,
+        budget=results.budget,
+        verdicts=experiment.verdicts(results),
+        tables=experiment.tables(results),
+        figures=experiment.figures(results),
+        samples=experiment.samples(results),
+        notes=experiment.notes,
+        facts=_facts(experiment, results),
+        problems=found.problems,
+    )
+
+
+def _facts(experiment: Experiment, results: Results) -> list[tuple[str, str]]:
+    cells = results.cells
+    facts = [("Cells", f"{len(cells)} of {len(experiment.cells(results.budget))} done")]
+    if not cells:
+        return facts
+    hardware = Counter(each.hardware for each in cells)
+    versions = Counter(", ".join(f"{name} {value}" for name, value in each.versions.items()) for each in cells)
+    seeds = sorted({each.labels["seed"] for each in cells if "seed" in each.labels})
+    seconds = [each.seconds for each in cells]
+    return [
+        *facts,
+        ("Hardware", " and ".join(hardware)),
+        ("Versions", " and ".join(versions)),
+        *([("Seeds", ", ".join(map(str, seeds)))] if seeds else []),
+        ("Time", f"{sum(seconds):,.0f} s over all cells, {statistics.median(seconds):,.0f} s the median cell"),
+    ]
+
+
+def write_pages(experiment: Experiment, out: Path, budget: Budget, found: Found) -> Path:
+    """The experiment's page, and the overview of everything in `out`."""
+    page = build_page(experiment, found)
+    path = write_experiment(page, grid_folder(out, experiment.name, budget), overview=f"../../{INDEX}")
+    write_overview(all_pages(out), out / INDEX)
+    return path
+
+
+def all_pages(out: Path) -> list[tuple[ExperimentPage, str]]:
+    """Every experiment with results in `out`, with the link to its page from there."""
+    pages = []
+    for experiment in every_experiment().values():
+        for budget in BUDGETS:
+            grid = grid_folder(out, experiment.name, budget)
+            if (grid / REPORT).exists():
+                link = f"{experiment.name}/{budget}/{REPORT}"
+                pages.append((build_page(experiment, read_grid(grid, experiment, budget)), link))
+    return pages
+
+
+def results_markdown(out: Path, prefix: str = "") -> str:
+    """`docs/RESULTS.md` of everything in `out`; `prefix` leads from there to `out`."""
+    return markdown_overview([(page, prefix + link) for page, link in all_pages(out)])
