@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mnemo.experiments.experiment import Experiment
-
 from mnemo.experiments.rmt import attention, context, jobs, language, long_copy, quadratic, state_size
 from mnemo.experiments.rmt.accuracy import COPY_EXPERIMENT, RETRIEVAL_EXPERIMENT, REVERSE_EXPERIMENT
 from mnemo.experiments.rmt.half_memory import HALF_MEMORY

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mnemo.experiments.experiment import Experiment, Results, Verdict
-
 from mnemo.data.tasks import Copy, Retrieval, Reverse
+from mnemo.experiments.experiment import Experiment, Results, Verdict
 from mnemo.experiments.rmt import published
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
 from mnemo.experiments.rmt.recipes import ONE_ANSWER, RETRIEVAL_AS_PUBLISHED

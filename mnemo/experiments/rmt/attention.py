@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
-from mnemo.report.plots import heat_figure
-
 from mnemo.experiments.rmt.accuracy import COPY, REVERSE
 from mnemo.experiments.rmt.half_memory import HALF_REVERSE
 from mnemo.experiments.rmt.published import HALF_REVERSE as QUOTED
 from mnemo.experiments.rmt.published import RMT, XL
 from mnemo.experiments.rmt.series import ACCURACY, OURS, PAPER, Series
 from mnemo.experiments.rmt.telling import SOLVED, open_at_smoke
+from mnemo.report.plots import heat_figure
 
 CLEAR = 0.3
 """Attention that a row gives to one key, mean over rows, from which on a pattern is clear; spread evenly over 24 keys

@@ -5,13 +5,12 @@ from __future__ import annotations
 from statistics import fmean
 
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.report.plots import Line, line_figure, lines_over_seeds, scatter_figure
-
 from mnemo.experiments.rmt.language import CORPORA, SEGMENT, endings, qualities, row_at
 from mnemo.experiments.rmt.language_grid import ENWIK8, NOISE, ROWS, UNITS, Row, quality, row_cells
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
 from mnemo.experiments.rmt.series import PAPER
 from mnemo.experiments.rmt.telling import judged, said, spread
+from mnemo.report.plots import Line, line_figure, lines_over_seeds, scatter_figure
 
 
 def rows_of(budget: Budget) -> list[Row]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Verdict
-
 from mnemo.data.tasks import Reverse
+from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Verdict
 from mnemo.experiments.rmt import published
 from mnemo.experiments.rmt.accuracy import COPY, REVERSE
 from mnemo.experiments.rmt.published import RMT, XL

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mnemo.answers import answer
-from mnemo.experiments.jobs import Place, job, train_and_score, train_here
 
+from mnemo.answers import answer
 from mnemo.checkpoint import RECIPE, open_run
 from mnemo.config import from_json
 from mnemo.errors import one_line
+from mnemo.experiments.jobs import Place, job, train_and_score, train_here
 from mnemo.experiments.rmt.maps import attention_maps
 from mnemo.model import Model
 from mnemo.recipe import Recipe

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from mnemo.experiments.experiment import CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.report.plots import bar_figure
-
 from mnemo.experiments.rmt.language_grid import (
     ENWIK8,
     LITERATURE,
@@ -26,6 +24,7 @@ from mnemo.experiments.rmt.language_grid import (
 from mnemo.experiments.rmt.published import BASELINE, MT, RMT, XL
 from mnemo.experiments.rmt.series import PAPER
 from mnemo.experiments.rmt.telling import judged, open_at_smoke, said, spread
+from mnemo.report.plots import bar_figure
 
 CORPORA = {"smoke": (PYTHON,), "small": (NOVELS,), "paper": (WIKITEXT, ENWIK8)}
 SEGMENT = {PYTHON: 8, NOVELS: 128, WIKITEXT: 50, ENWIK8: 128}

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mnemo.experiments.experiment import Budget, Cell, CellResult, look_up
-
 from mnemo.config import to_json
+from mnemo.experiments.experiment import Budget, Cell, CellResult, look_up
 from mnemo.experiments.rmt.published import BASELINE, MT, RMT, XL, Quoted
 from mnemo.experiments.rmt.recipes import remembering
 from mnemo.model import ModelConfig

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
-from mnemo.report.plots import line_figure
-
 from mnemo.data.tasks import Copy
+from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.rmt import published
 from mnemo.experiments.rmt.published import MODELS, RMT, XL
 from mnemo.experiments.rmt.recipes import LONG_AS_PUBLISHED, SMALL, SMOKE, stages_of, task_cell
@@ -27,6 +25,7 @@ from mnemo.experiments.rmt.telling import (
     spread,
     unique,
 )
+from mnemo.report.plots import line_figure
 
 ALPHABET = 8
 GUESSING = 1 / ALPHABET

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import fmean
 
-from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
-from mnemo.report.plots import bar_figure
-
 from mnemo.data.tasks import Quadratic
+from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.rmt import published
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
 from mnemo.experiments.rmt.recipes import QUADRATIC_AS_PUBLISHED, SMALL, SMOKE, stages_of, task_cell
 from mnemo.experiments.rmt.series import PAPER, TINY
 from mnemo.experiments.rmt.telling import SOLVED, is_solved, judged, said, spread
+from mnemo.report.plots import bar_figure
 
 SOLVE_RATE = "answer_accuracy"
 PARTS, PART = 6, 30

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mnemo.experiments.experiment import Experiment, Results, Verdict
-
 from mnemo.data.tasks import MultiQuery, Passkey
+from mnemo.experiments.experiment import Experiment, Results, Verdict
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
 from mnemo.experiments.rmt.series import OURS, Series, accuracy_table, by_segments, outdoes, solves
 

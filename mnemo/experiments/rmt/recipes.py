@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mnemo.experiments.experiment import Cell
-
 from mnemo.config import to_json
 from mnemo.data.tasks import AnyTask
+from mnemo.experiments.experiment import Cell
 from mnemo.experiments.rmt.published import MT, RMT, XL
 from mnemo.layers import DropoutConfig
 from mnemo.memory import XL as Cache

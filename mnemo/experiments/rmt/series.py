@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mnemo.experiments.experiment import Budget, Cell, Figure, Results, Table, Verdict
-from mnemo.report.plots import line_figure
-
 from mnemo.data.tasks import AnyTask
+from mnemo.experiments.experiment import Budget, Cell, Figure, Results, Table, Verdict
 from mnemo.experiments.rmt.published import BASELINE, MODELS, MT, RMT, XL, Quoted
 from mnemo.experiments.rmt.recipes import (
     COPY_AS_PUBLISHED,
@@ -35,6 +33,7 @@ from mnemo.experiments.rmt.telling import (
     spread,
     unique,
 )
+from mnemo.report.plots import line_figure
 
 ACCURACY = "character_accuracy"
 PAPER = "Recurrent Memory Transformer"
@@ -167,7 +166,8 @@ def at_published_depth(results: Results, series: Series) -> list[Verdict]:
 
 def guesses(results: Results, series: Series, counts: Sequence[int]) -> Verdict:
     """One run of each is enough: they cannot see what they are asked for."""
-    claim = f"Without recurrence (baseline, MT) {series.task} in several segments is guessed (within {NEAR} of {series.chance})."
+    within = f"within {NEAR} of {series.chance}"
+    claim = f"Without recurrence (baseline, MT) {series.task} in several segments is guessed ({within})."
     quoted = [said(series.quoted.get((BASELINE, count))) for count in counts]
     found = {(model, count): runs(results, series, model, count) for model in (BASELINE, MT) for count in counts}
     ours = ", ".join(f"{model} in {count}: {spread(values)}" for (model, count), values in found.items())
@@ -226,8 +226,8 @@ OURS = (
     "At `small`, models have 2 layers of width 128 with the norm before each layer; the published ones have 4 layers "
     "(6 for retrieval) with the norm behind.",
     "With a cache of one segment, a layer reaches one segment further back; RMT's memory has no such bound. With 2 "
-    "layers the bound lies below what copy in 9 and reverse in 4 segments ask for (3 segments back). With the published "
-    "4 layers it does not, and the published Transformer-XL failed to learn what it could have reached; reverse in 6 "
+    "layers the bound lies below what copy in 9 and reverse in 4 segments ask for (3 segments back). With the "
+    "published 4 layers it does not, and the published Transformer-XL failed to learn what it could have reached; reverse in 6 "
     "segments asks for 5 segments back, beyond 4 layers too. `small` runs that depth there as well.",
     "Gradient flows through all segments of a sample, as in the released code; the figure's caption says that it does "
     "not flow between segments.",

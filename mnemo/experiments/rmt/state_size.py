@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from mnemo.experiments.experiment import Budget, CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.report.plots import scatter_figure
-
 from mnemo.experiments.rmt.language import CORPORA, SEGMENT, qualities
 from mnemo.experiments.rmt.language_grid import ROWS, UNITS, Row, row_cells
 from mnemo.experiments.rmt.published import RMT, XL
 from mnemo.experiments.rmt.series import PAPER
 from mnemo.experiments.rmt.telling import open_at_smoke
+from mnemo.report.plots import scatter_figure
 
 MB = 1e6
 NEAR = {"ppl": 0.6, "bpc": 0.015}

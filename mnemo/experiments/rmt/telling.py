@@ -8,9 +8,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mnemo.experiments.experiment import Results, Verdict
-from mnemo.report.plots import Line, lines_over_seeds
-
 from mnemo.experiments.rmt.published import Quoted
+from mnemo.report.plots import Line, lines_over_seeds
 
 SOLVED = 0.99
 """Accuracy of a task that counts as solved."""
