@@ -227,8 +227,8 @@ OURS = (
     "(6 for retrieval) with the norm behind.",
     "With a cache of one segment, a layer reaches one segment further back; RMT's memory has no such bound. With 2 "
     "layers the bound lies below what copy in 9 and reverse in 4 segments ask for (3 segments back). With the "
-    "published 4 layers it does not, and the published Transformer-XL failed to learn what it could have reached; reverse in 6 "
-    "segments asks for 5 segments back, beyond 4 layers too. `small` runs that depth there as well.",
+    "published 4 layers it does not, and the published Transformer-XL failed to learn what it could have reached; "
+    "reverse in 6 segments asks for 5 segments back, beyond 4 layers too. `small` runs that depth there as well.",
     "Gradient flows through all segments of a sample, as in the released code; the figure's caption says that it does "
     "not flow between segments.",
     "Accuracy is that of answers the model writes by itself, over the whole test set. The released evaluation shows it "
