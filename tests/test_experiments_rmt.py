@@ -15,6 +15,7 @@ from mnemo.experiments.rmt import EXPERIMENTS, jobs, maps
 from mnemo.experiments.rmt.published import RETRIEVAL, RETRIEVAL_AS_PLOTTED, RMT, XL, Quoted
 from mnemo.experiments.rmt.telling import is_far_below, spread
 from mnemo.experiments.runner import run_here
+from mnemo.experiments.store import cell_folder, grid_folder, save_cell
 from mnemo.model import Model
 from mnemo.recipe import Recipe
 from mnemo.train import Diverged, Unwatched
@@ -304,3 +305,26 @@ def test_blocks_of_a_map_lie_where_the_rows_are():
 
 def test_published_numbers_say_their_deviation_and_runs():
     assert str(Quoted(0.278, 0.121, 11)) == "0.278 ± 0.121 (11 runs)" and str(Quoted(1.0)) == "1"
+
+
+def test_experiments_on_the_same_runs_share_them(tmp_path):
+    language, context = BY_NAME["rmt-language-model"], BY_NAME["rmt-context"]
+    names = {cell.name for cell in context.cells("smoke")}
+    first = run_here(language, "smoke", grid_folder(tmp_path, language.name, "smoke"), device="cpu")
+    second = run_here(context, "smoke", grid_folder(tmp_path, context.name, "smoke"), device="cpu")
+    for result in second.found.results.cells:
+        twin = first.found.results.one(result.cell.name)
+        assert twin is not None and result.values == twin.values | {"taken_from": language.name}
+    assert {result.cell.name for result in second.found.results.cells} == names
+    assert not list(grid_folder(tmp_path, context.name, "smoke").rglob("recipe.json"))
+
+
+def test_a_run_with_other_settings_is_not_taken_over(tmp_path):
+    language, context = BY_NAME["rmt-language-model"], BY_NAME["rmt-context"]
+    cell = language.cells("smoke")[0]
+    done = CellResult(cell=cell, values={"outcome": "finished"}, seconds=1.0, hardware="none", versions={})
+    save_cell(grid_folder(tmp_path, language.name, "smoke"), done)
+    grid = grid_folder(tmp_path, context.name, "smoke")
+    place = Place(cell_folder(grid, cell.name), grid, torch.device("cpu"), Unwatched())
+    assert jobs.shared_result(cell.settings, place) == {"outcome": "finished", "taken_from": language.name}
+    assert jobs.shared_result({**cell.settings, "limit": 1}, place) is None

@@ -54,7 +54,7 @@ def _experiment(name: str, series: Series, title: str, claim: str, counts: tuple
         name=name,
         title=title,
         paper="none: a task of our own choice",
-        covers=(),
+        covers=("not in the paper",),
         claim=claim,
         cells=series.cells,
         verdicts=_verdicts(series, counts),
