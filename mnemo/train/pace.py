@@ -95,6 +95,7 @@ class _Runner:
         return done
 
     def _batch(self) -> Batch:
-        shape = (2, self.config.batch, self.config.segment)
-        tokens, targets = torch.randint(self.vocab_size, shape, generator=self.random)
-        return Batch(tokens, targets)
+        config = self.config
+        shape = (config.batch, config.context + config.segment + 1)
+        text = torch.randint(self.vocab_size, shape, generator=self.random)
+        return Batch(text[:, :-1].contiguous(), text[:, config.context + 1 :].contiguous())
