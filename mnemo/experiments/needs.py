@@ -9,8 +9,7 @@ import torch
 
 from mnemo.config import canonical, from_json
 from mnemo.data import corpus as corpora
-from mnemo.data.published import missing
-from mnemo.data.sources import PYTHON
+from mnemo.data.published import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.estimate import training_bytes
 from mnemo.experiments.experiment import Budget, Cell, Experiment
