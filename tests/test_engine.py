@@ -336,10 +336,12 @@ def test_a_cuda_graph_trains_like_the_plain_loop(options: dict[str, Any], tmp_pa
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11 warns of itself while it compiles
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_compiled_cuda_graph_resumes_bit_for_bit(precision: Any, tmp_path: Path) -> None:
-    wanted, lines = recipe(device="cuda", log_every=1, precision=precision), Lines()
+@pytest.mark.parametrize("how", ["compiled", "layers compiled"])
+def test_a_compiled_cuda_graph_resumes_bit_for_bit(how: str, precision: Any, tmp_path: Path) -> None:
+    compiled = "layers" if how == "layers compiled" else True
+    wanted, lines = recipe(device="cuda", log_every=1, precision=precision, compile=compiled), Lines()
     run(tmp_path / "whole", of=wanted, monitor=lines)
-    assert "step: fused attention, compiled, one CUDA graph" in lines.notes
+    assert f"step: fused attention, {how}, one CUDA graph" in lines.notes
     assert [line for line in lines.notes if "without it" in line] == []
     create_run(wanted, tmp_path / "stopped")
     for step in (4, 5, 9):
@@ -371,3 +373,5 @@ def test_the_pace_of_a_model_is_measured() -> None:
     assert len(found.seconds) == 3 and found.tokens == 10 and found.peak_bytes is None
     assert found.tokens_per_second == 10 / sorted(found.seconds)[1]
     assert found.step == "not compiled, no CUDA graph (device cpu)" and found.loss > 0
+    context = TrainConfig(batch=2, segment=5, context=3, device="cpu")
+    assert pace(ModelConfig(**TINY), context, updates=1, rounds=1).tokens == 10

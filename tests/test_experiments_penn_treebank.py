@@ -98,4 +98,4 @@ def test_the_smoke_run_trains_chooses_and_tests(index: int, tmp_path: Path) -> N
     assert values["test"]["fitted"]["temperature"] == values["temperature"]
     found = CellResult(cell=cell, values=values, seconds=1.0, hardware="cpu", versions={})
     assert [each.holds for each in PENN_TREEBANK.verdicts(Results(budget="smoke", cells=[found]))] == [None] * 3
-    assert len(PENN_TREEBANK.tables(Results(budget="smoke", cells=[found]))[0].rows) == 15
+    assert len(PENN_TREEBANK.tables(Results(budget="smoke", cells=[found]))[0].rows) == 16

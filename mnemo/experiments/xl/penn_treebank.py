@@ -25,8 +25,8 @@ from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
 
 JOB = "penn-treebank"
-PUBLISHED, POSTED, AWD_LSTM = 54.52, 55.60, 57.3
-"""Test perplexities: the paper's table, the authors' log of the recipe that they posted, the finetuned AWD-LSTM."""
+PUBLISHED, POSTED, AWD_LSTM = 54.52, 55.60, 56.5
+"""Test perplexities: the paper's table, the authors' log of the recipe that they posted, AWD-LSTM's released code."""
 LARGEST = 24_000_000
 RECIPES = {"smoke": ("ptb-fast", "ptb-fast-context"), "small": ("ptb-fast", "ptb-fast-context"), "paper": ("ptb",)}
 QUOTED = [
@@ -39,6 +39,7 @@ QUOTED = [
     ("AWD-LSTM-MoS (Yang et al., 2017)", "22M", 58.08, 55.97),
     ("2-layer skip-LSTM + dropout tuning (Melis et al., 2018)", "24M", 57.1, 55.3),
     ("AWD-LSTM + finetuning (Merity et al., 2017)", "24M", 60.0, 57.3),
+    ("the same, as its released code logs it", "24M", 58.8, AWD_LSTM),
     ("AWD-LSTM-MoS + finetuning (Yang et al., 2017)", "22M", 56.54, 54.44),
     ("Transformer-XL (the paper)", "24M", 56.72, PUBLISHED),
     ("Transformer-XL, the authors' posted recipe, their log", "24M", 60.05, POSTED),
@@ -149,7 +150,11 @@ def verdicts(results: Results) -> list[Verdict]:
     bars = [
         ("A Transformer-XL of 24M parameters reaches 54.52 on Penn Treebank.", "54.52", PUBLISHED),
         ("It is as good as the recipe that its authors posted later.", "55.60 (reruns: 55.26-55.36)", POSTED),
-        ("It is better than an AWD-LSTM that is regularised likewise.", "54.52 against 57.3", AWD_LSTM),
+        (
+            "It is better than an AWD-LSTM that is regularised likewise.",
+            "54.52 against 57.3 (its code logs 56.5)",
+            AWD_LSTM,
+        ),
     ]
     best = chosen(results)
     ours = "not measured yet" if best is None else _told(best)
