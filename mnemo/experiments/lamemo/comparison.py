@@ -26,6 +26,7 @@ from mnemo.experiments.lamemo.models import (
 from mnemo.experiments.lamemo.names import PAPER
 from mnemo.presets import preset
 from mnemo.recipe import Recipe
+from mnemo.report.svg import slugify
 
 SEEDS = {LAMEMO: 3, TRANSFORMER_XL: 3, TRANSFORMER: 2, COMPRESSIVE: 2, INFINITE: 1}
 """Of `small` on the novels: most where the difference is small."""
@@ -175,15 +176,11 @@ def cell(
     asked = scores or {"valid": {"split": "valid", **LIMITS[budget]}, "test": {"split": "test", **test}}
     slots = max(recipe.model.memory.lengths(recipe.model.num_layers))
     return training_cell(
-        f"{slug(model)}-seed{seed}",
+        f"{slugify(model)}-seed{seed}",
         recipe,
         {"model": model, "seed": seed, "memory": slots},
         scores={name: {"batch": recipe.test.batch, **how} for name, how in asked.items()},
     )
-
-
-def slug(model: str) -> str:
-    return model.lower().replace(" ", "-")
 
 
 def _number(published: Mapping[str, float], model: str) -> str:
