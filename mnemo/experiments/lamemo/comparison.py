@@ -33,16 +33,14 @@ SEEDS = {LAMEMO: 3, TRANSFORMER_XL: 3, TRANSFORMER: 2, COMPRESSIVE: 2, INFINITE:
 CLOSE = 0.02
 """Share by which a score may differ from the published one."""
 OTHERS = (
-    "The rows of the Compressive Transformer and of infinity-former are quoted in the paper from Martins "
-    "et al. (2021); "
-    "no code of either was released. Here they are trained like all other rows, at sizes that fit the published ones."
+    "The rows of the Compressive Transformer and of infinity-former seem to be copied from Martins et al. "
+    "(2021); no code of either was released. Here they are trained like all other rows, at sizes that fit the "
+    "published ones."
 )
 SMALLER = (
-    "small: post-norm, tied, Adam, cosine and a clip of 0.5 as published; width, depth, batch and steps "
-    "are smaller. There "
-    "are few steps, so that the learning rate is 5e-4 to 1e-3 after a warm-up over a tenth of them "
-    "(published: 2.5e-4, no "
-    "warm-up), and no dropout where no text is read twice."
+    "small: post-norm, tied, Adam, cosine and a clip of 0.5 as published; width, depth, batch and steps are smaller. "
+    "There are few steps, so that the learning rate is 5e-4 to 1e-3 after a warm-up over a tenth of them (published: "
+    "2.5e-4, no warm-up), and no dropout where no text is read twice."
 )
 
 
@@ -252,9 +250,8 @@ EXPERIMENTS = [
         "lamemo-novels",
         "LaMemo, Transformer-XL and a transformer without memory on novels",
         ("Tables 1 and 2, on other data",),
-        "At equal steps, bits per character fall from a transformer without memory to Transformer-XL, and "
-        "from there to "
-        "LaMemo, whose memory looks ahead.",
+        "At equal steps, bits per character fall from a transformer without memory to Transformer-XL, and from there "
+        "to LaMemo, whose memory looks ahead.",
         NOVELS,
         (
             "The paper has no numbers for this corpus: bytes of 85 English novels, tested on five others.",
@@ -266,8 +263,8 @@ EXPERIMENTS = [
         "lamemo-wikitext103",
         "LaMemo against other memories, words",
         ("Table 1",),
-        "With a memory of 150, LaMemo has a lower perplexity than Transformer-XL, and than memories that "
-        "reach further.",
+        "With a memory of 150, LaMemo has a lower perplexity than Transformer-XL, and than memories that reach "
+        "further.",
         WIKITEXT103,
         ("small: WikiText-2, a fiftieth of the words, for two epochs.", OTHERS),
     ),

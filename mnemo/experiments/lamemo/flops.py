@@ -167,17 +167,15 @@ COST = Experiment(
     title="What a prediction costs",
     paper=PAPER,
     covers=("Table 1, FLOPS and parameters",),
-    claim="LaMemo takes a fifth more work for a prediction than Transformer-XL with as many parameters; "
-    "the extra work is "
-    "linear in the memory.",
+    claim="LaMemo takes a fifth more work for a prediction than Transformer-XL with as many parameters; the extra "
+    "work is linear in the memory.",
     cells=cells,
     verdicts=verdicts,
     figures=figures,
     tables=tables,
     notes=(
         "small and paper count the published 16-layer models; nothing is trained or timed.",
-        "infinity-former's 235M would take some 4,100 samples of its signal, a number that is not "
-        "published; with the 512 "
-        "of its released code it is 187.5M.",
+        "infinity-former's 235M would take some 4,100 samples of its signal, a number that is not published; with "
+        "the 512 of its released code it is 187.5M.",
     ),
 )
