@@ -412,3 +412,28 @@ def test_a_model_is_left_as_it_was() -> None:
     analysis.attention_by_distance(model, text(), segment=SEGMENT)
     analysis.gain_from_memory(model, np.asarray(text(), np.uint16), segment=SEGMENT)
     assert model.training and all(parameter.grad is None for parameter in model.parameters())
+
+
+def everything(model: Model, ids: torch.Tensor) -> list[torch.Tensor]:
+    attention = analysis.attention_by_distance(model, ids, segment=SEGMENT)
+    terms = analysis.score_terms(model, ids, segment=SEGMENT)
+    gain = analysis.gain_from_memory(model, ids, segment=SEGMENT)
+    behind = analysis.losses_at_context(model, ids, 6, segment=SEGMENT, targets=[7, 20])
+    return [
+        attention.mass,
+        attention.reachable,
+        *terms.means.values(),
+        *terms.attention.values(),
+        analysis.interval_maxima(model, ids, segment=SEGMENT).by_head,
+        analysis.attention_map(model, ids, segment=SEGMENT).heads,
+        *map(torch.from_numpy, (gain.with_memory, gain.without, behind)),
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["xl-plan", "lookahead", "rmt-with-cache", "compressive-most-used"])
+def test_every_device_and_form_of_ids_gives_the_same(name: str, device: str) -> None:
+    here, there = random_model(**MECHANISMS[name]), random_model(**MECHANISMS[name]).to(device)
+    for first, second in zip(everything(here, text()), everything(there, text().to(device)), strict=True):
+        assert first.device.type == "cpu"
+        assert_close(second, first)

@@ -1,7 +1,8 @@
 """Where heads look: attention by relative distance, wide heads, score terms, maxima per interval, whole maps.
 
 Distance 0 is the token itself. Distances count keys: in a compressive memory a compressed slot is one, and cached rows
-of memory tokens are too. What tokens give to the memory tokens that they read is counted apart.
+of memory tokens are too. What tokens give to the memory tokens that they read is counted apart. What an infinite memory
+reads of its signal is no attention to keys, and not shown.
 
 Shapes: N layers that attend, H heads, L tokens, K keys, D distances.
 """
@@ -38,14 +39,14 @@ def by_distance(scores: Tensor) -> Tensor:
 
 
 class _Sums:
-    """Sums by distance of layers and heads, in float64 on the CPU."""
+    """Sums by distance of layers and heads, in float64; on their device, which need not be waited for then."""
 
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
 
     def add(self, layer: int, part: Tensor) -> None:
         """(..., D) of one segment; segments may differ in D."""
-        part = part.cpu().double()
+        part = (part.cpu() if part.device.type == "mps" else part).double()  # mps has no float64
         have = self.layers.get(layer)
         if have is not None:
             size = max(have.shape[-1], part.shape[-1])
@@ -53,9 +54,9 @@ class _Sums:
         self.layers[layer] = part
 
     def stacked(self) -> Tensor:
-        """(N, ..., D), the layers in order."""
+        """(N, ..., D) on the CPU, the layers in order."""
         size = max(part.shape[-1] for part in self.layers.values())
-        return torch.stack([_widen(self.layers[layer], size) for layer in sorted(self.layers)])
+        return torch.stack([_widen(self.layers[layer], size) for layer in sorted(self.layers)]).cpu()
 
 
 def _widen(part: Tensor, size: int) -> Tensor:

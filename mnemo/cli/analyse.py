@@ -3,6 +3,7 @@ and what a look-ahead memory keeps of its past: an HTML page, its figures as SVG
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,11 @@ def run(args: Args) -> int:
     opened = runs.open_with_tokenizer(args.run, args.which, args.device)
     whole = _read_text(opened, args.text)
     ids = whole[: args.limit] if args.limit else whole
-    found = _analyse(args, opened, ids, len(whole))
-    page = write_analysis(found, args.out or opened.run.path / "analyses" / slugify(_name(args.text)))
+    segment = args.segment or opened.run.recipe.train.segment
+    _require_two_segments(len(ids), segment)
+    folder = _folder(args.out or opened.run.path / "analyses" / slugify(_name(args.text).partition(".")[0]))
+    found = _analyse(args, opened, ids, segment, len(whole))
+    page = write_analysis(found, folder)
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}
     console.print_json(answer) if args.json else _print(answer)
     return 0
@@ -75,7 +79,23 @@ def _check(args: Args) -> None:
 
 
 def _name(text: str) -> str:
-    return "stdin" if text == STDIN else Path(text).name.partition(".")[0] or "text"
+    return "stdin" if text == STDIN else Path(text).name
+
+
+def _require_two_segments(num_tokens: int, segment: int) -> None:
+    if num_tokens < segment + 2:
+        raise MnemoError(
+            f"a text of {num_tokens:,} tokens ends with its first segment of {segment:,}, and memory counts from the "
+            "second on: give a longer text, or a shorter --segment"
+        )
+
+
+def _folder(path: Path) -> Path:
+    """Made before the work begins, so that none of it is lost."""
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise MnemoError(f"{path} cannot be written to: --out names another folder")
+    return path
 
 
 def _read_text(opened: OpenedRun, text: str) -> Tensor:
@@ -86,13 +106,8 @@ def _read_text(opened: OpenedRun, text: str) -> Tensor:
     return runs.encode(opened.tokenizer, sys.stdin.buffer.read(), "the text from the pipe")
 
 
-def _analyse(args: Args, opened: OpenedRun, ids: Tensor, available: int) -> TextAnalysis:
-    model, segment = opened.run.model, args.segment or opened.run.recipe.train.segment
-    if len(ids) < segment + 2:
-        raise MnemoError(
-            f"a text of {len(ids):,} tokens ends with its first segment of {segment:,}: memory counts from the second "
-            "on. Give a longer text, or a shorter --segment"
-        )
+def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available: int) -> TextAnalysis:
+    model = opened.run.model
     device = next(model.parameters()).device
     require_state_room(model.config, device, batch=1, segment=segment, lengths=args.memory_length, cached=True)
     state = opened.run.first_state(1, args.memory_length, cached=True)
