@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from mnemo.config import from_json, to_json
+from mnemo.estimate import training_bytes
 from mnemo.experiments.experiment import BUDGETS, Budget, CellResult, Results
 from mnemo.experiments.jobs import Place
 from mnemo.experiments.lamemo import EXPERIMENTS, ablation, encoding, flops, models
 from mnemo.experiments.lamemo.compare import NOT_MEASURED
 from mnemo.experiments.lamemo.models import COMPRESSIVE, INFINITE, LAMEMO, TRANSFORMER, TRANSFORMER_XL
+from mnemo.experiments.needs import recipes_of
 from mnemo.experiments.runner import run_here
 from mnemo.memory import Plan
 from mnemo.presets import preset
@@ -122,6 +124,13 @@ def test_small_models_differ_in_nothing_but_memory_and_seed(name: str) -> None:
     }
     assert len(alike) == 1
     assert len({(each.model.memory, each.train.seed) for each in recipes}) == len(recipes)
+
+
+def test_what_a_device_must_hold_is_known_of_every_memory() -> None:
+    cells = {cell.labels["model"]: cell for cell in BY_NAME["lamemo-novels"].cells("small")}
+    needed = {model: training_bytes(next(recipes_of(cell))) for model, cell in cells.items()}
+    assert needed[TRANSFORMER] < needed[TRANSFORMER_XL] < needed[COMPRESSIVE] < 2**32
+    assert needed[TRANSFORMER_XL] < needed[LAMEMO] and needed[TRANSFORMER_XL] < needed[INFINITE]
 
 
 def test_the_novels_are_asked_with_seeds_enough() -> None:

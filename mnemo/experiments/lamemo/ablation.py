@@ -97,9 +97,8 @@ def _fails(results: Results) -> Verdict:
     unit = unit_of(results.budget)
     scores = told(results, "test", unit, model=SIGNED) or "none"
     ours = (
-        f"{len(failed)} of {counted(len(tried))} failed (no finite loss, or a loss {FAILED:.0%} above the "
-        "full model's); "
-        f"test {scores} against {told(results, 'test', unit, model=FULL)} {unit.name}"
+        f"{len(failed)} of {counted(len(tried))} failed (no finite loss, or a loss {FAILED:.0%} above the full "
+        f"model's); test {scores} against {told(results, 'test', unit, model=FULL)} {unit.name}"
     )
     return verdict(results, claim, paper, ours, len(failed) == len(tried))
 
@@ -148,18 +147,16 @@ ABLATION = Experiment(
     title="What of LaMemo is needed, and the encoding that fails",
     paper=PAPER,
     covers=("Table 3", "Figure 8"),
-    claim="Look-ahead and interpolation both lower the perplexity; with Transformer-XL's encoding of "
-    "negative distances "
-    "training fails.",
+    claim="Look-ahead and interpolation both lower the perplexity; with Transformer-XL's encoding of negative "
+    "distances training fails.",
     cells=cells,
     verdicts=verdicts,
     figures=figures,
     tables=tables,
     notes=(
         "No interpolation: alpha is 0; no look-ahead: alpha is 1. Neither has a switch in the released code.",
-        "A seed has failed when its loss is no finite number or lies 20% above the full model's in nats: "
-        "the paper says "
-        "no more than FAIL.",
+        "A seed has failed when its loss is no finite number or lies 20% above the full model's in nats: the paper "
+        "says no more than FAIL.",
         "small: bytes of novels.",
         SMALLER,
     ),

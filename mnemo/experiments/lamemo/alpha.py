@@ -95,8 +95,8 @@ def figures(results: Results) -> list[Figure]:
         for layer, row in list(zip(layers, rows, strict=True))[::every]
     ]
     caption = (
-        f"The past's share of a memory row, averaged over heads and {found.values['segments']} "
-        "segments; slot 1 is the oldest."
+        f"The past's share of a memory row, averaged over heads and {found.values['segments']} segments; slot 1 is "
+        "the oldest."
     )
     return [
         line_figure(
@@ -132,17 +132,15 @@ ALPHA = Experiment(
     title="Where LaMemo's memory looks ahead",
     paper=PAPER,
     covers=("Figure 6",),
-    claim="In low layers memory rows keep to their past; in high layers, and most of all in old slots, "
-    "they take up what "
-    "stands to their right.",
+    claim="In low layers memory rows keep to their past; in high layers, and most of all in old slots, they take up "
+    "what stands to their right.",
     cells=cells,
     verdicts=verdicts,
     figures=figures,
     tables=tables,
     notes=(
-        "A slot's window ends at the segment's first token, so that the newest slot sees one position and "
-        "the oldest all: "
-        "part of the slope over slots is that alone.",
+        "A slot's window ends at the segment's first token, so that the newest slot sees one position and the oldest "
+        "all: part of the slope over slots is that alone.",
         TRAINED,
         "small: bytes of novels, 8 layers.",
     ),

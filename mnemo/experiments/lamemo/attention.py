@@ -106,8 +106,8 @@ ATTENTION = Experiment(
     figures=figures,
     tables=tables,
     notes=(
-        "The paper says that maxima of 5 tokens are scaled to a context of 100: here these are the 20 intervals of the "
-        "last 100 tokens, averaged over heads; only tokens behind a full memory count.",
+        "The paper says that maxima of 5 tokens are scaled to a context of 100: here these are the 20 intervals of "
+        "the last 100 tokens, averaged over heads; only tokens behind a full memory count.",
         TRAINED,
         "small: bytes of novels, segment and memory of 128; 100 bytes are a sentence, not a paragraph.",
     ),

@@ -96,8 +96,8 @@ class Gain(NamedTuple):
         values = f"{self.unit.tell(self.better)} against {self.unit.tell(self.worse)} {self.unit.name}"
         digits = self.unit.digits
         return (
-            f"{values} ({counted(len(self.better))}): lower by {self.mean:.{digits}f}, "
-            f"{self.needed:.{digits}f} would be enough"
+            f"{values} ({counted(len(self.better))}): lower by {self.mean:.{digits}f}, {self.needed:.{digits}f} would "
+            "be enough"
         )
 
 

@@ -26,22 +26,21 @@ from mnemo.experiments.lamemo.models import (
 from mnemo.experiments.lamemo.names import PAPER
 from mnemo.presets import preset
 from mnemo.recipe import Recipe
+from mnemo.report.svg import slugify
 
 SEEDS = {LAMEMO: 3, TRANSFORMER_XL: 3, TRANSFORMER: 2, COMPRESSIVE: 2, INFINITE: 1}
 """Of `small` on the novels: most where the difference is small."""
 CLOSE = 0.02
 """Share by which a score may differ from the published one."""
 OTHERS = (
-    "The rows of the Compressive Transformer and of infinity-former are quoted in the paper from Martins "
-    "et al. (2021); "
-    "no code of either was released. Here they are trained like all other rows, at sizes that fit the published ones."
+    "The rows of the Compressive Transformer and of infinity-former seem to be copied from Martins et al. "
+    "(2021); no code of either was released. Here they are trained like all other rows, at sizes that fit the "
+    "published ones."
 )
 SMALLER = (
-    "small: post-norm, tied, Adam, cosine and a clip of 0.5 as published; width, depth, batch and steps "
-    "are smaller. There "
-    "are few steps, so that the learning rate is 5e-4 to 1e-3 after a warm-up over a tenth of them "
-    "(published: 2.5e-4, no "
-    "warm-up), and no dropout where no text is read twice."
+    "small: post-norm, tied, Adam, cosine and a clip of 0.5 as published; width, depth, batch and steps are smaller. "
+    "There are few steps, so that the learning rate is 5e-4 to 1e-3 after a warm-up over a tenth of them (published: "
+    "2.5e-4, no warm-up), and no dropout where no text is read twice."
 )
 
 
@@ -175,15 +174,11 @@ def cell(
     asked = scores or {"valid": {"split": "valid", **LIMITS[budget]}, "test": {"split": "test", **test}}
     slots = max(recipe.model.memory.lengths(recipe.model.num_layers))
     return training_cell(
-        f"{slug(model)}-seed{seed}",
+        f"{slugify(model)}-seed{seed}",
         recipe,
         {"model": model, "seed": seed, "memory": slots},
         scores={name: {"batch": recipe.test.batch, **how} for name, how in asked.items()},
     )
-
-
-def slug(model: str) -> str:
-    return model.lower().replace(" ", "-")
 
 
 def _number(published: Mapping[str, float], model: str) -> str:
@@ -255,9 +250,8 @@ EXPERIMENTS = [
         "lamemo-novels",
         "LaMemo, Transformer-XL and a transformer without memory on novels",
         ("Tables 1 and 2, on other data",),
-        "At equal steps, bits per character fall from a transformer without memory to Transformer-XL, and "
-        "from there to "
-        "LaMemo, whose memory looks ahead.",
+        "At equal steps, bits per character fall from a transformer without memory to Transformer-XL, and from there "
+        "to LaMemo, whose memory looks ahead.",
         NOVELS,
         (
             "The paper has no numbers for this corpus: bytes of 85 English novels, tested on five others.",
@@ -269,8 +263,8 @@ EXPERIMENTS = [
         "lamemo-wikitext103",
         "LaMemo against other memories, words",
         ("Table 1",),
-        "With a memory of 150, LaMemo has a lower perplexity than Transformer-XL, and than memories that "
-        "reach further.",
+        "With a memory of 150, LaMemo has a lower perplexity than Transformer-XL, and than memories that reach "
+        "further.",
         WIKITEXT103,
         ("small: WikiText-2, a fiftieth of the words, for two epochs.", OTHERS),
     ),

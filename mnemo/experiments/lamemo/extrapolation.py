@@ -141,17 +141,16 @@ EXTRAPOLATION = Experiment(
     title="Longer memories than in training",
     paper=PAPER,
     covers=("Figure 5",),
-    claim="With targets of 64 and memories of 64 m, LaMemo stays below Transformer-XL, by more the longer "
-    "the memory, and "
-    "both stop gaining beyond m = 7.",
+    claim="With targets of 64 and memories of 64 m, LaMemo stays below Transformer-XL, by more the longer the "
+    "memory, and both stop gaining beyond m = 7.",
     cells=cells,
     verdicts=verdicts,
     figures=figures,
     tables=tables,
     notes=(
         "Where segments are shorter than in training, memory rows look at exactly what is new on their right; the "
-        "published code looks at as many positions as the current segment has. With segments of one "
-        "length it is the same.",
+        "published code looks at as many positions as the current segment has. With segments of one length it is the "
+        "same.",
         "small: bytes of novels, trained with segment and memory of 128; two seeds.",
         SMALLER,
     ),

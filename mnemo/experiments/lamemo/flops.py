@@ -8,7 +8,6 @@ from mnemo.config import from_json, to_json
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.jobs import Place, job
 from mnemo.experiments.lamemo.compare import verdict
-from mnemo.experiments.lamemo.comparison import slug
 from mnemo.experiments.lamemo.models import (
     COMPRESSIVE,
     INFINITE,
@@ -26,6 +25,7 @@ from mnemo.model import ModelConfig
 from mnemo.presets.lamemo import WORDS
 from mnemo.recipe import Recipe, TrainConfig
 from mnemo.report.plots import Line, bar_figure, line_figure
+from mnemo.report.svg import slugify
 
 FLOPS = {TRANSFORMER: 148, TRANSFORMER_XL: 157, COMPRESSIVE: 169, INFINITE: 235, LAMEMO: 191}
 """Table 1, in millions; a multiply-add counts as one."""
@@ -63,7 +63,7 @@ def _cell(budget: Budget, model: str, times: int | None, kind: str) -> Cell:
     recipe = SMOKE.recipe(memory) if budget == "smoke" else published("lamemo-wikitext103", memory)
     slots = None if times is None else times * length
     return Cell(
-        name=slug(model) if times is None else f"{slug(model)}-memory-{slots}",
+        name=slugify(model) if times is None else f"{slugify(model)}-memory-{slots}",
         job="lamemo-flops",
         settings={
             "model": to_json(recipe.model),
@@ -167,17 +167,15 @@ COST = Experiment(
     title="What a prediction costs",
     paper=PAPER,
     covers=("Table 1, FLOPS and parameters",),
-    claim="LaMemo takes a fifth more work for a prediction than Transformer-XL with as many parameters; "
-    "the extra work is "
-    "linear in the memory.",
+    claim="LaMemo takes a fifth more work for a prediction than Transformer-XL with as many parameters; the extra "
+    "work is linear in the memory.",
     cells=cells,
     verdicts=verdicts,
     figures=figures,
     tables=tables,
     notes=(
         "small and paper count the published 16-layer models; nothing is trained or timed.",
-        "infinity-former's 235M would take some 4,100 samples of its signal, a number that is not "
-        "published; with the 512 "
-        "of its released code it is 187.5M.",
+        "infinity-former's 235M would take some 4,100 samples of its signal, a number that is not published; with "
+        "the 512 of its released code it is 187.5M.",
     ),
 )

@@ -160,12 +160,12 @@ SAMPLES = Experiment(
     tables=tables,
     samples=samples,
     notes=(
-        "The paper judges two samples by eye; the score here is our own. Whether a text stays on topic is "
-        "left to the reader.",
-        "Prompts of 512 tokens are spread evenly over the test set, the published ones are random; top-p "
-        "0.95, seed 42.",
-        "A segment stays open as long as in training before it enters the memory; the published code "
-        "feeds single tokens.",
+        "The paper judges two samples by eye; the score here is our own. Whether a text stays on topic is left to "
+        "the reader.",
+        "Prompts of 512 tokens are spread evenly over the test set, the published ones are random; top-p 0.95, seed "
+        "42.",
+        "A segment stays open as long as in training before it enters the memory; the published code feeds single "
+        "tokens.",
         TRAINED,
         "small: bytes of novels, 1,024 of them: some 180 words.",
     ),

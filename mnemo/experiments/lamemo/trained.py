@@ -11,10 +11,11 @@ from mnemo.data.prepare import load
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Results
 from mnemo.experiments.jobs import Place
 from mnemo.experiments.lamemo import models
-from mnemo.experiments.lamemo.comparison import cell, slug
+from mnemo.experiments.lamemo.comparison import cell
 from mnemo.experiments.lamemo.models import SEED, memory_of, published
 from mnemo.presets.lamemo import WORDS
 from mnemo.recipe import Recipe
+from mnemo.report.svg import slugify
 
 TRAINED = "The models are trained first, in cells of the same grid."
 
@@ -32,7 +33,7 @@ def trained_and_looked_at(budget: Budget, names: Sequence[str], job: str, settin
     training = [cell(name, SEED, recipe_of(budget, name), budget) for name in names]
     return training + [
         Cell(
-            name=f"look-{slug(name)}",
+            name=f"look-{slugify(name)}",
             job=job,
             settings=settings | {"trained": first.name, "training": first.fingerprint},
             labels={"look": name},
@@ -57,4 +58,4 @@ def open_trained(settings: dict[str, Any], place: Place) -> Opened:
 
 
 def looked_at(results: Results, model: str) -> CellResult | None:
-    return results.one(f"look-{slug(model)}")
+    return results.one(f"look-{slugify(model)}")
