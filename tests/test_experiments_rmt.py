@@ -304,7 +304,7 @@ def test_blocks_of_a_map_lie_where_the_rows_are():
 
 
 def test_published_numbers_say_their_deviation_and_runs():
-    assert str(Quoted(0.278, 0.121, 11)) == "0.278 ± 0.121 (11 runs)" and str(Quoted(1.0)) == "1"
+    assert str(Quoted(0.278, 0.121, 11)) == "0.278 ± 0.121 (11 runs)" and str(Quoted(1.0)) == "1.0"
 
 
 def test_experiments_on_the_same_runs_share_them(tmp_path):
