@@ -249,9 +249,9 @@ def accuracy_table(results: Results, series: Series, title: str) -> Table:
 
 
 OURS = (
-    "At the small budget, sequences grow: a model first learns a shorter sequence that spans fewer segments of the same "
-    "length and goes on with longer ones, all models with the same stages and steps. The published runs take 250,000 to "
-    "900,000 steps of 32 samples instead.",
+    "At the small budget, sequences grow: a model first learns a shorter sequence that spans fewer segments of the "
+    "same length and goes on with longer ones, all models with the same stages and steps. The published runs take "
+    "250,000 to 900,000 steps of 32 samples instead.",
     "At the small budget, models have 2 layers of width 128 with the norm before each layer; the published ones "
     "have 4 layers (6 for retrieval) with the norm behind.",
     "With a cache of one segment, a layer reaches one segment further back; RMT's memory has no such bound. With 2 "
