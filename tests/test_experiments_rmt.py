@@ -122,6 +122,18 @@ def test_models_of_the_published_depth_do_not_count_among_the_others():
     assert {row[2] for row in rows if row[1] == 9} == {2, 4}
 
 
+def test_learning_curves_are_those_of_the_most_telling_number_of_segments():
+    experiment = BY_NAME["rmt-copy"]
+
+    def values(labels):
+        curve = [[100, 2.3], [200, 2.0 if labels["model"] == XL else 0.01 * labels["seed"]]]
+        return by_model(1.0, 0.3)(labels) | {"curve": curve}
+
+    figure = {each.slug: each for each in experiment.figures(made_up(experiment, "small", values))}["copy-learning"]
+    assert "9 segments" in figure.title
+    assert (RMT, 200.0, pytest.approx(0.015), 0.01, 0.02) in figure.numbers.rows
+
+
 def test_far_below_asks_for_a_gap_and_for_no_overlap():
     assert is_far_below([0.5, 0.6], [1.0, 0.99])
     assert not is_far_below([0.95, 0.93], [1.0, 0.99])
@@ -304,7 +316,7 @@ def test_blocks_of_a_map_lie_where_the_rows_are():
 
 
 def test_published_numbers_say_their_deviation_and_runs():
-    assert str(Quoted(0.278, 0.121, 11)) == "0.278 ± 0.121 (11 runs)" and str(Quoted(1.0)) == "1"
+    assert str(Quoted(0.278, 0.121, 11)) == "0.278 ± 0.121 (11 runs)" and str(Quoted(1.0)) == "1.0"
 
 
 def test_experiments_on_the_same_runs_share_them(tmp_path):

@@ -142,7 +142,7 @@ def tables(results: Results) -> list[Table]:
     ]
     unit = UNITS[CORPORA[results.budget][0]]
     headers = ("model", "memory", "BPTT", "visible tokens", f"ours, {unit}", "how runs ended", "paper")
-    caption = "The paper's column is quoted; beside `small` runs it is that of enwik8."
+    caption = "The paper's column is quoted; beside runs of the small budget it is that of enwik8."
     return [Table("Visible context and memory size", headers, rows, caption)]
 
 
@@ -163,7 +163,7 @@ EXPERIMENT = Experiment(
     tables=tables,
     notes=(
         "The runs are those of rmt-language-model with the short segments.",
-        f"`small` reads bytes of novels in segments of {SEGMENT['novels']}, the figure words of WikiText-103 in "
-        f"segments of {SEGMENT['wikitext-103']}.",
+        f"The small budget reads bytes of novels in segments of {SEGMENT['novels']}, the figure words of "
+        f"WikiText-103 in segments of {SEGMENT['wikitext-103']}.",
     ),
 )

@@ -96,6 +96,6 @@ HALF_MEMORY = Experiment(
     ],
     notes=(
         *OURS,
-        "Reversed sequences of 120 symbols (the figure's third panel) are run at `paper` only.",
+        "Reversed sequences of 120 symbols (the figure's third panel) are run at the paper budget only.",
     ),
 )

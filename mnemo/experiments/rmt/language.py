@@ -194,10 +194,10 @@ EXPERIMENT = Experiment(
     figures=figures,
     tables=tables,
     notes=(
-        "`small` trains 5M parameters on bytes of novels for 1,200 steps of 64 segments of 128; Table 3 trains 41M on "
-        "enwik8 for 400,000 steps of the same 64 segments of 128.",
+        "The small budget trains 5M parameters on bytes of novels for 1,200 steps of 64 segments of 128; Table 3 "
+        "trains 41M on enwik8 for 400,000 steps of the same 64 segments of 128.",
         "Sliding windows start from the memory before their first segment. In the released loop they start from the "
-        "newest memory, which has read these segments already (`@published` presets do so).",
+        "newest memory, which has read these segments already (presets that end in @published do so).",
         "A run that diverges or runs out of memory is kept as such: it counts in no mean, and the table names it.",
         "One published number does not belong with the others: 25 memory tokens, segments of 150, BPTT 0 (29.73) was "
         "measured before the code was rewritten.",

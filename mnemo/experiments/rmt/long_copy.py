@@ -201,8 +201,8 @@ EXPERIMENT = Experiment(
     notes=(
         *OURS,
         "The paper copies 40, 120, 240 and 360 symbols in segments of 120 with a memory of 60 (Figure 5b), and 120 "
-        "symbols in 3, 6 and 9 segments (Figure 5a). `small` copies 8, 24, 48 and 72 in segments of 24 with a memory "
-        "of 12, and 48 symbols in 3, 6 and 9 segments.",
+        "symbols in 3, 6 and 9 segments (Figure 5a). The small budget copies 8, 24, 48 and 72 in segments of 24 "
+        "with a memory of 12, and 48 symbols in 3, 6 and 9 segments.",
         "Figure 5a's caption says memory 60; the result files have 60, 30 and 40 in 3, 6 and 9 segments, and so do we, "
         "in proportion.",
     ),

@@ -16,9 +16,9 @@ class Quoted(NamedTuple):
     runs: int | None = None
 
     def __str__(self) -> str:
-        spread = "" if self.deviation is None else f" ± {self.deviation:g}"
+        spread = "" if self.deviation is None else f" ± {self.deviation}"
         runs = "" if self.runs is None else f" ({self.runs} run{'s' if self.runs > 1 else ''})"
-        return f"{self.mean:g}{spread}{runs}"
+        return f"{self.mean}{spread}{runs}"
 
 
 BASELINE, MT, XL, RMT = "Baseline", "MT", "Transformer-XL", "RMT"

@@ -116,7 +116,7 @@ EXPERIMENT = Experiment(
         "The whole answer is checked. The released evaluation gives its first character (a sign, perhaps) away.",
         "The loss is on the steps of the solution with their filling, as in the released code.",
         "Table 1 says 0.99 ± 0.002 for RMT; the authors' result files have 0.98, 0.999 and 0.998.",
-        "`small` trains 3,000 steps of 256 equations, 4% of the published 600,000 steps of 32: what is learned there "
-        "is the form of a solution before its arithmetic.",
+        "The small budget trains 3,000 steps of 256 equations, 4% of the published 600,000 steps of 32: what is "
+        "learned there is the form of a solution before its arithmetic.",
     ),
 )

@@ -62,6 +62,8 @@ class Training:
         return ScheduleConfig(kind="plateau", factor=0.5, patience=self.plateau, min_lr=1e-6)
 
 
+LONG = 10_000
+"""Steps from which on compiling pays, and checkpoints in between do."""
 SMOKE = Training(
     model=ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, norm="pre", final_norm=True),
     batch=4,
@@ -97,7 +99,7 @@ SMALL = Training(
 )
 """The norm before each layer, wide first weights and memory tokens no wider than the text let a model find the rule
 within some hundred steps."""
-ONE_ANSWER = replace(SMALL, batch=1024, steps=3000, first_steps=1000, eval_every=250)
+ONE_ANSWER = replace(SMALL, batch=512, steps=4000, first_steps=2000, eval_every=250)
 """For tasks whose samples ask for a single symbol, and tell little each."""
 DEEP = replace(SMALL, model=replace(SMALL.model, num_layers=4))
 """As deep as the published models."""
@@ -144,11 +146,11 @@ def task_recipe(
             bptt=task.num_segments(segment) - 1,
             bptt_window="tumbling",
             seed=seed,
-            compile=False,
+            compile=None if steps >= LONG else False,
             goal=training.goal if last else training.first_goal,
             log_every=max(1, steps // 40),
             eval_every=min(steps, training.eval_every),
-            checkpoint_every=steps if steps < 10_000 else training.eval_every,
+            checkpoint_every=training.eval_every if steps >= LONG else steps,
             keep=1,
         ),
         evaluation=evaluation,

@@ -5,6 +5,7 @@ The task is the same however it is cut; more segments mean that a model remember
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,7 +34,7 @@ from mnemo.experiments.rmt.telling import (
     spread,
     unique,
 )
-from mnemo.report.plots import line_figure
+from mnemo.report.plots import line_figure, lines_over_seeds
 
 ACCURACY = "character_accuracy"
 PAPER = "Recurrent Memory Transformer"
@@ -198,11 +199,39 @@ def by_segments(results: Results, series: Series, title: str) -> list[Figure]:
     axes = {"x_label": "segments", "y_label": "accuracy per character", "reference": ("guessing", series.chance)}
     caption = "Mean over seeds; the band goes from the worst run to the best. Answers are written without help."
     theirs = "Means and deviations of the authors' result files, at real numbers of segments."
-    figures = [line_figure(f"{series.task}-by-segments", title, caption, lines, **axes)]
+    figures = [line_figure(f"{series.task}-by-segments", title, caption, lines, **axes), *learning(here, series)]
     if series.quoted:
         quoted = quoted_lines(series.quoted, MODELS)
         figures.append(line_figure(f"{series.task}-published", f"{title}, as published", theirs, quoted, **axes))
     return figures
+
+
+def learning(results: Results, series: Series) -> list[Figure]:
+    """How the loss fell where the task is cut into the most telling number of segments that was run."""
+    count = next((count for count in series.counts if results.select(segments=count)), None)
+    points = [
+        (each.labels["model"], float(step), loss)
+        for each in results.select(segments=count)
+        for step, loss in each.values.get("curve", [])
+    ]
+    points.sort(key=lambda point: MODELS.index(point[0]))
+    if not points:
+        return []
+    title = f"Learning {series.task} in {count} segments"
+    caption = (
+        "Loss on the validation set in the last stage, mean and range over seeds; runs stop where they are solved."
+    )
+    return [
+        line_figure(
+            f"{series.task}-learning",
+            title,
+            caption,
+            lines_over_seeds(points),
+            x_label="updates",
+            y_label="nats per symbol",
+            reference=("guessing", -math.log(series.chance)),
+        )
+    ]
 
 
 def accuracy_table(results: Results, series: Series, title: str) -> Table:
@@ -220,15 +249,16 @@ def accuracy_table(results: Results, series: Series, title: str) -> Table:
 
 
 OURS = (
-    "At `small`, sequences grow: a model first learns a shorter sequence that spans fewer segments of the same length "
-    "and goes on with longer ones, all models with the same stages and steps. The published runs take 250,000 to "
-    "900,000 steps of 32 samples instead.",
-    "At `small`, models have 2 layers of width 128 with the norm before each layer; the published ones have 4 layers "
-    "(6 for retrieval) with the norm behind.",
+    "At the small budget, sequences grow: a model first learns a shorter sequence that spans fewer segments of the "
+    "same length and goes on with longer ones, all models with the same stages and steps. The published runs take "
+    "250,000 to 900,000 steps of 32 samples instead.",
+    "At the small budget, models have 2 layers of width 128 with the norm before each layer; the published ones "
+    "have 4 layers (6 for retrieval) with the norm behind.",
     "With a cache of one segment, a layer reaches one segment further back; RMT's memory has no such bound. With 2 "
     "layers the bound lies below what copy in 9 and reverse in 4 segments ask for (3 segments back). With the "
     "published 4 layers it does not, and the published Transformer-XL failed to learn what it could have reached; "
-    "reverse in 6 segments asks for 5 segments back, beyond 4 layers too. `small` runs that depth there as well.",
+    "reverse in 6 segments asks for 5 segments back, beyond 4 layers too. The small budget runs that depth "
+    "there as well.",
     "Gradient flows through all segments of a sample, as in the released code; the figure's caption says that it does "
     "not flow between segments.",
     "Accuracy is that of answers the model writes by itself, over the whole test set. The released evaluation shows it "

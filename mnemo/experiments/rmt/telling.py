@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from mnemo.experiments.experiment import Results, Verdict
+from mnemo.experiments.experiment import Results, Verdict, look_up
 from mnemo.experiments.rmt.published import Quoted
 from mnemo.report.plots import Line, lines_over_seeds
 
@@ -74,18 +74,10 @@ def measured_lines(results: Results, key: str, line: str, x: str, order: Sequenc
     found = [
         (each.labels[line], each.labels[x], value)
         for each in results.cells
-        if line in each.labels and x in each.labels and isinstance(value := _of(each.values, key), (int, float))
+        if line in each.labels and x in each.labels and isinstance(value := look_up(each.values, key), (int, float))
     ]
     found.sort(key=lambda one: (order.index(one[0]), one[1]))
     return lines_over_seeds(found)
-
-
-def _of(values: Mapping[str, Any], key: str) -> Any:
-    for name in key.split("."):
-        if not isinstance(values, Mapping) or name not in values:
-            return None
-        values = values[name]
-    return values
 
 
 def quoted_lines(table: Mapping[tuple[str, int], Quoted], order: Sequence[str]) -> list[Line]:
