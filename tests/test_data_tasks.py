@@ -389,5 +389,10 @@ def test_a_task_is_chosen_on_the_command_line(
     assert (tmp_path / "runs" / "small" / "results" / "answers-test.json").exists()
     assert main(["eval", "small", "--split", "valid", "--published", "--limit", "3", "--json"]) == 0
     assert '"samples": 3' in capsys.readouterr().out
+    other = "--data.task passkey --data.task.length 60 --train.segment 20 --train.bptt 2".split()
+    assert main(["train", "rmt-retrieval-seg5-m5", "--name", "other", *sizes, *small, *other]) == 0
+    capsys.readouterr()
+    assert main(["eval", "other"]) == 0
+    assert "passkey-60  test   3 x 20    6 " in capsys.readouterr().out
     assert main(["eval", "small", "--no-memory"]) == 2
     assert "--no-memory is for texts" in capsys.readouterr().err
