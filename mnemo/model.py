@@ -22,7 +22,7 @@ from mnemo.errors import MnemoError
 from mnemo.layers import NORMS, Activation, Dropout, DropoutConfig, NormKind, RMSNorm, TransformerLayer
 from mnemo.memory import MemoryTokens, Plan, RecurrentMemory
 from mnemo.memory.project import compute_dtype
-from mnemo.memory.protocol import Layer, Layerless, Relation, Relations, Segment, Stage, widened
+from mnemo.memory.protocol import Layer, Layerless, Record, Relation, Relations, Segment, Stage, widened
 from mnemo.ops import Attended, Blocks, Causal
 from mnemo.positions import AnyPositions, Learned, Relative, Sinusoidal
 from mnemo.state import State, reset
@@ -196,8 +196,14 @@ class Model(nn.Module):
     def explain(self, tokens: Tensor, state: State | None = None) -> tuple[Output, State, list[Attended]]:
         """As `forward`, on the reference path, with every layer's attention probabilities and score terms."""
         record: list[Attended] = []
-        out, state = self._read(tokens, state, None, None, None, record)
-        return out, state, record
+        return *self.observe(tokens, state, record), record
+
+    @torch.no_grad()
+    def observe(
+        self, tokens: Tensor, state: State | None, record: Record, notes: dict[str, Tensor] | None = None
+    ) -> tuple[Output, State]:
+        """As `explain`, but `record` takes the attention of each layer as it comes: all of them need not be held."""
+        return self._read(tokens, state, None, None, None, record, notes)
 
     def _read(
         self,
@@ -206,7 +212,7 @@ class Model(nn.Module):
         lengths: Tensor | None,
         starts: Tensor | None,
         tables: Sequence[Relation] | None,
-        record: list[Attended] | None,
+        record: Record | None,
         notes: dict[str, Tensor] | None = None,
         recompute: bool = False,
     ) -> tuple[Output, State]:
@@ -236,7 +242,7 @@ class Model(nn.Module):
         positions: Tensor,
         lengths: Tensor | None = None,
         tables: Sequence[Relation] | None = None,
-        record: list[Attended] | None = None,
+        record: Record | None = None,
         notes: dict[str, Tensor] | None = None,
         aux: dict[str, Tensor] | None = None,
         text: slice = slice(None),

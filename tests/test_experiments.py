@@ -206,6 +206,10 @@ def test_the_verb_judges_and_writes_pages(
     assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(out), "--report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["holds"] is True
     assert lines(grid_folder(out, "toy-numbers", "smoke")) == ["n1", "n3"]
+    assert cli.main(["reproduce", "--out", str(out), "--overview", str(tmp_path / "RESULTS.md")]) == 0
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "A reaches more than 0.2." in text and "(out/toy-numbers/smoke/report.html)" in text
+    assert cli.main(["reproduce", "--out", str(tmp_path / "no"), "--overview", str(tmp_path / "RESULTS.md")]) == 2
 
 
 def test_the_verb_reports_failures_and_wrong_names(

@@ -18,6 +18,7 @@ LEVELS = [
     {"cli", "__main__"},
     {"report", "experiments", "demo", "parity", "bench", "info", "estimate"},
     {
+        "analysis",
         "answers",
         "bptt",
         "checkpoint",

@@ -28,14 +28,14 @@ def sample_text(num_documents: int = 40) -> str:
 
 
 @functools.cache
-def tiny_run(tokenizer: Option = "bytes", steps: int = 2) -> Path:
+def tiny_run(tokenizer: Option = "bytes", steps: int = 2, model: ModelConfig = MODEL) -> Path:
     """The folder of a run; made once in a test process."""
     folder = Path(tempfile.mkdtemp(prefix="mnemo-run-"))
     text = folder / "text.txt"
     text.write_text(sample_text(), encoding="utf-8")
     corpus = prepare(f"tiny-{tokenizer}", text, tokenizer)
     recipe = Recipe(
-        model=MODEL,
+        model=model,
         data=DataConfig(corpus=corpus.name),
         train=TrainConfig(
             steps=steps, batch=2, segment=SEGMENT, eval_every=steps, checkpoint_every=steps, device="cpu"

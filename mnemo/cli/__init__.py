@@ -27,6 +27,7 @@ VERBS = {
     "eval": Verb("mnemo.cli.eval", "score a run: bpc and ppl at any memory and segment length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
     "read": Verb("mnemo.cli.read", "read a text once and save what the model remembers of it"),
+    "analyse": Verb("mnemo.cli.analyse", "where memory helps on a text of yours, and what attention looks at: a page"),
     "info": Verb("mnemo.cli.info", "parameters, FLOPs, state size and memory plan of a preset or a run"),
     "estimate": Verb("mnemo.cli.estimate", "memory, speed, days and energy of training on given GPUs"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),

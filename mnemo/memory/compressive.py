@@ -185,13 +185,14 @@ class CompressiveStage(nn.Module):
         relation = segment.relation(self.layer, num_keys, segment.ahead)
         lengths = state.compressed_length + state.length + count + x.shape[1]
         tracked = state.usage.shape[-1] > 0
-        record: list[Attended] | None = [] if tracked else segment.record
-        context, _ = self.layer.attend(x, keys, values, Scope(relation, segment.mask(slots), lengths, record=record))
-        if not tracked or record is None:
+        own: list[Attended] = []
+        scope = Scope(relation, segment.mask(slots), lengths, record=own if tracked else segment.record)
+        context, _ = self.layer.attend(x, keys, values, scope)
+        if not tracked:
             return context, state.usage.new_zeros(len(x), num_keys - state.compressed.shape[1], 0)
         if segment.record is not None:
-            segment.record.extend(record)
-        return context, _received(record[-1].probabilities, segment.lengths, state.compressed.shape[1])
+            segment.record.append(own[-1])
+        return context, _received(own[-1].probabilities, segment.lengths, state.compressed.shape[1])
 
     def write(
         self, x: Tensor, state: CompressiveState, used: Tensor, received: Tensor, learn: Segment | None = None

@@ -50,6 +50,12 @@ class Relation(NamedTuple):
         return Relation(near(self.r), self.u, self.w, near(self.bias), rotary, ahead)
 
 
+class Record(Protocol):
+    """Takes what attention gives, layer after layer; a list keeps all of it."""
+
+    def append(self, attended: Attended, /) -> None: ...
+
+
 class Scope(NamedTuple):
     """What one attention call may see."""
 
@@ -60,7 +66,7 @@ class Scope(NamedTuple):
     offset: int | None = None
     """The key that the first query stands on; the queries stand on the last keys when left out"""
     with_lse: bool = False
-    record: list[Attended] | None = None
+    record: Record | None = None
 
 
 class Relations(Protocol):
@@ -107,7 +113,7 @@ class Segment:
     same_length: bool = False
     blocks: Blocks | None = None
     """The mask of a segment between memory tokens"""
-    record: list[Attended] | None = None
+    record: Record | None = None
     notes: dict[str, Tensor] | None = None
     """Where asked for, what stages have to tell, by name"""
     recompute: bool = False

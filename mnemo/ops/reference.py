@@ -22,6 +22,8 @@ class Attended(NamedTuple):
     """(B, H, L, K), before dropout"""
     terms: dict[str, Tensor]
     """The paper's (a) q.k, (b) q.r, (c) u.k and (d) w.r (with a learned bias per distance), scaled, (B, H, L, K)"""
+    visible: Tensor
+    """(B, 1, L, K): which keys a query may see"""
 
 
 def relative_attention_reference(
@@ -59,7 +61,7 @@ def relative_attention_reference(
     scores = torch.stack(list(terms.values())).sum(0).masked_fill(~visible, float("-inf"))
     probabilities = torch.softmax(scores, -1)
     dropped = torch.nn.functional.dropout(probabilities, dropout)
-    return Attended(dropped @ v, torch.logsumexp(scores, -1), probabilities, terms)
+    return Attended(dropped @ v, torch.logsumexp(scores, -1), probabilities, terms, visible)
 
 
 class _Pairs(NamedTuple):

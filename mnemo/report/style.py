@@ -67,6 +67,8 @@ DARK = {
     "c6": "#ff8a97",
     "c7": "#a9b3c4",
 } | _ramp("#1f2534", "#33408a", "#6478e0", "#a6b4ff", "#f2f4ff")
+GAIN_SHADES = (0.14, 0.28, 0.44, 0.6)
+"""How dense the ground of a token is that memory helps or harms: the less to the more."""
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
@@ -168,6 +170,14 @@ pre{{font:13px/1.55 {MONO};white-space:pre-wrap;overflow-wrap:anywhere;margin:0;
 .sample pre{{margin-top:10px;background:var(--sunk);border-radius:8px;padding:14px 16px;max-height:460px;overflow:auto}}
 .sample mark{{background:none;color:var(--muted)}}
 .sample .more{{margin-top:10px}}
+.gains :is(pre,.legend) span{{border-radius:2px;-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+{"".join(f".gains .p{i}{{background:rgb(11 133 119/{a})}}" for i, a in enumerate(GAIN_SHADES, 1))}
+{"".join(f".gains .n{i}{{background:rgb(209 96 10/{a})}}" for i, a in enumerate(GAIN_SHADES, 1))}
+.gains [class^=n]{{text-decoration:underline dotted}}
+.figures+.card{{margin-top:16px}}
+.gains .begin{{border-left:1px solid var(--muted);margin:0 1px}}
+.gains .legend{{font-size:13px;color:var(--muted);margin:0}}
+.gains .legend span{{color:var(--ink);padding:0 5px;margin-right:3px;white-space:nowrap}}
 .notes{{background:var(--warnbg);border:1px solid var(--warn);border-radius:12px;padding:14px 18px;margin-top:24px}}
 .notes h2{{font-size:15px;color:var(--warn)}}
 .notes ul{{margin:4px 0 0;padding-left:20px;font-size:14px;overflow-wrap:anywhere}}
