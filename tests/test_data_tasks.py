@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,18 @@ def test_updates_of_samples_are_recorded(kind: str) -> None:
     assert results[0] == pytest.approx(results[1], abs=1e-8)
 
 
+def test_a_run_on_a_task_goes_on_exactly(tmp_path: Path) -> None:
+    plan = recipe(TASKS[0], 6, steps=14, keep=9)  # more than an epoch
+    for name in ("whole", "cut"):
+        create_run(plan, tmp_path / name)
+        train(tmp_path / name)
+    for step in (10, 12, 14):
+        shutil.rmtree(tmp_path / "cut" / "checkpoints" / f"step-{step:08}")
+    train(tmp_path / "cut")
+    whole, cut = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "cut"))
+    assert whole == cut and whole.count(b"\n") > 14
+
+
 def test_a_goal_ends_a_run(tmp_path: Path) -> None:
     create_run(recipe(TASKS[0], 6, steps=50, goal=10.0), tmp_path / "run")
     assert train(tmp_path / "run").step == 2
@@ -389,5 +402,13 @@ def test_a_task_is_chosen_on_the_command_line(
     assert (tmp_path / "runs" / "small" / "results" / "answers-test.json").exists()
     assert main(["eval", "small", "--split", "valid", "--published", "--limit", "3", "--json"]) == 0
     assert '"samples": 3' in capsys.readouterr().out
+    other = "--data.task passkey --data.task.length 60 --train.segment 20 --train.bptt 2".split()
+    assert main(["train", "rmt-retrieval-seg5-m5", "--name", "other", *sizes, *small, *other]) == 0
+    capsys.readouterr()
+    assert main(["eval", "other"]) == 0
+    assert "passkey-60  test   3 x 20    6 " in capsys.readouterr().out
+    assert main(["report", "runs/small", "--out", "page.html"]) == 0
+    page, notes = (tmp_path / "page.html").read_text(), capsys.readouterr().err
+    assert "of symbols right" in page and "measured as published" in page and "left out" not in notes
     assert main(["eval", "small", "--no-memory"]) == 2
     assert "--no-memory is for texts" in capsys.readouterr().err

@@ -52,6 +52,20 @@ class ByPosition:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """What a model wrote on a task's samples."""
+
+    split: str
+    characters: float
+    """Share of right symbols."""
+    answers: float
+    """Share of answers without a wrong one."""
+    samples: int
+    published: bool
+    """Measured as the task's released code does."""
+
+
+@dataclass(frozen=True)
 class Sample:
     source: str
     prompt: str
@@ -65,6 +79,7 @@ class Results:
     sweeps: list[Sweep] = field(default_factory=list)
     positions: list[ByPosition] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    answers: list[Answered] = field(default_factory=list)
 
 
 def read_results(folder: Path, notes: list[str]) -> Results:
@@ -97,6 +112,8 @@ def _take(results: Results, source: str, record: Record) -> None:
     elif kind == "positions":
         losses = tuple(_finite("loss", loss) for loss in _filled(record["score"]["by_position"]))
         results.positions.append(ByPosition(source, _scored(record["score"]), losses))
+    elif kind == "answers":
+        results.answers.append(_answered(record["score"]))
     elif kind == "sample":
         results.samples.append(_sample(source, record))
     else:
@@ -118,6 +135,16 @@ def _scored(record: Record) -> Scored:
         word_perplexity=_optional(record, "word_perplexity"),
         accuracy=_optional(record, "accuracy"),
         kind=", ".join(words for name, (value, words) in KINDS.items() if record.get(name) == value),
+    )
+
+
+def _answered(record: Record) -> Answered:
+    return Answered(
+        split=str(record["split"]),
+        characters=_number(record, "character_accuracy"),
+        answers=_number(record, "answer_accuracy"),
+        samples=int(_number(record, "samples")),
+        published=record.get("published") is True,
     )
 
 

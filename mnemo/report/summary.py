@@ -10,7 +10,7 @@ from mnemo.model import ModelConfig
 from mnemo.report.figures import Group, layer_memories
 from mnemo.report.markup import Markup, dot, join, table, tag
 from mnemo.report.measures import bits, measure, perplexity
-from mnemo.report.results import Scored
+from mnemo.report.results import Answered, Scored
 from mnemo.report.runs import Run
 from mnemo.report.scales import amount, duration, number
 
@@ -158,7 +158,16 @@ def _scores(run: Run) -> object:
         join([f"{score.split} {number(unit.of(score.loss))} {unit.short}", _small(_about_score(score))])
         for score in run.results.scores
     ]
+    entries += [
+        join([f"{score.split} {score.characters:.1%} of symbols right", _small(_about_answers(score))])
+        for score in run.results.answers
+    ]
     return join(entries) if entries else "–"
+
+
+def _about_answers(score: Answered) -> str:
+    how = ", measured as published" if score.published else ""
+    return f"{score.answers:.1%} of answers, {score.samples:,} samples{how}"
 
 
 def _about_score(score: Scored) -> str:
