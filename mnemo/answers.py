@@ -24,8 +24,9 @@ from mnemo.decode import Decoder
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 
-BATCH = 1000
-"""Samples that are answered side by side."""
+TOKENS_AT_ONCE = {"cuda": 1_000_000}
+"""Tokens of all samples that are answered side by side, where the batch is left open; fewer on other devices."""
+TOKENS_ON_CPU = 100_000
 PUBLISHED_SAMPLES = 50 * 32
 """How many the released evaluation looks at: 50 batches of 32."""
 
@@ -59,15 +60,19 @@ def answer(
     *,
     segment: int,
     split: TaskSplit = "test",
-    batch: int = BATCH,
+    batch: int | None = None,
     limit: int | None = None,
     published: bool = False,
     progress: ShowProgress | None = None,
 ) -> AnswerScore:
     """Let a model answer the samples of a split, or the first `limit` of them.
 
-    `segment`: tokens of a segment, as in training. `published`: see above.
+    `segment`: tokens of a segment, as in training. `batch`: samples that are answered side by side; as many as suit the
+    device when left out. `published`: see above.
     """
+    if batch is None:
+        device = next(model.parameters()).device.type
+        batch = max(1, TOKENS_AT_ONCE.get(device, TOKENS_ON_CPU) // task.num_tokens)
     if batch < 1 or segment < 1 or (limit is not None and limit < 1):
         raise MnemoError(f"batch {batch}, segment {segment} and limit {limit} must be positive")
     if model.config.vocab_size != task.vocab_size:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mnemo.answers import BATCH, AnswerScore, answer
+from mnemo.answers import AnswerScore, answer
 from mnemo.checkpoint import LoadedRun, open_run
 from mnemo.cli import console, runs
 from mnemo.cli.runs import Precision, Which
@@ -36,7 +36,7 @@ def score_answers(
             task,
             segment=run.recipe.train.segment,
             split=split,
-            batch=batch or BATCH,
+            batch=batch,
             limit=limit,
             published=published,
             progress=console.progress,

@@ -20,9 +20,10 @@ from mnemo.errors import CheckFailed, MnemoError
 from mnemo.experiments import Budget, Experiment, every_experiment, find_experiment
 from mnemo.experiments.jobs import Stopped
 from mnemo.experiments.needs import require_needs
-from mnemo.experiments.pages import judged, write_pages
+from mnemo.experiments.pages import judged, results_markdown, write_pages
 from mnemo.experiments.runner import Ran, run_cell, run_here, run_together
 from mnemo.experiments.store import Found, grid_folder, read_grid, save_grid
+from mnemo.report.files import write_text
 
 OUT = Path("runs/reproduce")
 EXIT_INTERRUPTED = 130
@@ -46,6 +47,8 @@ class Args:
     """Run this cell only."""
     report: bool = False
     """Run nothing: judge what is there and write the pages again."""
+    overview: Path | None = None
+    """Run nothing: write all results under --out to this Markdown file."""
     json: bool = False
     """Print verdicts (or the list) as JSON."""
 
@@ -53,6 +56,8 @@ class Args:
 def run(args: Args) -> int:
     if args.list:
         return _list(args.json)
+    if args.overview is not None:
+        return _overview(args.overview, args.out)
     if args.name is None:
         raise MnemoError("name an experiment: mnemo reproduce --list shows all")
     if args.jobs < 1:
@@ -77,6 +82,15 @@ def _list(as_json: bool) -> int:
     width = max(len(name) for name in known)
     for each in known.values():
         print(f"{each.name:<{width}}  {', '.join(each.covers)}: {each.claim}")
+    return 0
+
+
+def _overview(path: Path, out: Path) -> int:
+    text = results_markdown(out, path.resolve().parent)
+    if text is None:
+        raise MnemoError(f"there are no results in {out}: mnemo reproduce NAME --out {out} makes some")
+    write_text(path, text)
+    print(path)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ from mnemo.report.experiment_page import ANSWERS, ExperimentPage, write_experime
 from mnemo.report.findings import Verdict
 
 INDEX, REPORT = "index.html", "report.html"
+LEAD = (
+    "What `mnemo reproduce` measured: every claim with the paper's numbers and ours, and whether it holds. "
+    "`mnemo reproduce --overview` writes this page."
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,10 @@ def all_pages(out: Path) -> list[tuple[ExperimentPage, str]]:
     return pages
 
 
-def results_markdown(out: Path, prefix: str = "") -> str:
-    """`docs/RESULTS.md` of everything in `out`; `prefix` leads from there to `out`."""
-    return markdown_overview([(page, prefix + link) for page, link in all_pages(out)])
+def results_markdown(out: Path, beside: Path) -> str | None:
+    """All results in `out` for a file in the folder `beside`, or None where there are none."""
+    pages, prefix = all_pages(out), Path(os.path.relpath(out.resolve(), beside)).as_posix()
+    if not pages:
+        return None
+    text = markdown_overview([(page, f"{prefix}/{link}") for page, link in pages])
+    return f"# Results\n\n{LEAD}\n\n{text}"

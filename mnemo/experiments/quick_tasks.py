@@ -2,8 +2,9 @@
 
 The published models need hundreds of thousands of updates, nearly all of them on a plateau at chance. With norms before
 the branches and a last one behind them, first weights as wide as their inputs ask for (0.09, not 0.02), a learning rate
-of 1e-3 or more behind a short warm-up, no dropout and larger batches, the plateau ends after a few hundred.
-All models of a comparison are trained alike.
+of 2e-3 behind a short warm-up, no dropout and larger batches, the plateau ends after a few hundred. With many segments
+it ends sooner when a model has learned fewer symbols first (`create_run(..., source=RUN)`). All models of a comparison
+are trained alike.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def quick_task_recipe(
     memory: int | None = None,
     steps: int = 3000,
     batch: int = 256,
-    lr: float = 1e-3,
+    lr: float = 2e-3,
     num_layers: int = 4,
     dim: int = 128,
     precision: Literal["fp32", "bf16"] = "bf16",
 ) -> Recipe:
     """A model that reads samples in so many segments, with as much memory as a segment has tokens, or `memory`."""
-    segment = -(-task.num_tokens // segments)
-    if segments < 1 or task.num_segments(segment) != segments:
+    segment = -(-task.num_tokens // max(1, segments))
+    if task.num_segments(segment) != segments:
         raise MnemoError(f"{task.num_tokens} tokens of {task.label} cannot be cut into {segments} equal segments")
     kept = segment if memory is None else memory
     config = ModelConfig(

@@ -1,0 +1,236 @@
+"""The machinery of experiments: grids that go on, results that are checked, needs, pages, the verb."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mnemo import cli, experiments
+from mnemo.errors import MnemoError
+from mnemo.experiments import Cell, Experiment, Results
+from mnemo.experiments import jobs as all_jobs
+from mnemo.experiments.experiment import look_up
+from mnemo.experiments.jobs import JOBS, Place, training_cell
+from mnemo.experiments.needs import require_needs
+from mnemo.experiments.runner import run_here
+from mnemo.experiments.store import RESULT, cell_folder, grid_folder, read_grid, save_grid
+from mnemo.memory import XL, Plan
+from mnemo.model import ModelConfig
+from mnemo.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
+from mnemo.report.findings import Table, Verdict
+from mnemo.report.plots import Line, line_figure
+from mnemo.train import Status, Unwatched
+
+CPU = torch.device("cpu")
+
+
+def tiny(steps: int = 2, **changes: Any) -> Recipe:
+    model = ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, memory=Plan(long=XL(length=4)))
+    training = TrainConfig(steps=steps, batch=2, segment=8, log_every=1, eval_every=2, device="cpu")
+    return replace(Recipe(model=model, train=training, evaluation=EvalConfig(batch=2, limit=200)), **changes)
+
+
+def made(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    if settings.get("fails"):
+        raise MnemoError("the sky is falling")
+    for name in settings.get("reads", []):
+        assert (place.of(name) / RESULT).exists()
+    with (place.grid / "made.txt").open("a") as file:
+        file.write(f"{place.folder.name}\n")
+    return {"accuracy": settings["number"] / 10}
+
+
+@pytest.fixture(autouse=True)
+def number_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(JOBS, "number", made)
+
+
+def cell(number: int, **settings: Any) -> Cell:
+    after = tuple(settings.get("reads", ()))
+    labels = {"model": "A" if number % 2 else "B", "seed": number}
+    return Cell(name=f"n{number}", job="number", settings={"number": number, **settings}, labels=labels, after=after)
+
+
+def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
+    def verdicts(results: Results) -> list[Verdict]:
+        values = results.values("accuracy", model="A")
+        holds = max(values) > 0.2 if len(values) > 1 else None
+        return [Verdict(claim="A reaches more than 0.2.", paper="0.5", ours=f"{values}", holds=holds)]
+
+    def figures(results: Results) -> list[Any]:
+        points = [(each.labels["seed"], each.values["accuracy"]) for each in results.cells]
+        return [line_figure("numbers", "Numbers", "All.", [Line("A", points)], x_label="seed", y_label="accuracy")]
+
+    def tables(results: Results) -> list[Table]:
+        return [
+            Table("All", ("cell", "accuracy"), [(each.cell.name, each.values["accuracy"]) for each in results.cells])
+        ]
+
+    return Experiment(
+        name=name,
+        title="Numbers <grow>",
+        paper="A paper",
+        covers=("Table 1",),
+        claim="Numbers grow.",
+        cells=lambda budget: list(cells),
+        verdicts=verdicts,
+        figures=figures,
+        tables=tables,
+        notes=("Ours are made up.",),
+    )
+
+
+def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
+    monkeypatch.setattr(experiments, "every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr("mnemo.experiments.pages.every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr("mnemo.cli.reproduce.every_experiment", lambda: {each.name: each for each in those})
+
+
+def lines(grid: Path) -> list[str]:
+    return (grid / "made.txt").read_text().split()
+
+
+def test_cells_that_are_done_are_not_run_again(tmp_path: Path) -> None:
+    two = experiment(cell(1), cell(2))
+    run_here(two, "smoke", tmp_path, device="cpu")
+    ran = run_here(experiment(cell(1), cell(2), cell(3, reads=["n1"])), "smoke", tmp_path, device="cpu")
+    assert lines(tmp_path) == ["n1", "n2", "n3"] and not ran.failures
+    assert [each.cell.name for each in ran.found.results.cells] == ["n1", "n2", "n3"]
+    first = ran.found.results.cells[0]
+    assert first.values == {"accuracy": 0.1} and first.seconds >= 0 and "torch" in first.versions
+
+
+def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
+    run_here(experiment(cell(1)), "smoke", tmp_path, device="cpu")
+    other = experiment(cell(1, more=1))
+    (problem,) = read_grid(tmp_path, other, "smoke").problems
+    assert "n1" in problem and "other settings" in problem
+    ran = run_here(other, "smoke", tmp_path, device="cpu")
+    assert lines(tmp_path) == ["n1", "n1"] and not ran.found.problems
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"format_version": 99}', '{"format_version": 1, "values": 3}', "\x00"])
+def test_a_broken_result_is_named_and_not_averaged_in(tmp_path: Path, broken: str) -> None:
+    grid = experiment(cell(1), cell(3))
+    run_here(grid, "smoke", tmp_path, device="cpu")
+    (cell_folder(tmp_path, "n3") / RESULT).write_text(broken)
+    found = read_grid(tmp_path, grid, "smoke")
+    assert found.results.values("accuracy", model="A") == [0.1]
+    assert len(found.problems) == 1 and "n3" in found.problems[0]
+
+
+def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> None:
+    grid = experiment(cell(1), cell(2))
+    ran = run_here(grid, "smoke", tmp_path / "a", device="cpu")
+    (tmp_path / "b").mkdir()
+    save_grid(tmp_path / "b", grid, ran.found.results)
+    found = read_grid(tmp_path / "b", grid, "smoke")
+    assert found.results == ran.found.results and not found.problems
+    (tmp_path / "b" / "results.json").write_text('{"format_version": 1, "cells": 4}')
+    assert read_grid(tmp_path / "b", grid, "smoke").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
+
+
+def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: Path) -> None:
+    grid = experiment(cell(1, fails=True), cell(2), cell(3, reads=["n1"]))
+    ran = run_here(grid, "smoke", tmp_path, device="cpu")
+    assert ran.failures == ("n1: the sky is falling", "n3: n1 is not done")
+    assert [each.cell.name for each in ran.found.results.cells] == ["n2"]
+
+
+class StopsAt(Unwatched):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def trained(self, status: Status) -> None:
+        if status.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path) -> None:
+    scores = {"short": {"split": "valid", "batch": 2, "limit": 200, "memory": 2}}
+    grid = experiment(training_cell("one", tiny(steps=6), {"model": "A"}, scores))
+    whole = run_here(grid, "smoke", tmp_path / "whole", device="cpu")
+    stopped = run_here(grid, "smoke", tmp_path / "stopped", device="cpu", monitor=StopsAt(3))
+    assert stopped.interrupted and not stopped.found.results.cells
+    again = run_here(grid, "smoke", tmp_path / "stopped", device="cpu")
+    (expected,), (found,) = whole.found.results.cells, again.found.results.cells
+    same = ("steps", "tokens", "parameters", "best_valid_loss", "curve", "train_curve")
+    assert {key: found.values[key] for key in same} == {key: expected.values[key] for key in same}
+    assert found.values["scores"]["short"]["memory"] == 2
+    assert found.values["scores"]["short"]["loss"] == expected.values["scores"]["short"]["loss"]
+    assert [step for step, _ in found.values["curve"]] == [2, 4, 6]
+
+
+def test_selection_by_labels(tmp_path: Path) -> None:
+    results = run_here(experiment(cell(1), cell(2), cell(3)), "smoke", tmp_path, device="cpu").found.results
+    assert results.values("accuracy", model="A") == [0.1, 0.3]
+    assert results.values("nothing") == [] and results.select(model="C") == []
+    assert results.one("n2") is results.cells[1] and results.one("n9") is None
+    assert look_up({"a": {"b": 1}}, "a.b") == 1 and look_up({"a": 1}, "a.b") is None
+
+
+def test_missing_corpora_and_machines_that_are_too_small_are_refused_before_training() -> None:
+    no_corpus = experiment(training_cell("one", tiny(data=DataConfig(corpus="novels-nobody-has")), {}))
+    with pytest.raises(MnemoError, match="not prepared.*mnemo prepare novels-nobody-has --from"):
+        require_needs(no_corpus, "smoke", CPU)
+    huge = replace(tiny().train, batch=2**20, segment=2**10)
+    too_large = experiment(training_cell("one", tiny(train=huge), {}))
+    with pytest.raises(MnemoError, match=r"toy-numbers at budget small needs [\d,.]+ GiB .* has [\d,.]+ GiB"):
+        require_needs(too_large, "small", CPU)
+    require_needs(experiment(training_cell("one", tiny(), {})), "small", CPU)
+
+
+def test_the_verb_judges_and_writes_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(3)), experiment(cell(2), name="toy-evens"))
+    out = tmp_path / "out"
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(out), "--device", "cpu"]) == 0
+    printed = capsys.readouterr()
+    assert "yes: A reaches more than 0.2." in printed.out and "[1/2] n1 (model A, seed 1)" in printed.err
+    page = out / "toy-numbers" / "smoke" / "report.html"
+    assert printed.out.splitlines()[-1] == str(page)
+    text = page.read_text()
+    assert "Numbers &lt;grow&gt;" in text and "Ours are made up." in text and "2 of 2 done" in text
+    assert (page.parent / "report-files" / "numbers.svg").exists()
+    assert "toy-numbers/smoke/report.html" in (out / "index.html").read_text()
+    kept = json.loads((page.parent / "results.json").read_text())
+    assert [each["cell"] for each in kept["cells"]] == ["n1", "n3"] and kept["format_version"] == 1
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(out), "--report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"][0]["holds"] is True
+    assert lines(grid_folder(out, "toy-numbers", "smoke")) == ["n1", "n3"]
+    assert cli.main(["reproduce", "--out", str(out), "--overview", str(tmp_path / "RESULTS.md")]) == 0
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "A reaches more than 0.2." in text and "(out/toy-numbers/smoke/report.html)" in text
+    assert cli.main(["reproduce", "--out", str(tmp_path / "no"), "--overview", str(tmp_path / "RESULTS.md")]) == 2
+
+
+def test_the_verb_reports_failures_and_wrong_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1, fails=True)))
+    arguments = ["--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(["reproduce", "toy-numbers", *arguments]) == 1
+    assert "1 of the cells failed: n1: the sky is falling" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-number", *arguments]) == 2
+    assert "did you mean 'toy-numbers'?" in capsys.readouterr().err
+    assert cli.main(["reproduce", *arguments]) == 2
+    assert "mnemo reproduce --list" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n7"]) == 2
+    assert "no cell 'n7'" in capsys.readouterr().err
+    assert cli.main(["reproduce", "--list"]) == 0
+    assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
+
+
+def test_two_jobs_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two jobs"):
+        all_jobs.job("train")(made)
+    with pytest.raises(MnemoError, match="unknown job 'trian'; did you mean 'train'"):
+        all_jobs.find_job("trian")
