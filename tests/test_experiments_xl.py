@@ -246,6 +246,15 @@ def test_evaluation_speed() -> None:
     assert holds("xl-evaluation-speed", table7({3800: 1200})) == [True, None]
 
 
+def test_seconds_a_token_leave_out_what_both_passes_begin_with() -> None:
+    model, config = Model(smoke().model), {"attention": 8, "segment": 4}
+    score = evaluation_speed.read_reusing(model, config, 2, 3)
+    assert (score.tokens, score.memory, score.batch) == (2 * 3 * 4, 8, 2)
+    taking = lambda setup, each: lambda n: replace(score, tokens=100 * n, seconds=setup + each * n)  # noqa: E731
+    assert evaluation_speed.seconds_a_token(taking(5.0, 2.0), 2, 6) == pytest.approx(0.02)
+    assert evaluation_speed.seconds_a_token(taking(9.0, -1.0), 2, 6) == pytest.approx(3 / 600)
+
+
 def looked(near: float = 0.6, reach: float = 110.0, a: float = 0.99, b: float = 0.6, d: float = 0.8) -> Values:
     """Attention as the paper describes it."""
 

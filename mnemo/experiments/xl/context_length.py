@@ -50,7 +50,7 @@ ABLATED = (
     Member("al-rfou-half", "Transformer", (128, 128, 128)),
 )
 GROUPS = {"recurrent": LARGE, "ablated": ABLATED}
-TITLES = {"recurrent": "151M: recurrent networks", "ablated": "128M: parts taken away"}
+TITLES = {"recurrent": "recurrent networks (paper: 151M)", "ablated": "parts taken away (paper: 128M)"}
 
 
 class Scale(NamedTuple):

@@ -108,7 +108,7 @@ def _speed(model: Model, settings: dict[str, Any], batch: int) -> float | None:
     try:
         read(model, settings, batch, few)
         seconds = [
-            _difference(lambda rounds: read(model, settings, batch, rounds), few, many)
+            seconds_a_token(lambda rounds: read(model, settings, batch, rounds), few, many)
             for _ in range(settings["repeats"])
         ]
     except torch.cuda.OutOfMemoryError:
@@ -117,10 +117,15 @@ def _speed(model: Model, settings: dict[str, Any], batch: int) -> float | None:
     return 1 / statistics.median(seconds)
 
 
-def _difference(read: Callable[[int], Score], few: int, many: int) -> float:
-    """Seconds a token, from two passes of different lengths: what both begin with cancels."""
+def seconds_a_token(read: Callable[[int], Score], few: int, many: int) -> float:
+    """Seconds a token, from two passes of different lengths: what both begin with cancels.
+
+    On a machine so busy that the longer pass took less time, that pass alone counts.
+    """
     short, long = read(few), read(many)
-    return max(long.seconds - short.seconds, 1e-9) / (long.tokens - short.tokens)
+    if long.seconds <= short.seconds:
+        return long.seconds / long.tokens
+    return (long.seconds - short.seconds) / (long.tokens - short.tokens)
 
 
 def read_reusing(model: Model, settings: dict[str, Any], batch: int, rounds: int) -> Score:
@@ -250,6 +255,7 @@ EVALUATION_SPEED = Experiment(
         "reuse keeps projected keys and values and reads 128 new tokens at a time behind a full memory of the "
         "attention's length, so that its tokens see up to 128 tokens more. The window is a transformer with learned "
         "absolute positions and no memory, and predicts one token.",
-        "A token's time is the difference of two passes of different lengths, so that setting up counts for neither.",
+        "A token's time is the difference of two passes of different lengths, so that setting up counts for neither. "
+        "Whatever else runs on the device at the same time slows it down: measure with --jobs 1.",
     ),
 )
