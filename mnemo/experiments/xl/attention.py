@@ -266,14 +266,17 @@ def figures(results: Results) -> list[Figure]:
 
 
 def _by_head(slug: str, title: str, caption: str, values: dict[str, Any], name: str) -> Figure:
+    grid = values["pictures"][name]
+    width = -(-values["memory"] // len(grid[0]))
     return heat_figure(
         slug,
         title,
         caption,
-        values["pictures"][name],
-        x_label=f"distance, 0 to {values['memory']}",
+        grid,
+        x_label="distance",
         y_label="head",
         row_labels=values["row_names"],
+        column_labels=[column * width for column in range(len(grid[0]))],
         logarithmic=True,
         marked=frozenset(values["wide"]) if name == "whole" else frozenset(),
     )
@@ -282,19 +285,29 @@ def _by_head(slug: str, title: str, caption: str, values: dict[str, Any], name: 
 def _map_figures(one: dict[str, Any]) -> list[Figure]:
     name = f"head {one['head'] + 1} of layer {one['layer'] + 1}"
     slug = f"figure-6-{one['layer'] + 1}-{one['head'] + 1}"
-    labels = [_visible(target) for target in one["targets"]]
-    favoured = [
-        [value if marked else 0.0 for value, marked in zip(values, marks, strict=True)]
-        for values, marks in zip(one["rows"], one["marked"], strict=True)
-    ]
-    axes: dict[str, Any] = {"x_label": "place in the memory, oldest first", "y_label": "token", "row_labels": labels}
     caption = "Attention of neighbouring tokens to the memory"
+    marks = [[float(marked) for marked in row] for row in one["marked"]]
     return [
-        heat_figure(slug, f"Figure 6: {name}", f"{caption}.", one["rows"], **axes),
-        heat_figure(
-            f"{slug}-top", f"Figure 6: {name}, top 20%", f"{caption}: the fifth that each favours.", favoured, **axes
+        _map_figure(slug, f"Figure 6: {name}", f"{caption}.", one["rows"], one, logarithmic=True),
+        _map_figure(
+            f"{slug}-top", f"Figure 6: {name}, top 20%", f"{caption}: the fifth that each favours.", marks, one
         ),
     ]
+
+
+def _map_figure(
+    slug: str, title: str, caption: str, grid: list[list[float]], one: dict[str, Any], logarithmic: bool = False
+) -> Figure:
+    return heat_figure(
+        slug,
+        title,
+        caption,
+        grid,
+        x_label="place in the memory, oldest first",
+        y_label="token",
+        row_labels=[_visible(target) for target in one["targets"]],
+        logarithmic=logarithmic,
+    )
 
 
 def _visible(token: str) -> str:

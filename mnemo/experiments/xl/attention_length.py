@@ -13,7 +13,7 @@ from mnemo.experiments.experiment import Cell, CellResult, Results
 from mnemo.experiments.jobs import RUN, Place, job
 from mnemo.experiments.xl.comparing import Measured, perplexity, spread
 from mnemo.recipe import EvalConfig
-from mnemo.train.precision import autocast
+from mnemo.train.precision import autocast, safe_kernels
 
 SEARCH = "xl-attention-length"
 
@@ -34,7 +34,7 @@ def search_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     train, data = opened.recipe.train, opened.recipe.data
     split = load(data.corpus, show=place.progress).split(settings["split"])
-    with autocast(train.precision, place.device):
+    with safe_kernels(train.precision, place.device, place.monitor), autocast(train.precision, place.device):
         found = find_length(
             opened.model,
             split,

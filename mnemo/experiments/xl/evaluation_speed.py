@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mnemo.checkpoint import build_model
 from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
 from mnemo.evaluate import LOSSES_IN_FLIGHT, Score, evaluate
@@ -22,9 +21,10 @@ from mnemo.model import Model, ModelConfig
 from mnemo.positions import Learned
 from mnemo.presets import preset
 from mnemo.presets.transformer_xl import everywhere
+from mnemo.reader import in_type
 from mnemo.recipe import EvalConfig
 from mnemo.report.plots import Line, line_figure
-from mnemo.train.precision import autocast
+from mnemo.train.precision import safe_kernels
 
 SPEED = "xl-evaluation-speed"
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
@@ -32,6 +32,8 @@ PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 ORDERS_OF_MAGNITUDE = 1000
 """What is expected at the longest attention."""
 REUSE, SLIDING = "state reuse", "sliding window"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Of weights and all that is computed."""
 
 
 class Scale(NamedTuple):
@@ -90,12 +92,9 @@ def measure_speed(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Tokens a second at every batch, and the best; weights and text are random."""
     torch.manual_seed(0)
     config = from_json(ModelConfig, settings["model"])
-    model = build_model(config, settings["precision"]).to(place.device).eval()
-    tried = []
-    for batch in settings["batches"]:
-        with autocast(settings["precision"], place.device):
-            speed = _speed(model, settings, batch)
-        tried.append({"batch": batch, "tokens_per_second": speed})
+    model = in_type(Model(config).eval(), DTYPES[settings["precision"]]).to(place.device)
+    with safe_kernels(settings["precision"], place.device, place.monitor):
+        tried = [{"batch": batch, "tokens_per_second": _speed(model, settings, batch)} for batch in settings["batches"]]
     best = max(tried, key=lambda one: one["tokens_per_second"] or 0.0)
     return best | {"tried": tried}
 
