@@ -104,30 +104,26 @@ class Series:
         name = f"{self.task}-{count}-{model.lower()}-{memory}{'-deep' if deep else ''}-seed{seed}"
         return task_cell(name, stages, {**labels, "deep": deep, "seed": seed})
 
+    def wanted(self, budget: Budget, count: int, deep: bool = False) -> int:
+        """Runs of a model with memory: `small` has several where they tell most, and one elsewhere."""
+        return 1 if budget == "small" and (deep or count != self.counts[0]) else self.seeds[budget]
+
     def cells(self, budget: Budget) -> list[Cell]:
         """Those with a memory first, and of them those that are cut into the most telling number of segments."""
-        counts = self.counts[:1] if budget == "smoke" else self.counts
-        seeds = range(1, self.seeds[budget] + 1)
-        memories = [model for model in (RMT, XL) if model in self.models]
-        others = [model for model in self.models if model not in memories]
-        grid = [(model, count, seed) for count in counts for seed in _seeds(seeds, count) for model in memories]
-        grid += [(model, count, seed) for count in counts for seed in _few(seeds, budget) for model in others]
-        cells = [self.cell(budget, *place) for place in grid]
-        if budget == "small":
-            places = [(model, count, seed) for count in self.deep for seed in seeds for model in memories]
-            first = len(seeds) * len(memories)
-            cells[first:first] = [self.cell(budget, *place, deep=True) for place in places]
-        return cells
+        first, *rest = self.counts[:1] if budget == "smoke" else self.counts
+        remembering = [model for model in (RMT, XL) if model in self.models]
+        guessing = [model for model in self.models if model not in remembering]
+        deep = [self._seeds(budget, remembering, count, deep=True) for count in self.deep if budget == "small"]
+        grid = [self._seeds(budget, remembering, first), *deep]
+        grid += [self._seeds(budget, remembering, count) for count in rest]
+        grid += [self._seeds(budget, guessing, count) for count in (first, *rest)]
+        return [cell for cells in grid for cell in cells]
 
-
-def _seeds(seeds: range, count: int) -> range:
-    """A task in one segment needs no memory, and one run shows that it is solved."""
-    return seeds[:1] if count == 1 else seeds
-
-
-def _few(seeds: range, budget: Budget) -> range:
-    """Models without recurrence guess, whatever the seed."""
-    return seeds if budget == "paper" else seeds[:1]
+    def _seeds(self, budget: Budget, models: Sequence[str], count: int, deep: bool = False) -> list[Cell]:
+        """All models at one number of segments; those that cannot but guess do so whatever the seed."""
+        guess = budget != "paper" and not {RMT, XL} & set(models)
+        num = 1 if guess else self.wanted(budget, count, deep)
+        return [self.cell(budget, model, count, seed, deep=deep) for seed in range(1, num + 1) for model in models]
 
 
 def runs(results: Results, series: Series, model: str, count: int, *, deep: bool = False) -> list[float]:
@@ -141,7 +137,7 @@ def solves(results: Results, series: Series, count: int) -> Verdict:
         said(series.quoted.get((RMT, count))),
         {RMT: runs(results, series, RMT, count)},
         is_solved,
-        wanted=series.seeds[results.budget],
+        wanted=series.wanted(results.budget, count),
     )
 
 
@@ -155,7 +151,7 @@ def outdoes(results: Results, series: Series, count: int, *, deep: bool = False)
         ", ".join(quoted),
         {model: runs(results, series, model, count, deep=deep) for model in (XL, RMT)},
         is_far_below,
-        wanted=series.seeds[results.budget],
+        wanted=series.wanted(results.budget, count, deep),
     )
 
 
