@@ -14,7 +14,7 @@ from tolerances import assert_close
 
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
-from mnemo.evaluate import Score, evaluate, find_length, sweep_memory
+from mnemo.evaluate import Score, evaluate, evaluate_at, find_length, sweep_memory
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
 from mnemo.positions import Learned, Relative, Rotary, Sinusoidal
@@ -101,6 +101,26 @@ def test_limit_takes_the_first_symbols() -> None:
     assert limited.loss == evaluate(model, short, EvalConfig(batch=2), segment=4).loss
     assert limited.loss == evaluate(model, split, EvalConfig(batch=2, limit=31), segment=4).loss
     assert limited.tokens == 28
+
+
+def test_one_pass_scores_at_every_temperature() -> None:
+    model, split = random_model(memory=Plan(long=XL(length=0))), text(41)
+    model.softmax.biases[0].data.normal_()
+    row = torch.from_numpy(split.ids.astype(np.int64))
+    with torch.no_grad():
+        logits = model.logits(model(row[:-1].view(10, 4))[0]).view(40, -1)
+    at = (0.5, 1.0, 2.0)
+    for score, temperature in zip(evaluate_at(model, split, EvalConfig(batch=1), at, segment=4), at, strict=True):
+        losses = torch.nn.functional.cross_entropy(logits / temperature, row[1:], reduction="none")
+        close(score, losses)
+        assert_close(torch.tensor(score.by_position, dtype=torch.float64), losses.view(10, 4).mean(0).double())
+        assert score.temperature == temperature
+
+
+def test_a_sliding_window_has_temperatures_too() -> None:
+    model, split, config = random_model(), text(30), EvalConfig()
+    warm, plain = evaluate_at(model, split, config, (1.7, 1.0), segment=4, sliding=True)
+    assert plain.loss == evaluate(model, split, config, segment=4, sliding=True).loss != warm.loss
 
 
 def test_bits_perplexities_and_attention() -> None:

@@ -96,7 +96,8 @@ class _Runner:
         return done
 
     def _batch(self) -> Batch:
-        shape = (2, self.config.batch, self.config.segment)
-        tokens, targets = torch.randint(self.vocab_size, shape, generator=self.random)
-        batch = Batch(tokens, targets)
-        return last_half(batch) if self.config.loss == "half" else batch
+        config = self.config
+        shape = (config.batch, config.context + config.segment + 1)
+        text = torch.randint(self.vocab_size, shape, generator=self.random)
+        batch = Batch(text[:, :-1].contiguous(), text[:, config.context + 1 :].contiguous())
+        return last_half(batch) if config.loss == "half" else batch

@@ -10,11 +10,13 @@ from mnemo.experiments.xl.equal_memory import EQUAL_MEMORY
 from mnemo.experiments.xl.evaluation_speed import EVALUATION_SPEED
 from mnemo.experiments.xl.language_modelling import ENWIK8, TEXT8, WIKITEXT103
 from mnemo.experiments.xl.one_billion import EXPERIMENT as ONE_BILLION
+from mnemo.experiments.xl.penn_treebank import PENN_TREEBANK
 
 EXPERIMENTS: list[Experiment] = [
     WIKITEXT103.experiment(),
     ENWIK8.experiment(),
     TEXT8.experiment(),
+    PENN_TREEBANK,
     ONE_BILLION,
     ABLATION,
     EQUAL_MEMORY,
