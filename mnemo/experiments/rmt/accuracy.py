@@ -8,7 +8,7 @@ from mnemo.data.tasks import Copy, Retrieval, Reverse
 from mnemo.experiments.experiment import Experiment, Results, Verdict
 from mnemo.experiments.rmt import published
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
-from mnemo.experiments.rmt.recipes import ONE_ANSWER, RETRIEVAL_AS_PUBLISHED
+from mnemo.experiments.rmt.recipes import LOOKUP, RETRIEVAL_AS_PUBLISHED
 from mnemo.experiments.rmt.series import (
     OURS,
     PAPER,
@@ -61,7 +61,7 @@ RETRIEVAL = Series(
     quoted=published.RETRIEVAL,
     paper_steps={1: 400_000, 2: 400_000, 3: 600_000, 5: 1_000_000},
     shorter=lambda segment, size: range(2, size, 2),
-    small=ONE_ANSWER,
+    small=LOOKUP,
     as_published=RETRIEVAL_AS_PUBLISHED,
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from mnemo.data.tasks import MultiQuery, Passkey
 from mnemo.experiments.experiment import Experiment, Results, Verdict
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
+from mnemo.experiments.rmt.recipes import LOOKUP
 from mnemo.experiments.rmt.series import OURS, Series, accuracy_table, by_segments, outdoes, solves
 
 SEEDS = {"smoke": 1, "small": 1, "paper": 3}
@@ -21,6 +22,7 @@ MULTI_QUERY = Series(
     tiny=(2, 2),
     quoted={},
     chance=1 / 16,
+    small=LOOKUP,
     shorter=lambda segment, size: [each for each in (2, 4) if each < size],
     models=(RMT, XL, BASELINE),
     seeds=SEEDS,

@@ -99,8 +99,8 @@ SMALL = Training(
 )
 """The norm before each layer, wide first weights and memory tokens no wider than the text let a model find the rule
 within some hundred steps."""
-ONE_ANSWER = replace(SMALL, batch=1024, steps=3500, first_steps=1500, eval_every=250)
-"""For tasks whose samples ask for a single symbol, and tell little each."""
+LOOKUP = replace(SMALL, batch=1024, steps=3500, first_steps=1500, eval_every=250)
+"""For values that are found by their keys: a sample tells little of that."""
 DEEP = replace(SMALL, model=replace(SMALL.model, num_layers=4))
 """As deep as the published models."""
 COPY_AS_PUBLISHED = Training(
