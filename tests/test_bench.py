@@ -10,6 +10,7 @@ import pytest
 import torch
 from tolerances import assert_close
 
+from mnemo import ops
 from mnemo.bench import CASES, SECTIONS, Case, Comparison, Measured, Timing, compare, find_cases, long_range, op
 from mnemo.bench.cases import CPU_CASES, GPU_CASES
 from mnemo.bench.contenders import EXACT, build_model, builders, check, our_step, published_of, published_step
@@ -294,3 +295,29 @@ def test_the_cost_of_looking_ahead_is_measured_at_every_length() -> None:
     rows = measure_overhead(CPU, (4, 8), repeats=1, case=case)
     assert [row.memory for row in rows] == [4, 8]
     assert all(min(row.xl, row.lookahead, row.refresh, row.naive) > 0 for row in rows)
+
+
+def test_loss_curves_of_fast_attention_and_of_its_equation_agree(tmp_path: Path) -> None:
+    out = tmp_path / "curves.json"
+    assert main(["bench", "--curves", "20", "--device", "cpu", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["curves"]
+    assert len(found["fast"]) == 2 and len(found["fast"][0]) == 20
+    assert 0 < found["difference"] < 1e-4 < found["spread"] and found["agree"]
+    assert main(["bench", "--curves", "0", "--device", "cpu"]) == 2
+
+
+def test_attention_can_be_chosen_for_whole_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    real = ops.relative_attention_reference
+
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        called.append("reference")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(ops, "relative_attention_reference", reference)
+    q = torch.randn(1, 1, 2, 4)
+    with ops.using("reference"):
+        ops.relative_attention(q, q, q, offset=0)
+        ops.relative_attention(q, q, q, offset=0, impl="eager")
+    ops.relative_attention(q, q, q, offset=0)
+    assert called == ["reference"]

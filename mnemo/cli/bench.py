@@ -3,7 +3,7 @@
 Sections: op (relative attention, and as its limit attention without positions), training, evaluation, generation. On a
 GPU they measure the papers' models, on a CPU small ones. First the operation must agree with its equation in float64,
 and both sides of each case with each other: otherwise nothing is timed. `--lookahead` measures instead what LaMemo's
-refresh costs, at growing memory lengths.
+refresh costs, at growing memory lengths; `--curves 1000` compares training with fast attention and with its equation.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mnemo.bench import HEADERS, SECTIONS, Comparison, compare, long_range, machine
+from mnemo.bench.curves import SEEDS, loss_curves
 from mnemo.bench.lookahead import Overhead, measure_overhead
 from mnemo.checkpoint import pick_device, write_json
 from mnemo.cli import console
@@ -42,6 +43,8 @@ class Args:
     """cpu or cuda; auto takes a GPU where there is one."""
     lookahead: bool = False
     """Measure instead what LaMemo's refresh costs, at growing memory lengths."""
+    curves: int | None = None
+    """Train instead for so many steps with fast attention and with its equation, and compare the loss curves."""
     require: bool = False
     """Fail where Mnemo is not as many times as fast as it should be."""
     out: Path | None = None
@@ -60,6 +63,8 @@ def run(args: Args) -> int:
     record = {"format_version": FORMAT_VERSION, "machine": machine(device, args.threads)}
     if args.lookahead:
         return _lookahead(args, device, repeats, record)
+    if args.curves is not None:
+        return _curves(args, args.curves, device, record)
     results: list[Comparison] = []
     for result in compare(args.what, device=device, threads=args.threads, repeats=repeats, progress=console.progress):
         results.append(result)
@@ -101,6 +106,25 @@ def _print(results: Sequence[Comparison]) -> None:
             print(f"{result.name}: {result.summary}; {shape}, {model}: {wanted}, both agree to {result.error:.1e}")
     for saved in long_range(results):
         print(saved.text)
+
+
+def _curves(args: Args, steps: int, device: torch.device, record: dict[str, Any]) -> int:
+    if steps < 1:
+        raise MnemoError(f"--curves {steps} must be positive")
+    found = loss_curves(device, steps, console.progress)
+    record = record | {"curves": found.to_json()}
+    if args.out is not None:
+        write_json(args.out, record)
+    if args.json:
+        console.print_json(record)
+    else:
+        rows = [(seed, *ends) for seed, *ends in zip(SEEDS, found.fast_valid, found.reference_valid, strict=True)]
+        console.table(rows, ("seed", "valid loss, fast", "valid loss, equation"))
+        moved = f"at most {found.difference:.5f} nats apart, two seeds {found.spread:.5f}"
+        print(f"{steps:,} steps: the curves of fast attention and of its equation are {moved}")
+    if not found.agree:
+        raise CheckFailed("fast attention moves the loss curve by more than another seed does")
+    return 0
 
 
 def _lookahead(args: Args, device: torch.device, repeats: int, record: dict[str, Any]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Literal
 
@@ -33,7 +34,21 @@ __all__ = [
     "objection",
     "relative_attention",
     "relative_attention_reference",
+    "using",
 ]
+
+_chosen: Implementation = "auto"
+
+
+@contextmanager
+def using(impl: Implementation) -> Iterator[None]:
+    """Within this context, calls that leave the implementation open take this one: to compare whole models."""
+    global _chosen
+    before, _chosen = _chosen, impl
+    try:
+        yield
+    finally:
+        _chosen = before
 
 
 def relative_attention(
@@ -59,6 +74,7 @@ def relative_attention(
     column is distance -ahead, the first at least offset + L - 1. Query i stands at key `offset + i`.
     `lengths` (B,) counts a row's valid keys from the right.
     """
+    impl = _chosen if impl == "auto" else impl
     see = {"bias": bias, "offset": offset, "ahead": ahead, "mask": mask, "lengths": lengths, "dropout": dropout}
     if impl == "reference" or mask.ahead != "signed":
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
