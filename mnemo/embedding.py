@@ -175,21 +175,21 @@ class Softmax(nn.Module):
             return weight, bias, projection
         return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias]), projection
 
-    def nll(self, hidden: Tensor, targets: Tensor, embedding: TokenEmbedding) -> Tensor:
-        """(N, D), (N,) -> (N,); a target of -1 costs nothing."""
+    def nll(self, hidden: Tensor, targets: Tensor, embedding: TokenEmbedding, temperature: float = 1.0) -> Tensor:
+        """(N, D), (N,) -> (N,); a target of -1 costs nothing. Logits are divided by the temperature, in every bin."""
         head = self._head(embedding)
         if len(self.bins) == 1:
-            return _cross_entropy(hidden, *head, targets)
+            return _cross_entropy(hidden, *head, targets, temperature)
         first = targets < self.bins.edges[1]
         inner_edges = torch.tensor(self.bins.edges[1:-1], device=targets.device)
         which = torch.bucketize(targets.contiguous(), inner_edges, right=True)
         cluster = self.bins.edges[1] + which - 1
-        loss = _cross_entropy(hidden, *head, torch.where(first, targets, cluster))
+        loss = _cross_entropy(hidden, *head, torch.where(first, targets, cluster), temperature)
         for i in range(1, len(self.bins)):
             rows = (which == i).nonzero().squeeze(1)
             if rows.numel():
                 inside = targets[rows] - self.bins.edges[i]
-                tail = _cross_entropy(hidden[rows], *self._bin(i, embedding), inside)
+                tail = _cross_entropy(hidden[rows], *self._bin(i, embedding), inside, temperature)
                 loss = loss.index_add(0, rows, tail)
         return loss
 
@@ -215,7 +215,11 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | N
     return F.linear(hidden, weight, bias)
 
 
-def _cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor) -> Tensor:
+def _cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor, temperature: float
+) -> Tensor:
     if projection is not None:
         hidden = hidden @ projection
+    if temperature != 1:
+        hidden, bias = hidden / temperature, bias / temperature
     return linear_cross_entropy(hidden.to(compute_dtype(hidden)), weight, bias, targets)

@@ -22,6 +22,7 @@ from mnemo.embedding import EmbeddingConfig
 from mnemo.errors import MnemoError
 from mnemo.hardware import Efficiency, Gpu
 from mnemo.info import describe
+from mnemo.memory import XL, AnyMemory, Compressive, Infinite, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.recipe import Recipe, TrainConfig
 from mnemo.state import leaves, nbytes
@@ -252,7 +253,7 @@ def _computed_in(precision: str) -> torch.dtype:
 def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     """Bytes that one row of a segment leaves for the backward pass, counted on tensors without storage."""
     # An adaptive embedding looks at its tokens, which are not there; what it keeps is counted with the logits.
-    plain = replace(config, vocab_size=256, embedding=EmbeddingConfig())
+    plain = replace(config, vocab_size=256, embedding=EmbeddingConfig(), memory=_without_contents(config.memory))
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -267,6 +268,17 @@ def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     weights = {_place(parameter) for parameter in model.parameters()}
     sizes = {_place(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
     return sum(size for place, size in sizes.items() if place not in weights)
+
+
+def _without_contents(plan: Plan) -> Plan:
+    """Memories whose work depends on what they hold count as Transformer-XL's, of as many slots."""
+
+    def cache(memory: AnyMemory) -> AnyMemory:
+        if isinstance(memory, Compressive):
+            return XL(length=memory.length + memory.compressed)
+        return XL(length=memory.length) if isinstance(memory, Infinite) else memory
+
+    return replace(plan, long=cache(plan.long), short=cache(plan.short))
 
 
 def _place(tensor: Tensor) -> int:

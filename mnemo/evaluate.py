@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from mnemo.errors import MnemoError
 from mnemo.machine import require_state_room
 from mnemo.model import Model
 from mnemo.positions import Learned, Sinusoidal
-from mnemo.reader import SegmentReader, can_track, in_type
+from mnemo.reader import SegmentReader, can_track, in_type, losses_at
 from mnemo.recipe import EvalConfig
 from mnemo.state import Start
 
@@ -38,6 +38,9 @@ Documents = Literal["ignore", "reset"]
 Order = Literal["contiguous", "sentences"]
 LOSSES_IN_FLIGHT = 32
 """Segments whose losses stay on the device before they are fetched."""
+TEMPERATURES = tuple(round(0.8 + 0.01 * step, 2) for step in range(51))
+"""Among which one is fitted: the loss near the best one is flat."""
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ class Score:
     sliding: bool
     by_position: tuple[float, ...]
     """Nats per token at each position of the segment; only the last position has many in a sliding window."""
+    temperature: float = 1.0
+    """What logits were divided by."""
 
     @property
     def bits_per_token(self) -> float:
@@ -110,8 +115,10 @@ def evaluate(
     order: Order = "contiguous",
     limit: int | None = None,
     sliding: bool = False,
+    windows: int | None = None,
     no_memory: bool = False,
     start: Start = "empty",
+    temperature: float = 1.0,
     progress: ShowProgress | None = None,
 ) -> Score:
     """Score one pass over `split`.
@@ -121,9 +128,47 @@ def evaluate(
     `order="sentences"`: documents are sentences packed into rows, nothing is predicted across two of them, and the
     memory runs on (One Billion Word). `limit`: only the first symbols. `no_memory`: every layer's memory off, the
     short-range ones' too. `sliding`: no memory, and every token predicted from a window of its own, the `segment`
-    tokens before it (how the vanilla model is scored); only the first window's tokens see less. `start="zeros"`: the
-    memory is first full of zeros that are attended to, as in TensorFlow and Hugging Face.
+    tokens before it (how the vanilla model is scored); only the first window's tokens see less. `windows`: how many of
+    them are read at a time; as many as make good use of the device when left out. `start="zeros"`: the memory is first
+    full of zeros that are attended to, as in TensorFlow and Hugging Face. `temperature`: logits are divided by it.
     """
+    (score,) = evaluate_at(
+        model,
+        split,
+        config,
+        (temperature,),
+        segment=segment,
+        context=context,
+        documents=documents,
+        order=order,
+        limit=limit,
+        sliding=sliding,
+        windows=windows,
+        no_memory=no_memory,
+        start=start,
+        progress=progress,
+    )
+    return score
+
+
+def evaluate_at(
+    model: Model,
+    split: Split,
+    config: EvalConfig,
+    temperatures: Sequence[float],
+    *,
+    segment: int,
+    context: int = 0,
+    documents: Documents = "ignore",
+    order: Order = "contiguous",
+    limit: int | None = None,
+    sliding: bool = False,
+    windows: int | None = None,
+    no_memory: bool = False,
+    start: Start = "empty",
+    progress: ShowProgress | None = None,
+) -> list[Score]:
+    """`evaluate` at every temperature, in one pass."""
     was_training = model.training
     model.eval()
     try:
@@ -137,6 +182,8 @@ def evaluate(
             documents=documents,
             order=order,
             zeros=start == "zeros",
+            temperatures=tuple(_positive("temperature", temperature) for temperature in temperatures),
+            windows=None if windows is None else _positive("windows at a time", windows),
         )
         if sliding and (documents, order) != ("ignore", "contiguous"):
             raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
@@ -150,8 +197,8 @@ def evaluate(
         seconds = time.monotonic() - begin
     finally:
         model.train(was_training)
-    return Score(
-        loss=totals.mean(),
+    score = Score(
+        loss=math.nan,
         tokens=totals.tokens(),
         tokens_per_word=len(split.ids) / split.num_words if split.num_words else None,
         seconds=seconds,
@@ -165,8 +212,10 @@ def evaluate(
         documents=documents,
         order=order,
         sliding=sliding,
-        by_position=totals.by_position(),
+        by_position=(),
     )
+    found = zip(totals.means(), totals.by_position(), setup.temperatures, strict=True)
+    return [replace(score, loss=loss, by_position=parts, temperature=at) for loss, parts, at in found]
 
 
 class _Setup(NamedTuple):
@@ -181,10 +230,13 @@ class _Setup(NamedTuple):
     order: Order
     zeros: bool = False
     """Start from a memory full of zeros"""
+    temperatures: tuple[float, ...] = (1.0,)
+    windows: int | None = None
+    """Sliding windows that are read at a time"""
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
+def _positive(name: str, value: Number) -> Number:
+    if not 0 < value < math.inf:
         raise MnemoError(f"{name} {value} must be positive")
     return value
 
@@ -222,15 +274,15 @@ def first_symbols(split: Split, limit: int | None) -> Split:
 
 
 class _Totals:
-    """Sums of losses by position, in float64; they are fetched from the device many segments at a time."""
+    """Sums of losses by temperature and position, in float64; they are fetched many segments at a time."""
 
-    def __init__(self, positions: int) -> None:
-        self.sums = torch.zeros(positions, dtype=torch.float64)
+    def __init__(self, temperatures: int, positions: int) -> None:
+        self.sums = torch.zeros(temperatures, positions, dtype=torch.float64)
         self.counts = torch.zeros(positions, dtype=torch.int64)
         self.waiting: list[Tensor] = []
 
     def add(self, nll: Tensor, targets: Tensor) -> int:
-        """Add losses (B, T) of the targets that are not -1; returns how many these are."""
+        """Add losses (S, B, T) of the targets (B, T) that are not -1; returns how many these are."""
         self.waiting.append(nll)
         if len(self.waiting) >= LOSSES_IN_FLIGHT:
             self._fetch()
@@ -239,27 +291,27 @@ class _Totals:
         return int(counted.sum())
 
     def add_last(self, nll: Tensor) -> int:
-        """Add losses (B, 1) of the last position."""
-        self.sums[-1] += nll.cpu().double().sum()
-        self.counts[-1] += len(nll)
-        return len(nll)
+        """Add losses (S, B, 1) of the last position."""
+        self.sums[:, -1] += nll.cpu().double().sum((1, 2))
+        self.counts[-1] += nll.shape[1]
+        return nll.shape[1]
 
     def _fetch(self) -> None:
         for nll in self.waiting:
-            self.sums[: nll.shape[1]] += nll.cpu().double().sum(0)
+            self.sums[:, : nll.shape[2]] += nll.cpu().double().sum(1)
         self.waiting.clear()
 
     def tokens(self) -> int:
         return int(self.counts.sum())
 
-    def mean(self) -> float:
+    def means(self) -> list[float]:
         self._fetch()
-        return float(self.sums.sum()) / self.tokens()
+        return (self.sums.sum(1) / self.tokens()).tolist()
 
-    def by_position(self) -> tuple[float, ...]:
+    def by_position(self) -> list[tuple[float, ...]]:
         self._fetch()
         seen = self.counts > 0
-        return tuple((self.sums[seen] / self.counts[seen]).tolist())
+        return [tuple(part) for part in (self.sums[:, seen] / self.counts[seen]).tolist()]
 
 
 @torch.no_grad()
@@ -268,7 +320,7 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     lengths, span = setup.lengths, setup.segment + setup.context
     require_state_room(model.config, _device(model), batch=setup.batch, segment=span, lengths=lengths, cached=True)
     reader, precision = _reader(model, setup)
-    totals, device = _Totals(setup.segment), _device(model)
+    totals, device = _Totals(len(setup.temperatures), setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
         for number, batch in enumerate(one_epoch(stream)):
@@ -290,7 +342,7 @@ def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader, AbstractContext
         model, precision = in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
     with precision:
         state = (model.zeros if setup.zeros else model.init)(setup.batch, setup.lengths, cached=True)
-        return SegmentReader(model, state, setup.segment + setup.context), precision
+        return SegmentReader(model, state, setup.segment + setup.context, setup.temperatures), precision
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -343,29 +395,28 @@ def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 def _read_windows(model: Model, split: Split, setup: _Setup, progress: ShowProgress) -> _Totals:
     if len(split.ids) < 2:
         raise MnemoError(f"split '{split.name}' has {len(split.ids)} tokens: there is nothing to predict")
-    totals, device, length = _Totals(setup.segment), _device(model), setup.segment
+    totals, device, length = _Totals(len(setup.temperatures), setup.segment), _device(model), setup.segment
     tables = model.tables(length, model.init(1, setup.lengths, cached=True))
 
     def losses(windows: np.ndarray, scored: int) -> Tensor:
         text = torch.from_numpy(windows.astype(np.int64)).to(device)
         empty = model.init(len(windows), setup.lengths, cached=True)
         out, _ = model(text[:, :-1], empty, tables=tables)
-        return model.loss(out, text[:, -scored:])
+        return losses_at(model, setup.temperatures, out, text[:, -scored:])
 
     with progress(f"sliding over {split.name}", len(split.ids) - 1, unit="tokens") as bar:
         first = np.asarray(split.ids[: length + 1])[None]
         bar.advance(totals.add(losses(first, first.shape[1] - 1), torch.from_numpy(first[:, 1:].astype(np.int64))))
-        for windows in _windows_after_first(split.ids, length):
+        for windows in _windows_after_first(split.ids, length, setup.windows or max(1, SLIDING_TOKENS // length)):
             bar.advance(totals.add_last(losses(windows, 1)))
     return totals
 
 
-def _windows_after_first(ids: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """Windows of `length` tokens and the token they predict, as many at once as make good use of the device."""
+def _windows_after_first(ids: np.ndarray, length: int, at_once: int) -> Iterator[np.ndarray]:
+    """Windows of `length` tokens and the token they predict, so many at once."""
     if len(ids) <= length + 1:
         return
     windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
-    at_once = max(1, SLIDING_TOKENS // length)
     for begin in range(1, len(windows), at_once):
         yield windows[begin : begin + at_once]
 

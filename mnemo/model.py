@@ -55,6 +55,9 @@ class InitConfig:
     """Deviation of weights, biases u and v, and of norm weights around 1."""
     projection_std: float = 0.01
     """Deviation of embedding projections."""
+    norm_bias_std: float = 0.0
+    """Deviation of the biases of norms. At 0, a first word that word dropout has emptied stays empty in all layers of a
+    new model, and its gradient grows in every norm, beyond all numbers in a deep one."""
     bound: float = 0.1
     """Range of the uniform kind."""
     residual: Literal["same", "scaled", "zero"] = "same"
@@ -62,7 +65,7 @@ class InitConfig:
     of them there are; or zero, so that every layer begins as the identity (pre-norm)."""
 
     def __post_init__(self) -> None:
-        if min(self.std, self.projection_std, self.bound) < 0:
+        if min(self.std, self.projection_std, self.norm_bias_std, self.bound) < 0:
             raise ValueError("deviations and bounds of first weights are not negative")
 
 
@@ -313,11 +316,14 @@ class Model(nn.Module):
             penalties["temporal"] = config.temporal_penalty * (x[:, 1:] - x[:, :-1]).square().mean()
         return penalties
 
-    def loss(self, out: Output, targets: Tensor) -> Tensor:
-        """Negative log-likelihood (B, L) of the newest L positions, in nats and token order; 0 where a target is -1."""
+    def loss(self, out: Output, targets: Tensor, temperature: float = 1.0) -> Tensor:
+        """Negative log-likelihood (B, L) of the newest L positions, in nats and token order; 0 where a target is -1.
+
+        `temperature`: what logits are divided by.
+        """
         self.check_tokens(targets, lowest=-1)
         hidden = out.hidden[:, out.hidden.shape[1] - targets.shape[1] :]
-        nll = self.softmax.nll(hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.embedding)
+        nll = self.softmax.nll(hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.embedding, temperature)
         return nll.view(targets.shape)
 
     def logits(self, out: Output) -> Tensor:
@@ -543,6 +549,8 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
         owner = model.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, (nn.LayerNorm, RMSNorm)):
             parameter.normal_(1.0, config.std) if name.endswith("weight") else parameter.zero_()
+            if name.endswith("bias") and config.norm_bias_std:
+                parameter.normal_(0.0, config.norm_bias_std)
         elif isinstance(owner, RecurrentMemory):
             owner.reset_parameters()
         elif name.endswith("bias") or ".biases." in name:

@@ -171,8 +171,8 @@ class Average:
             self.values = [parameter.detach().clone() for parameter in self.parameters]
             return
         share = 1 / self.count if self.config.kind == "uniform" else 1 - self.config.decay
-        for value, parameter in zip(self.values, self.parameters, strict=True):
-            value.lerp_(parameter.detach(), share)
+        # All at once: hundreds of small kernels would take longer than a small model's step.
+        torch._foreach_lerp_(self.values, [parameter.detach() for parameter in self.parameters], share)  # pyright: ignore[reportPrivateImportUsage]
 
     def restore(self, values: Sequence[Tensor], count: int) -> None:
         self.values, self.count = list(values), count

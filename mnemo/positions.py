@@ -155,12 +155,12 @@ class RelativePositions(nn.Module):
 
     def relation(self, layer: int, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
         if self.projections is None or self.u is None or self.v is None:
-            return self._shared(attention, encoding, ahead)
+            return self.shared(attention, encoding, ahead)
         bias = layer if self.config.biases_per_layer else 0
         r = self._heads(self.projections[layer](encoding))
         return Relation(r, self.u[bias], self.v[bias], ahead=ahead)
 
-    def _shared(self, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
+    def shared(self, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
         width = self.sizes.num_heads * self.sizes.head_dim
         r = F.linear(encoding, attention.key_value.weight[:width])
         origin = F.linear(encoding[-1 - ahead], attention.query.weight).view(self.sizes.num_heads, self.sizes.head_dim)

@@ -8,6 +8,9 @@ by the model itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -15,7 +18,7 @@ from mnemo.graphs import Recorded, shared_pool
 from mnemo.memory.protocol import Relation
 from mnemo.memory.room import Room
 from mnemo.memory.xl import XLCache
-from mnemo.model import Model
+from mnemo.model import Model, Output
 from mnemo.ring import suits
 from mnemo.state import State
 
@@ -23,15 +26,26 @@ SPARE = 2
 """Buffers have room for a further 1 / SPARE of the memory."""
 MAX_TIMES = 16
 """Recorded graphs, at most."""
+Loss = Callable[[Output, Tensor], Tensor]
+"""As `Model.loss`."""
+
+
+def losses_at(model: Model, temperatures: Sequence[float], out: Output, targets: Tensor) -> Tensor:
+    """(S, B, L): `Model.loss` at every temperature."""
+    return torch.stack([model.loss(out, targets, temperature) for temperature in temperatures])
 
 
 class SegmentReader:
-    """Reads segments (B, L) behind a state, which it takes over, and scores them."""
+    """Reads segments (B, L) behind a state, which it takes over, and scores them.
 
-    def __init__(self, model: Model, state: State, segment: int) -> None:
+    With `temperatures`, every score is one at each of them, in a further dimension before the others.
+    """
+
+    def __init__(self, model: Model, state: State, segment: int, temperatures: Sequence[float] | None = None) -> None:
         self.model, self.state, self.segment = model, state, segment
+        self.loss: Loss = model.loss if temperatures is None else partial(losses_at, model, temperatures)
         self.tables = model.tables(segment, state)
-        self.track = Track(model, state, segment, self.tables) if self._can_record() else None
+        self.track = Track(model, state, segment, self.tables, self.loss) if self._can_record() else None
 
     def _can_record(self) -> bool:
         return next(self.model.parameters()).is_cuda and can_track(self.model)
@@ -45,7 +59,7 @@ class SegmentReader:
         if self.track is not None:
             self.state, self.track = self.track.state(), None
         out, self.state = self.model(tokens, self.state, lengths=lengths, starts=starts, tables=self.tables)
-        return self.model.loss(out, targets)
+        return self.loss(out, targets)
 
 
 def can_track(model: Model) -> bool:
@@ -65,8 +79,11 @@ def in_type(model: Model, dtype: torch.dtype) -> Model:
 class Track:
     """Buffers, and a recorded step for every place in them."""
 
-    def __init__(self, model: Model, state: State, segment: int, tables: tuple[Relation, ...]) -> None:
+    def __init__(
+        self, model: Model, state: State, segment: int, tables: tuple[Relation, ...], loss: Loss | None = None
+    ) -> None:
         self.model, self.tables, self.time, self.rounds = model, tables, 0, 0
+        self.loss = loss or model.loss
         longest = max(cache.keys.shape[2] for cache in state)
         self.times = min(MAX_TIMES, max(1, -(-longest // (SPARE * segment))))
         self.rooms = [Room(cache.keys, cache.values, segment, self.times) for cache in state]
@@ -103,7 +120,7 @@ class Track:
     def _step(self) -> Tensor:
         out, after = self.model(self.tokens, self.state(), tables=self.tables)
         self.lengths.copy_(torch.stack([cache.length for cache in after]))
-        return self.model.loss(out, self.targets)
+        return self.loss(out, self.targets)
 
     def state(self) -> tuple[XLCache, ...]:
         """The memories where they are now."""

@@ -25,6 +25,7 @@ from mnemo.layers import DropoutConfig
 from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.optimize import build_optimizer
+from mnemo.positions import Relative
 from mnemo.recipe import OptimizerConfig, TrainConfig
 from mnemo.state import leaves, tree_map, tree_zip
 from mnemo.train import Status, Unwatched, create_run, fresh_states, train, trainer
@@ -135,6 +136,19 @@ def test_compiled_training_is_the_plain_training(name: str, reference_op: None) 
     assert notes == []
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_one_compiled_layer_serves_all(reference_op: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
+    compare(
+        {"memory": 7, "num_layers": 4, "positions": Relative(shared_projection=True)},
+        TrainConfig(batch=2, segment=5, compile="layers"),
+        backend="eager",
+        note=pytest.fail,
+    )
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
+
+
 BPTT_MODEL = {"tokens": MemoryTokens(num=2), "dropout": DropoutConfig.published(0.1)}
 BPTT = {"tokens": MemoryTokens(num=2), "memory": 3}
 RECORDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -233,6 +247,7 @@ def test_what_cannot_be_compiled_goes_on_all_the_same() -> None:
 
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "compiled, one CUDA graph": ({}, {"compile": True}, {}),
+    "layers compiled, one CUDA graph": ({}, {"compile": "layers"}, {}),
     "not compiled (device cpu), one CUDA graph": ({}, {}, {}),
     "not compiled (compile is off), no CUDA graph (cuda_graph is off)": (
         {},
@@ -321,10 +336,12 @@ def test_a_cuda_graph_trains_like_the_plain_loop(options: dict[str, Any], tmp_pa
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11 warns of itself while it compiles
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_compiled_cuda_graph_resumes_bit_for_bit(precision: Any, tmp_path: Path) -> None:
-    wanted, lines = recipe(device="cuda", log_every=1, precision=precision), Lines()
+@pytest.mark.parametrize("how", ["compiled", "layers compiled"])
+def test_a_compiled_cuda_graph_resumes_bit_for_bit(how: str, precision: Any, tmp_path: Path) -> None:
+    compiled = "layers" if how == "layers compiled" else True
+    wanted, lines = recipe(device="cuda", log_every=1, precision=precision, compile=compiled), Lines()
     run(tmp_path / "whole", of=wanted, monitor=lines)
-    assert "step: fused attention, compiled, one CUDA graph" in lines.notes
+    assert f"step: fused attention, {how}, one CUDA graph" in lines.notes
     assert [line for line in lines.notes if "without it" in line] == []
     create_run(wanted, tmp_path / "stopped")
     for step in (4, 5, 9):
@@ -356,3 +373,5 @@ def test_the_pace_of_a_model_is_measured() -> None:
     assert len(found.seconds) == 3 and found.tokens == 10 and found.peak_bytes is None
     assert found.tokens_per_second == 10 / sorted(found.seconds)[1]
     assert found.step == "not compiled, no CUDA graph (device cpu)" and found.loss > 0
+    context = TrainConfig(batch=2, segment=5, context=3, device="cpu")
+    assert pace(ModelConfig(**TINY), context, updates=1, rounds=1).tokens == 10

@@ -14,7 +14,7 @@ from tolerances import assert_close
 
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
-from mnemo.evaluate import Score, evaluate, find_length, sweep_memory
+from mnemo.evaluate import Score, evaluate, evaluate_at, find_length, sweep_memory
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
 from mnemo.positions import Learned, Relative, Rotary, Sinusoidal
@@ -103,6 +103,26 @@ def test_limit_takes_the_first_symbols() -> None:
     assert limited.tokens == 28
 
 
+def test_one_pass_scores_at_every_temperature() -> None:
+    model, split = random_model(memory=Plan(long=XL(length=0))), text(41)
+    model.softmax.biases[0].data.normal_()
+    row = torch.from_numpy(split.ids.astype(np.int64))
+    with torch.no_grad():
+        logits = model.logits(model(row[:-1].view(10, 4))[0]).view(40, -1)
+    at = (0.5, 1.0, 2.0)
+    for score, temperature in zip(evaluate_at(model, split, EvalConfig(batch=1), at, segment=4), at, strict=True):
+        losses = torch.nn.functional.cross_entropy(logits / temperature, row[1:], reduction="none")
+        close(score, losses)
+        assert_close(torch.tensor(score.by_position, dtype=torch.float64), losses.view(10, 4).mean(0).double())
+        assert score.temperature == temperature
+
+
+def test_a_sliding_window_has_temperatures_too() -> None:
+    model, split, config = random_model(), text(30), EvalConfig()
+    warm, plain = evaluate_at(model, split, config, (1.7, 1.0), segment=4, sliding=True)
+    assert plain.loss == evaluate(model, split, config, segment=4, sliding=True).loss != warm.loss
+
+
 def test_bits_perplexities_and_attention() -> None:
     model, split = random_model(), text()
     score = evaluate(model, split, EvalConfig(batch=1), segment=4)
@@ -163,6 +183,15 @@ def test_sliding_window_switches_the_memory_off() -> None:
     with_memory, without = random_model(memory=5), random_model(memory=0)
     scores = [evaluate(m, split, EvalConfig(), segment=5, sliding=True) for m in (with_memory, without)]
     assert scores[0].loss == scores[1].loss
+
+
+def test_how_many_sliding_windows_are_read_at_a_time_changes_nothing_but_their_number(monkeypatch) -> None:
+    model, split, rows = random_model(memory=0), text(31), []
+    read = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda *args, **kw: rows.append(len(args[1])) or read(*args, **kw))
+    losses = [evaluate(model, split, EvalConfig(), segment=5, sliding=True, windows=n).loss for n in (1, 4, 100)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+    assert rows == [1] * 26 + [1, *[4] * 6, 1] + [1, 25]
 
 
 def test_a_sliding_window_longer_than_the_text() -> None:
@@ -296,6 +325,7 @@ def test_find_length_runs_a_real_model() -> None:
         (EvalConfig(), {"documents": "reset"}, "no documents"),
         (EvalConfig(), {"sliding": True, "documents": "reset"}, "sliding"),
         (EvalConfig(batch=1), {"sliding": True, "limit": 1}, "nothing to predict"),
+        (EvalConfig(), {"sliding": True, "windows": 0}, "windows at a time 0"),
     ],
 )
 def test_bad_input_is_one_clear_line(config: EvalConfig, options: dict, message: str) -> None:

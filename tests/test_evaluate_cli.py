@@ -157,6 +157,9 @@ def test_a_folder_that_cannot_be_written_costs_the_file_only(
         (["--batch", "999999"], "too short"),
         (["--segment", "0"], "segment length 0"),
         (["--device", "nonsense"], "device 'nonsense'"),
+        (["--temperature", "0"], "temperature 0.0 must be positive"),
+        (["--temperature", "1.1", "--fit-temperature", "valid"], "--temperature and --fit-temperature exclude"),
+        (["--sweep-memory", "1,2", "--fit-temperature", "valid"], "--fit-temperature and --sweep-memory exclude"),
     ],
 )
 def test_bad_input_is_one_clear_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,3 +205,31 @@ def test_curves_have_ticks_at_measured_lengths_that_do_not_touch(tmp_path: Path,
     assert set(ticks) <= set(lengths) and ticks[0] == lengths[0]
     assert all(b - a > plots.MIN_TICK_DISTANCE for a, b in zip(places, places[1:], strict=False))
     assert [path.name for path in save_curve(curve, tmp_path / "a.b")] == ["a.b.png", "a.b.svg"]
+
+
+def test_a_temperature_divides_the_logits(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    warm = scored(capsys, "--temperature", "1.5")["score"]
+    assert warm["temperature"] == 1.5 and warm["loss"] == pytest.approx(expected(temperature=1.5).loss)
+    assert warm["loss"] != expected().loss
+    assert (results / f"score-valid-temperature1.5-m{SEGMENT}-s{SEGMENT}.json").is_file()
+
+
+def test_a_fitted_temperature_is_the_best_of_its_split(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, "--split", "test", "--fit-temperature", "valid")
+    losses = {temperature: loss for temperature, loss in found["tried"]}
+    assert found["temperature"] == min(losses, key=lambda temperature: losses[temperature])
+    assert losses[1.0] == pytest.approx(expected("valid").loss) and losses[0.9] == pytest.approx(
+        expected("valid", temperature=0.9).loss
+    )
+    plain, fitted = found["scores"]
+    assert plain["split"] == fitted["split"] == "test"
+    assert (plain["temperature"], fitted["temperature"]) == (1.0, found["temperature"])
+    assert plain["loss"] == pytest.approx(expected("test").loss)
+    assert fitted["loss"] == pytest.approx(expected("test", temperature=found["temperature"]).loss)
+
+
+def test_a_fitted_temperature_is_told(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_eval("--split", "test", "--fit-temperature", "valid") == 0
+    header, _, plain, fitted, remark, saved = capsys.readouterr().out.splitlines()
+    assert "temperature" in header.split() and plain.split()[0] == fitted.split()[0] == "test"
+    assert "fitted on valid" in remark and "temperature-test" in saved

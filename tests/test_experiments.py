@@ -19,6 +19,7 @@ from mnemo.experiments import jobs as all_jobs
 from mnemo.experiments.experiment import look_up
 from mnemo.experiments.jobs import JOBS, Place, training_cell
 from mnemo.experiments.needs import require_needs
+from mnemo.experiments.pool import LOG, run_together
 from mnemo.experiments.runner import run_here
 from mnemo.experiments.store import RESULT, cell_folder, grid_folder, read_grid, save_grid
 from mnemo.memory import XL, Plan
@@ -227,6 +228,49 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert "no cell 'n7'" in capsys.readouterr().err
     assert cli.main(["reproduce", "--list"]) == 0
     assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
+
+
+class Told(list[str]):
+    """Lines that a grid tells; a signal at the first that ends with some words."""
+
+    def __init__(self, stop_after: str = "") -> None:
+        self.stop_after = stop_after
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+        if self.stop_after and self.stop_after in line:
+            self.stop_after = ""
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def first_cells(name: str, count: int) -> Experiment:
+    """An experiment that processes can find, with less to do."""
+    whole = experiments.find_experiment(name)
+    return replace(whole, cells=lambda budget: whole.cells(budget)[:count])
+
+
+def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_interruption(tmp_path: Path) -> None:
+    asked = [first_cells(name, 2) for name in ("lamemo-encoding", "lamemo-flops")]
+    total = 4
+    told = Told(stop_after="done in")
+    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", tell=told)
+    before = sum(len(each.found.results.cells) for each in ran)
+    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < total
+    again = Told()
+    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", tell=again)
+    assert not any(each.interrupted or each.failures for each in ran)
+    assert sum(len(each.found.results.cells) for each in ran) == total
+    assert sum("done in" in line for line in again) == total - before
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    real = experiments.find_experiment("lamemo-encoding")
+    first = real.cells("smoke")[0]
+    unknown = replace(real, cells=lambda budget: [replace(first, name="no-such-cell"), replace(first, after=("x",))])
+    (ran,) = run_together([unknown], "smoke", tmp_path, jobs=2, device="cpu", tell=Told())
+    said = f"{first.name}: not all of x are done"
+    assert "has no cell 'no-such-cell'" in ran.failures[0] and ran.failures[1] == said
+    assert (cell_folder(grid_folder(tmp_path, real.name, "smoke"), "no-such-cell") / LOG).exists()
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

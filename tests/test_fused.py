@@ -263,3 +263,21 @@ def test_kernels_that_err_are_not_trusted(monkeypatch, error):
     with pytest.warns(UserWarning, match="going on slower"):
         assert dispatch.device_objection(DEVICE, torch.float32, 16)
     assert str(error) in (dispatch.device_objection(DEVICE, torch.float32, 16) or "")  # said once
+
+
+def test_every_call_draws_a_seed_of_its_own_when_compiled() -> None:
+    from mnemo.ops.fused.operator import draw_seed
+
+    def loss(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        first, second = draw_seed(q.detach(), k.detach()), draw_seed(q.detach(), q.detach())
+        return (q * first + k * second).sum(), first, second
+
+    q, k = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    seen: set[int] = set()
+    for _ in range(2):
+        total, first, second = compiled(q, k)
+        by_q, by_k = torch.autograd.grad(total, [q, k])
+        assert int(by_q[0, 0]) == pytest.approx(int(first), rel=1e-6) and by_k[0, 0] == second.float()
+        seen |= {int(first), int(second)}
+    assert len(seen) == 4

@@ -88,13 +88,14 @@ def _one_by_one(case: Case, device: torch.device, repeats: int, progress: ShowPr
 
 
 def _alone(case: Case, name: str, device: torch.device, repeats: int, progress: ShowProgress) -> Measured:
-    """A contender on an empty GPU."""
+    """A contender on an empty GPU. Warm-up counts for its peak: what replays of a recorded update need belongs to the
+    recording, and nobody counts it again."""
     before = allocated(device)
+    forget_peak(device)
     contender = builders(case, device)[name]()
     with progress(f"timing {case.name}, {name}", WARMUP + repeats, unit="rounds") as bar:
         for _ in range(WARMUP):
             contender.step()
-        forget_peak(device)
         timed = take_turns({name: contender.step}, repeats=repeats, warmup=0, device=device, bar=bar)
     return Measured(
         timing=timed[name], tokens=contender.tokens, peak=peak_over(before, device), weights=contender.weights

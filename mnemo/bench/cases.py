@@ -46,6 +46,10 @@ class Case:
     """Tokens that one call generates."""
     num_segments: int = 1
     """Segments that one call evaluates."""
+    compile: bool | None = None
+    """Mnemo's training step: compiled, which takes a minute or so; on a GPU when left out."""
+    cuda_graph: bool = True
+    """Mnemo's training step: replayed as one program on a GPU."""
 
     @property
     def training(self) -> bool:

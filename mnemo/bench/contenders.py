@@ -118,7 +118,13 @@ class Trainer:
 
     def __init__(self, case: Case, model: Model, state: State) -> None:
         config = TrainConfig(
-            batch=case.batch, segment=case.segment, bptt=case.bptt, bptt_window="tumbling", precision=case.precision
+            batch=case.batch,
+            segment=case.segment,
+            bptt=case.bptt,
+            bptt_window="tumbling",
+            precision=case.precision,
+            compile=case.compile,
+            cuda_graph=case.cuda_graph,
         )
         self.states, self.lr = (state,), config.optimizer.lr
         self.engine = Engine(model, build_optimizer(model, config.optimizer), config)

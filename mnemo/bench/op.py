@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from mnemo.bench.published import relative_shift
 from mnemo.bench.results import Comparison, Measured
@@ -121,6 +120,8 @@ def published(given: Inputs, memory: int) -> Operation:
 
 def limit(given: Inputs, memory: int) -> Operation:
     """No positions at all."""
+    from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler with it, seconds of importing
+
     q, k, v = (given[name] for name in ("q", "k", "v"))
     mask = causal_lower_right(q.shape[2], k.shape[2])
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if q.device.type == "cpu" else SDPBackend.FLASH_ATTENTION

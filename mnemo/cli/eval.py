@@ -21,10 +21,21 @@ from mnemo.cli import console, runs
 from mnemo.cli.answering import score_answers
 from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, Which
-from mnemo.data.corpus import Split
+from mnemo.data.corpus import Corpus, Split
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
-from mnemo.evaluate import Documents, LengthSearch, Order, Score, bits, evaluate, find_length, perplexity, sweep_memory
+from mnemo.evaluate import (
+    TEMPERATURES,
+    Documents,
+    LengthSearch,
+    Order,
+    Score,
+    bits,
+    evaluate_at,
+    find_length,
+    perplexity,
+    sweep_memory,
+)
 from mnemo.recipe import EvalConfig
 from mnemo.state import Start
 
@@ -61,6 +72,10 @@ class Args:
     """Start every document with an empty memory, or let the text run on; as trained when left out."""
     start: Start | None = None
     """What the memory first holds: nothing, or zeros that are attended to; as the run says when left out."""
+    temperature: float | None = None
+    """Divide logits by this number."""
+    fit_temperature: Literal["valid"] | None = None
+    """Find the temperature that suits this split best, and score with it and with 1."""
     limit: int | None = None
     """Only the first N symbols."""
     published: bool = False
@@ -87,13 +102,15 @@ def run(args: Args) -> int:
     opened, corpus = runs.open_with_corpus(args.run, args.which, args.device)
     if args.find_length and args.split == "test":
         print("mnemo: warning: a length chosen on test flatters the score there: choose on valid", file=sys.stderr)
-    task = _Task(args, opened, corpus.split(args.split))
+    task = _Task(args, opened, corpus)
     device = next(opened.run.model.parameters()).device.type
     with nullcontext() if task.half is None else torch.autocast(device, task.half):
         if args.sweep_memory is not None:
             task.sweep(_lengths(args.sweep_memory))
         elif args.find_length:
             task.find_length()
+        elif args.fit_temperature is not None:
+            task.fit_temperature(args.fit_temperature)
         else:
             task.score()
     return 0
@@ -131,6 +148,11 @@ def _check(args: Args) -> None:
         raise MnemoError(f"{chosen[0]} and {chosen[1]} exclude each other")
     if args.by_position and chosen and chosen[0] in ("--sweep-memory", "--find-length", "--sliding-window"):
         raise MnemoError(f"--by-position is for one score over segments, not for {chosen[0]}")
+    searches = [name for name in ("--sweep-memory", "--find-length") if name in chosen]
+    if args.temperature is not None and (searches or args.fit_temperature):
+        raise MnemoError(f"--temperature and {(*searches, '--fit-temperature')[0]} exclude each other")
+    if args.fit_temperature and (searches or args.by_position):
+        raise MnemoError(f"--fit-temperature and {(*searches, '--by-position')[0]} exclude each other")
     without = [name for name in ("--sliding-window", "--no-memory") if name in chosen]
     if args.documents == "reset":
         without.append("--documents reset")
@@ -151,8 +173,9 @@ def _lengths(text: str) -> list[int]:
 class _Task:
     """One evaluation with everything it needs; each kind prints its table and leaves its files."""
 
-    def __init__(self, args: Args, opened: OpenedRun, split: Split) -> None:
-        self.args, self.opened, self.split = args, opened, split
+    def __init__(self, args: Args, opened: OpenedRun, corpus: Corpus) -> None:
+        self.args, self.opened, self.corpus = args, opened, corpus
+        self.split = corpus.split(args.split or "valid")
         self.model, recipe = opened.run.model, opened.run.recipe
         self.half = runs.half_precision(args.precision, opened.run)
         self.config = _config(args, recipe.test)
@@ -164,11 +187,12 @@ class _Task:
         self.start: Start = _start(args, opened.run, self.documents, self.order)
         self.in_bits = opened.unit in BITS_PER_SYMBOL
 
-    def score(self) -> None:
-        score = evaluate(
+    def at(self, split: Split, temperatures: Sequence[float]) -> list[Score]:
+        return evaluate_at(
             self.model,
-            self.split,
+            split,
             self.config,
+            temperatures,
             segment=self.segment,
             context=self.context,
             documents=self.documents,
@@ -178,6 +202,24 @@ class _Task:
             no_memory=self.args.no_memory,
             progress=console.progress,
         )
+
+    def fit_temperature(self, fitted_on: str) -> None:
+        tried = self.at(self.corpus.split(fitted_on), TEMPERATURES)
+        best = min(tried, key=lambda score: score.loss)
+        scores = self.at(self.split, (1.0, best.temperature))
+        name = f"temperature-{self._settings()}-{_lengths_of(best)}"
+        content = {
+            "kind": "temperature",
+            "fitted_on": fitted_on,
+            "temperature": best.temperature,
+            "tried": [[score.temperature, score.loss] for score in tried],
+            "scores": [score.to_json() for score in scores],
+        }
+        remark = f"temperature {best.temperature:g}, fitted on {fitted_on} (ppl {best.perplexity:.3f} there)"
+        self._finish(name, content, scores, None, remark)
+
+    def score(self) -> None:
+        (score,) = self.at(self.split, (1.0 if self.args.temperature is None else self.args.temperature,))
         kind = "positions" if self.args.by_position else "score"
         name = f"{kind}-{self._settings()}-{_lengths_of(score)}"
         curve = self._positions_curve(score) if self.args.by_position else None
@@ -253,7 +295,8 @@ class _Task:
 
     def _print(self, scores: Sequence[Score]) -> None:
         symbol = "bpc" if self.in_bits else "bits"
-        rows = [_row(score, symbol, words=self.opened.unit != "word") for score in scores]
+        told = any(score.temperature != 1 for score in scores)
+        rows = [_row(score, symbol, words=self.opened.unit != "word", temperature=told) for score in scores]
         _table([list(row.values()) for row in rows], list(rows[0]))
         if self.start == "zeros":
             print("memory starts full of zeros, which are attended to")
@@ -308,7 +351,7 @@ class _Task:
             "last": args.which == "last",
             "bf16": self.half is not None,
         }
-        numbers = {"batch": args.batch, "clamp": args.clamp, "limit": args.limit}
+        numbers = {"batch": args.batch, "clamp": args.clamp, "limit": args.limit, "temperature": args.temperature}
         parts = [args.split, *(word for word, holds in words.items() if holds)]
         return "-".join([*parts, *(f"{name}{value}" for name, value in numbers.items() if value is not None)])
 
@@ -332,7 +375,7 @@ def _lengths_of(score: Score) -> str:
     return f"m{score.memory}-s{score.segment}{context}"
 
 
-def _row(score: Score, symbol: str, words: bool) -> dict[str, str]:
+def _row(score: Score, symbol: str, words: bool, temperature: bool) -> dict[str, str]:
     row = {
         "split": score.split,
         "memory": f"{score.memory:,}",
@@ -341,6 +384,8 @@ def _row(score: Score, symbol: str, words: bool) -> dict[str, str]:
         symbol: f"{score.bits_per_token:.4f}",
         "ppl": f"{score.perplexity:.4g}" if score.perplexity >= 1e6 else f"{score.perplexity:.3f}",
     }
+    if temperature:
+        row["temperature"] = f"{score.temperature:g}"
     if words and score.word_perplexity is not None:
         row["word ppl"] = f"{score.word_perplexity:,.4g}"
     return row | {"tok/s": f"{score.tokens / score.seconds:,.0f}" if score.seconds else "-"}

@@ -8,8 +8,10 @@ Interrupt it at any time: the same command goes on where it stopped, and what is
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -20,8 +22,9 @@ from mnemo.errors import CheckFailed, MnemoError
 from mnemo.experiments import Budget, Experiment, every_experiment, find_experiment
 from mnemo.experiments.jobs import Stopped
 from mnemo.experiments.needs import require_needs
-from mnemo.experiments.pages import judged, results_markdown, write_pages
-from mnemo.experiments.runner import Ran, run_cell, run_here, run_together
+from mnemo.experiments.pages import judged, results_markdown, write_index, write_page
+from mnemo.experiments.pool import run_together
+from mnemo.experiments.runner import Ran, run_cell, run_here
 from mnemo.experiments.store import Found, grid_folder, read_grid, save_grid
 from mnemo.report.files import write_text
 
@@ -31,8 +34,8 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    name: tyro.conf.Positional[str | None] = None
-    """An experiment, such as rmt-copy."""
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Experiments, such as rmt-copy."""
     list: bool = False
     """Show every experiment and the claim that it tests."""
     budget: Budget = "small"
@@ -58,19 +61,17 @@ def run(args: Args) -> int:
         return _list(args.json)
     if args.overview is not None:
         return _overview(args.overview, args.out)
-    if args.name is None:
+    if not args.names:
         raise MnemoError("name an experiment: mnemo reproduce --list shows all")
     if args.jobs < 1:
         raise MnemoError(f"--jobs {args.jobs} must be positive")
-    experiment = find_experiment(args.name)
-    grid = grid_folder(args.out, experiment.name, args.budget)
+    asked = [find_experiment(name) for name in dict.fromkeys(args.names)]
     if args.cell is not None:
-        return _one(experiment, args, grid)
-    if args.report:
-        return _finish(experiment, args, grid, Ran(read_grid(grid, experiment, args.budget), ()))
-    require_needs(experiment, args.budget, pick_device(args.device))
-    ran = _run(experiment, args, grid)
-    return _finish(experiment, args, grid, ran)
+        return _one_cell(asked, args, args.cell)
+    if not args.report:
+        for each in asked:
+            require_needs(each, args.budget, pick_device(args.device))
+    return _finish(list(zip(asked, _run(asked, args), strict=True)), args)
 
 
 def _list(as_json: bool) -> int:
@@ -98,47 +99,65 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _run(experiment: Experiment, args: Args, grid: Path) -> Ran:
+def _run(asked: Sequence[Experiment], args: Args) -> list[Ran]:
+    budget, grids = args.budget, [grid_folder(args.out, each.name, args.budget) for each in asked]
+    if args.report:
+        return [Ran(read_grid(grid, each, budget), ()) for each, grid in zip(asked, grids, strict=True)]
     if args.jobs > 1:
-        return run_together(experiment, args.budget, grid, jobs=args.jobs, device=args.device, tell=_tell, out=args.out)
+        return run_together(asked, budget, args.out, jobs=args.jobs, device=args.device, tell=_tell)
+    done = []
     with watching() as watcher:
-        return run_here(experiment, args.budget, grid, device=args.device, monitor=watcher, tell=_tell)
+        for each, grid in zip(asked, grids, strict=True):
+            if done and done[-1].interrupted:
+                done.append(Ran(read_grid(grid, each, budget), (), interrupted=True))
+            else:
+                done.append(run_here(each, budget, grid, device=args.device, monitor=watcher, tell=_tell))
+    return done
 
 
-def _one(experiment: Experiment, args: Args, grid: Path) -> int:
-    cells = {cell.name: cell for cell in experiment.cells(args.budget)}
-    if args.cell not in cells:
-        raise MnemoError(f"{experiment.name} has no cell '{args.cell}' at budget {args.budget}")
+def _one_cell(asked: Sequence[Experiment], args: Args, name: str) -> int:
+    if len(asked) > 1:
+        raise MnemoError("--cell is of one experiment, not of several")
+    (experiment,) = asked
+    cell = next((cell for cell in experiment.cells(args.budget) if cell.name == name), None)
+    if cell is None:
+        raise MnemoError(f"{experiment.name} has no cell '{name}' at budget {args.budget}")
+    grid = grid_folder(args.out, experiment.name, args.budget)
     try:
         with watching() as watcher:
-            run_cell(experiment, cells[args.cell], grid, pick_device(args.device), watcher)
+            run_cell(cell, grid, pick_device(args.device), watcher)
     except Stopped:
         return EXIT_INTERRUPTED
     return 0
 
 
-def _finish(experiment: Experiment, args: Args, grid: Path, ran: Ran) -> int:
-    found = ran.found
-    for problem in found.problems:
-        print(f"mnemo: left out: {problem}", file=sys.stderr)
-    if found.results.cells:
-        save_grid(grid, experiment, found.results)
-    page = write_pages(experiment, args.out, args.budget, found)
-    _show(experiment, args, found, page)
-    if ran.interrupted:
+def _finish(ran: Sequence[tuple[Experiment, Ran]], args: Args) -> int:
+    answers = []
+    for experiment, done in ran:
+        for problem in done.found.problems:
+            print(f"mnemo: left out: {problem}", file=sys.stderr)
+        if done.found.results.cells:
+            save_grid(grid_folder(args.out, experiment.name, args.budget), experiment, done.found.results)
+        page = write_page(experiment, args.out, args.budget, done.found)
+        answers.append(_show(experiment, args, done.found, page))
+    write_index(args.out)
+    if args.json:
+        console.print_json(answers[0] if len(answers) == 1 else answers)
+    if any(done.interrupted for _, done in ran):
         print("mnemo: interrupted; the same command goes on", file=sys.stderr)
         return EXIT_INTERRUPTED
-    if ran.failures:
-        raise CheckFailed(f"{len(ran.failures)} of the cells failed: {'; '.join(ran.failures)}")
+    failures = [failure for _, done in ran for failure in done.failures]
+    if failures:
+        raise CheckFailed(f"{len(failures)} of the cells failed: {'; '.join(failures)}")
     return 0
 
 
-def _show(experiment: Experiment, args: Args, found: Found, page: Path) -> None:
+def _show(experiment: Experiment, args: Args, found: Found, page: Path) -> dict[str, Any]:
+    """Print verdicts, or give them back for one JSON object."""
     verdicts = judged(experiment, found.results)
-    if args.json:
-        console.print_json({"experiment": experiment.name, "budget": args.budget, "page": str(page), **verdicts.json()})
-        return
-    print(f"{experiment.name} ({args.budget}): {experiment.claim}")
-    for answer, claim, paper, ours in verdicts.rows:
-        print(f"{answer:>5}: {claim}\n       paper: {paper}\n       ours: {ours}")
-    print(page)
+    if not args.json:
+        print(f"{experiment.name} ({args.budget}): {experiment.claim}")
+        for answer, claim, paper, ours in verdicts.rows:
+            print(f"{answer:>5}: {claim}\n       paper: {paper}\n       ours: {ours}")
+        print(page)
+    return {"experiment": experiment.name, "budget": args.budget, "page": str(page), **verdicts.json()}

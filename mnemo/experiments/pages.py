@@ -79,12 +79,14 @@ def _facts(experiment: Experiment, results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def write_pages(experiment: Experiment, out: Path, budget: Budget, found: Found) -> Path:
-    """The experiment's page, and the overview of everything in `out`."""
+def write_page(experiment: Experiment, out: Path, budget: Budget, found: Found) -> Path:
     page = build_page(experiment, found)
-    path = write_experiment(page, grid_folder(out, experiment.name, budget), overview=f"../../{INDEX}")
-    write_overview(all_pages(out), out / INDEX)
-    return path
+    return write_experiment(page, grid_folder(out, experiment.name, budget), overview=f"../../{INDEX}")
+
+
+def write_index(out: Path) -> Path:
+    """The overview of everything in `out`."""
+    return write_overview(all_pages(out), out / INDEX)
 
 
 def all_pages(out: Path) -> list[tuple[ExperimentPage, str]]:

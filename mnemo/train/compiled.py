@@ -1,21 +1,25 @@
-"""Forward pass and loss as one compiled graph, for every segment of a run's nominal shape.
+"""Forward pass and loss compiled, for every segment of a run's nominal shape: as one graph, or layer by layer.
 
-Odd segments, such as an epoch's last one, run as they are written: a graph of their own would take longer to compile
-than they take to run.
+One graph takes a minute or two to compile. All layers are alike, so that one of them can be compiled for all: seconds,
+and what is fused inside of a layer is the same. Odd segments, such as an epoch's last one, run as they are written: a
+graph of their own would take longer to compile than they take to run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mnemo.data.streams import Batch
 from mnemo.memory import LSTM, Infinite
 from mnemo.model import Model, Output
+from mnemo.positions import RelativePositions
 from mnemo.state import State
 from mnemo.train.step import Forward, segment_loss
 
@@ -26,6 +30,8 @@ NOT_COMPILED = {
 
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
+LAYER_METHODS = ("keys_values", "attend", "finish")
+"""Together nearly all of a layer's work; between them, nothing could be fused."""
 
 
 def against_compiling(model: Model) -> str | None:
@@ -40,17 +46,24 @@ def is_adaptive(model: Model) -> bool:
 
 
 class Compiled:
-    """`segment_loss` as a compiled graph; as it is written where compiling fails, which `note` is then told."""
+    """`segment_loss` compiled; as it is written where compiling fails, which `note` is then told."""
 
     def __init__(
-        self, model: Model, *, length: int, recompute: bool, note: Callable[[str], None], backend: str = "inductor"
+        self,
+        model: Model,
+        *,
+        length: int,
+        recompute: bool,
+        note: Callable[[str], None],
+        backend: str = "inductor",
+        by_layer: bool = False,
     ) -> None:
         self.plain: Forward = partial(segment_loss, recompute=recompute)
         self._length, self._note = length, note
-        adaptive = is_adaptive(model)
-        read: Callable[..., Any] = partial(_hidden, recompute=recompute) if adaptive else self.plain
-        compiled: Any = torch.compile(read, fullgraph=True, dynamic=False, backend=backend)
-        self._compiled: Forward | None = partial(_loss_apart, compiled) if adaptive else compiled
+        compiler = partial(torch.compile, fullgraph=True, dynamic=False, backend=backend)
+        self._compiled: Forward | None = (
+            _by_layer(model, self.plain, compiler) if by_layer else _as_one(model, self.plain, recompute, compiler)
+        )
 
     def __call__(
         self, model: Model, batch: Batch, state: State, scored: bool = True
@@ -68,6 +81,49 @@ class Compiled:
     @property
     def failed(self) -> bool:
         return self._compiled is None
+
+
+def _as_one(model: Model, plain: Forward, recompute: bool, compiler: Callable[..., Any]) -> Forward:
+    if is_adaptive(model):
+        return partial(_loss_apart, compiler(partial(_hidden, recompute=recompute)))
+    return compiler(plain)
+
+
+def _by_layer(model: Model, plain: Forward, compiler: Callable[..., Any]) -> Forward:
+    """Every method is compiled once, whatever the number of modules that have it."""
+    methods = _methods(model)
+    compiled = {key: compiler(getattr(*key)) for key in {(type(module), name) for module, name in methods}}
+    exchanged = [(module, name, partial(compiled[type(module), name], module)) for module, name in methods]
+
+    def forward(
+        model: Model, batch: Batch, state: State, scored: bool = True
+    ) -> tuple[Tensor | None, Tensor | float, State]:
+        with _exchanged(exchanged), warnings.catch_warnings():
+            # The compiler looks whether a layer's inputs have gradients, and is warned that they have none.
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+            return plain(model, batch, state, scored)
+
+    return forward
+
+
+def _methods(model: Model) -> list[tuple[nn.Module, str]]:
+    """What to compile: of every layer, and what positions and the softmax add to it."""
+    found: list[tuple[nn.Module, str]] = [(layer, name) for layer in model.layers() for name in LAYER_METHODS]
+    if isinstance(model.positions, RelativePositions) and model.positions.config.shared_projection:
+        found.append((model.positions, "shared"))
+    return found if is_adaptive(model) else [*found, (model, "loss")]
+
+
+@contextmanager
+def _exchanged(functions: list[tuple[nn.Module, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Inside, modules use other functions for some of their methods; evaluations see nothing of it."""
+    for module, name, function in functions:
+        object.__setattr__(module, name, function)
+    try:
+        yield
+    finally:
+        for module, name, _ in functions:
+            object.__delattr__(module, name)
 
 
 def _hidden(

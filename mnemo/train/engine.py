@@ -51,7 +51,8 @@ def choose_forward(
     if reason is not None:
         return partial(segment_loss, recompute=recompute), reason
     length = config.context + config.segment
-    return Compiled(model, length=length, recompute=recompute, note=note, backend=backend), None
+    by_layer = config.compile == "layers"
+    return Compiled(model, length=length, recompute=recompute, note=note, backend=backend, by_layer=by_layer), None
 
 
 class Engine:
@@ -102,7 +103,8 @@ class Engine:
     def _how(self) -> str:
         if self.not_compiled is not None and self.not_compiled == self.not_recorded:
             return f"not compiled, no CUDA graph ({self.not_compiled})"
-        compiled = "compiled" if self.not_compiled is None else f"not compiled ({self.not_compiled})"
+        how = "layers compiled" if self.config.compile == "layers" else "compiled"
+        compiled = how if self.not_compiled is None else f"not compiled ({self.not_compiled})"
         recorded = "one CUDA graph" if self.not_recorded is None else f"no CUDA graph ({self.not_recorded})"
         return f"{compiled}, {recorded}"
 

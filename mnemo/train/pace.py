@@ -19,6 +19,7 @@ from mnemo.recipe import TrainConfig
 from mnemo.train.engine import Engine
 from mnemo.train.precision import state_dtype
 from mnemo.train.step import fresh_states
+from mnemo.train.trainer import last_half
 from mnemo.train.window import Window, go_on
 
 
@@ -95,6 +96,8 @@ class _Runner:
         return done
 
     def _batch(self) -> Batch:
-        shape = (2, self.config.batch, self.config.segment)
-        tokens, targets = torch.randint(self.vocab_size, shape, generator=self.random)
-        return Batch(tokens, targets)
+        config = self.config
+        shape = (config.batch, config.context + config.segment + 1)
+        text = torch.randint(self.vocab_size, shape, generator=self.random)
+        batch = Batch(text[:, :-1].contiguous(), text[:, config.context + 1 :].contiguous())
+        return last_half(batch) if config.loss == "half" else batch

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemo.ops.eager import relative_attention_eager
+from mnemo.ops.fused.operator import draw_seed
 from mnemo.ops.fused.operator import relative_attention as operator
 from mnemo.ops.masks import Causal, Mask
 
@@ -43,7 +44,7 @@ def fused_attention(
     q, k, v, r, u, w = (_widened(x) for x in (q, k, v, r, u, w))  # type: ignore[assignment]
     begin, low, high = _bounds(mask, lengths, q.shape[2], k.shape[2], offset, q.device)
     window = (mask.window or 0) if isinstance(mask, Causal) else 0
-    seed = torch.randint(2**31 - 1, (1,), device=q.device) if dropout else None
+    seed = draw_seed(q.detach(), k.detach()) if dropout else None
     numbers = (offset, ahead, window, float(dropout), root)
     keep = torch.is_grad_enabled()
     out, lse, _ = operator(q, k, v, r, u, w, bias, begin, low, high, seed, *numbers, keep)

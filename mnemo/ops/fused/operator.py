@@ -41,6 +41,21 @@ def _call(
     return Call(q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root)
 
 
+@torch.library.custom_op("mnemo::draw_seed", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def draw_seed(q: Tensor, k: Tensor) -> Tensor:
+    """A random number for the dropout of one call, whose operands tell it from others.
+
+    An operator of its own, because torch's compiler fails at random tensors of one element (pytorch issue 168960), and
+    would take two calls without operands for one.
+    """
+    return torch.randint(2**31 - 1, (1,), device=q.device)
+
+
+@draw_seed.register_fake
+def _(q, k):
+    return q.new_empty(1, dtype=torch.int64)
+
+
 @torch.library.custom_op("mnemo::relative_attention", mutates_args=())
 def relative_attention(
     q: Tensor,

@@ -1,0 +1,162 @@
+"""Trained cells against each other: means over seeds, and verdicts on differences."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mnemo.experiments.experiment import CellResult, Results, Table, Verdict
+from mnemo.experiments.long_range.grids import ALL, NONE, Layout
+from mnemo.report.plots import Figure, Line, line_figure, lines_over_seeds
+
+TOY = "a toy model after two steps decides nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """What a grid is judged by; lower is better."""
+
+    key: str
+    """Of a score."""
+    unit: str
+    digits: int
+    equal: Callable[[float], float]
+    """The largest difference from a value that counts as none."""
+    of_loss: Callable[[float], float]
+    """From nats."""
+
+    def of(self, result: CellResult) -> float:
+        return float(result.values["scores"]["test"][self.key])
+
+    def text(self, values: Sequence[float]) -> str:
+        """Mean, with the deviation of several."""
+        mean = f"{statistics.fmean(values):.{self.digits}f}"
+        return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{self.digits}f}"
+
+
+BITS = Measure(
+    key="bits_per_token", unit="bpc", digits=4, equal=lambda _: 0.01, of_loss=lambda nats: nats / math.log(2)
+)
+PERPLEXITY = Measure(key="perplexity", unit="ppl", digits=2, equal=lambda value: 0.02 * value, of_loss=math.exp)
+
+
+def find(results: Results, layout: Layout, **labels: object) -> list[CellResult]:
+    """All seeds of a plan."""
+    found = results.select(share=layout.share, **labels)
+    return [r for r in found if not layout.matters or r.labels["arrangement"] == layout.arrangement]
+
+
+def by_seed(results: Results, layout: Layout, measure: Measure) -> dict[int, float]:
+    return {result.labels["seed"]: measure.of(result) for result in find(results, layout)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two plans with the same first weights and the same text, seed by seed."""
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+    @staticmethod
+    def of(results: Results, first: Layout, second: Layout, measure: Measure) -> Pair:
+        one, other = by_seed(results, first, measure), by_seed(results, second, measure)
+        seeds = sorted(one.keys() & other.keys())
+        return Pair(tuple(one[seed] for seed in seeds), tuple(other[seed] for seed in seeds))
+
+    @property
+    def differences(self) -> tuple[float, ...]:
+        return tuple(a - b for a, b in zip(self.first, self.second, strict=True))
+
+    @property
+    def difference(self) -> float:
+        return statistics.fmean(self.differences)
+
+    def text(self, measure: Measure) -> str:
+        both = f"{measure.text(self.first)} against {measure.text(self.second)} {measure.unit}"
+        seeds = f"{len(self.first)} seeds" if len(self.first) > 1 else "1 seed"
+        return f"{both}: {self.difference:+.{measure.digits}f} ({seeds})"
+
+
+def worse(results: Results, first: Layout, second: Layout, measure: Measure, *, claim: str, paper: str) -> Verdict:
+    """Whether `first` is worse than `second` with every seed; seeds that disagree decide nothing."""
+    pair = Pair.of(results, first, second, measure)
+    if not pair.first:
+        return missing(claim, paper)
+    ours = pair.text(measure)
+    if results.budget == "smoke":
+        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
+    signs = {difference > 0 for difference in pair.differences}
+    if len(signs) > 1:
+        return Verdict(claim=claim, paper=paper, ours=f"{ours}; the seeds disagree", holds=None)
+    return Verdict(claim=claim, paper=paper, ours=ours, holds=signs == {True})
+
+
+def equal(results: Results, first: Layout, measure: Measure, *, claim: str, paper: str) -> Verdict:
+    """Whether `first` is as good as long memories everywhere, or better.
+
+    Where these gain too little over none, nothing can be lost by leaving them out, and nothing is shown.
+    """
+    pair = Pair.of(results, first, ALL, measure)
+    gain = Pair.of(results, NONE, ALL, measure)
+    if not pair.first:
+        return missing(claim, paper)
+    ours, limit = pair.text(measure), measure.equal(statistics.fmean(pair.second))
+    if results.budget == "smoke":
+        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
+    if gain.first and gain.difference <= 2 * limit:
+        little = f"long memories gain only {gain.difference:.{measure.digits}f} here, too little to compare with"
+        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {little}", holds=None)
+    kept = f"; keeps {1 - pair.difference / gain.difference:.0%} of what they gain" if gain.first else ""
+    return Verdict(claim=claim, paper=paper, ours=ours + kept, holds=pair.difference <= limit)
+
+
+def missing(claim: str, paper: str) -> Verdict:
+    return Verdict(claim=claim, paper=paper, ours="cells that it needs have not been run", holds=None)
+
+
+def learning_curves(
+    results: Results, layouts: Sequence[Layout], measure: Measure, *, slug: str, title: str
+) -> list[Figure]:
+    """Validation by step: the mean over seeds, and their range as a band."""
+    points = [
+        (result.labels["plan"], float(step), measure.of_loss(loss))
+        for layout in layouts
+        for result in find(results, layout)
+        for step, loss in result.values["curve"]
+    ]
+    if not points:
+        return []
+    lines = lines_over_seeds(points)
+    caption = "Validation set during training. Lines are means over seeds, bands their range."
+    return [
+        line_figure(
+            slug, title, caption, lines, x_label="step", y_label=measure.unit, y_max=settled(lines), reference=None
+        )
+    ]
+
+
+def settled(lines: Sequence[Line]) -> float | None:
+    """Where lines are cut off: the first point of each is far above all that matters."""
+    second = [y for line in lines if len(line.points) > 2 and (y := line.points[1][1]) is not None]
+    return max(second) if second else None
+
+
+def layout_table(
+    results: Results, layouts: Sequence[Layout], measure: Measure, paper: dict[Layout, str], *, title: str
+) -> list[Table]:
+    rows = [row for layout in layouts if (row := _row(results, layout, measure, paper))]
+    headers = ["long-range layers", measure.unit, "against all", "seeds", f"paper's {measure.unit}"]
+    caption = "Test set. The paper's numbers are for its own corpus and size; '-' where it only has a picture."
+    return [Table(title=title, headers=headers, rows=rows, caption=caption)] if rows else []
+
+
+def _row(results: Results, layout: Layout, measure: Measure, paper: dict[Layout, str]) -> list[str]:
+    found = find(results, layout)
+    if not found:
+        return []
+    values = [measure.of(result) for result in found]
+    pair = Pair.of(results, layout, ALL, measure)
+    against = f"{pair.difference:+.{measure.digits}f}" if pair.first else ""
+    return [found[0].labels["plan"], measure.text(values), against, str(len(values)), paper.get(layout, "-")]

@@ -1,0 +1,82 @@
+"""Which attention length serves a trained model best: the columns of Tables 5 and 8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mnemo.checkpoint import open_run
+from mnemo.config import from_json, to_json
+from mnemo.data.prepare import load
+from mnemo.evaluate import Score, find_length
+from mnemo.experiments.experiment import Cell, CellResult, Results
+from mnemo.experiments.jobs import RUN, Place, job
+from mnemo.experiments.xl.comparing import Measured, perplexity, spread
+from mnemo.recipe import EvalConfig
+from mnemo.train.precision import autocast, safe_kernels
+
+SEARCH = "xl-attention-length"
+
+
+def search_cell(training: Cell, config: EvalConfig, longest: int) -> Cell:
+    """Lengthen the attention of what `training` trains, on the validation set, as the paper's tables do."""
+    return Cell(
+        name=f"{training.name}-lengths",
+        job=SEARCH,
+        settings={"run": training.name, "split": "valid", "evaluation": to_json(config), "longest": longest},
+        labels=training.labels | {"part": "lengths"},
+        after=(training.name,),
+    )
+
+
+@job(SEARCH)
+def search_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
+    train, data = opened.recipe.train, opened.recipe.data
+    split = load(data.corpus, show=place.progress).split(settings["split"])
+    with safe_kernels(train.precision, place.device, place.monitor), autocast(train.precision, place.device):
+        found = find_length(
+            opened.model,
+            split,
+            from_json(EvalConfig, settings["evaluation"]),
+            segment=train.segment,
+            context=train.context,
+            longest=settings["longest"],
+            progress=place.progress,
+        )
+    return {
+        "initial": _plain(found.initial),
+        "best": _plain(found.best),
+        "shortest": _plain(found.shortest),
+        "tried": [[score.attention, score.loss] for score in found.tried],
+        "trained": train.segment,
+    }
+
+
+def _plain(score: Score) -> dict[str, Any]:
+    return {"attention": score.attention, "loss": score.loss}
+
+
+def searches(results: Results, **labels: Any) -> list[CellResult]:
+    return results.select(part="lengths", **labels)
+
+
+def ppl(label: str, cells: Sequence[CellResult], which: str = "best") -> Measured:
+    """Perplexities at the `initial` or the `best` attention length, one a seed."""
+    return Measured(label, [perplexity(cell.values[which]["loss"]) for cell in cells])
+
+
+def lengths(label: str, cells: Sequence[CellResult]) -> Measured:
+    """The shortest attention that comes within 0.1% of the best."""
+    return Measured(label, [float(cell.values["shortest"]["attention"]) for cell in cells])
+
+
+def gains(label: str, cells: Sequence[CellResult]) -> Measured:
+    """Share of the perplexity that the best length takes off that of the training length."""
+    values = [1 - perplexity(cell.values["best"]["loss"] - cell.values["initial"]["loss"]) for cell in cells]
+    return Measured(label, values)
+
+
+def found_columns(cells: Sequence[CellResult]) -> list[str]:
+    """Perplexity at the training length, the best one, and the length that reaches it."""
+    return [spread(one.values) for one in (ppl("", cells, "initial"), ppl("", cells), lengths("", cells))]

@@ -1,0 +1,151 @@
+"""A corpus of the paper's tables: models that are trained, those that are quoted, and who must beat whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from mnemo.config import to_json
+from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
+from mnemo.experiments.jobs import training_cell
+from mnemo.experiments.xl.comparing import Measured, judged, lower, shown, spread, undecided
+from mnemo.experiments.xl.recipes import seeded, seeds
+from mnemo.recipe import Recipe
+from mnemo.report.plots import Line, bar_figure, line_figure
+
+CLOSE = 0.01
+"""How far, of the published value, a run may be from it and still count as reaching it."""
+KEYS = {"bpc": "scores.test.bits_per_token", "ppl": "scores.test.perplexity"}
+
+
+class Entry(NamedTuple):
+    """A model of a table that is trained here."""
+
+    name: str
+    label: str
+    recipes: Callable[[Budget], Recipe | None]
+    """None where a budget leaves it out"""
+    paper: float | None = None
+    """The published value, at the published size"""
+
+
+class Quoted(NamedTuple):
+    label: str
+    size: str
+    value: str
+
+
+class Beats(NamedTuple):
+    """One entry is to be better than another."""
+
+    claim: str
+    paper: str
+    better: str
+    worse: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    name: str
+    title: str
+    table: str
+    claim: str
+    unit: Literal["bpc", "ppl"]
+    corpus: str
+    stand_in: str
+    """What `small` reads instead, in words."""
+    entries: Sequence[Entry]
+    quoted: Sequence[Quoted]
+    beats: Sequence[Beats]
+    notes: tuple[str, ...] = ()
+    small_seeds: int = 1
+
+    def experiment(self) -> Experiment:
+        return Experiment(
+            name=self.name,
+            title=self.title,
+            paper="Transformer-XL",
+            covers=(self.table,),
+            claim=self.claim,
+            cells=self.cells,
+            verdicts=self.verdicts,
+            figures=self.figures,
+            tables=self.tables,
+            notes=self.notes,
+        )
+
+    def cells(self, budget: Budget) -> list[Cell]:
+        return [
+            _cell(entry, seeded(recipe, seed), seed)
+            for entry in self.entries
+            for seed in seeds(budget, self.small_seeds)
+            if (recipe := entry.recipes(budget)) is not None
+        ]
+
+    def measured(self, results: Results, name: str) -> Measured:
+        label = next(entry.label for entry in self.entries if entry.name == name)
+        return Measured(label, results.values(KEYS[self.unit], model=name))
+
+    def verdicts(self, results: Results) -> list[Verdict]:
+        known = {entry.name for entry in self.entries if entry.recipes(results.budget) is not None}
+        pairs = [
+            lower(
+                results,
+                each.claim,
+                each.paper,
+                self.measured(results, each.better),
+                self.measured(results, each.worse),
+            )
+            for each in self.beats
+            if {each.better, each.worse} <= known
+        ]
+        return [*pairs, *(self._reaches(results, entry) for entry in self.entries if entry.paper is not None)]
+
+    def _reaches(self, results: Results, entry: Entry) -> Verdict:
+        assert entry.paper is not None
+        claim = f"{entry.label} reaches the published {self.unit} of {self.corpus}, to {CLOSE:.0%}."
+        paper = shown(entry.paper)
+        if results.budget != "paper":
+            ours = f"not decided by this budget, which reads {self.stand_in}"
+            return Verdict(claim=claim, paper=paper, ours=ours, holds=None)
+        found = self.measured(results, entry.name)
+        if not found.values:
+            return undecided(claim, paper, [entry.label])
+        return judged(results, claim, paper, spread(found.values), found.mean <= entry.paper * (1 + CLOSE))
+
+    def tables(self, results: Results) -> list[Table]:
+        rows = [[each.label, each.size, "quoted, not run", each.value] for each in self.quoted]
+        for entry in self.entries:
+            found = self.measured(results, entry.name)
+            sizes = results.values("parameters", model=entry.name)
+            size = f"{sizes[0] / 1e6:.3g}M" if sizes else "-"
+            rows.append([entry.label, size, spread(found.values), "-" if entry.paper is None else shown(entry.paper)])
+        what = self.corpus if results.budget == "paper" else self.stand_in
+        caption = f"Test {self.unit}. The paper's values are of {self.corpus}; ours are of {what}."
+        return [Table(title=self.table, headers=["model", "parameters", "ours", "paper"], rows=rows, caption=caption)]
+
+    def figures(self, results: Results) -> list[Figure]:
+        found = [one for entry in self.entries if (one := self.measured(results, entry.name)).values]
+        if not found:
+            return []
+        bars = [(one.label, one.mean) for one in found]
+        bar = bar_figure("test", f"Test {self.unit}", "Shorter is better; mean over seeds.", bars, unit=self.unit)
+        return [bar, *self._curves(results)]
+
+    def _curves(self, results: Results) -> list[Figure]:
+        lines = [
+            Line(entry.label, [(float(step), float(loss)) for step, loss in cell.values["curve"]])
+            for entry in self.entries
+            for cell in results.select(model=entry.name)[:1]
+            if cell.values.get("curve")
+        ]
+        if not lines:
+            return []
+        caption = "Validation loss during training, one seed of each model."
+        return [line_figure("learning", "Learning curves", caption, lines, x_label="step", y_label="nats per token")]
+
+
+def _cell(entry: Entry, recipe: Recipe, seed: int) -> Cell:
+    scores = {"test": {"split": "test"} | to_json(recipe.test)}
+    return training_cell(f"{entry.name}-seed{seed}", recipe, {"model": entry.name, "seed": seed}, scores=scores)
