@@ -33,7 +33,7 @@ def quick_task_recipe(
     steps: int = 3000,
     batch: int = 256,
     lr: float = 2e-3,
-    num_layers: int = 4,
+    num_layers: int = 2,
     dim: int = 128,
     precision: Literal["fp32", "bf16"] = "bf16",
 ) -> Recipe:
