@@ -3,10 +3,12 @@
 On a GPU, and where every layer keeps Transformer-XL's memory, keys and values have buffers with room for several
 segments behind them. Each place in them has its own recorded CUDA graph; behind the last one the memory is moved to the
 front. So a segment costs its kernels and nothing else, and the device is never waited for. Everything else is read
-by the model itself.
+by the model itself; on a CPU, by several threads, each of which takes some of the rows.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +19,8 @@ from mnemo.memory.room import Room
 from mnemo.memory.xl import XLCache
 from mnemo.model import Model
 from mnemo.ring import suits
-from mnemo.state import State
+from mnemo.row_threads import RowThreads, row_groups
+from mnemo.state import State, tree_map
 
 SPARE = 2
 """Buffers have room for a further 1 / SPARE of the memory."""
@@ -25,12 +28,18 @@ MAX_TIMES = 16
 """Recorded graphs, at most."""
 
 
+def open_reader(model: Model, state: State, segment: int) -> SegmentReader | RowReaders:
+    """The faster of both for this model where it is."""
+    groups = row_groups(model, state, segment)
+    return SegmentReader(model, state, segment) if len(groups) == 1 else RowReaders(model, state, segment, groups)
+
+
 class SegmentReader:
     """Reads segments (B, L) behind a state, which it takes over, and scores them."""
 
-    def __init__(self, model: Model, state: State, segment: int) -> None:
+    def __init__(self, model: Model, state: State, segment: int, tables: tuple[Relation, ...] | None = None) -> None:
         self.model, self.state, self.segment = model, state, segment
-        self.tables = model.tables(segment, state)
+        self.tables = model.tables(segment, state) if tables is None else tables
         self.track = Track(model, state, segment, self.tables) if self._can_record() else None
 
     def _can_record(self) -> bool:
@@ -46,6 +55,27 @@ class SegmentReader:
             self.state, self.track = self.track.state(), None
         out, self.state = self.model(tokens, self.state, lengths=lengths, starts=starts, tables=self.tables)
         return self.model.loss(out, targets)
+
+
+class RowReaders:
+    """As `SegmentReader`, with every group of rows on a thread of its own."""
+
+    def __init__(self, model: Model, state: State, segment: int, groups: list[slice]) -> None:
+        self.groups, self.threads = groups, RowThreads(len(groups))
+        tables = model.tables(segment, state)
+        parts = [tree_map(lambda leaf, rows=rows: leaf[rows], state) for rows in groups]
+        self.readers = [SegmentReader(model, part, segment, tables) for part in parts]
+
+    def read(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        """As `SegmentReader.read`."""
+        given = (tokens, targets, lengths, starts)
+        calls = [
+            partial(reader.read, *(None if part is None else part[rows] for part in given))
+            for reader, rows in zip(self.readers, self.groups, strict=True)
+        ]
+        return torch.cat(self.threads.run(calls))
 
 
 def can_track(model: Model) -> bool:
