@@ -28,7 +28,7 @@ from mnemo.errors import MnemoError
 from mnemo.machine import require_state_room
 from mnemo.model import Model
 from mnemo.positions import Learned, Sinusoidal
-from mnemo.reader import SegmentReader, can_track, in_type, losses_at
+from mnemo.reader import RowReaders, SegmentReader, can_track, in_type, losses_at, open_reader
 from mnemo.recipe import EvalConfig
 from mnemo.state import Start
 
@@ -332,7 +332,7 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     return totals
 
 
-def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader, AbstractContextManager[Any]]:
+def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader | RowReaders, AbstractContextManager[Any]]:
     """Behind empty memories or zeros, and the context to read in.
 
     In half precision on a GPU the weights, which are only read, are stored so: nothing is left to be cast.
@@ -342,7 +342,7 @@ def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader, AbstractContext
         model, precision = in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
     with precision:
         state = (model.zeros if setup.zeros else model.init)(setup.batch, setup.lengths, cached=True)
-        return SegmentReader(model, state, setup.segment + setup.context, setup.temperatures), precision
+        return open_reader(model, state, setup.segment + setup.context, setup.temperatures), precision
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -411,7 +411,7 @@ class Model(nn.Module):
         result: list[Relation] = []
         for stage, memory, group in zip(self._stages(), layers, self._attending, strict=True):
             keys, ahead = stage.slots(memory) + rows, max(stage.ahead(memory), within)
-            result += [relation(self.layers()[index], keys, ahead) for index in group]
+            result += [relation(self.layers()[index], keys, ahead).to_keep() for index in group]
         return tuple(result)
 
     def _relations(self, state: State, rows: int, tables: Sequence[Relation] | None, ahead: int = 0) -> Relations:

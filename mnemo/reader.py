@@ -3,7 +3,7 @@
 On a GPU, and where every layer keeps Transformer-XL's memory, keys and values have buffers with room for several
 segments behind them. Each place in them has its own recorded CUDA graph; behind the last one the memory is moved to the
 front. So a segment costs its kernels and nothing else, and the device is never waited for. Everything else is read
-by the model itself.
+by the model itself; on a CPU, by several threads, each of which takes some of the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from mnemo.memory.room import Room
 from mnemo.memory.xl import XLCache
 from mnemo.model import Model, Output
 from mnemo.ring import suits
-from mnemo.state import State
+from mnemo.row_threads import RowThreads, row_groups
+from mnemo.state import State, tree_map
 
 SPARE = 2
 """Buffers have room for a further 1 / SPARE of the memory."""
@@ -35,16 +36,33 @@ def losses_at(model: Model, temperatures: Sequence[float], out: Output, targets:
     return torch.stack([model.loss(out, targets, temperature) for temperature in temperatures])
 
 
+def open_reader(
+    model: Model, state: State, segment: int, temperatures: Sequence[float] | None = None
+) -> SegmentReader | RowReaders:
+    """The faster of both for this model where it is."""
+    groups = row_groups(model, state, segment)
+    if len(groups) == 1:
+        return SegmentReader(model, state, segment, temperatures)
+    return RowReaders(model, state, segment, groups, temperatures)
+
+
 class SegmentReader:
     """Reads segments (B, L) behind a state, which it takes over, and scores them.
 
     With `temperatures`, every score is one at each of them, in a further dimension before the others.
     """
 
-    def __init__(self, model: Model, state: State, segment: int, temperatures: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        state: State,
+        segment: int,
+        temperatures: Sequence[float] | None = None,
+        tables: tuple[Relation, ...] | None = None,
+    ) -> None:
         self.model, self.state, self.segment = model, state, segment
         self.loss: Loss = model.loss if temperatures is None else partial(losses_at, model, temperatures)
-        self.tables = model.tables(segment, state)
+        self.tables = model.tables(segment, state) if tables is None else tables
         self.track = Track(model, state, segment, self.tables, self.loss) if self._can_record() else None
 
     def _can_record(self) -> bool:
@@ -60,6 +78,34 @@ class SegmentReader:
             self.state, self.track = self.track.state(), None
         out, self.state = self.model(tokens, self.state, lengths=lengths, starts=starts, tables=self.tables)
         return self.loss(out, targets)
+
+
+class RowReaders:
+    """As `SegmentReader`, with every group of rows on a thread of its own."""
+
+    def __init__(
+        self,
+        model: Model,
+        state: State,
+        segment: int,
+        groups: list[slice],
+        temperatures: Sequence[float] | None = None,
+    ) -> None:
+        self.groups, self.threads = groups, RowThreads(len(groups))
+        tables = model.tables(segment, state)
+        parts = [tree_map(lambda leaf, rows=rows: leaf[rows], state) for rows in groups]
+        self.readers = [SegmentReader(model, part, segment, temperatures, tables) for part in parts]
+
+    def read(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        """As `SegmentReader.read`."""
+        given = (tokens, targets, lengths, starts)
+        calls = [
+            partial(reader.read, *(None if part is None else part[rows] for part in given))
+            for reader, rows in zip(self.readers, self.groups, strict=True)
+        ]
+        return torch.cat(self.threads.run(calls), dim=-2)
 
 
 def can_track(model: Model) -> bool:

@@ -36,7 +36,7 @@ LEVELS = [
         "train",
     },
     {"data"},
-    {"model", "layers", "embedding", "positions", "decode", "ring", "graphs", "reader"},
+    {"model", "layers", "embedding", "positions", "decode", "ring", "graphs", "reader", "row_threads"},
     {"memory", "state"},
     {"ops"},
     {"config", "errors", "hardware", "reading", "__version__"},

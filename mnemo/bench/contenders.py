@@ -22,7 +22,7 @@ from mnemo.errors import CheckFailed
 from mnemo.generate import Sampling, Writer
 from mnemo.model import Model, Output
 from mnemo.optimize import build_optimizer
-from mnemo.reader import SegmentReader, in_type
+from mnemo.reader import in_type, open_reader
 from mnemo.recipe import OptimizerConfig, TrainConfig
 from mnemo.state import State
 from mnemo.train.engine import Engine
@@ -171,7 +171,7 @@ def _published_training(case: Case, model: nn.Module, full: bool) -> Step:
 def _evaluation(case: Case, model: Model) -> Step:
     model = in_type(model, torch.bfloat16) if case.precision == "bf16" else model
     data = segments(case, _device(model))
-    reader = SegmentReader(model, model.zeros(case.batch, cached=True), case.segment)
+    reader = open_reader(model, model.zeros(case.batch, cached=True), case.segment)
 
     @torch.no_grad()
     def step() -> Tensor:

@@ -33,9 +33,18 @@ class Relation(NamedTuple):
     """Columns of negative distances at the tables' end"""
 
     def to(self, dtype: torch.dtype) -> Relation:
+        if all(part is None or part.dtype == dtype for part in (*self[:4], *(self.rotary or ()))):
+            return self
         r, u, w, bias = (None if part is None else part.to(dtype) for part in self[:4])
         rotary = None if self.rotary is None else (self.rotary[0].to(dtype), self.rotary[1].to(dtype))
         return Relation(r, u, w, bias, rotary, self.ahead)
+
+    def to_keep(self) -> Relation:
+        """The same, to be read again and again: on a CPU with neighbouring distances side by side, which products with
+        few queries read a third faster."""
+        if self.r is None or self.r.device.type != "cpu":
+            return self
+        return self._replace(r=self.r.transpose(1, 2).contiguous().transpose(1, 2))
 
     def take(self, num_keys: int | None, ahead: int = 0) -> Relation:
         """The same relation for fewer keys (all of them for None) and fewer ahead: near distances stay."""

@@ -20,14 +20,23 @@ SPARE = 4
 class _Buffers:
     def __init__(self, keys: Tensor, values: Tensor, spare: int) -> None:
         batch, heads, self.used, size = keys.shape
-        shape = (batch, heads, self.used + spare, size)
-        self.keys, self.values = keys.new_empty(shape), values.new_empty(shape)
+        length = self.used + spare
+        self.keys, self.values = empty_keys(keys, length), values.new_empty(batch, heads, length, size)
         self.keys[:, :, : self.used], self.values[:, :, : self.used] = keys, values
 
     def has_room(self, end: int, count: int) -> bool:
         """Whether the slots from `end` on are free, and may be written to in the present mode."""
         free = self.used == end and end + count <= self.keys.shape[2]
         return free and self.keys.is_inference() == torch.is_inference_mode_enabled()
+
+
+def empty_keys(like: Tensor, length: int) -> Tensor:
+    """Room for so many keys, else of the same shape (B, H, T, d). On a CPU neighbouring keys are stored side by side:
+    products with queries read them a third faster so."""
+    batch, heads, _, size = like.shape
+    if like.device.type != "cpu":
+        return like.new_empty(batch, heads, length, size)
+    return like.new_empty(batch, heads, size, length).transpose(2, 3)
 
 
 class _Place(NamedTuple):

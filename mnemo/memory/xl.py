@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work, remember
-from mnemo.memory.room import SPARE, extend
+from mnemo.memory.room import SPARE, empty_keys, extend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class XLWindow:
         self.num_slots = cache.keys.shape[2]
         slots = self.num_slots + segment + self.num_slots // SPARE
         shape = (*cache.keys.shape[:2], slots, cache.keys.shape[3])
-        self.keys, self.values = cache.keys.new_zeros(shape), cache.values.new_zeros(shape)
+        self.keys, self.values = empty_keys(cache.keys, slots).zero_(), cache.values.new_zeros(shape)
         self.keys[:, :, : self.num_slots] = cache.keys
         self.values[:, :, : self.num_slots] = cache.values
         self.length = cache.length.clone()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Literal
 
@@ -80,14 +80,20 @@ def relative_attention(
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
         return attended.out, attended.lse
     # Backward passes are written for operands of one type, which autocast would mix.
-    kind = q.device.type
-    with torch.autocast(kind, enabled=False) if kind in AUTOCAST_DEVICES else nullcontext():
+    with _as_they_are(q.device.type):
         if impl == "fused" or (impl == "auto" and _is_fused(q, r, bias, mask)):
             from mnemo.ops.fused.dispatch import fused_attention
 
             out, lse = fused_attention(q, k, v, r, u, w, **see)
             return out, lse if with_lse else None
         return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
+
+
+def _as_they_are(kind: str) -> AbstractContextManager[object]:
+    """No autocast on this kind of device; entering that takes as long as a small product, so not without need."""
+    if kind not in AUTOCAST_DEVICES or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(kind)):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def _is_fused(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> bool:

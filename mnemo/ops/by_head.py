@@ -28,10 +28,11 @@ class Piece(NamedTuple):
     hidden: Sequence[tuple[slice, Tensor]]
     """Some of the keys, and -inf where they are hidden, else 0: (L, K'), or (B, L, K') where rows differ"""
 
-    @property
-    def suits(self) -> bool:
-        num_queries, num_keys, num_columns = map(_length, (self.queries, self.keys, self.columns))
-        return num_queries * num_keys >= FEWEST_SCORES and num_queries > 1 and num_columns <= num_keys + 1
+
+def suits(queries: slice, keys: slice, columns: slice) -> bool:
+    """Whether a piece can be computed here, and should be."""
+    num_queries, num_keys, num_columns = map(_length, (queries, keys, columns))
+    return num_queries * num_keys >= FEWEST_SCORES and num_queries > 1 and num_columns <= num_keys + 1
 
 
 def attend_by_head(
@@ -54,9 +55,10 @@ def attend_by_head(
     for piece in pieces:
         rows, keys = piece.queries, piece.keys
         raw, scores = _buffer(piece, q)
-        for row in range(batch):
-            for head in range(heads):
-                torch.mm(position[row, head, rows], r[head, piece.columns].t(), out=raw)
+        for head in range(heads):
+            table = _side_by_side(r[head, piece.columns])
+            for row in range(batch):
+                torch.mm(position[row, head, rows], table, out=raw)
                 scores.addmm_(content[row, head, rows], k[row, head, keys].t())
                 for part, mask in piece.hidden:
                     scores[:, part].add_(mask[row] if mask.dim() == 3 and len(mask) > 1 else mask.squeeze(0))
@@ -66,6 +68,11 @@ def attend_by_head(
                     lse[row, head, rows] = largest - scores.amax(-1).log_()
                 torch.mm(scores, v[row, head, keys], out=out[row, head, rows])
     return out, lse
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """(W, D) -> (D, W) with neighbours in the same row: products of few rows read that a third faster."""
+    return x.t() if x.stride(0) == 1 else x.t().contiguous()
 
 
 def _buffer(piece: Piece, like: Tensor) -> tuple[Tensor, Tensor]:

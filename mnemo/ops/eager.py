@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mnemo.ops import by_head
 from mnemo.ops.by_head import Piece, attend_by_head
 from mnemo.ops.dropout import keep_mask
 from mnemo.ops.masks import Causal, Mask
+from mnemo.ops.single import attend_single, is_single
 
 QUERY_BLOCK = 128
 CPU_TILE = 2**20
@@ -113,8 +115,8 @@ class _Operands(NamedTuple):
 
 
 def _dense(x: Tensor) -> Tensor:
-    """(N, T, D) with every matrix in one piece: products read it several times, and faster so."""
-    return x if x.stride(1) == x.shape[2] else x.contiguous()
+    """(N, T, D) with every matrix in one piece, or its transpose: products read it several times, and faster so."""
+    return x if x.stride(1) in (1, x.shape[2]) else x.contiguous()
 
 
 def _blocks(call: _Call, num_queries: int, num_keys: int) -> list[_Block]:
@@ -353,12 +355,21 @@ def _heads_inside(x: Tensor) -> Tensor:
     return x.new_empty(batch, length, heads, size).transpose(1, 2)
 
 
-def _pieces(q: Tensor, k: Tensor, call: _Call) -> list[Piece]:
-    """On a CPU, the blocks of a call."""
-    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64):
-        return []
-    blocks = _blocks(call, q.shape[2], k.shape[2])
-    return [Piece(*block, _hidden(call, block, k.shape[2], q)) for block in blocks]
+def _attend_on_cpu(
+    q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, with_lse: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Where nothing is trained: the fastest way for what this call looks at; None for none of them."""
+    r, u, w, bias = tables
+    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64) or bias is not None or call.dropout:
+        return None
+    if call.lengths is None and not with_lse and is_single(q, k, call.offset, call.mask):
+        everything = _block(call, slice(0, 1), slice(0, k.shape[2]))
+        return attend_single(q, k, v, None if r is None else r[:, everything.columns], u, w), None
+    blocks = [] if r is None else _blocks(call, q.shape[2], k.shape[2])
+    if r is None or not all(by_head.suits(*block) for block in blocks):
+        return None
+    pieces = [Piece(*block, _hidden(call, block, k.shape[2], q)) for block in blocks]
+    return attend_by_head(q, k, v, r, u, w, pieces, with_lse)
 
 
 def relative_attention_eager(
@@ -384,9 +395,7 @@ def relative_attention_eager(
     table = r if r is not None else bias
     call = _Call(offset, 0 if table is None else table.shape[1], ahead, mask, lengths, dropout)
     if not torch.is_grad_enabled():
-        pieces = _pieces(q, k, call) if r is not None and bias is None and dropout == 0 else []
-        if r is not None and pieces and all(piece.suits for piece in pieces):
-            return attend_by_head(q, k, v, r, u, w, pieces, with_lse)
-        return _forward(q, k, v, (r, u, w, bias), call, with_lse=with_lse, save=False)[:2]
+        done = _attend_on_cpu(q, k, v, (r, u, w, bias), call, with_lse)
+        return done or _forward(q, k, v, (r, u, w, bias), call, with_lse=with_lse, save=False)[:2]
     out, lse = _Attention.apply(q, k, v, r, u, w, bias, call, with_lse)  # type: ignore[misc]
     return out, lse if with_lse else None
