@@ -57,7 +57,7 @@ def test_a_single_query_equals_the_equation(
 def test_whatever_hides_a_key_goes_another_way(calls: list[int]) -> None:
     q, k, r = draw(2, 2, 1, 6), draw(2, 2, KEYS, 6), draw(2, KEYS, 6)
     last: dict[str, Any] = {"offset": KEYS - 1}
-    hidden = (
+    hidden: tuple[dict[str, Any], ...] = (
         {"offset": KEYS - 2},
         last | {"mask": Causal(window=KEYS - 1)},
         last | {"lengths": torch.tensor([KEYS, 4])},
