@@ -50,8 +50,12 @@ def line_figure(
     y_logarithmic: bool = False,
     reference: tuple[str, float] | None = None,
     y_max: float | None = None,
+    x_from_least: bool = False,
 ) -> Figure:
-    """Lines over a common x, each with its band where it has one, and a labelled level to compare with."""
+    """Lines over a common x, each with its band where it has one, and a labelled level to compare with.
+
+    `x_from_least`: for counts that cannot be 0, the axis begins at the least of them, however near to 0.
+    """
     series = [_series(line, color) for color, line in enumerate(lines)]
     series = [one for one in series if one.points]
     xs = [x for one in series for x, _ in one.points]
@@ -64,7 +68,7 @@ def line_figure(
         y_max=y_max,
         y_logarithmic=y_logarithmic,
         markers=any(len(one.points) <= 60 for one in series),
-        x_from_zero=_begins_near_zero(xs),
+        x_from_zero=not x_from_least and _begins_near_zero(xs),
         single_named=True,
     )
     sentences = [_line_words(one, x_label) for one in series]

@@ -10,6 +10,7 @@ from mnemo.experiments.rmt.published import RMT, XL
 from mnemo.experiments.rmt.recipes import LONG_AS_PUBLISHED
 from mnemo.experiments.rmt.series import OURS, PAPER, Series, accuracy_table, by_segments, outdoes, solves
 
+HALF = "a memory of half a segment"
 HALF_COPY = Series(
     task="copy",
     make=COPY.make,
@@ -21,6 +22,7 @@ HALF_COPY = Series(
     shorter=COPY.shorter,
     memory=lambda segment: max(1, segment // 2),
     models=(XL, RMT),
+    words=HALF,
 )
 HALF_REVERSE = Series(
     task="reverse",
@@ -33,6 +35,7 @@ HALF_REVERSE = Series(
     shorter=REVERSE.shorter,
     memory=lambda segment: max(1, segment // 2),
     models=(XL, RMT),
+    words=HALF,
 )
 LONG_REVERSE = Series(
     task="reverse-120",
@@ -48,11 +51,13 @@ LONG_REVERSE = Series(
     models=(XL, RMT),
     as_published=LONG_AS_PUBLISHED,
     splits={"valid": 10_000, "test": 20_000},
+    words="a memory of at most 60",
+    budgets=("paper",),
 )
 
 
 def half_memory_cells(budget: Budget) -> list[Cell]:
-    long = LONG_REVERSE.cells(budget) if budget == "paper" else []
+    long = LONG_REVERSE.cells(budget) if budget in LONG_REVERSE.budgets else []
     return [*HALF_COPY.cells(budget), *HALF_REVERSE.cells(budget), *long]
 
 
@@ -64,6 +69,8 @@ def half_memory_verdicts(results: Results) -> list[Verdict]:
         outdoes(results, HALF_REVERSE, 4),
         solves(results, HALF_COPY, 3),
         solves(results, HALF_REVERSE, 2),
+        outdoes(results, LONG_REVERSE, 4),
+        outdoes(results, LONG_REVERSE, 6),
     ]
 
 

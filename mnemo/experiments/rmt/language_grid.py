@@ -21,6 +21,7 @@ from mnemo.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, Schedu
 WIKITEXT, ENWIK8, NOVELS, PYTHON = "wikitext-103", "enwik8", "novels", "python"
 UNITS = {WIKITEXT: "ppl", ENWIK8: "bpc", NOVELS: "bpc", PYTHON: "bpc"}
 SCORES = {"ppl": "scores.test.perplexity", "bpc": "scores.test.bits_per_token"}
+UNKNOWN = "no result"
 NOISE = {"ppl": 0.1, "bpc": 0.005}
 """Differences between two seeds that mean nothing."""
 
@@ -123,7 +124,7 @@ PAPER_ROWS = [
         },
     ),
     *_rows(ENWIK8, 512, XL, {512: Q(1.071)}),
-    *_rows(ENWIK8, 128, BASELINE, {0: Q(1.402)}),
+    *_rows(ENWIK8, 128, BASELINE, {0: Q(1.402, source="result files")}),
     *_rows(
         ENWIK8,
         128,
@@ -240,5 +241,5 @@ def quality(result: CellResult) -> float | None:
 
 
 def outcome(result: CellResult) -> str:
-    """`finished`, `diverged` or `out of memory`."""
-    return str(result.values.get("outcome", "finished"))
+    """`finished`, `diverged`, `out of memory`, or that nobody knows."""
+    return str(result.values.get("outcome", UNKNOWN))

@@ -14,11 +14,14 @@ class Quoted(NamedTuple):
     mean: float
     deviation: float | None = None
     runs: int | None = None
+    source: str = ""
+    """Where it stands, if not in the paper itself."""
 
     def __str__(self) -> str:
         spread = "" if self.deviation is None else f" ± {self.deviation}"
         runs = "" if self.runs is None else f" ({self.runs} run{'s' if self.runs > 1 else ''})"
-        return f"{self.mean}{spread}{runs}"
+        source = f" ({self.source})" if self.source else ""
+        return f"{self.mean}{spread}{runs}{source}"
 
 
 BASELINE, MT, XL, RMT = "Baseline", "MT", "Transformer-XL", "RMT"

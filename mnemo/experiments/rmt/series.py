@@ -8,9 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mnemo.data.tasks import AnyTask
-from mnemo.experiments.experiment import Budget, Cell, Figure, Results, Table, Verdict
+from mnemo.experiments.experiment import (
+    BUDGETS,
+    Budget,
+    Cell,
+    CellResult,
+    Figure,
+    Results,
+    Table,
+    Verdict,
+)
 from mnemo.experiments.rmt.published import BASELINE, MODELS, MT, RMT, XL, Quoted
 from mnemo.experiments.rmt.recipes import (
     COPY_AS_PUBLISHED,
@@ -23,17 +33,20 @@ from mnemo.experiments.rmt.recipes import (
 )
 from mnemo.experiments.rmt.telling import (
     FAR,
+    NOT_RUN,
     SEEDS,
     SOLVED,
     is_far_below,
     is_solved,
     judged,
     measured_lines,
+    open_at_smoke,
     quoted_lines,
     said,
     spread,
     unique,
 )
+from mnemo.report.files import is_number
 from mnemo.report.plots import line_figure, lines_over_seeds
 
 ACCURACY = "character_accuracy"
@@ -73,6 +86,10 @@ class Series:
     """Segments at which `small` runs models of the published depth too."""
     paper_steps: Mapping[int, int] = field(default_factory=dict)
     """Published updates by the number of segments, where they are known."""
+    words: str = ""
+    """What tells it from the same task in another experiment, for claims."""
+    budgets: tuple[Budget, ...] = BUDGETS
+    """Those that run it."""
 
     def build(self, budget: Budget, size: int | None = None) -> AnyTask:
         if budget == "smoke":
@@ -108,6 +125,14 @@ class Series:
         """Runs of a model with memory: `small` has several where they tell most, and one elsewhere."""
         return 1 if budget == "small" and count != self.counts[0] else self.seeds[budget]
 
+    def asked(self, budget: Budget, count: int) -> int:
+        """Runs that a verdict on so many segments needs; 0 where this budget has none."""
+        counts = self.tiny[1:] if budget == "smoke" else self.counts
+        return self.wanted(budget, count) if budget in self.budgets and count in counts else 0
+
+    def claims(self, count: int) -> str:
+        return f"{self.task} in {count} segments{f' with {self.words}' if self.words else ''}"
+
     def cells(self, budget: Budget) -> list[Cell]:
         """Those with a memory first, and of them those that are cut into the most telling number of segments."""
         first, *rest = self.counts[:1] if budget == "smoke" else self.counts
@@ -133,11 +158,11 @@ def runs(results: Results, series: Series, model: str, count: int, *, deep: bool
 def solves(results: Results, series: Series, count: int) -> Verdict:
     return judged(
         results,
-        f"RMT solves {series.task} in {count} segments (every run at {SOLVED} or better).",
+        f"RMT solves {series.claims(count)} (every run at {SOLVED} or better).",
         said(series.quoted.get((RMT, count))),
         {RMT: runs(results, series, RMT, count)},
         is_solved,
-        wanted=series.wanted(results.budget, count),
+        wanted=series.asked(results.budget, count),
     )
 
 
@@ -146,12 +171,13 @@ def outdoes(results: Results, series: Series, count: int, *, deep: bool = False)
     depth = f", also with the published depth of {DEEP.model.num_layers} layers" if deep else ""
     return judged(
         results,
-        f"Transformer-XL is far below RMT on {series.task} in {count} segments{depth} "
+        f"Transformer-XL is far below RMT on {series.claims(count)}{depth} "
         f"(mean lower by {FAR} or more, no run reaches any of RMT's).",
         ", ".join(quoted),
         {model: runs(results, series, model, count, deep=deep) for model in (XL, RMT)},
         is_far_below,
-        wanted=series.wanted(results.budget, count),
+        wanted=series.asked(results.budget, count),
+        margin=FAR,
     )
 
 
@@ -165,14 +191,18 @@ def guesses(results: Results, series: Series, counts: Sequence[int]) -> Verdict:
     """One run of each is enough: they cannot see what they are asked for."""
     within = f"within {NEAR} of {series.chance}"
     claim = f"Without recurrence (baseline, MT) {series.task} in several segments is guessed ({within})."
-    quoted = [said(series.quoted.get((BASELINE, count))) for count in counts]
+    quoted = {model: ", ".join(said(series.quoted.get((model, count))) for count in counts) for model in (BASELINE, MT)}
     found = {(model, count): runs(results, series, model, count) for model in (BASELINE, MT) for count in counts}
     ours = ", ".join(f"{model} in {count}: {spread(values)}" for (model, count), values in found.items())
-    paper = f"Baseline in {', '.join(map(str, counts))}: {', '.join(quoted)}; MT as the baseline"
-    if results.budget == "smoke" or not all(found.values()):
+    paper = f"in {', '.join(map(str, counts))} segments: " + "; ".join(
+        f"{name} {said}" for name, said in quoted.items()
+    )
+    if not all(series.asked(results.budget, count) for count in counts):
+        return Verdict(claim=claim, paper=paper, ours=NOT_RUN, holds=None)
+    if not all(found.values()):
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; not all of them trained", holds=None)
     holds = all(abs(value - series.chance) <= NEAR for values in found.values() for value in values)
-    return Verdict(claim=claim, paper=paper, ours=ours, holds=holds)
+    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=holds))
 
 
 def one_segment(results: Results, series: Series) -> Verdict:
@@ -181,9 +211,12 @@ def one_segment(results: Results, series: Series) -> Verdict:
     found = {model: runs(results, series, model, 1) for model in series.models}
     known = {model: values for model, values in found.items() if values}
     ours = ", ".join(f"{model} {spread(values)}" for model, values in known.items()) or "no runs"
-    if results.budget == "smoke" or len(known) < len(found):
+    if not series.asked(results.budget, 1):
+        return Verdict(claim=claim, paper="1.0", ours=NOT_RUN, holds=None)
+    if len(known) < len(found):
         return Verdict(claim=claim, paper="1.0", ours=f"{ours}; not all of them trained", holds=None)
-    return Verdict(claim=claim, paper="1.0", ours=ours, holds=all(is_solved(values) for values in known.values()))
+    holds = all(is_solved(values) for values in known.values())
+    return open_at_smoke(results, Verdict(claim=claim, paper="1.0", ours=ours, holds=holds))
 
 
 def by_segments(results: Results, series: Series, title: str) -> list[Figure]:
@@ -192,7 +225,8 @@ def by_segments(results: Results, series: Series, title: str) -> list[Figure]:
     lines = measured_lines(here, ACCURACY, "model", "segments", MODELS)
     if not lines:
         return []
-    axes = {"x_label": "segments", "y_label": "accuracy per character", "reference": ("guessing", series.chance)}
+    axes: dict[str, Any] = {"x_label": "segments", "y_label": "accuracy per character", "x_from_least": True}
+    axes["reference"] = ("guessing", series.chance)
     caption = "Mean over seeds; the band goes from the worst run to the best. Answers are written without help."
     theirs = "Means and deviations of the authors' result files, at real numbers of segments."
     figures = [line_figure(f"{series.task}-by-segments", title, caption, lines, **axes), *learning(here, series)]
@@ -208,7 +242,7 @@ def learning(results: Results, series: Series) -> list[Figure]:
     points = [
         (each.labels["model"], float(step), loss)
         for each in results.select(segments=count)
-        for step, loss in each.values.get("curve", [])
+        for step, loss in _curve(each)
     ]
     points.sort(key=lambda point: MODELS.index(point[0]))
     if not points:
@@ -228,6 +262,13 @@ def learning(results: Results, series: Series) -> list[Figure]:
             reference=("guessing", -math.log(series.chance)),
         )
     ]
+
+
+def _curve(result: CellResult) -> list[tuple[float, float]]:
+    """Whole points of a curve; a run that was cut short may have none."""
+    curve = result.values.get("curve")
+    points = [point for point in curve if isinstance(point, (list, tuple))] if isinstance(curve, (list, tuple)) else []
+    return [(point[0], point[1]) for point in points if len(point) == 2 and all(map(is_number, point))]
 
 
 def accuracy_table(results: Results, series: Series, title: str) -> Table:

@@ -15,8 +15,8 @@ from mnemo.report.plots import scatter_figure
 
 MB = 1e6
 NEAR = {"ppl": 0.6, "bpc": 0.015}
-NO_PAIR = "no pair of runs is equally good, or more slots gain too little for equal to mean anything"
 """Difference up to which two models count as equally good."""
+NO_PAIR = "no pair of runs is equally good, or more slots gain too little for equal to mean anything"
 
 
 def rows_of(budget: Budget) -> list[Row]:
@@ -63,12 +63,12 @@ def all_measured(results: Results, model: str) -> list[Measured]:
 
 
 def equally_good(results: Results) -> tuple[Measured, Measured] | None:
-    """The smallest RMT state that some cache is no better than, and the smallest cache that is as good as it."""
+    """The smallest RMT state that some cache is as good as, and the smallest of these caches."""
     near, qualities = NEAR[UNITS[CORPORA[results.budget][0]]], [each.quality for each in all_measured(results, XL)]
     if not qualities or (results.budget != "smoke" and max(qualities) - min(qualities) <= 2 * near):
         return None  # where slots gain so little, everything is equally good
     for rmt in sorted(all_measured(results, RMT), key=lambda each: each.vectors):
-        caches = [each for each in all_measured(results, XL) if each.quality <= rmt.quality + near]
+        caches = [each for each in all_measured(results, XL) if abs(each.quality - rmt.quality) <= near]
         if caches:
             return rmt, min(caches, key=lambda each: each.vectors)
     return None
@@ -86,7 +86,8 @@ def _vectors(results: Results) -> Verdict:
         return Verdict(claim=claim, paper="10 against 10 x 16", ours=ours, holds=None)
     layers = {each.vectors / each.row.memory for each in found if each.row.model == XL}
     tokens = {each.vectors / each.row.memory for each in found if each.row.model == RMT}
-    return Verdict(claim=claim, paper="10 against 10 x 16", ours=ours, holds=tokens == {1.0} and min(layers) > 1.0)
+    holds = tokens == {1.0} and min(layers) > 1.0
+    return open_at_smoke(results, Verdict(claim=claim, paper="10 against 10 x 16", ours=ours, holds=holds))
 
 
 def _smaller(results: Results) -> Verdict:

@@ -17,6 +17,7 @@ FAR = 0.1
 """Accuracy that is far below another one: the mean is lower by so much, and no run reaches any of the others."""
 SEEDS = {"smoke": 1, "small": 2, "paper": 3}
 """Runs that a comparison needs."""
+NOT_RUN = "not run at this budget"
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
@@ -43,21 +44,39 @@ def judged(
     digits: int = 3,
     decides: Callable[..., bool] | None = None,
     undecided: str = "",
+    margin: float = 0.0,
 ) -> Verdict:
     """A verdict on runs by name; open where a name has fewer than `wanted` of them, and at `smoke`.
+
+    `wanted` is 0 where this budget has no such runs. `margin`: single runs whose values are closer than that decide
+    nothing.
 
     `holds`: a function of the lists of values, in the order of `runs`. `decides`, likewise: whether such values can
     tell anything; `undecided` says why not.
     """
     wanted = SEEDS[results.budget] if wanted is None else wanted
     ours = compared(runs, digits)
+    if not wanted:
+        return Verdict(claim=claim, paper=paper, ours=NOT_RUN, holds=None)
     lacking = [f"{name} has {len(values)} of {wanted}" for name, values in runs.items() if len(values) < wanted]
     if lacking:
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; runs are missing: {', '.join(lacking)}", holds=None)
     if results.budget != "smoke" and decides is not None and not decides(*runs.values()):
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; {undecided}", holds=None)
+    if results.budget != "smoke" and is_close_call(list(runs.values()), margin):
+        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {one_seed(margin)}", holds=None)
     decided = results.budget != "smoke" and bool(holds(*runs.values()))
     return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=decided))
+
+
+def is_close_call(runs: Sequence[Sequence[float]], margin: float) -> bool:
+    """Whether a model has a single run and means lie closer together than `margin`."""
+    means = [fmean(values) for values in runs]
+    return min(map(len, runs)) == 1 and max(means) - min(means) < margin
+
+
+def one_seed(margin: float) -> str:
+    return f"one seed, and closer than {margin}: another seed may say otherwise"
 
 
 def open_at_smoke(results: Results, verdict: Verdict) -> Verdict:
@@ -86,7 +105,7 @@ def measured_lines(results: Results, key: str, line: str, x: str, order: Sequenc
 
 
 def quoted_lines(table: Mapping[tuple[str, int], Quoted], order: Sequence[str]) -> list[Line]:
-    """The published numbers as lines, with a band of a deviation where there is one."""
+    """Published accuracies as lines, with a band of a deviation where there is one."""
     lines = []
     for name in order:
         points = sorted((x, quoted) for (model, x), quoted in table.items() if model == name)
@@ -97,7 +116,8 @@ def quoted_lines(table: Mapping[tuple[str, int], Quoted], order: Sequence[str]) 
 
 
 def _edge(quoted: Quoted, sign: int) -> float:
-    return quoted.mean + sign * (quoted.deviation or 0.0)
+    """No accuracy lies beyond 0 or 1, whatever the deviation."""
+    return min(1.0, max(0.0, quoted.mean + sign * (quoted.deviation or 0.0)))
 
 
 def said(quoted: Quoted | None) -> str:
