@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from mnemo.experiments import BUDGETS, CellResult, Experiment, Results
 from mnemo.experiments.jobs import Place
 from mnemo.experiments.rmt import EXPERIMENTS, jobs, maps
 from mnemo.experiments.rmt.published import RETRIEVAL, RETRIEVAL_AS_PLOTTED, RMT, XL, Quoted
-from mnemo.experiments.rmt.telling import is_far_below, spread
+from mnemo.experiments.rmt.telling import is_far_below, judged, spread
 from mnemo.experiments.runner import run_here
 from mnemo.experiments.store import cell_folder, grid_folder, save_cell
 from mnemo.model import Model
@@ -71,7 +72,8 @@ def test_smoke_runs_pass_and_decide_nothing(name, tmp_path):
     assert ran.failures == () and ran.found.problems == () and not ran.interrupted
     results = ran.found.results
     assert len(results.cells) == len(experiment.cells("smoke"))
-    assert all(each.holds is None or "vectors" in each.claim for each in experiment.verdicts(results))
+    verdicts = experiment.verdicts(results)
+    assert all(each.holds is None and "missing" not in each.ours for each in verdicts), verdicts
     figures, tables = experiment.figures(results), experiment.tables(results)
     assert figures and all(figure.svg.startswith("<svg") for figure in figures)
     assert any(table.rows for table in tables)
@@ -184,7 +186,7 @@ def test_long_copies_hold_fail_and_stay_open():
 def test_equations_hold_and_fail():
     experiment = BY_NAME["rmt-quadratic"]
     good = accuracy(lambda labels: {"Baseline": 0.99, XL: 0.93}.get(labels["model"], 0.995))
-    assert all(each.holds for each in experiment.verdicts(made_up(experiment, "small", good)))
+    assert all(each.holds for each in experiment.verdicts(made_up(experiment, "paper", good)))
     bad = accuracy(lambda labels: {"Baseline": 0.9, XL: 0.8}.get(labels["model"], 0.5))
     assert not any(each.holds for each in experiment.verdicts(made_up(experiment, "small", bad)))
 
@@ -205,6 +207,133 @@ def as_published(labels) -> float:
         return 1.30 - 0.06 * min(labels["bptt"], 1) - 0.01 * (labels["bptt"] > 1) - 0.0001 * labels["memory"]
     without = {"Baseline": 1.402, "MT": 1.40}
     return without[labels["model"]] if labels["model"] in without else 1.29 - 0.0015 * labels["memory"]
+
+
+def test_one_seed_tells_only_models_apart_that_are_far_apart():
+    experiment = BY_NAME["rmt-quadratic"]
+    near = accuracy(lambda labels: {"Baseline": 0.99, XL: 0.93}.get(labels["model"], 0.995))
+    solved, more, whole = experiment.verdicts(made_up(experiment, "small", near))
+    assert solved.holds is True and more.holds is None and whole.holds is None
+    assert "one seed" in more.ours and "one seed" in whole.ours
+    far = accuracy(lambda labels: {"Baseline": 0.8, XL: 0.7}.get(labels["model"], 0.995))
+    assert all(each.holds for each in experiment.verdicts(made_up(experiment, "small", far)))
+    assert any("5,000 equations, the paper budget 20,000" in note for note in experiment.notes)
+
+    copies = BY_NAME["rmt-long-copy"]
+    sizes = {8: 1.0, 24: 1.0, 48: 0.98, 72: 0.95}
+    close = accuracy(
+        lambda labels: (sizes[labels["size"]] if labels["panel"] == "size" else 1.0) - 0.05 * (labels["model"] == XL)
+    )
+    found = copies.verdicts(made_up(copies, "small", close))
+    assert [each.holds for each in found] == [True] * 3 + [None] * 4
+    assert all("one seed" in each.ours for each in found[3:])
+
+
+def test_a_comparison_by_two_seeds_needs_no_wider_margin():
+    results = Results(budget="small", cells=[])
+    runs = {"a": [0.5, 0.5], "b": [0.52, 0.52]}
+    assert judged(results, "b is above a", "", runs, lambda a, b: min(b) > max(a), margin=0.1).holds is True
+
+
+def test_two_that_guess_do_not_keep_up_with_each_other():
+    experiment = BY_NAME["rmt-retrieval"]
+    guessing = verdict(experiment, made_up(experiment, "small", by_model(0.1, 0.1)), "keeps up")
+    assert guessing.holds is None and "neither has learned" in guessing.ours
+    assert verdict(experiment, made_up(experiment, "small", by_model(0.95, 0.97)), "keeps up").holds is True
+    assert verdict(experiment, made_up(experiment, "small", by_model(0.95, 0.5)), "keeps up").holds is False
+
+
+def test_published_numbers_of_models_that_only_read_memory_are_their_own():
+    experiment = BY_NAME["rmt-retrieval"]
+    empty = Results(budget="small", cells=[])
+    assert verdict(experiment, empty, "about half").paper == "Baseline 0.496, MT 0.191"
+    assert "MT 0.139, 0.109" in verdict(experiment, empty, "is guessed").paper
+    assert "MT 0.102, not reported, not reported" in verdict(BY_NAME["rmt-reverse"], empty, "is guessed").paper
+
+
+def test_a_number_of_the_result_files_is_not_the_papers():
+    rows = BY_NAME["rmt-language-model"].tables(Results(budget="paper", cells=[]))[1].rows
+    assert [row[-1] for row in rows if row[0] == "Baseline"] == ["1.402 (result files)"]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("values", [{}, {"curve": None, "maps": {"write": {}, "cache": {}}}, {"curve": [[1], None]}])
+def test_results_without_values_leave_every_verdict_open(name, budget, values):
+    experiment = BY_NAME[name]
+    results = made_up(experiment, budget, lambda labels: values)
+    assert all(each.holds is None for each in experiment.verdicts(results))
+    assert experiment.figures(results) == []
+    assert all(table.headers for table in experiment.tables(results))
+
+
+def test_reverse_in_four_segments_is_not_run_at_smoke():
+    experiment = BY_NAME["rmt-reverse"]
+    results = made_up(experiment, "smoke", by_model(1.0, 0.3))
+    assert verdict(experiment, results, "RMT solves reverse in 4").ours == "not run at this budget"
+    assert "decide nothing" in verdict(experiment, results, "RMT solves reverse in 2").ours
+    partly = made_up(experiment, "smoke", by_model(1.0, 0.3), keep=lambda cell: cell.labels["model"] != RMT)
+    assert "missing" in verdict(experiment, partly, "RMT solves reverse in 2").ours
+
+
+def test_half_memory_says_which_memory_it_is_about():
+    experiment = BY_NAME["rmt-half-memory"]
+    claims = [each.claim for each in experiment.verdicts(Results(budget="small", cells=[]))]
+    assert sum("with a memory of half a segment" in claim for claim in claims) == 6
+    assert not set(claims) & {each.claim for each in BY_NAME["rmt-copy"].verdicts(Results(budget="small", cells=[]))}
+
+
+def test_long_sequences_are_reversed_at_the_paper_budget_only():
+    experiment = BY_NAME["rmt-half-memory"]
+    claim = "reverse-120 in 4 segments"
+    assert verdict(experiment, made_up(experiment, "paper", by_model(0.997, 0.614)), claim).holds is True
+    assert verdict(experiment, made_up(experiment, "paper", by_model(0.997, 0.95)), claim).holds is False
+    small = verdict(experiment, made_up(experiment, "small", by_model(0.997, 0.614)), claim)
+    assert small.holds is None and small.ours == "not run at this budget"
+
+
+def test_published_accuracies_stay_within_their_range_and_begin_at_one_segment():
+    experiment = BY_NAME["rmt-reverse"]
+    figures = {each.slug: each for each in experiment.figures(made_up(experiment, "small", by_model(1.0, 0.5)))}
+    rows = figures["reverse-published"].numbers.rows
+    assert (RMT, 6.0, 0.90, pytest.approx(0.746), 1.0) in rows
+    assert all(0 <= edge <= 1 for row in rows for edge in row[2:] if isinstance(edge, float))
+    assert [tick for tick in re.findall(r">(\d+)</text>", figures["reverse-by-segments"].svg) if tick == "0"] == []
+
+
+def test_quality_is_equal_in_both_directions():
+    experiment = BY_NAME["rmt-state-size"]
+    worse = language_values(lambda labels: 2.5 if labels["model"] == RMT else as_published(labels))
+    vectors, *others = experiment.verdicts(made_up(experiment, "small", worse))
+    assert vectors.holds is True and [each.holds for each in others] == [None, None]
+    assert all("no pair" in each.ours for each in others)
+
+
+def test_one_layer_says_nothing_about_states():
+    experiment = BY_NAME["rmt-state-size"]
+    assert verdict(experiment, made_up(experiment, "smoke", language_values(lambda _: 1.0)), "m vectors").holds is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "holds"),
+    [
+        ({(10, 2)}, True),
+        ({(20, 1)}, True),
+        ({(5, 2), (20, 1)}, True),
+        ({(5, 0)}, False),
+        ({(10, 2), (1, 1)}, False),
+        (set(), False),
+    ],
+)
+def test_trouble_must_come_with_depth_and_memory(bad, holds):
+    experiment = BY_NAME["rmt-language-model"]
+
+    def values(labels):
+        if labels["model"] == RMT and (labels["memory"], labels["bptt"]) in bad:
+            return {"outcome": "diverged", "failed_at": 70}
+        return language_values(as_published)(labels)
+
+    assert experiment.verdicts(made_up(experiment, "small", values))[-1].holds is holds
 
 
 def test_language_models_in_the_published_order():
@@ -295,8 +424,18 @@ def test_attention_that_is_clear_holds_and_attention_that_is_spread_fails():
     assert not any(
         each.holds for each in experiment.verdicts(made_up(experiment, "small", values(0.05, 0.0, 0.0)))[:-1]
     )
+    assert "reverse in 2 segments" in experiment.figures(made_up(experiment, "smoke", values(0.8, 0.9, 0.9)))[0].title
     wrong_way = made_up(experiment, "small", values(0.8, -0.95, 0.95))
     assert [each.holds for each in experiment.verdicts(wrong_way)][:2] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("rmt", "xl", "holds"), [(0.99, 0.8, True), (0.99, 0.9899, None), (0.98, 0.5, False), (1.0, 0.995, False)]
+)
+def test_packing_without_loss_is_a_matter_of_more_than_a_hair(rmt, xl, holds):
+    experiment = BY_NAME["rmt-attention"]
+    found = verdict(experiment, made_up(experiment, "small", by_model(rmt, xl)), "packs 12 tokens")
+    assert found.holds is holds and ("one seed" in found.ours) == (holds is None)
 
 
 def test_the_order_of_a_map_is_straight_backwards_or_none():
