@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import torch
 
 from mnemo import cli, experiments
 from mnemo.errors import MnemoError
-from mnemo.experiments import Cell, Experiment, Results
+from mnemo.experiments import Cell, Experiment, Results, needs
 from mnemo.experiments import jobs as all_jobs
 from mnemo.experiments.experiment import look_up
 from mnemo.experiments.jobs import JOBS, Place, training_cell
 from mnemo.experiments.needs import require_needs
-from mnemo.experiments.pool import LOG, run_together
+from mnemo.experiments.pool import LOG, Task, Worker, next_task, run_together
 from mnemo.experiments.runner import run_here
 from mnemo.experiments.store import RESULT, cell_folder, grid_folder, read_grid, save_grid
 from mnemo.memory import XL, Plan
@@ -106,6 +107,39 @@ def test_cells_that_are_done_are_not_run_again(tmp_path: Path) -> None:
     assert [each.cell.name for each in ran.found.results.cells] == ["n1", "n2", "n3"]
     first = ran.found.results.cells[0]
     assert first.values == {"accuracy": 0.1} and first.seconds >= 0 and "torch" in first.versions
+
+
+def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> None:
+    first, second = experiment(cell(1)), experiment(cell(1), cell(2), cell(3, reads=["n1"]), name="toy-more")
+    grids = [grid_folder(tmp_path, each.name, "smoke") for each in (first, second)]
+    ran = [run_here(each, "smoke", grid, device="cpu") for each, grid in zip((first, second), grids, strict=True)]
+    known = cell_folder(grids[1], "n1")
+    assert known.is_symlink() and known.resolve() == cell_folder(grids[0], "n1").resolve()
+    assert ran[1].found.results.one("n1") == ran[0].found.results.one("n1")
+    assert lines(grids[1]) == ["n2", "n3"] and not ran[1].failures
+    changed = experiment(cell(1, more=1), name="toy-other")
+    run_here(changed, "smoke", grid_folder(tmp_path, "toy-other", "smoke"), device="cpu")
+    assert lines(grid_folder(tmp_path, "toy-other", "smoke")) == ["n1"]
+
+
+def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
+    def task(number: int, alone: bool = False) -> Task:
+        return Task(experiment(), replace(cell(number), alone=alone), Path())
+
+    slow, plain, other = task(1, alone=True), task(2), task(3)
+    beside = [Worker(plain, subprocess.Popen(["true"]), 0.0)]
+    assert next_task([slow, other], []) is other and next_task([slow], beside) is None and next_task([slow], []) is slow
+    assert next_task([other], [Worker(slow, beside[0].process, 0.0)]) is None
+    assert next_task([], []) is None
+    beside[0].process.wait()
+
+
+@pytest.mark.parametrize("name", sorted(experiments.every_experiment()))
+def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "_require_corpus", lambda recipe: None)
+    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**60)
+    monkeypatch.setattr(needs, "MOST_COUNTED", 1)
+    require_needs(experiments.find_experiment(name), "small", CPU)
 
 
 def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:

@@ -106,6 +106,19 @@ def _result(data: dict[str, Any], cell: Cell) -> CellResult:
     return CellResult(cell=cell, values=values, seconds=float(seconds), hardware=hardware, versions=versions)
 
 
+def shared_folder(grid: Path, cell: Cell) -> Path | None:
+    """Where another experiment of this budget has made the same measurement."""
+    if cell.after:
+        return None
+    for path in sorted(grid.parent.parent.glob(f"*/{grid.name}/{CELLS}/*/{RESULT}")):
+        try:
+            _result(read_json(path), cell)
+        except MnemoError:
+            continue
+        return path.parent.resolve()
+    return None
+
+
 def missing(cells: Sequence[Cell], results: Results) -> list[Cell]:
     done = {result.cell.name for result in results.cells}
     return [cell for cell in cells if cell.name not in done]
