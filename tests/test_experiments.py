@@ -67,7 +67,7 @@ def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
         return [Verdict(claim="A reaches more than 0.2.", paper="0.5", ours=f"{values}", holds=holds)]
 
     def figures(results: Results) -> list[Any]:
-        points = [(each.labels["seed"], each.values["accuracy"]) for each in results.cells]
+        points = [(each.labels["seed"], float(each.values["accuracy"])) for each in results.cells]
         return [line_figure("numbers", "Numbers", "All.", [Line("A", points)], x_label="seed", y_label="accuracy")]
 
     def tables(results: Results) -> list[Table]:
@@ -172,6 +172,37 @@ def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> 
     assert read_grid(tmp_path / "b", grid, "smoke").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
 
 
+@pytest.mark.parametrize("values", ["{}", '{"accuracy": "much"}', '{"precision": 1}', "null"])
+def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], values: str
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(3)))
+    arguments = ["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(arguments) == 0
+    path = cell_folder(grid_folder(tmp_path, "toy-numbers", "smoke"), "n3") / RESULT
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"values": json.loads(values)}))
+    capsys.readouterr()
+    assert cli.main([*arguments, "--report"]) == 0
+    printed = capsys.readouterr()
+    assert "left out" in printed.err and "n3" in printed.err and "open: A reaches" in printed.out
+    assert "n3" in (tmp_path / "toy-numbers" / "smoke" / "report.html").read_text()
+
+
+def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+        if settings["number"] == 3:
+            raise KeyboardInterrupt
+        return made(settings, place)
+
+    known(monkeypatch, experiment(cell(1), cell(3)))
+    monkeypatch.setitem(JOBS, "number", interrupted)
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert (tmp_path / "toy-numbers" / "smoke" / "report.html").exists()
+
+
 def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: Path) -> None:
     grid = experiment(cell(1, fails=True), cell(2), cell(3, reads=["n1"]))
     ran = run_here(grid, "smoke", tmp_path, device="cpu")
@@ -256,6 +287,8 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert "1 of the cells failed: n1: the sky is falling" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-number", *arguments]) == 2
     assert "did you mean 'toy-numbers'?" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy", *arguments]) == 2
+    assert "'toy' is the beginning of several experiments: toy-numbers" in capsys.readouterr().err
     assert cli.main(["reproduce", *arguments]) == 2
     assert "mnemo reproduce --list" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n7"]) == 2

@@ -61,7 +61,10 @@ def test_a_track_equals_the_model(changes: dict[str, Any]) -> None:
 def test_encoding_context_again_is_tracked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = random_model(memory=0), np.random.default_rng(0).integers(0, 11, 400)
     config, split = EvalConfig(batch=2, segment=3, context=5), Split("test", ids, None, 400, 0, 0)
+    reads, read = [], Track.read
+    monkeypatch.setattr(Track, "read", lambda *given: reads.append(1) or read(*given))
     found = evaluate(model, split, config, segment=3)
+    assert len(reads) > 50
     monkeypatch.undo()
     plain = evaluate(model, split, config, segment=3)
     assert found.loss == plain.loss and found.tokens == plain.tokens

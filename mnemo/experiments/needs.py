@@ -22,13 +22,18 @@ MOST_COUNTED = 3
 def require_needs(experiment: Experiment, budget: Budget, device: torch.device) -> None:
     """Refuse what cannot be run here, with what it needs."""
     recipes = {canonical(recipe): recipe for cell in experiment.cells(budget) for recipe in recipes_of(cell)}
+    if budget != "smoke":
+        _require_memory(experiment, budget, list(recipes.values()), device)
     for recipe in recipes.values():
         _require_corpus(recipe)
+
+
+def _require_memory(experiment: Experiment, budget: Budget, recipes: list[Recipe], device: torch.device) -> None:
     available = memory_bytes(device)
-    if available is None or budget == "smoke":
+    if available is None:
         return
     # Counting takes a second a shape, so only the largest are counted.
-    largest = sorted(recipes.values(), key=_work, reverse=True)[:MOST_COUNTED]
+    largest = sorted(recipes, key=_work, reverse=True)[:MOST_COUNTED]
     needed = max(map(training_bytes, largest), default=0.0)
     if needed > available:
         raise MnemoError(

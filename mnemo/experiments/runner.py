@@ -107,7 +107,7 @@ def run_here(
         tell(announce(cell, cells))
         try:
             run_cell(cell, grid, where, watched)
-        except Stopped:
+        except (Stopped, KeyboardInterrupt):
             return Ran(read_grid(grid, experiment, budget), tuple(failures), interrupted=True)
         except (MnemoError, RuntimeError) as error:
             failures.append(f"{cell.name}: {one_line(error)}")

@@ -14,6 +14,7 @@ from typing import Any
 from mnemo.checkpoint import read_json, write_json
 from mnemo.errors import MnemoError, one_line
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Results
+from mnemo.reading import is_finite
 
 CELLS, RESULT, RESULTS = "cells", "result.json", "results.json"
 
@@ -100,7 +101,7 @@ def _result(data: dict[str, Any], cell: Cell) -> CellResult:
     if data.get("fingerprint") != cell.fingerprint:
         raise MnemoError("it was made with other settings")
     values, seconds, versions = data.get("values"), data.get("seconds"), data.get("versions")
-    if not isinstance(values, dict) or not isinstance(seconds, (int, float)) or not isinstance(versions, dict):
+    if not (isinstance(values, dict) and values and is_finite(seconds) and isinstance(versions, dict)):
         raise MnemoError("it has no values, seconds and versions")
     hardware = str(data.get("hardware", ""))
     return CellResult(cell=cell, values=values, seconds=float(seconds), hardware=hardware, versions=versions)
