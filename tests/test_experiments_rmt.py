@@ -267,6 +267,13 @@ def test_results_without_values_leave_every_verdict_open(name, budget, values):
     assert all(table.headers for table in experiment.tables(results))
 
 
+@pytest.mark.parametrize("curve", [None, [[1], None], [[100, None]]])
+def test_a_learning_curve_without_points_is_left_out(curve):
+    experiment = BY_NAME["rmt-copy"]
+    results = made_up(experiment, "small", lambda labels: by_model(1.0, 0.3)(labels) | {"curve": curve})
+    assert "copy-learning" not in {figure.slug for figure in experiment.figures(results)}
+
+
 def test_reverse_in_four_segments_is_not_run_at_smoke():
     experiment = BY_NAME["rmt-reverse"]
     results = made_up(experiment, "smoke", by_model(1.0, 0.3))
