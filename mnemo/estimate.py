@@ -22,7 +22,7 @@ from mnemo.embedding import EmbeddingConfig
 from mnemo.errors import MnemoError
 from mnemo.hardware import Efficiency, Gpu
 from mnemo.info import describe
-from mnemo.memory import XL, AnyMemory, Compressive, Infinite, Plan
+from mnemo.memory import LSTM, XL, AnyMemory, Compressive, Infinite, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.recipe import Recipe, TrainConfig
 from mnemo.state import leaves, nbytes
@@ -254,6 +254,8 @@ def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     """Bytes that one row of a segment leaves for the backward pass, counted on tensors without storage."""
     # An adaptive embedding looks at its tokens, which are not there; what it keeps is counted with the logits.
     plain = replace(config, vocab_size=256, embedding=EmbeddingConfig(), memory=_without_contents(config.memory))
+    if any(isinstance(memory, LSTM) for memory in config.memory.memories(config.num_layers)):
+        dtype = torch.float32  # its kernels take no half precision
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:

@@ -326,9 +326,13 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
         for number, batch in enumerate(one_epoch(stream)):
             # Memories are empty at first, or zeros that are to stay.
             starts = None if number == 0 or setup.zeros else _starts(batch, setup.forget)
-            lengths, starts = _to(_stored(batch, setup.context), device), _to(starts, device)
-            losses = reader.read(_sent(batch.tokens, device), _sent(batch.targets, device), lengths, starts)
+            # Where nothing is remembered, it does not matter how much of it there is.
+            stored = _stored(batch, setup.context) if any(setup.lengths) else batch.lengths
+            losses = reader.read(
+                _sent(batch.tokens, device), _sent(batch.targets, device), _to(stored, device), _to(starts, device)
+            )
             bar.advance(totals.add(losses, batch.targets))
+    reader.close()
     return totals
 
 

@@ -74,10 +74,15 @@ class SegmentReader:
         """Losses (B, T) of the newest T tokens."""
         if self.track is not None and lengths is None and starts is None and tokens.shape[1] == self.segment:
             return self.track.read(tokens, targets)
-        if self.track is not None:
+        if self.track is not None and self.track.remembers:
             self.state, self.track = self.track.state(), None
         out, self.state = self.model(tokens, self.state, lengths=lengths, starts=starts, tables=self.tables)
         return self.loss(out, targets)
+
+    def close(self) -> None:
+        """Recorded steps refer to what refers to them, and hold a device's memory until somebody looks."""
+        if self.track is not None:
+            self.track.steps.clear()
 
 
 class RowReaders:
@@ -106,6 +111,9 @@ class RowReaders:
             for reader, rows in zip(self.readers, self.groups, strict=True)
         ]
         return torch.cat(self.threads.run(calls), dim=-2)
+
+    def close(self) -> None:
+        self.threads.pool.shutdown()
 
 
 def can_track(model: Model) -> bool:
@@ -138,6 +146,11 @@ class Track:
         self.tokens, self.targets = (torch.zeros(batch, segment, dtype=torch.int64, device=device) for _ in range(2))
         self.steps: list[Recorded | None] = [None] * self.times
         self.pool = shared_pool(device)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether any layer has a memory: without one there is no state to hand on."""
+        return any(room.num_slots for room in self.rooms)
 
     def read(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """As `SegmentReader.read`; the targets may be fewer."""

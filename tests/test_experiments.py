@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import torch
 
 from mnemo import cli, experiments
 from mnemo.errors import MnemoError
-from mnemo.experiments import Cell, Experiment, Results
+from mnemo.experiments import Cell, Experiment, Results, needs
 from mnemo.experiments import jobs as all_jobs
 from mnemo.experiments.experiment import look_up
 from mnemo.experiments.jobs import JOBS, Place, training_cell
 from mnemo.experiments.needs import require_needs
-from mnemo.experiments.pool import LOG, run_together
+from mnemo.experiments.pool import LOG, Task, Worker, next_task, run_together
 from mnemo.experiments.runner import run_here
 from mnemo.experiments.store import RESULT, cell_folder, grid_folder, read_grid, save_grid
 from mnemo.memory import XL, Plan
@@ -66,7 +67,7 @@ def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
         return [Verdict(claim="A reaches more than 0.2.", paper="0.5", ours=f"{values}", holds=holds)]
 
     def figures(results: Results) -> list[Any]:
-        points = [(each.labels["seed"], each.values["accuracy"]) for each in results.cells]
+        points = [(each.labels["seed"], float(each.values["accuracy"])) for each in results.cells]
         return [line_figure("numbers", "Numbers", "All.", [Line("A", points)], x_label="seed", y_label="accuracy")]
 
     def tables(results: Results) -> list[Table]:
@@ -108,6 +109,39 @@ def test_cells_that_are_done_are_not_run_again(tmp_path: Path) -> None:
     assert first.values == {"accuracy": 0.1} and first.seconds >= 0 and "torch" in first.versions
 
 
+def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> None:
+    first, second = experiment(cell(1)), experiment(cell(1), cell(2), cell(3, reads=["n1"]), name="toy-more")
+    grids = [grid_folder(tmp_path, each.name, "smoke") for each in (first, second)]
+    ran = [run_here(each, "smoke", grid, device="cpu") for each, grid in zip((first, second), grids, strict=True)]
+    known = cell_folder(grids[1], "n1")
+    assert known.is_symlink() and known.resolve() == cell_folder(grids[0], "n1").resolve()
+    assert ran[1].found.results.one("n1") == ran[0].found.results.one("n1")
+    assert lines(grids[1]) == ["n2", "n3"] and not ran[1].failures
+    changed = experiment(cell(1, more=1), name="toy-other")
+    run_here(changed, "smoke", grid_folder(tmp_path, "toy-other", "smoke"), device="cpu")
+    assert lines(grid_folder(tmp_path, "toy-other", "smoke")) == ["n1"]
+
+
+def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
+    def task(number: int, alone: bool = False) -> Task:
+        return Task(experiment(), replace(cell(number), alone=alone), Path())
+
+    slow, plain, other = task(1, alone=True), task(2), task(3)
+    beside = [Worker(plain, subprocess.Popen(["true"]), 0.0)]
+    assert next_task([slow, other], []) is other and next_task([slow], beside) is None and next_task([slow], []) is slow
+    assert next_task([other], [Worker(slow, beside[0].process, 0.0)]) is None
+    assert next_task([], []) is None
+    beside[0].process.wait()
+
+
+@pytest.mark.parametrize("name", sorted(experiments.every_experiment()))
+def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "_require_corpus", lambda recipe: None)
+    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**60)
+    monkeypatch.setattr(needs, "MOST_COUNTED", 1)
+    require_needs(experiments.find_experiment(name), "small", CPU)
+
+
 def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
     run_here(experiment(cell(1)), "smoke", tmp_path, device="cpu")
     other = experiment(cell(1, more=1))
@@ -136,6 +170,37 @@ def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> 
     assert found.results == ran.found.results and not found.problems
     (tmp_path / "b" / "results.json").write_text('{"format_version": 1, "cells": 4}')
     assert read_grid(tmp_path / "b", grid, "smoke").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
+
+
+@pytest.mark.parametrize("values", ["{}", '{"accuracy": "much"}', '{"precision": 1}', "null"])
+def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], values: str
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(3)))
+    arguments = ["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(arguments) == 0
+    path = cell_folder(grid_folder(tmp_path, "toy-numbers", "smoke"), "n3") / RESULT
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"values": json.loads(values)}))
+    capsys.readouterr()
+    assert cli.main([*arguments, "--report"]) == 0
+    printed = capsys.readouterr()
+    assert "left out" in printed.err and "n3" in printed.err and "open: A reaches" in printed.out
+    assert "n3" in (tmp_path / "toy-numbers" / "smoke" / "report.html").read_text()
+
+
+def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+        if settings["number"] == 3:
+            raise KeyboardInterrupt
+        return made(settings, place)
+
+    known(monkeypatch, experiment(cell(1), cell(3)))
+    monkeypatch.setitem(JOBS, "number", interrupted)
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert (tmp_path / "toy-numbers" / "smoke" / "report.html").exists()
 
 
 def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: Path) -> None:
@@ -222,6 +287,8 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert "1 of the cells failed: n1: the sky is falling" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-number", *arguments]) == 2
     assert "did you mean 'toy-numbers'?" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy", *arguments]) == 2
+    assert "'toy' is the beginning of several experiments: toy-numbers" in capsys.readouterr().err
     assert cli.main(["reproduce", *arguments]) == 2
     assert "mnemo reproduce --list" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n7"]) == 2

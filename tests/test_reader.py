@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from models import random_model, random_tokens
 from tolerances import assert_close
 
+from mnemo.data.corpus import Split
+from mnemo.evaluate import evaluate
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
 from mnemo.positions import Rotary, Shaw
 from mnemo.reader import SegmentReader, Track, can_track, in_type
+from mnemo.recipe import EvalConfig
 
 KINDS: dict[str, dict[str, Any]] = {
     "long memory": dict(memory=29),
@@ -50,7 +54,20 @@ def test_a_track_equals_the_model(changes: dict[str, Any]) -> None:
         assert isinstance(reader.track, Track)
         for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
             assert_close(reader.read(part, part.flip(1)), losses)
-    assert reader.track is None
+    assert (reader.track is not None) == (not any(model.config.memory.lengths(model.config.num_layers)))
+
+
+@pytest.mark.usefixtures("tracked")
+def test_encoding_context_again_is_tracked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = random_model(memory=0), np.random.default_rng(0).integers(0, 11, 400)
+    config, split = EvalConfig(batch=2, segment=3, context=5), Split("test", ids, None, 400, 0, 0)
+    reads, read = [], Track.read
+    monkeypatch.setattr(Track, "read", lambda *given: reads.append(1) or read(*given))
+    found = evaluate(model, split, config, segment=3)
+    assert len(reads) > 50
+    monkeypatch.undo()
+    plain = evaluate(model, split, config, segment=3)
+    assert found.loss == plain.loss and found.tokens == plain.tokens
 
 
 @pytest.mark.usefixtures("tracked")

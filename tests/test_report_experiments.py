@@ -480,7 +480,7 @@ def test_verdicts_are_counted(holds: list[bool | None], words: str) -> None:
 def test_markdown_says_the_same() -> None:
     text = markdown_overview([(experiment(), "../results/rmt-copy/report.html")])
     for words in (
-        "| [Copy over segments](#experiment-rmt-copy) | Recurrent Memory Transformer | Figure 4, Figure 7 | small |",
+        "| [rmt-copy](#experiment-rmt-copy) | Recurrent Memory Transformer | Figure 4, Figure 7 | small |",
         '<a id="experiment-rmt-copy"></a>\n\n## Copy over segments',
         "| It learns. | 1.0 | 0.99 ± 0.01 (2 seeds) | yes |",
         "| It scales. | yes | 2 of 9 cells | open |",

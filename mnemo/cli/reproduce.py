@@ -22,7 +22,7 @@ from mnemo.errors import CheckFailed, MnemoError
 from mnemo.experiments import Budget, Experiment, every_experiment, find_experiment
 from mnemo.experiments.jobs import Stopped
 from mnemo.experiments.needs import require_needs
-from mnemo.experiments.pages import judged, results_markdown, write_index, write_page
+from mnemo.experiments.pages import complete, judged, results_markdown, write_index, write_page
 from mnemo.experiments.pool import run_together
 from mnemo.experiments.runner import Ran, run_cell, run_here
 from mnemo.experiments.store import Found, grid_folder, read_grid, save_grid
@@ -69,8 +69,11 @@ def run(args: Args) -> int:
     if args.cell is not None:
         return _one_cell(asked, args, args.cell)
     if not args.report:
+        device = pick_device(args.device)
         for each in asked:
-            require_needs(each, args.budget, pick_device(args.device))
+            require_needs(each, args.budget, device)
+        if device.type != "cuda" and args.budget != "smoke":
+            _tell(f"budget {args.budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
     return _finish(list(zip(asked, _run(asked, args), strict=True)), args)
 
 
@@ -134,7 +137,7 @@ def _one_cell(asked: Sequence[Experiment], args: Args, name: str) -> int:
 def _finish(ran: Sequence[tuple[Experiment, Ran]], args: Args) -> int:
     answers = []
     for experiment, done in ran:
-        for problem in done.found.problems:
+        for problem in complete(experiment, done.found).problems:
             print(f"mnemo: left out: {problem}", file=sys.stderr)
         if done.found.results.cells:
             save_grid(grid_folder(args.out, experiment.name, args.budget), experiment, done.found.results)
@@ -154,7 +157,7 @@ def _finish(ran: Sequence[tuple[Experiment, Ran]], args: Args) -> int:
 
 def _show(experiment: Experiment, args: Args, found: Found, page: Path) -> dict[str, Any]:
     """Print verdicts, or give them back for one JSON object."""
-    verdicts = judged(experiment, found.results)
+    verdicts = judged(experiment, found)
     if not args.json:
         print(f"{experiment.name} ({args.budget}): {experiment.claim}")
         for answer, claim, paper, ours in verdicts.rows:

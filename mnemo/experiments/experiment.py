@@ -32,6 +32,8 @@ class Cell:
     """Where it stands in the grid: model, length, seed."""
     after: tuple[str, ...] = ()
     """Cells of the same grid whose folders it reads."""
+    alone: bool = False
+    """It measures time: nothing else may run beside it."""
 
     @property
     def fingerprint(self) -> str:

@@ -16,17 +16,25 @@ from mnemo.experiments.experiment import Budget, Cell, Experiment
 from mnemo.machine import memory_bytes
 from mnemo.recipe import Recipe
 
+MOST_COUNTED = 3
+
 
 def require_needs(experiment: Experiment, budget: Budget, device: torch.device) -> None:
     """Refuse what cannot be run here, with what it needs."""
     recipes = {canonical(recipe): recipe for cell in experiment.cells(budget) for recipe in recipes_of(cell)}
+    if budget != "smoke":
+        _require_memory(experiment, budget, list(recipes.values()), device)
     for recipe in recipes.values():
         _require_corpus(recipe)
+
+
+def _require_memory(experiment: Experiment, budget: Budget, recipes: list[Recipe], device: torch.device) -> None:
     available = memory_bytes(device)
-    if available is None or budget == "smoke":
+    if available is None:
         return
-    shapes = {canonical(_shape(recipe)): recipe for recipe in recipes.values()}
-    needed = max((training_bytes(recipe) for recipe in shapes.values()), default=0.0)
+    # Counting takes a second a shape, so only the largest are counted.
+    largest = sorted(recipes, key=_work, reverse=True)[:MOST_COUNTED]
+    needed = max(map(training_bytes, largest), default=0.0)
     if needed > available:
         raise MnemoError(
             f"{experiment.name} at budget {budget} needs {needed / 2**30:,.1f} GiB of memory on one device, and this "
@@ -51,10 +59,12 @@ def _recipes(value: Any) -> Iterator[Recipe]:
             yield from _recipes(item)
 
 
-def _shape(recipe: Recipe) -> list[Any]:
-    """What the memory that training needs depends on."""
-    train = recipe.train
-    return [recipe.model, train.batch, train.segment, train.context, train.bptt, train.precision, train.accumulate]
+def _work(recipe: Recipe) -> int:
+    """Grows with the memory that training needs, roughly."""
+    model, train = recipe.model, recipe.train
+    keys = sum(model.memory.lengths(model.num_layers)) // model.num_layers + train.segment
+    rows = train.batch // train.accumulate * (train.segment + train.context) * (1 + train.bptt)
+    return rows * model.num_layers * (model.dim + model.inner_dim + keys) + model.vocab_size * model.dim
 
 
 def _require_corpus(recipe: Recipe) -> None:

@@ -6,7 +6,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,38 @@ class Judged:
         return {"verdicts": [{name: getattr(each, name) for name in fields} for each in self.verdicts]}
 
 
-def judged(experiment: Experiment, results: Results) -> Judged:
-    return Judged(experiment.verdicts(results))
+def judged(experiment: Experiment, found: Found) -> Judged:
+    return Judged(experiment.verdicts(complete(experiment, found).results))
+
+
+INCOMPLETE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def complete(experiment: Experiment, found: Found) -> Found:
+    """Without results that lack what verdicts, tables and figures are made of; those are named."""
+    if _incomplete(experiment, found.results) is None:
+        return found
+    kept, problems = [], list(found.problems)
+    for each in found.results.cells:
+        why = _incomplete(experiment, replace(found.results, cells=[each]))
+        if why is None:
+            kept.append(each)
+        else:
+            problems.append(f"cell {each.cell.name}: its result is incomplete ({why})")
+    return Found(replace(found.results, cells=kept), tuple(problems))
+
+
+def _incomplete(experiment: Experiment, results: Results) -> str | None:
+    try:
+        for part in (experiment.verdicts, experiment.tables, experiment.figures, experiment.samples):
+            part(results)
+    except INCOMPLETE as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def build_page(experiment: Experiment, found: Found) -> ExperimentPage:
+    found = complete(experiment, found)
     results = found.results
     return ExperimentPage(
         name=experiment.name,

@@ -29,7 +29,7 @@ class Task:
 
 
 @dataclass
-class _Worker:
+class Worker:
     task: Task
     process: subprocess.Popen[bytes]
     begin: float
@@ -59,11 +59,11 @@ def run_together(
 ) -> list[Ran]:
     """All cells that are not done, in order, `jobs` at a time; what they print goes to a log in their folders."""
     waiting = [task for each in experiments for task in _tasks(each, budget, out)]
-    running: list[_Worker] = []
+    running: list[Worker] = []
     failures: dict[str, list[str]] = {each.name: [] for each in experiments}
     with _noting_signals() as stop:
         while running or (waiting and not stop.asked):
-            while not stop.asked and len(running) < jobs and (task := next(filter(_is_ready, waiting), None)):
+            while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
                 tell(_announce(task, budget))
                 running.append(_start(task, budget, device, out))
@@ -89,6 +89,15 @@ def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
     return [Task(experiment, cell, grid) for cell in due(experiment, budget, grid)]
 
 
+def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
+    """The first that can begin; those that measure time when nothing else runs or is ready to."""
+    if any(worker.task.cell.alone for worker in running):
+        return None
+    ready = [task for task in waiting if _is_ready(task)]
+    together = next((task for task in ready if not task.cell.alone), None)
+    return together or (ready[0] if ready and not running else None)
+
+
 def _is_ready(task: Task) -> bool:
     return all((cell_folder(task.grid, name) / RESULT).exists() for name in task.cell.after)
 
@@ -97,22 +106,23 @@ def _announce(task: Task, budget: Budget) -> str:
     return f"{task.experiment.name} {announce(task.cell, task.experiment.cells(budget))}"
 
 
-def _start(task: Task, budget: Budget, device: str, out: Path) -> _Worker:
+def _start(task: Task, budget: Budget, device: str, out: Path) -> Worker:
     folder = cell_folder(task.grid, task.cell.name)
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-W", "ignore", "-m", "mnemo", "reproduce", task.experiment.name, "--budget", budget]
     command += ["--out", str(out), "--cell", task.cell.name, "--device", device]
     with (folder / LOG).open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    return _Worker(task, process, time.monotonic())
+        # Ctrl-C is for this process, which asks its workers to save; whoever ends a session ends them too.
+        process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)
+    return Worker(task, process, time.monotonic())
 
 
-def _split(running: Sequence[_Worker]) -> tuple[list[_Worker], list[_Worker]]:
+def _split(running: Sequence[Worker]) -> tuple[list[Worker], list[Worker]]:
     ended = [worker for worker in running if worker.process.poll() is not None]
     return [worker for worker in running if worker not in ended], ended
 
 
-def _end(running: Sequence[_Worker]) -> None:
+def _end(running: Sequence[Worker]) -> None:
     """Ask for checkpoints, and wait for them."""
     for worker in running:
         worker.process.terminate()
@@ -125,7 +135,7 @@ def _end(running: Sequence[_Worker]) -> None:
             worker.process.wait()
 
 
-def _report(worker: _Worker, failures: list[str], tell: Tell, stopping: bool) -> None:
+def _report(worker: Worker, failures: list[str], tell: Tell, stopping: bool) -> None:
     code, task = worker.process.returncode, worker.task
     name = task.cell.name
     if code == 0:

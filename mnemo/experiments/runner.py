@@ -6,6 +6,7 @@ was interrupted goes on in the middle of a cell. A cell that fails says so and d
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -20,7 +21,7 @@ from mnemo.checkpoint import pick_device
 from mnemo.errors import MnemoError, one_line
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.experiments.jobs import Place, Stopped, find_job
-from mnemo.experiments.store import Found, cell_folder, missing, read_grid, save_cell
+from mnemo.experiments.store import Found, cell_folder, missing, read_grid, save_cell, shared_folder
 from mnemo.train import Monitor, Unwatched
 
 SECONDS_FILE = "seconds"
@@ -48,9 +49,18 @@ def versions() -> dict[str, str]:
 
 
 def run_cell(cell: Cell, grid: Path, device: torch.device, monitor: Monitor) -> None:
-    """Make one cell, here, and write its result. Seconds of earlier attempts count."""
+    """Make one cell, here, and write its result. Seconds of earlier attempts count.
+
+    What another experiment has measured is taken over, with its trained model.
+    """
     folder = cell_folder(grid, cell.name)
+    if not folder.exists() and (known := shared_folder(grid, cell)):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
+        monitor.note(f"{cell.name} is known: {known}")
+        return
     folder.mkdir(parents=True, exist_ok=True)
+    _free_memory(device)
     begin, before = time.monotonic(), _earlier_seconds(folder)
     try:
         values = find_job(cell.job)(cell.settings, Place(folder, grid, device, monitor))
@@ -61,6 +71,13 @@ def run_cell(cell: Cell, grid: Path, device: torch.device, monitor: Monitor) -> 
         grid,
         CellResult(cell=cell, values=values, seconds=seconds, hardware=hardware(device), versions=versions()),
     )
+
+
+def _free_memory(device: torch.device) -> None:
+    """What an earlier cell of this process has left on the device would count as this one's."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _earlier_seconds(folder: Path) -> float:
@@ -90,7 +107,7 @@ def run_here(
         tell(announce(cell, cells))
         try:
             run_cell(cell, grid, where, watched)
-        except Stopped:
+        except (Stopped, KeyboardInterrupt):
             return Ran(read_grid(grid, experiment, budget), tuple(failures), interrupted=True)
         except (MnemoError, RuntimeError) as error:
             failures.append(f"{cell.name}: {one_line(error)}")

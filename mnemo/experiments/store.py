@@ -14,6 +14,7 @@ from typing import Any
 from mnemo.checkpoint import read_json, write_json
 from mnemo.errors import MnemoError, one_line
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Results
+from mnemo.reading import is_finite
 
 CELLS, RESULT, RESULTS = "cells", "result.json", "results.json"
 
@@ -100,10 +101,23 @@ def _result(data: dict[str, Any], cell: Cell) -> CellResult:
     if data.get("fingerprint") != cell.fingerprint:
         raise MnemoError("it was made with other settings")
     values, seconds, versions = data.get("values"), data.get("seconds"), data.get("versions")
-    if not isinstance(values, dict) or not isinstance(seconds, (int, float)) or not isinstance(versions, dict):
+    if not (isinstance(values, dict) and values and is_finite(seconds) and isinstance(versions, dict)):
         raise MnemoError("it has no values, seconds and versions")
     hardware = str(data.get("hardware", ""))
     return CellResult(cell=cell, values=values, seconds=float(seconds), hardware=hardware, versions=versions)
+
+
+def shared_folder(grid: Path, cell: Cell) -> Path | None:
+    """Where another experiment of this budget has made the same measurement."""
+    if cell.after:
+        return None
+    for path in sorted(grid.parent.parent.glob(f"*/{grid.name}/{CELLS}/*/{RESULT}")):
+        try:
+            _result(read_json(path), cell)
+        except MnemoError:
+            continue
+        return path.parent.resolve()
+    return None
 
 
 def missing(cells: Sequence[Cell], results: Results) -> list[Cell]:

@@ -22,15 +22,16 @@ def markdown_overview(pages: Sequence[tuple[ExperimentPage, str]]) -> str:
     """
     rows = [
         (
-            _link(page.title, f"#{_anchor(page)}"),
+            _link(page.name, f"#{_anchor(page)}"),
             _plain(page.paper),
             _plain(", ".join(page.covers)),
             _plain(page.budget),
             _plain(tally(page.verdicts)),
+            _plain(dict(page.facts).get("Time", "")),
         )
         for page, _ in pages
     ]
-    parts = [_table(("Experiment", "Paper", "Covers", "Budget", "Verdicts"), rows)]
+    parts = [_table(("Experiment", "Paper", "Covers", "Budget", "Verdicts", "Time"), rows)]
     return "\n\n".join([*parts, *(part for page, link in pages for part in _experiment(page, link))]) + "\n"
 
 

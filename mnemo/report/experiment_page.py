@@ -181,7 +181,7 @@ def write_overview(pages: Sequence[tuple[ExperimentPage, str]], path: Path, *, t
 def _entry(page: ExperimentPage, link: str) -> Markup:
     heading = tag("h3", tag("a", page.title, href=quote(link)))
     covers = ", ".join(page.covers)
-    words = " · ".join(filter(None, (covers, f"budget {page.budget}", tally(page.verdicts))))
+    words = " · ".join(filter(None, (page.name, covers, f"budget {page.budget}", tally(page.verdicts))))
     return tag(
         "article",
         heading,

@@ -247,7 +247,7 @@ section{{margin-top:28px}}
 .chart{{font-size:14px}}
 .figures{{grid-template-columns:1fr 1fr}}
 .columns{{grid-template-columns:repeat(3,1fr)}}
-.card,.sample,.run,tr{{break-inside:avoid}}
+figure,.sample,.run,tr{{break-inside:avoid}}
 h2,h3,.group,.about{{break-after:avoid}}
 .sample pre,.tall{{max-height:none;overflow:visible}}
 .scroll,.table .scroll{{overflow:visible;background:none}}

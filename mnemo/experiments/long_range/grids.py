@@ -183,7 +183,7 @@ def novels(steps: int = 900) -> Recipe:
     return Recipe(
         model=NARROW,
         data=DataConfig(corpus="novels", drop_last=True),
-        train=_short_training(steps, batch=128, segment=128, evaluations=9),
+        train=_short_training(steps, batch=128, segment=128, evaluations=4),
         evaluation=EvalConfig(batch=32, limit=200_000),
     )
 
@@ -194,6 +194,6 @@ def wikitext2(steps: int = 800) -> Recipe:
     return Recipe(
         model=replace(NARROW, vocab_size=33_278, embedding=EmbeddingConfig(), dropout=dropout),
         data=DataConfig(corpus="wikitext-2", drop_last=True),
-        train=_short_training(steps, batch=128, segment=64, evaluations=8),
+        train=_short_training(steps, batch=128, segment=64, evaluations=4),
         evaluation=EvalConfig(batch=10),
     )

@@ -58,7 +58,9 @@ def cells(budget: Budget) -> list[Cell]:
         after = tuple(cell.name for cell in found)
         settings["repeats"] = repeats
         labels = {"formulation": formulation}
-        found.append(Cell(name=formulation, job="long-profile", settings=settings, labels=labels, after=after))
+        found.append(
+            Cell(name=formulation, job="long-profile", settings=settings, labels=labels, after=after, alone=True)
+        )
     return found
 
 

@@ -42,7 +42,12 @@ def cells(budget: Budget) -> list[Cell]:
     times = {"updates": 1, "rounds": 1} if budget == "smoke" else {"updates": 20, "rounds": 3}
     after = tuple(cell.name for cell in trained)
     timing = Cell(
-        name=SPEED, job="long-pace", settings={"recipes": recipes, **times}, labels={"cell": SPEED}, after=after
+        name=SPEED,
+        job="long-pace",
+        settings={"recipes": recipes, **times},
+        labels={"cell": SPEED},
+        after=after,
+        alone=True,
     )
     return [*trained, timing]
 

@@ -76,13 +76,16 @@ def _size_matters_little(results: Results, place: dict) -> Verdict:
         f"From {few} to {many} memory tokens RMT gains less than Transformer-XL does from more slots.",
         rows,
         lambda few, many, short, long: fmean(few) - fmean(many) < fmean(short) - fmean(long),
+        lambda few, many, short, long: fmean(short) - fmean(long) > NOISE[UNITS[place["corpus"]]],
+        "more slots gain nothing that could be told from noise",
     )
 
 
-def _judged(results: Results, claim: str, rows: dict[str, Row], holds) -> Verdict:
+def _judged(results: Results, claim: str, rows: dict[str, Row], holds, decides=None, undecided: str = "") -> Verdict:
     runs = {name: qualities(results, **row.labels) for name, row in rows.items()}
     paper = ", ".join(f"{name} {said(row.quoted)}" for name, row in rows.items())
-    return judged(results, claim, paper, runs, holds, wanted=min(row.seeds for row in rows.values()))
+    wanted = min(row.seeds for row in rows.values())
+    return judged(results, claim, paper, runs, holds, wanted=wanted, decides=decides, undecided=undecided)
 
 
 def figures(results: Results) -> list[Figure]:

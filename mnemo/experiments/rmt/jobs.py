@@ -9,21 +9,18 @@ from typing import Any
 import torch
 
 from mnemo.answers import answer
+from mnemo.bench.timing import allocated
 from mnemo.checkpoint import RECIPE, open_run
 from mnemo.config import from_json
 from mnemo.errors import one_line
 from mnemo.experiments.jobs import Place, job, train_and_score, train_here
 from mnemo.experiments.rmt.maps import attention_maps
-from mnemo.experiments.store import RESULT, cell_folder
 from mnemo.model import Model
 from mnemo.recipe import Recipe
-from mnemo.report.files import read_json
 from mnemo.report.runs import read_run
 from mnemo.state import leaves, nbytes
 from mnemo.train import Diverged, create_run
 
-SHARING = ("rmt-language-model", "rmt-context", "rmt-state-size")
-"""Experiments whose grids have cells in common."""
 OUT_OF_MEMORY, DIVERGED, FINISHED = "out of memory", "diverged", "finished"
 
 
@@ -68,14 +65,7 @@ def _maps(recipe: Recipe, place: Place) -> dict[str, Any]:
 
 @job("rmt-language")
 def train_or_fail(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    """As `train`, and what the state takes; that a run diverges or does not fit into memory is a result.
-
-    Experiments that ask for the same run share it.
-    """
-    known = shared_result(settings, place)
-    if known is not None:
-        place.monitor.note(f"the same run is known from {known['taken_from']}")
-        return known
+    """As `train`, and what the state takes; that a run diverges or does not fit into memory is a result."""
     recipe = from_json(Recipe, settings["recipe"], "recipe")
     scores = {"test": {"split": "test", **asdict(recipe.test), "limit": settings["limit"]}}
     try:
@@ -88,17 +78,6 @@ def train_or_fail(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     model = open_run(place.run, "best", place.device).model
     sizes = state_sizes(model) | {"reading_bytes": reading_bytes(model, recipe.train.segment, recipe.test.batch)}
     return values | {"outcome": FINISHED} | sizes
-
-
-def shared_result(settings: dict[str, Any], place: Place) -> dict[str, Any] | None:
-    """Values of the same cell of another experiment on these runs, where that has been made."""
-    for name in SHARING:
-        path = cell_folder(place.grid.parent.parent / name / place.grid.name, place.folder.name) / RESULT
-        if path.parent != place.folder:
-            data = read_json(path, [])
-            if data is not None and data.get("settings") == settings and isinstance(data.get("values"), dict):
-                return data["values"] | {"taken_from": name}
-    return None
 
 
 def _failed(outcome: str, error: Exception, place: Place) -> dict[str, Any]:
@@ -122,7 +101,7 @@ def reading_bytes(model: Model, segment: int, batch: int) -> int | None:
     if device.type != "cuda":
         return None
     model.eval()
-    torch.cuda.synchronize(device)
+    allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     state: Any = None
     for _ in range(4):

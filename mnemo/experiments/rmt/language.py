@@ -58,14 +58,14 @@ def _of_corpus(results: Results, corpus: str) -> list[Verdict]:
     ]
 
 
-def _judged(results: Results, claim: str, rows: dict[str, Row], holds) -> Verdict:
+def _judged(results: Results, claim: str, rows: dict[str, Row], holds, decides=None, undecided: str = "") -> Verdict:
     """`rows` by what they are called; each with the paper's number."""
     unit = UNITS[next(iter(rows.values())).corpus]
     runs = {name: qualities(results, **row.labels) for name, row in rows.items()}
     paper = ", ".join(f"{name} {said(row.quoted)}" for name, row in rows.items())
     wanted = min(row.seeds for row in rows.values())
     claim = f"{next(iter(rows.values())).corpus}: {claim}"
-    return judged(results, claim, f"{paper} {unit}", runs, holds, wanted=wanted)
+    return judged(results, claim, f"{paper} {unit}", runs, holds, wanted=wanted, decides=decides, undecided=undecided)
 
 
 def row_at(results: Results, **labels: object) -> Row:
@@ -91,12 +91,20 @@ def _unrolling(results: Results, place: dict, memory: int) -> Verdict:
 
 def _few_for_many(results: Results, place: dict, few: int, many: int) -> Verdict:
     rows = {
+        BASELINE: row_at(results, **place, model=BASELINE),
         f"Transformer-XL {many}": row_at(results, **place, model=XL, memory=many),
         f"RMT {few}, BPTT 1": row_at(results, **place, model=RMT, memory=few, bptt=1),
     }
     near = 0.6 if UNITS[place["corpus"]] == "ppl" else 0.015
     claim = f"RMT with {few} memory tokens is as good as Transformer-XL with {many} slots (at most {near} worse)."
-    return _judged(results, claim, rows, lambda xl, rmt: fmean(rmt) <= fmean(xl) + near)
+    return _judged(
+        results,
+        claim,
+        rows,
+        lambda none, xl, rmt: fmean(rmt) <= fmean(xl) + near,
+        lambda none, xl, rmt: fmean(none) - fmean(xl) > 2 * near,
+        "memory itself gains too little for equal to mean anything",
+    )
 
 
 def _prefix(results: Results, place: dict) -> Verdict:

@@ -44,6 +44,10 @@ def _cell(budget: Budget, model: str, seed: int) -> Cell:
     return task_cell(f"quadratic-{count}-{model.lower()}-seed{seed}", stages, labels)
 
 
+LEARNED = 0.5
+"""Share of the equations that one of two models must solve for a comparison to tell anything."""
+
+
 def _rates(results: Results, model: str) -> list[float]:
     return results.values(SOLVE_RATE, model=model)
 
@@ -66,6 +70,8 @@ def verdicts(results: Results) -> list[Verdict]:
             {model: _rates(results, model) for model in (XL, RMT)},
             lambda xl, rmt: fmean(rmt) > fmean(xl),
             wanted=wanted,
+            decides=lambda *rates: max(map(fmean, rates)) >= LEARNED,
+            undecided="neither has learned to solve equations",
         ),
         judged(
             results,
@@ -74,6 +80,8 @@ def verdicts(results: Results) -> list[Verdict]:
             {model: _rates(results, model) for model in (BASELINE, RMT)},
             lambda whole, rmt: fmean(rmt) >= fmean(whole) - 0.01,
             wanted=wanted,
+            decides=lambda *rates: max(map(fmean, rates)) >= LEARNED,
+            undecided="neither has learned to solve equations",
         ),
     ]
 

@@ -15,6 +15,7 @@ from mnemo.report.plots import scatter_figure
 
 MB = 1e6
 NEAR = {"ppl": 0.6, "bpc": 0.015}
+NO_PAIR = "no pair of runs is equally good, or more slots gain too little for equal to mean anything"
 """Difference up to which two models count as equally good."""
 
 
@@ -63,7 +64,9 @@ def all_measured(results: Results, model: str) -> list[Measured]:
 
 def equally_good(results: Results) -> tuple[Measured, Measured] | None:
     """The smallest RMT state that some cache is no better than, and the smallest cache that is as good as it."""
-    near = NEAR[UNITS[CORPORA[results.budget][0]]]
+    near, qualities = NEAR[UNITS[CORPORA[results.budget][0]]], [each.quality for each in all_measured(results, XL)]
+    if not qualities or (results.budget != "smoke" and max(qualities) - min(qualities) <= 2 * near):
+        return None  # where slots gain so little, everything is equally good
     for rmt in sorted(all_measured(results, RMT), key=lambda each: each.vectors):
         caches = [each for each in all_measured(results, XL) if each.quality <= rmt.quality + near]
         if caches:
@@ -91,7 +94,7 @@ def _smaller(results: Results) -> Verdict:
     paper = "WikiText-103, segments of 50: RMT 5 (26.75 to 27.05) near Transformer-XL 50 (26.54), that is 5 against 800"
     pair = equally_good(results)
     if pair is None:
-        return Verdict(claim=claim, paper=paper, ours="no pair of runs is equally good", holds=None)
+        return Verdict(claim=claim, paper=paper, ours=NO_PAIR, holds=None)
     verdict = Verdict(claim=claim, paper=paper, ours=_pair(*pair, results), holds=pair[0].vectors < pair[1].vectors)
     return open_at_smoke(results, verdict)
 
@@ -110,7 +113,7 @@ def _less_memory(results: Results) -> Verdict:
     pair = equally_good(results)
     less, more = (None, None) if pair is None else (pair[0].reading, pair[1].reading)
     if pair is None or less is None or more is None:
-        ours = "no pair of runs is equally good" if pair is None else "not measured: no GPU"
+        ours = NO_PAIR if pair is None else "not measured: no GPU"
         return Verdict(claim=claim, paper=paper, ours=ours, holds=None)
     rmt, xl = pair
     ours = f"RMT {rmt.row.memory}: {less / MB:,.1f} MB, Transformer-XL {xl.row.memory}: {more / MB:,.1f} MB"

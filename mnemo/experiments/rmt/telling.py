@@ -41,16 +41,21 @@ def judged(
     *,
     wanted: int | None = None,
     digits: int = 3,
+    decides: Callable[..., bool] | None = None,
+    undecided: str = "",
 ) -> Verdict:
     """A verdict on runs by name; open where a name has fewer than `wanted` of them, and at `smoke`.
 
-    `holds`: a function of the lists of values, in the order of `runs`.
+    `holds`: a function of the lists of values, in the order of `runs`. `decides`, likewise: whether such values can
+    tell anything; `undecided` says why not.
     """
     wanted = SEEDS[results.budget] if wanted is None else wanted
     ours = compared(runs, digits)
     lacking = [f"{name} has {len(values)} of {wanted}" for name, values in runs.items() if len(values) < wanted]
     if lacking:
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; runs are missing: {', '.join(lacking)}", holds=None)
+    if results.budget != "smoke" and decides is not None and not decides(*runs.values()):
+        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {undecided}", holds=None)
     decided = results.budget != "smoke" and bool(holds(*runs.values()))
     return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=decided))
 
