@@ -88,6 +88,14 @@ def test_nothing_measured_leaves_every_verdict_open(name: str, budget: Budget) -
     experiment.tables(nothing)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_without_values_leave_every_verdict_open(name: str) -> None:
+    experiment, hollow = BY_NAME[name], made_up(name, "small", lambda labels: {})
+    assert {verdict.holds for verdict in experiment.verdicts(hollow)} == {None}
+    assert not experiment.figures(hollow) and not experiment.samples(hollow)
+    experiment.tables(hollow)
+
+
 def test_a_recipe_of_paper_is_the_preset() -> None:
     rows = {"": LAMEMO, "-transformer": TRANSFORMER, "-transformer-xl": TRANSFORMER_XL}
     words = rows | {"-compressive": COMPRESSIVE, "-infinite": INFINITE}
@@ -162,6 +170,16 @@ def test_a_gain_that_seeds_do_not_agree_on_is_open() -> None:
         return ranked(labels, 0.01) if not other else trained(2.02)
 
     assert judged("lamemo-novels", "small", disagreeing)[1] is not True
+
+
+def test_one_seed_decides_large_differences_alone() -> None:
+    """At `small`, words have one seed of the compressed and of the unbounded memory."""
+    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.004))[2:] == [None, None]
+    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, -0.004))[2:] == [None, None]
+    results = made_up("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.004))
+    assert all("one seed" in verdict.ours for verdict in BY_NAME["lamemo-wikitext103"].verdicts(results)[2:])
+    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.011))[2:] == [True, True]
+    assert judged("lamemo-enwik8", "paper", lambda labels: ranked(labels, 0.002))[1] is None
 
 
 def test_smoke_runs_decide_nothing() -> None:
@@ -248,6 +266,14 @@ def test_extrapolation() -> None:
     assert none == [None, None, True, None]
 
 
+def test_one_seed_does_not_show_that_a_gap_grows_a_little() -> None:
+    for step, expected in ((0.0005, None), (-0.0005, None), (0.01, True), (-0.01, False)):
+        gap = lambda m, step=step: step * m  # noqa: E731
+        results = made_up("lamemo-extrapolation", "paper", lambda labels, gap=gap: extrapolated(labels, gap))
+        verdict = BY_NAME["lamemo-extrapolation"].verdicts(results)[1]
+        assert verdict.holds is expected and ("one seed" in verdict.ours) == (expected is None)
+
+
 def test_a_memory_that_goes_on_gaining_has_not_saturated() -> None:
     def falling(labels: dict[str, Any]) -> dict[str, Any]:
         return {"scores": {f"m{m}": {"loss": 2.0 - 0.05 * m} for m in range(1, 11)}}
@@ -267,7 +293,7 @@ def test_alpha() -> None:
     upside_down = [row[::-1] for row in rows[::-1]]
     assert judged("lamemo-alpha", "small", looked(old_look_ahead | {"alpha": upside_down})) == [False] * 3
     flat = [[0.5] * 4] * 4
-    assert judged("lamemo-alpha", "small", looked(old_look_ahead | {"alpha": flat})) == [False] * 3
+    assert judged("lamemo-alpha", "small", looked(old_look_ahead | {"alpha": flat})) == [False, None, None]
 
 
 def test_attention() -> None:
@@ -276,6 +302,10 @@ def test_attention() -> None:
     fails = {LAMEMO: {"maxima": near}, TRANSFORMER_XL: {"maxima": far}}
     assert judged("lamemo-attention", "small", looked(holds)) == [True]
     assert judged("lamemo-attention", "small", looked(fails)) == [False]
+    for factor, expected in ((1.0, False), (1.004, None), (1.09, None), (1.11, True)):
+        further = [[begin, factor * value] for begin, value in near]
+        alike = {LAMEMO: {"maxima": further}, TRANSFORMER_XL: {"maxima": near}}
+        assert judged("lamemo-attention", "small", looked(alike)) == [expected]
 
 
 def test_flops_are_those_of_table_1_but_for_infinity_former() -> None:

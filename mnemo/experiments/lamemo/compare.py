@@ -1,7 +1,8 @@
 """From measured losses to numbers in a table and to verdicts on which of two models is better.
 
 Seeds are compared in pairs: two models of one seed start from the same text. A gain counts when it is larger than twice
-its standard error over the seeds and larger than a margin below which nobody would care.
+its standard error over the seeds and larger than a margin below which nobody would care. One seed alone, of whose
+chance nothing is known, must differ by far more, in either direction.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mnemo.evaluate import bits, perplexity
-from mnemo.experiments.experiment import CellResult, Results, Verdict
+from mnemo.experiments.experiment import CellResult, Results, Verdict, look_up
 
 DECIDES_NOTHING = "a smoke run decides nothing"
 NOT_MEASURED = "not measured yet"
@@ -25,22 +26,29 @@ class Unit(NamedTuple):
     digits: int
     margin: float
     """The smallest difference that counts."""
+    alone: Callable[[float], float]
+    """The smallest difference from a value that counts with one seed."""
 
     def tell(self, values: Sequence[float]) -> str:
         """The mean, and the deviation where there are several."""
         mean = f"{statistics.fmean(values):.{self.digits}f}"
         return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{self.digits}f}"
 
+    def needed(self, differences: Sequence[float], value: float) -> float:
+        """What differences from a value, one of each seed, must reach in the mean."""
+        if len(differences) == 1:
+            return self.alone(value)
+        return max(self.margin, 2 * standard_error(differences))
 
-BPC = Unit("bpc", bits, 4, 0.002)
-PPL = Unit("ppl", perplexity, 2, 0.1)
-NATS = Unit("nats", float, 4, 0.002)
+
+BPC = Unit("bpc", bits, 4, 0.002, lambda _: 0.01)
+PPL = Unit("ppl", perplexity, 2, 0.1, lambda value: 0.01 * value)
+NATS = Unit("nats", float, 4, 0.002, lambda _: 0.01)
 
 
 def score(result: CellResult, name: str, unit: Unit) -> float | None:
     """A score of a trained cell; None where it has none, or none that is a number."""
-    found: Any = result.values.get("scores", {}).get(name)
-    loss = found.get("loss") if isinstance(found, Mapping) else None
+    loss = look_up(result.values, f"scores.{name}.loss")
     value = unit.of(loss) if isinstance(loss, (int, float)) else math.inf
     return value if math.isfinite(value) else None
 
@@ -83,21 +91,22 @@ class Gain(NamedTuple):
 
     @property
     def needed(self) -> float:
-        return max(self.unit.margin, 2 * standard_error(self.differences))
+        return self.unit.needed(self.differences, statistics.fmean(self.worse))
 
     @property
     def holds(self) -> bool | None:
-        """None where there is a gain, but one that may be chance."""
+        """None where there is a gain, but one that may be chance; with one seed, a loss may be too."""
         if self.mean >= self.needed:
             return True
-        return None if self.mean > 0 else False
+        least = -self.needed if len(self.better) == 1 else 0.0
+        return None if self.mean > least else False
 
     def __str__(self) -> str:
         values = f"{self.unit.tell(self.better)} against {self.unit.tell(self.worse)} {self.unit.name}"
         digits = self.unit.digits
         return (
             f"{values} ({counted(len(self.better))}): lower by {self.mean:.{digits}f}, {self.needed:.{digits}f} would "
-            "be enough"
+            f"be enough{'; one seed decides no less' if len(self.better) == 1 and self.holds is None else ''}"
         )
 
 

@@ -130,8 +130,13 @@ def _at(result: CellResult, name: str, distance: int) -> float:
     return dict(zip(result.values["distances"], result.values[name], strict=True))[float(distance)]
 
 
+def computed(results: Results, name: str) -> CellResult | None:
+    found = results.one(name)
+    return found if found is not None and found.values else None
+
+
 def verdicts(results: Results) -> list[Verdict]:
-    odd, moved = results.one(f"g-{DIM}"), results.one(f"variance-{COVARIANCES[0]}")
+    odd, moved = computed(results, f"g-{DIM}"), computed(results, f"variance-{COVARIANCES[0]}")
     return [_steep(results, odd), _two_sides(results, moved), _disentangled(results, moved), _formula(results, moved)]
 
 
@@ -184,12 +189,12 @@ def _formula(results: Results, moved: CellResult | None) -> Verdict:
 
 def figures(results: Results) -> list[Figure]:
     found = []
-    odd = results.one(f"g-{DIM}")
+    odd = computed(results, f"g-{DIM}")
     if odd is not None:
         line = Line(f"g, d = {DIM}", [(float(x), float(y)) for x, y in odd.values["points"]])
         caption = "Sine times cosine, summed over all pairs of different frequencies: odd, and steep at zero."
         found.append(line_figure("g", "g(x) (Figure 7)", caption, [line], x_label="x", y_label="g(x)"))
-    return found + [_variances(each) for each in results.select(kind="variance")]
+    return found + [_variances(each) for each in results.select(kind="variance") if each.values]
 
 
 def _variances(result: CellResult) -> Figure:
@@ -217,6 +222,7 @@ def tables(results: Results) -> list[Table]:
             f"{result.values['published_limit']:.1f}",
         )
         for result in results.select(kind="g")
+        if result.values
     ]
     caption = "The slope grows like the square of d, as the paper says."
     headers = ("d", "slope of g at 0", "d / (2 (10^(8/d) - 1)), the paper's", "d^2 / (2 ln 10^8), its limit")

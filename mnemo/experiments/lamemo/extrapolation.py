@@ -88,9 +88,14 @@ def _growing_gap(results: Results) -> Verdict:
     if first not in gains or last not in gains:
         return verdict(results, claim, paper, None, None)
     unit, near, far = unit_of(results.budget), gains[first].differences, gains[last].differences
-    grows = {late > early for early, late in zip(near, far, strict=True)}
+    growth = [late - early for early, late in zip(near, far, strict=True)]
     ours = f"{unit.tell(near)} at m = {first}, {unit.tell(far)} {unit.name} at m = {last} ({counted(len(near))})"
-    return verdict(results, claim, paper, ours, grows.pop() if len(grows) == 1 else None)
+    signs = {each > 0 for each in growth}
+    needed = unit.alone(gains[first].worse[0]) if len(growth) == 1 else 0.0
+    if abs(growth[0]) < needed:
+        ours += f"; one seed decides nothing below {needed:.{unit.digits}f}"
+        return verdict(results, claim, paper, ours, None)
+    return verdict(results, claim, paper, ours, signs.pop() if len(signs) == 1 else None)
 
 
 def _saturates(results: Results, model: str) -> Verdict:

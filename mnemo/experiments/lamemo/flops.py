@@ -93,9 +93,13 @@ def extra(results: Results) -> dict[int, float]:
     """Millions of multiply-adds that LaMemo takes more than Transformer-XL, by memory length."""
     found = {}
     for result in results.select(model=LAMEMO, kind=NARROW):
-        other = results.values("multiply_adds", model=TRANSFORMER_XL, kind=NARROW, memory=result.labels["memory"])
-        if other:
-            found[result.labels["memory"]] = (result.values["multiply_adds"] - other[0]) / 1e6
+        memory = result.labels["memory"]
+        own, other = (
+            results.values("multiply_adds", model=model, kind=NARROW, memory=memory)
+            for model in (LAMEMO, TRANSFORMER_XL)
+        )
+        if own and other:
+            found[memory] = (own[0] - other[0]) / 1e6
     return found
 
 
@@ -123,7 +127,7 @@ def figures(results: Results) -> list[Figure]:
     lines = [
         Line(model, sorted((float(each.labels["memory"]), each.values["multiply_adds"] / 1e6) for each in chosen))
         for model in (LAMEMO, TRANSFORMER_XL)
-        if (chosen := results.select(model=model, kind=NARROW))
+        if (chosen := [each for each in results.select(model=model, kind=NARROW) if each.values])
     ]
     if lines:
         caption = "The same models with longer memories; the segment stays."
@@ -148,6 +152,7 @@ def tables(results: Results) -> list[Table]:
         )
         for model in MODELS
         for result in results.select(model=model, kind=WIDE)
+        if result.values
     ]
     headers = (
         "model",

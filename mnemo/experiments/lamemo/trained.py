@@ -58,4 +58,5 @@ def open_trained(settings: dict[str, Any], place: Place) -> Opened:
 
 
 def looked_at(results: Results, model: str) -> CellResult | None:
-    return results.one(f"look-{slugify(model)}")
+    found = results.one(f"look-{slugify(model)}")
+    return found if found is not None and found.values else None

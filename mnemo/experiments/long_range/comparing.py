@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mnemo.experiments.experiment import CellResult, Results, Table, Verdict
+from mnemo.experiments.experiment import CellResult, Results, Table, Verdict, look_up
 from mnemo.experiments.long_range.grids import ALL, NONE, Layout
 from mnemo.report.plots import Figure, Line, line_figure, lines_over_seeds
 
@@ -30,6 +30,10 @@ class Measure:
     def of(self, result: CellResult) -> float:
         return float(result.values["scores"]["test"][self.key])
 
+    def clear(self, value: float, seeds: int) -> float:
+        """The least difference from a value that is one; a single seed has to show twice as much."""
+        return self.equal(value) / (2 if seeds > 1 else 1)
+
     def text(self, values: Sequence[float]) -> str:
         """Mean, with the deviation of several."""
         mean = f"{statistics.fmean(values):.{self.digits}f}"
@@ -42,9 +46,13 @@ BITS = Measure(
 PERPLEXITY = Measure(key="perplexity", unit="ppl", digits=2, equal=lambda value: 0.02 * value, of_loss=math.exp)
 
 
-def find(results: Results, layout: Layout, **labels: object) -> list[CellResult]:
+def scored(results: Results, **labels: object) -> list[CellResult]:
+    return [result for result in results.select(**labels) if look_up(result.values, "scores.test")]
+
+
+def find(results: Results, layout: Layout) -> list[CellResult]:
     """All seeds of a plan."""
-    found = results.select(share=layout.share, **labels)
+    found = scored(results, share=layout.share)
     return [r for r in found if not layout.matters or r.labels["arrangement"] == layout.arrangement]
 
 
@@ -80,7 +88,10 @@ class Pair:
 
 
 def worse(results: Results, first: Layout, second: Layout, measure: Measure, *, claim: str, paper: str) -> Verdict:
-    """Whether `first` is worse than `second` with every seed; seeds that disagree decide nothing."""
+    """Whether `first` is worse than `second` with every seed.
+
+    Seeds that disagree decide nothing, nor does a difference that is too small to be clear.
+    """
     pair = Pair.of(results, first, second, measure)
     if not pair.first:
         return missing(claim, paper)
@@ -90,7 +101,22 @@ def worse(results: Results, first: Layout, second: Layout, measure: Measure, *, 
     signs = {difference > 0 for difference in pair.differences}
     if len(signs) > 1:
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; the seeds disagree", holds=None)
+    needed = measure.clear(statistics.fmean(pair.second), len(pair.first))
+    if abs(pair.difference) < needed:
+        few = "one seed decides" if len(pair.first) == 1 else "they decide"
+        little = f"{few} nothing below {needed:.{measure.digits}f} {measure.unit}"
+        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {little}", holds=None)
     return Verdict(claim=claim, paper=paper, ours=ours, holds=signs == {True})
+
+
+def worst(
+    results: Results, first: Layout, others: Sequence[Layout], measure: Measure, *, claim: str, paper: str
+) -> Verdict:
+    """Whether `first` is worse than the worst of `others`, all of which must be known."""
+    means = {other: statistics.fmean(found.values()) for other in others if (found := by_seed(results, other, measure))}
+    if len(means) < len(others):
+        return missing(claim, paper)
+    return worse(results, first, max(means, key=lambda other: means[other]), measure, claim=claim, paper=paper)
 
 
 def equal(results: Results, first: Layout, measure: Measure, *, claim: str, paper: str) -> Verdict:
@@ -100,15 +126,15 @@ def equal(results: Results, first: Layout, measure: Measure, *, claim: str, pape
     """
     pair = Pair.of(results, first, ALL, measure)
     gain = Pair.of(results, NONE, ALL, measure)
-    if not pair.first:
+    if not pair.first or not gain.first:
         return missing(claim, paper)
     ours, limit = pair.text(measure), measure.equal(statistics.fmean(pair.second))
     if results.budget == "smoke":
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
-    if gain.first and gain.difference <= 2 * limit:
+    if gain.difference <= 2 * limit:
         little = f"long memories gain only {gain.difference:.{measure.digits}f} here, too little to compare with"
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; {little}", holds=None)
-    kept = f"; keeps {1 - pair.difference / gain.difference:.0%} of what they gain" if gain.first else ""
+    kept = f"; keeps {1 - pair.difference / gain.difference:.0%} of what they gain"
     return Verdict(claim=claim, paper=paper, ours=ours + kept, holds=pair.difference <= limit)
 
 
@@ -124,7 +150,7 @@ def learning_curves(
         (result.labels["plan"], float(step), measure.of_loss(loss))
         for layout in layouts
         for result in find(results, layout)
-        for step, loss in result.values["curve"]
+        for step, loss in result.values.get("curve", [])
     ]
     if not points:
         return []

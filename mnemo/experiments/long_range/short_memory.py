@@ -8,7 +8,7 @@ from dataclasses import replace
 from mnemo.config import to_json
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Results, Table, Verdict
 from mnemo.experiments.long_range.arrangement import PAPER
-from mnemo.experiments.long_range.comparing import BITS, TOY, missing
+from mnemo.experiments.long_range.comparing import BITS, TOY, missing, scored
 from mnemo.experiments.long_range.grids import SIXTH, Scale, characters, novels, short_cells
 from mnemo.report.plots import Figure, Line, line_figure, lines_over_seeds, scatter_figure
 
@@ -55,14 +55,14 @@ def cells(budget: Budget) -> list[Cell]:
 def quality(results: Results) -> dict[int, dict[int, float]]:
     """Bits per character by length and seed."""
     found: dict[int, dict[int, float]] = {}
-    for result in results.select(share=SIXTH.share):
+    for result in scored(results, share=SIXTH.share):
         found.setdefault(result.labels["short"], {})[result.labels["seed"]] = BITS.of(result)
     return dict(sorted(found.items()))
 
 
 def speed(results: Results) -> dict[int, float]:
     """Tokens per second by length."""
-    measured = [result.values["paces"] for result in results.select(cell=SPEED)]
+    measured = [result.values.get("paces", {}) for result in results.select(cell=SPEED)]
     found = {int(length): pace["tokens_per_second"] for paces in measured for length, pace in paces.items()}
     return dict(sorted(found.items()))
 
@@ -74,7 +74,7 @@ def best_length(found: dict[int, dict[int, float]]) -> int:
 def is_complete(results: Results) -> bool:
     """Whether every length has every seed: a best one of a part would mean little."""
     expected = {cell.name for cell in cells(results.budget) if cell.name != SPEED}
-    return expected <= {result.cell.name for result in results.cells}
+    return expected <= {result.cell.name for result in scored(results)}
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -83,7 +83,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 def _inside(results: Results) -> Verdict:
     claim = "The best short memory is neither the shortest nor the longest: less than a long one everywhere is better."
-    paper = "best near 512 of 32-2,048: 0.974 bpc, against 0.99 with 128"
+    paper = "best near 512 of 32-2,048: 0.974 bpc, against the 0.99 bpc of Transformer-XL"
     if not is_complete(results):
         return missing(claim, paper)
     found = quality(results)
@@ -91,11 +91,14 @@ def _inside(results: Results) -> Verdict:
     ours = f"best at {best}: {_text(found, best)}; " + "; ".join(f"{end}: {_text(found, end)}" for end in ends)
     if results.budget == "smoke":
         return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
-    if best in ends:
+    inner = best_length({length: seeds for length, seeds in found.items() if length not in ends})
+    lost = [[found[end][seed] - value for seed, value in found[inner].items()] for end in ends]
+    needed = BITS.clear(0.0, len(found[inner]))
+    if min(map(statistics.fmean, lost)) <= -needed:
         return Verdict(claim=claim, paper=paper, ours=ours, holds=False)
-    agree = all(value < found[end][seed] for end in ends for seed, value in found[best].items())
-    note = "" if agree else "; not with every seed"
-    return Verdict(claim=claim, paper=paper, ours=ours + note, holds=agree or None)
+    clear = all(min(each) > 0 and statistics.fmean(each) >= needed for each in lost)
+    note = "" if clear else f"; not by {needed} bpc with every seed"
+    return Verdict(claim=claim, paper=paper, ours=ours + note, holds=clear or None)
 
 
 def _too_short(results: Results) -> Verdict:

@@ -177,7 +177,7 @@ def pick_out(model: Model, corpus: Corpus, ids: np.ndarray, scale: Scale, layer:
 
 
 def observed(results: Results) -> CellResult | None:
-    return next(iter(results.select(part="attention")), None)
+    return next((cell for cell in results.select(part="attention") if cell.values), None)
 
 
 CLAIMS = (

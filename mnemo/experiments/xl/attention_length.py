@@ -9,7 +9,7 @@ from mnemo.checkpoint import open_run
 from mnemo.config import from_json, to_json
 from mnemo.data.prepare import load
 from mnemo.evaluate import Score, find_length
-from mnemo.experiments.experiment import Cell, CellResult, Results
+from mnemo.experiments.experiment import Cell, CellResult, Results, look_up
 from mnemo.experiments.jobs import RUN, Place, job
 from mnemo.experiments.xl.comparing import Measured, perplexity, spread
 from mnemo.recipe import EvalConfig
@@ -58,7 +58,8 @@ def _plain(score: Score) -> dict[str, Any]:
 
 
 def searches(results: Results, **labels: Any) -> list[CellResult]:
-    return results.select(part="lengths", **labels)
+    found = results.select(part="lengths", **labels)
+    return [cell for cell in found if look_up(cell.values, "best.loss") is not None]
 
 
 def ppl(label: str, cells: Sequence[CellResult], which: str = "best") -> Measured:

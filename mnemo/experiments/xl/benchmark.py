@@ -36,6 +36,16 @@ class Quoted(NamedTuple):
     value: str
 
 
+class AsQuoted(NamedTuple):
+    """What takes the place of an entry that `paper` does not train: a number that others have published."""
+
+    claim: str
+    label: str
+    value: float
+    as_good: bool = False
+    """Whether it is enough to reach it"""
+
+
 class Beats(NamedTuple):
     """One entry is to be better than another."""
 
@@ -43,6 +53,7 @@ class Beats(NamedTuple):
     paper: str
     better: str
     worse: str
+    quoted: AsQuoted | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,19 +99,29 @@ class Benchmark:
         return Measured(label, results.values(KEYS[self.unit], model=name))
 
     def verdicts(self, results: Results) -> list[Verdict]:
-        known = {entry.name for entry in self.entries if entry.recipes(results.budget) is not None}
-        pairs = [
-            lower(
-                results,
-                each.claim,
-                each.paper,
-                self.measured(results, each.better),
-                self.measured(results, each.worse),
-            )
-            for each in self.beats
-            if {each.better, each.worse} <= known
-        ]
+        pairs = [self._beats(results, each) for each in self.beats]
         return [*pairs, *(self._reaches(results, entry) for entry in self.entries if entry.paper is not None)]
+
+    def _beats(self, results: Results, pair: Beats) -> Verdict:
+        left_out = [
+            entry.label
+            for entry in self.entries
+            if entry.name in (pair.better, pair.worse) and entry.recipes(results.budget) is None
+        ]
+        better = self.measured(results, pair.better)
+        if not left_out:
+            return lower(results, pair.claim, pair.paper, better, self.measured(results, pair.worse))
+        if results.budget == "paper" and pair.quoted is not None:
+            return self._beats_quoted(results, pair.paper, better, pair.quoted)
+        ours = f"not decided by this budget, which does not train: {', '.join(left_out)}"
+        return Verdict(claim=pair.claim, paper=pair.paper, ours=ours, holds=None)
+
+    def _beats_quoted(self, results: Results, paper: str, better: Measured, quoted: AsQuoted) -> Verdict:
+        other = Measured(f"{quoted.label}, as quoted:", [quoted.value])
+        if not better.values or not quoted.as_good:
+            return lower(results, quoted.claim, paper, better, other)
+        holds = better.mean <= quoted.value * (1 + CLOSE)
+        return judged(results, quoted.claim, paper, f"{better}; {other}", holds)
 
     def _reaches(self, results: Results, entry: Entry) -> Verdict:
         assert entry.paper is not None

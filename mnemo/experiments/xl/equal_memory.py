@@ -159,7 +159,7 @@ def verdicts(results: Results) -> list[Verdict]:
 def _room(results: Results) -> Verdict:
     claim = "Recurrence takes memory: without it, longer segments fit."
     paper = "176 and 172 tokens instead of 128"
-    found = [cell for row in FITTED for cell in results.select(part="fit", row=row.name)]
+    found = [cell for row in FITTED for cell in results.select(part="fit", row=row.name) if cell.values]
     if len(found) < len(FITTED):
         return undecided(claim, paper, [f"{row.name}'s length" for row in FITTED])
     lengths = [cell.values["length"] for cell in found]

@@ -155,7 +155,7 @@ def at(results: Results, kind: str, attention: int) -> CellResult | None:
 def ratio(results: Results, attention: int) -> float | None:
     """How many times as fast state reuse is, each at its best batch."""
     speeds = [at(results, kind, attention) for kind in (REUSE, SLIDING)]
-    values = [cell.values["tokens_per_second"] if cell else None for cell in speeds]
+    values = [cell.values.get("tokens_per_second") if cell else None for cell in speeds]
     return values[0] / values[1] if values[0] and values[1] else None
 
 
@@ -200,7 +200,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def _speed_text(cell: CellResult | None) -> str:
-    if cell is None or not cell.values["tokens_per_second"]:
+    if cell is None or not cell.values.get("tokens_per_second"):
         return "not measured"
     return f"{shown(cell.values['tokens_per_second'])} (batch {cell.values['batch']})"
 
@@ -209,7 +209,7 @@ def _tried(results: Results) -> Table:
     rows = [
         [f"{cell.labels['attention']:,}", cell.labels["kind"], str(one["batch"]), _or_memory(one["tokens_per_second"])]
         for cell in results.cells
-        for one in cell.values["tried"]
+        for one in cell.values.get("tried", [])
     ]
     return Table(title="All batches", headers=["attention", "kind", "batch", "tokens/s"], rows=rows)
 
