@@ -320,14 +320,15 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     lengths, span = setup.lengths, setup.segment + setup.context
     require_state_room(model.config, _device(model), batch=setup.batch, segment=span, lengths=lengths, cached=True)
     reader, precision = _reader(model, setup)
+    # Attention without memory leaves nothing behind, whatever is said of how much of it counts.
+    remembers = any(setup.lengths) or not can_track(model)
     totals, device = _Totals(len(setup.temperatures), setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
         for number, batch in enumerate(one_epoch(stream)):
             # Memories are empty at first, or zeros that are to stay.
             starts = None if number == 0 or setup.zeros else _starts(batch, setup.forget)
-            # Where nothing is remembered, it does not matter how much of it there is.
-            stored = _stored(batch, setup.context) if any(setup.lengths) else batch.lengths
+            stored = _stored(batch, setup.context) if remembers else batch.lengths
             losses = reader.read(
                 _sent(batch.tokens, device), _sent(batch.targets, device), _to(stored, device), _to(starts, device)
             )

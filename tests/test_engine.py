@@ -137,15 +137,16 @@ def test_compiled_training_is_the_plain_training(name: str, reference_op: None) 
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_one_compiled_layer_serves_all(reference_op: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_compiled_layer_serves_all(reference_op: None) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
-    compare(
-        {"memory": 7, "num_layers": 4, "positions": Relative(shared_projection=True)},
-        TrainConfig(batch=2, segment=5, compile="layers"),
-        backend="eager",
-        note=pytest.fail,
-    )
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compare(
+            {"memory": 7, "num_layers": 4, "positions": Relative(shared_projection=True)},
+            TrainConfig(batch=2, segment=5, compile="layers"),
+            backend="eager",
+            note=pytest.fail,
+        )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 5
 
 
