@@ -5,12 +5,15 @@ SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 STAMP = .venv/installed
 WORKERS = 2
 
-.PHONY: demo test venv lint clean
+.PHONY: demo test test-all venv lint clean
 
 demo: venv
 	.venv/bin/mnemo demo
 
 test: lint
+	.venv/bin/pytest -n $(WORKERS) -m "not thorough"
+
+test-all: lint
 	.venv/bin/pytest -n $(WORKERS)
 
 lint: venv

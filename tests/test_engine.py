@@ -123,11 +123,11 @@ def compare(
 
 
 QUICK = ("xl", "lookahead", "compressive", "rmt-with-cache")
-SLOW = [name for name in MECHANISMS if name not in QUICK and not name.startswith((*UNCOMPILED, "qrnn-kernels"))]
+OTHERS = [name for name in MECHANISMS if name not in QUICK and not name.startswith((*UNCOMPILED, "qrnn-kernels"))]
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
 def test_compiled_training_is_the_plain_training(name: str, reference_op: None) -> None:
     torch._dynamo.reset()
     notes: list[str] = []
