@@ -8,8 +8,7 @@ is the same text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from mnemo.data.progress import ShowProgress, silent
 from mnemo.decode import Decoder, DecodeState
 from mnemo.errors import MnemoError
 from mnemo.graphs import Recorded
-from mnemo.model import Model, Output
+from mnemo.model import Model, Output, evaluating
 from mnemo.ring import RingDecoder
 from mnemo.state import State
 
@@ -88,7 +87,7 @@ def generate(
     for name, value in (("number of tokens", num_tokens), ("number of continuations", continuations)):
         if value < 1:
             raise MnemoError(f"{name} {value} must be positive")
-    with _inference(model):
+    with evaluating(model):
         rows = _rows(prompts)
         runner = _Runner.read(model, rows, state, segment) if rows else _Runner.resume(model, state, segment)
         runner = runner.fork(continuations)
@@ -165,7 +164,7 @@ def read(
 ) -> tuple[Reading, TextScore]:
     """Read one text (T,) of token ids behind `state`, segment by segment, and score it on the way."""
     (text,) = _rows([text])
-    with _inference(model):
+    with evaluating(model):
         decoder = _decoder(model, state, segment, batch=1)
         hidden = state.hidden if isinstance(state, Reading) else None
         nats, predicted = 0.0, 0
@@ -299,14 +298,3 @@ def _tokens_read(state: AnyState, batch: int) -> Tensor:
 
 def _device(model: Model) -> torch.device:
     return next(model.parameters()).device
-
-
-@contextmanager
-def _inference(model: Model) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)

@@ -6,7 +6,8 @@ Shapes: B batch, L segment, D model width, V vocabulary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import groupby
@@ -561,3 +562,15 @@ def initialize(model: nn.Module, config: InitConfig, own: Sequence[int] = ()) ->
             draw(parameter, config.std)
             if name.endswith(RESIDUAL):
                 parameter.mul_(share)
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """No dropout and no gradients; the model is left as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

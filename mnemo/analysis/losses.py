@@ -16,14 +16,13 @@ from mnemo.analysis.text import (
     checked_segment,
     device_of,
     empty_state,
-    evaluating,
     keeps_memory,
 )
 from mnemo.data.progress import ShowProgress, silent
 from mnemo.errors import MnemoError
 from mnemo.machine import require_state_room
 from mnemo.memory.protocol import Relation
-from mnemo.model import Model, Output
+from mnemo.model import Model, Output, evaluating
 from mnemo.reader import SegmentReader
 from mnemo.state import State
 

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from mnemo.analysis.text import Ids, as_ids, checked_segment, empty_state, evaluating
+from mnemo.analysis.text import Ids, as_ids, checked_segment, empty_state
 from mnemo.data.progress import ShowProgress, silent
 from mnemo.errors import MnemoError
-from mnemo.model import Model
+from mnemo.model import Model, evaluating
 from mnemo.ops import Attended
 from mnemo.state import State
 

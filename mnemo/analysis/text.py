@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,15 +51,3 @@ def checked_segment(segment: int) -> int:
 
 def empty_state(model: Model, memory: int | None, batch: int = 1) -> State:
     return model.init(batch, checked_memory(memory), cached=True)
-
-
-@contextmanager
-def evaluating(model: Model) -> Iterator[None]:
-    """No dropout and no gradients; the model is left as it was."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
