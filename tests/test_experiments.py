@@ -253,6 +253,18 @@ def test_missing_corpora_and_machines_that_are_too_small_are_refused_before_trai
     require_needs(experiment(training_cell("one", tiny(), {})), "small", CPU)
 
 
+@pytest.mark.parametrize("name", ["long-profile", "xl-evaluation-speed", "long-short-memory"])
+def test_a_budget_that_the_machine_cannot_hold_is_refused_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Models that are only measured too."""
+    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**30)
+    assert cli.main(["reproduce", name, "--budget", "paper", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert f"{name} at budget paper needs " in said.err and "this one has 1.0 GiB" in said.err and not said.out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_verb_judges_and_writes_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -454,3 +455,13 @@ def test_smoke_runs_to_the_end(experiment: Experiment, tmp_path) -> None:
     assert ran.failures == () and ran.found.problems == () and not ran.interrupted
     assert [result.cell for result in ran.found.results.cells] == experiment.cells("smoke")
     assert all(verdict.holds is None for verdict in shows(experiment, ran.found.results))
+
+
+def test_batches_that_the_machine_cannot_hold_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cell = evaluation_speed.cells("smoke")[0]
+    few, many = (evaluation_speed.needed_bytes(cell.settings, batch) for batch in cell.settings["batches"])
+    assert few == evaluation_speed.least_bytes(cell.settings) < many
+    monkeypatch.setattr(evaluation_speed, "memory_bytes", lambda device: few)
+    one = replace(BY_NAME["xl-evaluation-speed"], cells=lambda budget: [cell])
+    (found,) = run_here(one, "smoke", tmp_path, device="cpu").found.results.cells
+    assert [each["tokens_per_second"] is None for each in found.values["tried"]] == [False, True]
