@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mnemo.experiments.experiment import CellResult, Results, Table, Verdict, look_up
 from mnemo.experiments.long_range.grids import ALL, NONE, Layout
 from mnemo.report.plots import Figure, Line, line_figure, lines_over_seeds
+from mnemo.report.style import NUM_COLORS
 
+PLACE_COLORS = {"all": 0, "interleaved": 1, "last": 2, "first": 3, "middle": 4, "none": 7}
+"""The same in all figures of a page."""
 TOY = "a toy model after two steps decides nothing"
 
 
@@ -154,13 +157,20 @@ def learning_curves(
     ]
     if not points:
         return []
-    lines = lines_over_seeds(points)
+    colors = {result.labels["plan"]: _color(layout) for layout in layouts for result in find(results, layout)}
+    lines = [replace(line, color=colors[line.label]) for line in lines_over_seeds(points)]
     caption = "Validation set during training. Lines are means over seeds, bands their range."
     return [
         line_figure(
             slug, title, caption, lines, x_label="step", y_label=measure.unit, y_max=settled(lines), reference=None
         )
     ]
+
+
+def _color(layout: Layout) -> int:
+    """By its place, with dashes of its share: a sixth is dashed beside a half, and a single layer dotted."""
+    rounds = {"sixth": 2, "one": 1}.get(layout.share, 0)
+    return PLACE_COLORS[layout.arrangement if layout.matters else layout.share] + rounds * NUM_COLORS
 
 
 def settled(lines: Sequence[Line]) -> float | None:

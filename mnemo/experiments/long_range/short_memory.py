@@ -167,8 +167,8 @@ def _trade(found: dict[int, dict[int, float]], rates: dict[int, float]) -> list[
     if not groups:
         return []
     caption = "A group for every short memory, a point for every seed. Best is below and to the right."
-    labels = {"x_label": "tokens per second", "y_label": BITS.unit}
-    return [scatter_figure("trade", "Quality against speed", caption, groups, **labels)]
+    title, x_label = "Quality against speed", "tokens per second"
+    return [scatter_figure("trade", title, caption, groups, x_label=x_label, y_label=BITS.unit)]
 
 
 def _rate(rate: float | None) -> str:

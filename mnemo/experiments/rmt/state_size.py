@@ -128,8 +128,8 @@ def figures(results: Results) -> list[Figure]:
         return []
     unit = UNITS[CORPORA[results.budget][0]]
     caption = "Every point is one configuration, mean over seeds: lower is better, further left is smaller."
-    axes = {"x_label": "vectors in a text's state", "y_label": f"test {unit}"}
-    return [scatter_figure("state-size", f"{unit} against the size of the state", caption, groups, **axes)]
+    title, x_label = f"{unit} against the size of the state", "vectors in a text's state"
+    return [scatter_figure("state-size", title, caption, groups, x_label=x_label, y_label=f"test {unit}")]
 
 
 def tables(results: Results) -> list[Table]:
