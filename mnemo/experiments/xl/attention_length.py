@@ -24,11 +24,16 @@ SEARCH = "xl-attention-length"
 
 def search_cell(training: Cell, config: EvalConfig, longest: int) -> Cell:
     """Lengthen the attention of what `training` trains, on the validation set, as the paper's tables do."""
+    return scoring_cell(training, "lengths", SEARCH, config, {"longest": longest})
+
+
+def scoring_cell(training: Cell, part: str, job: str, config: EvalConfig, options: dict[str, Any]) -> Cell:
+    """Score what `training` trains on the validation set."""
     return Cell(
-        name=f"{training.name}-lengths",
-        job=SEARCH,
-        settings={"run": training.name, "split": "valid", "evaluation": to_json(config), "longest": longest},
-        labels=training.labels | {"part": "lengths"},
+        name=f"{training.name}-{part}",
+        job=job,
+        settings={"run": training.name, "split": "valid", "evaluation": to_json(config), **options},
+        labels=training.labels | {"part": part},
         after=(training.name,),
     )
 

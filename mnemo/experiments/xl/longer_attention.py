@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Protocol
 
-from mnemo.config import from_json, to_json
+from mnemo.config import from_json
 from mnemo.evaluate import sweep_memory
 from mnemo.experiments.experiment import Cell, CellResult, Results, Table, Verdict
 from mnemo.experiments.jobs import Place, job
-from mnemo.experiments.xl.attention_length import searches, trained
+from mnemo.experiments.xl.attention_length import scoring_cell, searches, trained
 from mnemo.experiments.xl.comparing import NOTICEABLE, Measured, judged, perplexity, shown, spread, undecided
 from mnemo.recipe import EvalConfig, Recipe
 
@@ -35,13 +35,7 @@ def longer_cell(training: Cell, config: EvalConfig) -> Cell:
     recipe = from_json(Recipe, training.settings["recipe"])
     longest = recipe.train.segment + max(recipe.model.memory.lengths(recipe.model.num_layers))
     lengths = [round(longest * length / TRAINED) for length in PUBLISHED]
-    return Cell(
-        name=f"{training.name}-longer",
-        job=LONGER,
-        settings={"run": training.name, "split": "valid", "evaluation": to_json(config), "lengths": lengths},
-        labels=training.labels | {"part": "longer"},
-        after=(training.name,),
-    )
+    return scoring_cell(training, "longer", LONGER, config, {"lengths": lengths})
 
 
 @job(LONGER)
