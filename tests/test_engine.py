@@ -335,7 +335,7 @@ def test_a_cuda_graph_trains_like_the_plain_loop(options: dict[str, Any], tmp_pa
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch 2.11 warns of itself while it compiles
+@pytest.mark.filterwarnings("default")  # torch warns of itself and of TF32 while it compiles
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("how", ["compiled", "layers compiled"])
 def test_a_compiled_cuda_graph_resumes_bit_for_bit(how: str, precision: Any, tmp_path: Path) -> None:

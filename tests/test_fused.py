@@ -170,6 +170,25 @@ def test_dropout_is_the_same_in_both_passes():
         assert dispatch.relative_error(a, b) < 1e-5, name
 
 
+def test_dropout_is_independent_across_queries_keys_heads_and_calls():
+    size, rate = 64, 0.5
+    zeros = {name: torch.zeros_like(x) for name, x in inputs(size, size, size, size, heads=2).items()}
+    zeros["v"] = torch.eye(size, device=DEVICE).expand(BATCH, 2, size, size).contiguous()
+    first, second = (
+        torch.sign(relative_attention(**zeros, offset=0, dropout=rate, impl="fused")[0]) * 2 - 1 for _ in range(2)
+    )
+    pairs = {
+        "calls": first * second,
+        "queries": first[:, :, 1:] * first[:, :, :-1],
+        "keys": first[..., 1:] * first[..., :-1],
+        "heads": first[:, 1:] * first[:, :-1],
+        "rows of the batch": first[1:] * first[:-1],
+    }
+    for name, products in pairs.items():
+        seen = products[..., size // 2 :, : size // 2 - 1]
+        assert abs(float(seen.mean())) < 5 * seen.numel() ** -0.5, name
+
+
 def relative_attention_probabilities(tensors: dict[str, Any]) -> Tensor:
     from mnemo.ops import relative_attention_reference
 

@@ -55,8 +55,8 @@ GPU_ROUNDS = {REUSE: (2 * LOSSES_IN_FLIGHT, 7 * LOSSES_IN_FLIGHT), SLIDING: (2, 
 that nothing is left on the device when the clock stops."""
 SCALES: dict[Budget, Scale] = {
     "smoke": Scale((8, 16), 4, (1, 2), (1, 4), {REUSE: (2, 6), SLIDING: (1, 4)}, 1, "fp32"),
-    "small": Scale(tuple(PAPER), 128, (16, 64), (16, 64), GPU_ROUNDS, 2, "bf16"),
-    "paper": Scale(tuple(PAPER), 128, (4, 16, 64), (4, 16, 64), GPU_ROUNDS, 3, "bf16"),
+    "small": Scale(tuple(PAPER), 128, (16, 64, 256), (4, 16, 64), GPU_ROUNDS, 2, "bf16"),
+    "paper": Scale(tuple(PAPER), 128, (4, 16, 64, 256), (1, 4, 16, 64), GPU_ROUNDS, 3, "bf16"),
 }
 MODELS: dict[Budget, str] = {"small": "enwik8-base", "paper": "enwik8-large"}
 

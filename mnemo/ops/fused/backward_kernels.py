@@ -89,7 +89,7 @@ def add_key_value(
             p = tl.where(seen, p, 0.0)
         dp = tl.dot(v, do.T, input_precision=PRECISION)
         if DROPOUT:
-            factor = kept(seed, head, rows[None, :], keys, num_rows, num_keys, rate)
+            factor = kept(seed, head, rows[None, :], keys, num_rows, rate)
             dp = dp * factor
             dv = tl.dot((p * factor).to(do.dtype), do, dv, input_precision=PRECISION)
         else:
