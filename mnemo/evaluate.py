@@ -182,40 +182,18 @@ def evaluate_at(
             documents=documents,
             order=order,
             zeros=start == "zeros",
+            sliding=sliding,
             temperatures=tuple(_positive("temperature", temperature) for temperature in temperatures),
             windows=None if windows is None else _positive("windows at a time", windows),
         )
-        if sliding and (documents, order) != ("ignore", "contiguous"):
-            raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
-        if setup.zeros and (sliding or no_memory or (documents, order) != ("ignore", "contiguous")):
-            raise MnemoError("a memory that starts full of zeros is for one text that runs on")
-        if setup.context and reader.config.tokens is not None:
-            raise MnemoError("memory tokens are written behind each segment's last token: none can be encoded again")
+        _require_sense(reader, setup)
         part = first_symbols(split, config.limit if limit is None else limit)
         begin = time.monotonic()
         totals = (_read_windows if sliding else _read_stream)(reader, part, setup, progress or silent)
         seconds = time.monotonic() - begin
     finally:
         model.train(was_training)
-    score = Score(
-        loss=math.nan,
-        tokens=totals.tokens(),
-        tokens_per_word=len(split.ids) / split.num_words if split.num_words else None,
-        seconds=seconds,
-        split=split.name,
-        memory=_long_range(reader, setup.lengths),
-        segment=setup.segment,
-        context=setup.context,
-        batch=setup.batch,
-        clamp=getattr(reader.config.positions, "clamp", None),
-        same_length=reader.config.same_length,
-        documents=documents,
-        order=order,
-        sliding=sliding,
-        by_position=(),
-    )
-    found = zip(totals.means(), totals.by_position(), setup.temperatures, strict=True)
-    return [replace(score, loss=loss, by_position=parts, temperature=at) for loss, parts, at in found]
+    return _scores(reader, split, setup, totals, seconds)
 
 
 class _Setup(NamedTuple):
@@ -230,9 +208,26 @@ class _Setup(NamedTuple):
     order: Order
     zeros: bool = False
     """Start from a memory full of zeros"""
+    sliding: bool = False
+    """Predict every token from a window of its own"""
     temperatures: tuple[float, ...] = (1.0,)
     windows: int | None = None
     """Sliding windows that are read at a time"""
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether the text is read as one, whatever its documents."""
+        return (self.documents, self.order) == ("ignore", "contiguous")
+
+
+def _require_sense(model: Model, setup: _Setup) -> None:
+    """Refuse choices that contradict each other."""
+    if setup.sliding and not setup.runs_on:
+        raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
+    if setup.zeros and (setup.sliding or setup.forget or not setup.runs_on):
+        raise MnemoError("a memory that starts full of zeros is for one text that runs on")
+    if setup.context and model.config.tokens is not None:
+        raise MnemoError("memory tokens are written behind each segment's last token: none can be encoded again")
 
 
 def _positive(name: str, value: Number) -> Number:
@@ -271,6 +266,29 @@ def first_symbols(split: Split, limit: int | None) -> Split:
     _positive("limit", limit)
     documents = None if split.documents is None else split.documents[split.documents < limit]
     return replace(split, ids=split.ids[:limit], documents=documents)
+
+
+def _scores(model: Model, split: Split, setup: _Setup, totals: _Totals, seconds: float) -> list[Score]:
+    """One for every temperature."""
+    score = Score(
+        loss=math.nan,
+        tokens=totals.tokens(),
+        tokens_per_word=len(split.ids) / split.num_words if split.num_words else None,
+        seconds=seconds,
+        split=split.name,
+        memory=_long_range(model, setup.lengths),
+        segment=setup.segment,
+        context=setup.context,
+        batch=setup.batch,
+        clamp=getattr(model.config.positions, "clamp", None),
+        same_length=model.config.same_length,
+        documents=setup.documents,
+        order=setup.order,
+        sliding=setup.sliding,
+        by_position=(),
+    )
+    found = zip(totals.means(), totals.by_position(), setup.temperatures, strict=True)
+    return [replace(score, loss=loss, by_position=parts, temperature=at) for loss, parts, at in found]
 
 
 class _Totals:
@@ -356,7 +374,7 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _stream(split: Split, setup: _Setup, vocab_size: int) -> Stream:
-    if setup.order == "contiguous" and setup.documents == "ignore":
+    if setup.runs_on:
         return ContiguousStream(split.ids, setup.batch, setup.segment, context=setup.context, vocab_size=vocab_size)
     if split.documents is None:
         raise MnemoError(f"split '{split.name}' has no documents: its memory cannot be reset at their edges")

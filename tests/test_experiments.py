@@ -17,6 +17,7 @@ from mnemo import cli, experiments
 from mnemo.errors import MnemoError
 from mnemo.experiments import Cell, Experiment, Results, needs
 from mnemo.experiments import jobs as all_jobs
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import look_up
 from mnemo.experiments.jobs import JOBS, Place, training_cell
 from mnemo.experiments.needs import require_needs
@@ -234,6 +235,18 @@ def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path)
     assert [step for step, _ in found.values["curve"]] == [2, 4, 6]
 
 
+def test_a_claim_is_decided_by_numbers_but_not_at_smoke() -> None:
+    claim, small, smoke = (
+        Claim("It is so.", "1.0"),
+        *(Results(budget=budget, cells=[]) for budget in ("small", "smoke")),
+    )
+    assert claim.open("no runs") == Verdict(claim="It is so.", paper="1.0", ours="no runs", holds=None)
+    for holds in (True, False, None):
+        found = claim.judged(small, "0.9", holds, smoke="; a toy")
+        assert found == Verdict(claim="It is so.", paper="1.0", ours="0.9", holds=holds)
+        assert claim.judged(smoke, "0.9", holds, smoke="; a toy") == claim.open("0.9; a toy")
+
+
 def test_selection_by_labels(tmp_path: Path) -> None:
     results = run_here(experiment(cell(1), cell(2), cell(3)), "smoke", tmp_path, device="cpu").found.results
     assert results.values("accuracy", model="A") == [0.1, 0.3]
@@ -251,6 +264,18 @@ def test_missing_corpora_and_machines_that_are_too_small_are_refused_before_trai
     with pytest.raises(MnemoError, match=r"toy-numbers at budget small needs [\d,.]+ GiB .* has [\d,.]+ GiB"):
         require_needs(too_large, "small", CPU)
     require_needs(experiment(training_cell("one", tiny(), {})), "small", CPU)
+
+
+@pytest.mark.parametrize("name", ["long-profile", "xl-evaluation-speed", "long-short-memory"])
+def test_a_budget_that_the_machine_cannot_hold_is_refused_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Models that are only measured too."""
+    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**30)
+    assert cli.main(["reproduce", name, "--budget", "paper", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert f"{name} at budget paper needs " in said.err and "this one has 1.0 GiB" in said.err and not said.out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_verb_judges_and_writes_pages(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,24 @@ def test_results_like_the_papers_hold(experiment: Experiment) -> None:
     assert all(figure.svg for figure in experiment.figures(results))
     (table,) = experiment.tables(results)
     assert table.rows[0][0] == "all 12" and table.rows[0][-1] == "0.9846"
+
+
+def test_a_place_has_one_colour_in_all_figures() -> None:
+    figures = ARRANGEMENT.figures(grid(ARRANGEMENT, by_plan(PLANS)))
+    found: dict[str, set[str]] = {}
+    for figure in figures[1:]:
+        tips = re.findall(r'class="(?:marker (c\d))"[^>]*><title>([^:<]*):', figure.svg)
+        for color, label in tips:
+            found.setdefault(label.split()[-1] if "all" not in label else "all", set()).add(color)
+    assert found.keys() == {"all", "interleaved", "last", "first", "middle", "none"}
+    assert all(len(colors) == 1 for colors in found.values()) and len(set.union(*found.values())) == len(found)
+
+
+@pytest.mark.parametrize("experiment", [ARRANGEMENT, NUMBER], ids=lambda experiment: experiment.name)
+def test_no_two_lines_of_a_figure_look_alike(experiment: Experiment) -> None:
+    for figure in experiment.figures(grid(experiment, by_plan(PLANS))):
+        styles = re.findall(r'<path d="[^"]*" class="(series [^"]*)"', figure.svg)
+        assert len(set(styles)) == len(styles)
 
 
 def test_every_claim_about_arrangements_can_fail() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def search(initial: float, best: float, length: int, trained: int = 128, start: 
         "initial": {"attention": start, "loss": math.log(initial)},
         "best": {"attention": 1024, "loss": math.log(best)},
         "shortest": {"attention": length, "loss": math.log(best)},
-        "tried": [[start, math.log(initial)], [1024, math.log(best)]],
+        "tried": [[start, math.log(initial)], [2 * start, math.log(best)], [1024, math.log(best)]],
         "trained": trained,
     }
 
@@ -133,7 +134,7 @@ def table5(**changed: tuple[float, float, int] | None) -> Values:
 
 def test_ablation_holds_with_the_papers_numbers() -> None:
     results = made_up("xl-ablation", table5())
-    assert [verdict.holds for verdict in shows(ablation.ABLATION, results)] == [True] * 6
+    assert [verdict.holds for verdict in shows(ablation.ABLATION, results)] == [True] * 7
 
 
 def test_ablation_fails_where_the_numbers_say_so() -> None:
@@ -143,17 +144,54 @@ def test_ablation_fails_where_the_numbers_say_so() -> None:
     assert verdict.holds is False and "1% of the perplexity" in verdict.claim
     assert holds("xl-ablation", table5(xl=(30.0, 29.9, 500)))[3] is True
     assert holds("xl-ablation", table5(xl=(30.0, 29.9, 500)), "paper")[3] is False
-    assert holds("xl-ablation", table5(shaw=(27.94, 27.5, 600)))[4:] == [False, False]
-    assert holds("xl-ablation", table5(xl=(27.02, 27.02, 256)))[4:] == [False, False]
+    assert holds("xl-ablation", table5(shaw=(27.94, 27.5, 600)))[4:6] == [False, False]
+    assert holds("xl-ablation", table5(xl=(27.02, 27.02, 256)))[4:] == [False, False, False]
 
 
 def test_ablation_is_open_where_rows_are_missing() -> None:
-    assert holds("xl-ablation", table5(shaw=None)) == [True, None, True, True, None, None]
-    assert holds("xl-ablation", table5(xl=None)) == [None] * 6
+    assert holds("xl-ablation", table5(shaw=None)) == [True, None, True, True, None, None, True]
+    assert holds("xl-ablation", table5(xl=None)) == [None] * 7
 
 
 def test_smoke_decides_nothing_even_with_good_numbers() -> None:
-    assert holds("xl-ablation", table5(), "smoke") == [None] * 6
+    assert holds("xl-ablation", table5(), "smoke") == [None] * 7
+
+
+def lengthened(perplexities: dict[int, float]) -> Values:
+    """Of the standard model alone."""
+    tried = [[length, math.log(ppl)] for length, ppl in perplexities.items()]
+    return lambda cell: {"tried": tried} if cell.labels["part"] == "longer" else None
+
+
+def test_the_standard_model_is_scored_at_the_papers_attention_lengths() -> None:
+    (cell,) = (cell for cell in ablation.cells("paper") if cell.labels["part"] == "longer")
+    assert cell.settings["lengths"] == [300, 450, 640] and cell.after == ("xl-151m-seed1",)
+    assert not [cell for cell in ablation.cells("small") if cell.labels["part"] == "longer"]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({300: 23.35, 450: 23.16, 640: 23.09}, True),
+        ({300: 23.35, 450: 23.36, 640: 23.09}, False),
+        ({300: 23.35, 450: 23.34, 640: 23.34}, False),
+        ({300: 23.35}, None),
+    ],
+)
+def test_longer_attention_is_to_lower_perplexity_every_time(found: dict[int, float], expected: bool | None) -> None:
+    assert holds("xl-ablation", lengthened(found), "paper")[-1] is expected
+
+
+def test_the_last_block_of_table_5_has_the_papers_rows_and_those_that_searches_tried() -> None:
+    _, quoted = ablation.tables(made_up("xl-ablation", lambda cell: None))
+    assert [row[1:] for row in quoted.rows] == [
+        ["300", "1.00", "23.35"],
+        ["450", "1.50", "23.16"],
+        ["640", "2.13", "23.09"],
+    ]
+    _, block = ablation.tables(made_up("xl-ablation", table5()))
+    ours = [["256", "1.00", "27.02 ± 0 (2 seeds)"], ["512", "2.00", "26.77 ± 0 (2 seeds)"]]
+    assert [row[1:] for row in block.rows[3:]] == ours
 
 
 def table8(better: bool = True, length: int = 176) -> Values:
@@ -417,3 +455,13 @@ def test_smoke_runs_to_the_end(experiment: Experiment, tmp_path) -> None:
     assert ran.failures == () and ran.found.problems == () and not ran.interrupted
     assert [result.cell for result in ran.found.results.cells] == experiment.cells("smoke")
     assert all(verdict.holds is None for verdict in shows(experiment, ran.found.results))
+
+
+def test_batches_that_the_machine_cannot_hold_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cell = evaluation_speed.cells("smoke")[0]
+    few, many = (evaluation_speed.needed_bytes(cell.settings, batch) for batch in cell.settings["batches"])
+    assert few == evaluation_speed.least_bytes(cell.settings) < many
+    monkeypatch.setattr(evaluation_speed, "memory_bytes", lambda device: few)
+    one = replace(BY_NAME["xl-evaluation-speed"], cells=lambda budget: [cell])
+    (found,) = run_here(one, "smoke", tmp_path, device="cpu").found.results.cells
+    assert [each["tokens_per_second"] is None for each in found.values["tried"]] == [False, True]

@@ -10,7 +10,7 @@ from code_walk import forbidden, imports, module_name, restricted_loads
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "mnemo").rglob("*.py"))
-MAX_LINES = 600
+MAX_LINES, MAX_FUNCTION_LINES = 600, 60
 RESTRICTED = ROOT / "mnemo" / "convert" / "restricted.py"
 """The only file that may read pickles, with torch's restricted loader."""
 
@@ -114,6 +114,26 @@ def test_files_stay_small() -> None:
     paths = [*SOURCES, *(ROOT / "tests").rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_functions_stay_short() -> None:
+    """Kernels aside, which cannot be divided without cost."""
+    functions = [(path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    long = {
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path, node in functions
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_kernel(node)
+        if lines_of(node) > MAX_FUNCTION_LINES
+    }
+    assert long == set()
+
+
+def is_kernel(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def lines_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:

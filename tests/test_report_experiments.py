@@ -141,6 +141,20 @@ def test_lines_and_bands_stand_where_their_numbers_say() -> None:
     assert_on_one_scale(ys, [y for _, y in places(figure)] + [y for _, y in corners(band)])
 
 
+def test_twelve_lines_differ_without_their_colours() -> None:
+    drawn = lines([Line(f"line {at}", [(1, at), (2, at + 1)]) for at in range(12)]).svg
+    dashes = re.findall(r'<path d="[^"]*" class="series c\d (dash\d)"', drawn)
+    markers = re.findall(r'<(circle|polygon)[^>]*class="marker c(\d)"', drawn)[-24::2]
+    shapes = [int(color) % 4 for _, color in markers]
+    assert len(dashes) == 12 and len(set(zip(dashes, shapes, strict=True))) == 12
+
+
+def test_a_figure_that_is_higher_than_wide_stands_beside_two(tmp_path: Path) -> None:
+    high = plots.arrangement_figure("high", "Plans", "", {f"plan {at}": [8] * 12 for at in range(9)}, 16)
+    page = write_experiment(experiment(figures=[high, lines()]), tmp_path).read_text(encoding="utf-8")
+    assert [css for css in re.findall(r'<figure class="([^"]*)"', page)] == ["card high", "card"]
+
+
 def test_points_stand_where_their_numbers_say() -> None:
     figure = scatter(CLOUD)
     values = sorted((x, y) for _, x, y in figure.numbers.rows if isinstance(x, float) and isinstance(y, float))

@@ -55,13 +55,18 @@ class Place:
 
 Job = Callable[[dict[str, Any], Place], dict[str, Any]]
 JOBS: dict[str, Job] = {}
+Needs = Callable[[dict[str, Any]], float]
+NEEDS: dict[str, Needs] = {}
+"""Bytes of one device that a job's settings ask for, beside what training the recipes in them takes."""
 
 
-def job(name: str) -> Callable[[Job], Job]:
+def job(name: str, *, needs: Needs | None = None) -> Callable[[Job], Job]:
     def register(function: Job) -> Job:
         if name in JOBS:
             raise ValueError(f"two jobs are called {name}")
         JOBS[name] = function
+        if needs is not None:
+            NEEDS[name] = needs
         return function
 
     return register

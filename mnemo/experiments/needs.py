@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from mnemo.data.published import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.estimate import training_bytes
 from mnemo.experiments.experiment import Budget, Cell, Experiment
+from mnemo.experiments.jobs import NEEDS
 from mnemo.machine import memory_bytes
 from mnemo.recipe import Recipe
 
@@ -21,21 +22,28 @@ MOST_COUNTED = 3
 
 def require_needs(experiment: Experiment, budget: Budget, device: torch.device) -> None:
     """Refuse what cannot be run here, with what it needs."""
-    recipes = {canonical(recipe): recipe for cell in experiment.cells(budget) for recipe in recipes_of(cell)}
+    cells = experiment.cells(budget)
+    recipes = {canonical(recipe): recipe for cell in cells for recipe in recipes_of(cell)}
     if budget != "smoke":
-        _require_memory(experiment, budget, list(recipes.values()), device)
+        _require_memory(experiment, budget, max(_training(recipes.values()), _own(cells)), device)
     for recipe in recipes.values():
         _require_corpus(recipe)
 
 
-def _require_memory(experiment: Experiment, budget: Budget, recipes: list[Recipe], device: torch.device) -> None:
-    available = memory_bytes(device)
-    if available is None:
-        return
+def _training(recipes: Iterable[Recipe]) -> float:
     # Counting takes a second a shape, so only the largest are counted.
     largest = sorted(recipes, key=_work, reverse=True)[:MOST_COUNTED]
-    needed = max(map(training_bytes, largest), default=0.0)
-    if needed > available:
+    return max(map(training_bytes, largest), default=0.0)
+
+
+def _own(cells: Iterable[Cell]) -> float:
+    """Of models that are measured, not trained."""
+    return max((NEEDS[cell.job](cell.settings) for cell in cells if cell.job in NEEDS), default=0.0)
+
+
+def _require_memory(experiment: Experiment, budget: Budget, needed: float, device: torch.device) -> None:
+    available = memory_bytes(device)
+    if available is not None and needed > available:
         raise MnemoError(
             f"{experiment.name} at budget {budget} needs {needed / 2**30:,.1f} GiB of memory on one device, and this "
             f"one has {available / 2**30:,.1f} GiB: choose a smaller --budget or another machine"

@@ -67,8 +67,7 @@ class LayerMemory:
 
 
 def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str:
-    dashes = _dashes(chart)
-    entries = [_legend_entry(chart, s, dashes) for s in chart.series if not s.faint]
+    entries = [svg.LegendEntry(s.label, s.color, chart.markers, chart.joined) for s in chart.series if not s.faint]
     named = len(entries) > 1 or chart.single_named
     key, top = svg.legend(entries if named else [], 46, svg.WIDTH - 58)
     margins = svg.Margins(top + 18, 14, 40, 46)
@@ -79,15 +78,11 @@ def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str
         _clip(clip, margins, height),
         key,
         _frame(chart, x, y, margins, height),
-        svg.element("g", "".join([*_bands(chart, x, y), *_lines(chart, dashes, x, y)]), clip_path=f"url(#{clip})"),
+        svg.element("g", "".join([*_bands(chart, x, y), *_lines(chart, x, y)]), clip_path=f"url(#{clip})"),
         "".join(_markers(chart, x, y)),
         _reference(chart, x, y),
     ]
     return svg.drawing(slug, title, description, "".join(body), height)
-
-
-def _legend_entry(chart: LineChart, series: Series, dashes: dict[int, int]) -> svg.LegendEntry:
-    return svg.LegendEntry(series.label, series.color, dashes[series.color], chart.markers, chart.joined)
 
 
 def _axes(chart: LineChart, margins: svg.Margins, height: float) -> tuple[Axis, Axis]:
@@ -177,18 +172,10 @@ def _along(points: Sequence[Point], parts: int = 8) -> list[Point]:
     return [*points, *between]
 
 
-def _dashes(chart: LineChart) -> dict[int, int]:
-    """Runs that share a colour in this figure differ by their dashes."""
-    sharing: dict[str, list[int]] = {}
-    for color in dict.fromkeys(series.color for series in chart.series):
-        sharing.setdefault(svg.color_class(color), []).append(color)
-    return {color: dash for colors in sharing.values() for dash, color in enumerate(colors)}
-
-
-def _lines(chart: LineChart, dashes: dict[int, int], x: Axis, y: Axis) -> list[str]:
+def _lines(chart: LineChart, x: Axis, y: Axis) -> list[str]:
     behind_first = sorted(chart.series, key=lambda series: not series.faint)
     return [
-        svg.path(_placed(series, x, y), _line_class(series, dashes[series.color]))
+        svg.path(_placed(series, x, y), _line_class(series))
         for series in behind_first
         if chart.joined and len(series.points) > 1
     ]
@@ -212,8 +199,8 @@ def _placed(series: Series, x: Axis, y: Axis) -> list[Point]:
     return [(x.place(a), y.place(b)) for a, b in thinned(series.points, MAX_POINTS)]
 
 
-def _line_class(series: Series, dash: int) -> str:
-    names = ["series", svg.color_class(series.color), svg.dash_class(dash)]
+def _line_class(series: Series) -> str:
+    names = ["series", svg.color_class(series.color), svg.dash_class(series.color)]
     return " ".join([*names, "faint"] if series.faint else names)
 
 

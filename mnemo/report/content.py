@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -21,3 +22,10 @@ class Figure:
     """What somebody who cannot see the picture should know."""
     svg: str
     numbers: Numbers
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height that the picture is drawn in."""
+        found = re.search(r'viewBox="0 0 (\d+) (\d+)"', self.svg)
+        assert found is not None
+        return float(found[1]), float(found[2])

@@ -111,7 +111,8 @@ def _draw_figure(figure: Figure, folder: str) -> Markup:
     caption = tag("figcaption", tag("h3", figure.title), tag("p", figure.caption, class_="caption"))
     files = [tag("a", kind.upper(), href=quote(f"{folder}/{figure.slug}.{kind}")) for kind in ("svg", "csv")]
     links = tag("div", *files, _numbers(figure), class_="links")
-    return tag("figure", caption, Markup(figure.svg), links, class_="card")
+    width, height = figure.size
+    return tag("figure", caption, Markup(figure.svg), links, class_="card high" if height > width else "card")
 
 
 def _numbers(figure: Figure) -> Markup | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from mnemo.report.content import Figure
@@ -18,7 +17,7 @@ def overview(figures: Sequence[Figure]) -> str | None:
     chosen = [figure for figure in figures if figure.slug.startswith(KINDS)][:MOST]
     if not chosen:
         return None
-    heights = [_height(figure) for figure in chosen]
+    heights = [figure.size[1] for figure in chosen]
     body, y = [], GAP / 2
     for begin in range(0, len(chosen), COLUMNS):
         for column, figure in enumerate(chosen[begin : begin + COLUMNS]):
@@ -31,12 +30,6 @@ def overview(figures: Sequence[Figure]) -> str | None:
     return standalone(f"{frame}{described}{''.join(body)}</svg>")
 
 
-def _height(figure: Figure) -> float:
-    found = re.search(r'viewBox="0 0 \d+ (\d+)"', figure.svg)
-    assert found is not None
-    return float(found[1])
-
-
 def _panel(figure: Figure, x: float, y: float) -> str:
-    placed = f'<svg x="{x:.0f}" y="{y + HEADING:.0f}" width="{WIDTH}" height="{_height(figure):.0f}" '
+    placed = f'<svg x="{x:.0f}" y="{y + HEADING:.0f}" width="{WIDTH}" height="{figure.size[1]:.0f}" '
     return text(x, y + 16, figure.title, "heading") + figure.svg.replace("<svg ", placed, 1)

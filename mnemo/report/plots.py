@@ -29,6 +29,8 @@ class Line:
     low: Sequence[Value] | None = None
     """Lower edge of a band around the line, beside `points`."""
     high: Sequence[Value] | None = None
+    color: int | None = None
+    """Number of its colour, marker and dashes; its place among the lines when left out."""
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -56,7 +58,7 @@ def line_figure(
 
     `x_from_least`: for counts that cannot be 0, the axis begins at the least of them, however near to 0.
     """
-    series = [_series(line, color) for color, line in enumerate(lines)]
+    series = [_series(line, at if line.color is None else line.color) for at, line in enumerate(lines)]
     series = [one for one in series if one.points]
     xs = [x for one in series for x, _ in one.points]
     chart = LineChart(
@@ -197,11 +199,13 @@ def scatter_figure(
     *,
     x_label: str,
     y_label: str,
+    colors: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Points without lines, a colour and shape for each group."""
+    """Points without lines, a colour and shape for each group: in their order, or as `colors` numbers them."""
+    numbered = dict(zip(groups, range(len(groups)), strict=True)) | dict(colors or {})
     series = [
-        Series(label, [(float(x), float(y)) for x, y in points if is_number(x) and is_number(y)], color)
-        for color, (label, points) in enumerate(groups.items())
+        Series(label, [(float(x), float(y)) for x, y in points if is_number(x) and is_number(y)], numbered[label])
+        for label, points in groups.items()
     ]
     series = [one for one in series if one.points]
     near_zero = _begins_near_zero([x for one in series for x, _ in one.points])

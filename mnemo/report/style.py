@@ -141,6 +141,7 @@ h3{{font-size:16px;margin:0;line-height:1.35;overflow-wrap:anywhere}}
 .cards .big small{{font-size:15px;font-weight:600;letter-spacing:0;color:var(--muted)}}
 .cards .detail{{color:var(--muted);font-size:13.5px;line-height:1.4;margin-top:4px;overflow-wrap:anywhere}}
 .figures{{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,430px),1fr));gap:16px}}
+.figures .high{{grid-row:span 2}}
 .small-figures{{grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr))}}
 .small-figures .chart{{font-size:14px}}
 figure{{margin:0;padding:16px 18px 12px;break-inside:avoid;min-width:0;display:flex;flex-direction:column}}

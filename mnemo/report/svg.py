@@ -20,6 +20,10 @@ WIDE_CHAR = 8.2
 """The same on a phone, where the page enlarges the text of figures."""
 
 
+SIDES = (0, 4, 3, -4)
+"""Of markers: circle, square, triangle, and a square on its corner."""
+
+
 class Margins(NamedTuple):
     top: float
     right: float
@@ -31,8 +35,7 @@ class Margins(NamedTuple):
 class LegendEntry:
     label: str
     color: int
-    """Number of the run in the page: decides colour and marker."""
-    dash: int = 0
+    """Number of the run in the page: decides colour, marker and dashes."""
     marked: bool = True
     joined: bool = True
     """Whether its points are one line."""
@@ -112,15 +115,16 @@ def color_class(color: int) -> str:
     return f"c{color % NUM_COLORS}"
 
 
-def dash_class(dash: int) -> str:
-    return f"dash{dash % 3}"
+def dash_class(color: int) -> str:
+    """Dashes change where shapes begin again, so that lines differ by more than their colour."""
+    return f"dash{color // len(SIDES) % 3}"
 
 
 def marker(x: float, y: float, color: int, tip: str = "", size: float = 3.2) -> str:
     """A point whose shape tells runs apart without colour."""
     title = element("title", escape(tip)) if tip else ""
     css = f"marker {color_class(color)}"
-    sides = (0, 4, 3, -4)[color % 4]
+    sides = SIDES[color % len(SIDES)]
     if not sides:
         return element("circle", title, cx=float(x), cy=float(y), r=float(size), class_=css)
     turn = -math.pi / 2 if sides == 3 else (math.pi / 4 if sides > 0 else 0.0)
@@ -153,7 +157,7 @@ def legend(entries: Sequence[LegendEntry], left: float, width: float) -> tuple[s
 
 
 def _swatch(x: float, y: float, entry: LegendEntry) -> str:
-    stroke = line(x, y, x + 20, y, f"series {color_class(entry.color)} {dash_class(entry.dash)}")
+    stroke = line(x, y, x + 20, y, f"series {color_class(entry.color)} {dash_class(entry.color)}")
     return (stroke if entry.joined else "") + (marker(x + 10, y, entry.color) if entry.marked else "")
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mnemo.evaluate import bits, perplexity
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import CellResult, Results, Verdict, look_up
 
-DECIDES_NOTHING = "a smoke run decides nothing"
+DECIDES_NOTHING = " (a smoke run decides nothing)"
 NOT_MEASURED = "not measured yet"
 
 
@@ -119,11 +120,8 @@ def gain(better: Mapping[int, float], worse: Mapping[int, float], unit: Unit) ->
 
 def verdict(results: Results, claim: str, paper: str, ours: str | None, holds: bool | None) -> Verdict:
     """`ours`: None where nothing is measured. A smoke run shows its numbers and decides nothing."""
-    if ours is None:
-        return Verdict(claim=claim, paper=paper, ours=NOT_MEASURED, holds=None)
-    if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours} ({DECIDES_NOTHING})", holds=None)
-    return Verdict(claim=claim, paper=paper, ours=ours, holds=holds)
+    stated = Claim(claim, paper)
+    return stated.open(NOT_MEASURED) if ours is None else stated.judged(results, ours, holds, smoke=DECIDES_NOTHING)
 
 
 def lower(results: Results, claim: str, paper: str, better: str, worse: str, unit: Unit, name: str = "test") -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Results, Table, Verdict
 from mnemo.experiments.long_range.comparing import (
     BITS,
+    PLACE_COLORS,
     equal,
     find,
     layout_table,
@@ -204,8 +205,8 @@ def by_number(results: Results) -> list[Figure]:
         return []
     caption = "Test set, a point for every seed. Lower is better."
     title = "Quality by number and place of long-range layers"
-    labels = {"x_label": "long-range layers", "y_label": BITS.unit}
-    return [scatter_figure("by-number", title, caption, groups, **labels)]
+    axes = {"x_label": "long-range layers", "y_label": BITS.unit}
+    return [scatter_figure("by-number", title, caption, groups, colors=PLACE_COLORS, **axes)]
 
 
 def number_figures(results: Results) -> list[Figure]:

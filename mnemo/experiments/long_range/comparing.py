@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import CellResult, Results, Table, Verdict, look_up
 from mnemo.experiments.long_range.grids import ALL, NONE, Layout
 from mnemo.report.plots import Figure, Line, line_figure, lines_over_seeds
+from mnemo.report.style import NUM_COLORS
 
-TOY = "a toy model after two steps decides nothing"
+PLACE_COLORS = {"all": 0, "interleaved": 1, "last": 2, "first": 3, "middle": 4, "none": 7}
+"""The same in all figures of a page."""
+TRAINED_TOY = "; a toy model after two steps decides nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +101,16 @@ def worse(results: Results, first: Layout, second: Layout, measure: Measure, *, 
         return missing(claim, paper)
     ours = pair.text(measure)
     if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
+        return judged(results, claim, paper, ours, None)
     signs = {difference > 0 for difference in pair.differences}
     if len(signs) > 1:
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; the seeds disagree", holds=None)
+        return judged(results, claim, paper, f"{ours}; the seeds disagree", None)
     needed = measure.clear(statistics.fmean(pair.second), len(pair.first))
     if abs(pair.difference) < needed:
         few = "one seed decides" if len(pair.first) == 1 else "they decide"
         little = f"{few} nothing below {needed:.{measure.digits}f} {measure.unit}"
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {little}", holds=None)
-    return Verdict(claim=claim, paper=paper, ours=ours, holds=signs == {True})
+        return judged(results, claim, paper, f"{ours}; {little}", None)
+    return judged(results, claim, paper, ours, signs == {True})
 
 
 def worst(
@@ -130,16 +134,22 @@ def equal(results: Results, first: Layout, measure: Measure, *, claim: str, pape
         return missing(claim, paper)
     ours, limit = pair.text(measure), measure.equal(statistics.fmean(pair.second))
     if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
+        return judged(results, claim, paper, ours, None)
     if gain.difference <= 2 * limit:
         little = f"long memories gain only {gain.difference:.{measure.digits}f} here, too little to compare with"
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {little}", holds=None)
+        return judged(results, claim, paper, f"{ours}; {little}", None)
     kept = f"; keeps {1 - pair.difference / gain.difference:.0%} of what they gain"
-    return Verdict(claim=claim, paper=paper, ours=ours + kept, holds=pair.difference <= limit)
+    return judged(results, claim, paper, ours + kept, pair.difference <= limit)
 
 
 def missing(claim: str, paper: str) -> Verdict:
-    return Verdict(claim=claim, paper=paper, ours="cells that it needs have not been run", holds=None)
+    return Claim(claim, paper).open("cells that it needs have not been run")
+
+
+def judged(
+    results: Results, claim: str, paper: str, ours: str, holds: bool | None, *, smoke: str = TRAINED_TOY
+) -> Verdict:
+    return Claim(claim, paper).judged(results, ours, holds, smoke=smoke)
 
 
 def learning_curves(
@@ -154,13 +164,20 @@ def learning_curves(
     ]
     if not points:
         return []
-    lines = lines_over_seeds(points)
+    colors = {result.labels["plan"]: _color(layout) for layout in layouts for result in find(results, layout)}
+    lines = [replace(line, color=colors[line.label]) for line in lines_over_seeds(points)]
     caption = "Validation set during training. Lines are means over seeds, bands their range."
     return [
         line_figure(
             slug, title, caption, lines, x_label="step", y_label=measure.unit, y_max=settled(lines), reference=None
         )
     ]
+
+
+def _color(layout: Layout) -> int:
+    """By its place, with dashes of its share: a sixth is dashed beside a half, and a single layer dotted."""
+    rounds = {"sixth": 2, "one": 1}.get(layout.share, 0)
+    return PLACE_COLORS[layout.arrangement if layout.matters else layout.share] + rounds * NUM_COLORS
 
 
 def settled(lines: Sequence[Line]) -> float | None:

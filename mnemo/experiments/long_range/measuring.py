@@ -29,24 +29,29 @@ RESIDENT = 3
 """Numbers that stay for every weight: itself and Adam's two moments."""
 
 
-@job("long-profile")
+def cases_of(settings: dict[str, Any]) -> list[Case]:
+    return [replace(from_json(Case, settings["case"]), num_long=count) for count in settings["long"]]
+
+
+def needed_bytes(settings: dict[str, Any]) -> int:
+    """Of the first case, about, where attention keeps its scores."""
+    case = cases_of(settings)[0]
+    train = TrainConfig(batch=case.batch, segment=case.segment, precision=case.precision)
+    return int(training_bytes(Recipe(model=case.config(), train=train)))
+
+
+@job("long-profile", needs=needed_bytes)
 def profile(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """One training step of the same model with different numbers of long-range layers, one after the other."""
     formulation, repeats = settings["formulation"], settings["repeats"]
-    cases = [replace(from_json(Case, settings["case"]), num_long=count) for count in settings["long"]]
-    require_room(needed_bytes(cases[0]), place.device, f"a training step of {cases[0].num_layers} layers")
+    cases = cases_of(settings)
+    require_room(needed_bytes(settings), place.device, f"a training step of {cases[0].num_layers} layers")
     found = []
     total = len(cases) * (WARMUP + repeats)
     with place.progress(f"profile {formulation}", total, unit="steps") as bar, enough_memory(cases[0]):
         for case in cases:
             found.append(_costs(case, formulation, place.device, repeats, bar))
     return {"plans": found}
-
-
-def needed_bytes(case: Case) -> int:
-    """About, where attention keeps its scores."""
-    train = TrainConfig(batch=case.batch, segment=case.segment, precision=case.precision)
-    return int(training_bytes(Recipe(model=case.config(), train=train)))
 
 
 def _costs(case: Case, formulation: Formulation, device: torch.device, repeats: int, bar: Advance) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mnemo.config import to_json
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Results, Table, Verdict
 from mnemo.experiments.long_range import measuring
 from mnemo.experiments.long_range.arrangement import PAPER
-from mnemo.experiments.long_range.comparing import missing
+from mnemo.experiments.long_range.comparing import judged, missing
 from mnemo.presets.long_range import LONG, SHORT, WINDOW
 from mnemo.report.plots import Figure, Line, line_figure
 
@@ -21,7 +21,7 @@ PUBLISHED = {24: (3.4, 405), 12: (2.8, 273), 4: (1.1, 191), 1: (0.50, 155), 0: (
 NAMES: dict[measuring.Formulation, str] = {"mnemo": "Mnemo", "published": "published formulation"}
 """Of what is measured."""
 PAPER_SAVES = {"seconds_per_token": "405 / 191 us: 2.1x", "working_bytes": "3.4 / 1.1 GB: 3.1x"}
-TOY = "a toy model decides nothing"
+TOY = "; a toy model decides nothing"
 HALF = 2.0
 """The introduction: "trains with 2X less time and memory"."""
 
@@ -90,9 +90,7 @@ def _falls(results: Results, formulation: str, key: str, what: str) -> Verdict:
         return missing(claim, paper)
     falling = all(more > less for (_, more), (_, less) in zip(values, values[1:], strict=False))
     ours = ", ".join(f"{_shown(key, value)}" for _, value in values) + f" {_unit(key)}"
-    if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
-    return Verdict(claim=claim, paper=paper, ours=ours, holds=falling)
+    return judged(results, claim, paper, ours, falling, smoke=TOY)
 
 
 def _halved(results: Results, key: str, what: str) -> Verdict:
@@ -102,9 +100,7 @@ def _halved(results: Results, key: str, what: str) -> Verdict:
     if plain is None:
         return missing(claim, PAPER_SAVES[key])
     text = f"{plain:.2f}x" + (f"; {ours:.2f}x with Mnemo's kernels" if ours is not None else "")
-    if results.budget == "smoke":
-        return Verdict(claim=claim, paper=PAPER_SAVES[key], ours=f"{text}; {TOY}", holds=None)
-    return Verdict(claim=claim, paper=PAPER_SAVES[key], ours=text, holds=plain >= HALF)
+    return judged(results, claim, PAPER_SAVES[key], text, plain >= HALF, smoke=TOY)
 
 
 def _saved(results: Results, formulation: str, key: str) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mnemo.config import to_json
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Results, Table, Verdict
 from mnemo.experiments.long_range.arrangement import PAPER
-from mnemo.experiments.long_range.comparing import BITS, TOY, missing, scored
+from mnemo.experiments.long_range.comparing import BITS, judged, missing, scored
 from mnemo.experiments.long_range.grids import SIXTH, Scale, characters, novels, short_cells
 from mnemo.report.plots import Figure, Line, line_figure, lines_over_seeds, scatter_figure
 
@@ -90,15 +90,15 @@ def _inside(results: Results) -> Verdict:
     best, ends = best_length(found), (min(found), max(found))
     ours = f"best at {best}: {_text(found, best)}; " + "; ".join(f"{end}: {_text(found, end)}" for end in ends)
     if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
+        return judged(results, claim, paper, ours, None)
     inner = best_length({length: seeds for length, seeds in found.items() if length not in ends})
     lost = [[found[end][seed] - value for seed, value in found[inner].items()] for end in ends]
     needed = BITS.clear(0.0, len(found[inner]))
     if min(map(statistics.fmean, lost)) <= -needed:
-        return Verdict(claim=claim, paper=paper, ours=ours, holds=False)
+        return judged(results, claim, paper, ours, False)
     clear = all(min(each) > 0 and statistics.fmean(each) >= needed for each in lost)
     note = "" if clear else f"; not by {needed} bpc with every seed"
-    return Verdict(claim=claim, paper=paper, ours=ours + note, holds=clear or None)
+    return judged(results, claim, paper, ours + note, clear or None)
 
 
 def _too_short(results: Results) -> Verdict:
@@ -110,9 +110,7 @@ def _too_short(results: Results) -> Verdict:
     best, shortest = best_length(found), min(found)
     lost = statistics.fmean(found[shortest].values()) - statistics.fmean(found[best].values())
     ours = f"{shortest}: {lost:+.{BITS.digits}f} bpc beside {best}"
-    if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
-    return Verdict(claim=claim, paper=paper, ours=ours, holds=lost > BITS.equal(0.0))
+    return judged(results, claim, paper, ours, lost > BITS.equal(0.0))
 
 
 def _slower(results: Results) -> Verdict:
@@ -123,11 +121,9 @@ def _slower(results: Results) -> Verdict:
         return missing(claim, paper)
     best, longest = best_length(quality(results)), max(rates)
     ours = f"{rates[longest]:,.0f} tokens/s at {longest}, {rates[best]:,.0f} at {best}"
-    if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {TOY}", holds=None)
-    if best == longest:
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; nothing is longer than the best", holds=None)
-    return Verdict(claim=claim, paper=paper, ours=ours, holds=rates[longest] < SLOWER * rates[best])
+    if best == longest and results.budget != "smoke":
+        return judged(results, claim, paper, f"{ours}; nothing is longer than the best", None)
+    return judged(results, claim, paper, ours, rates[longest] < SLOWER * rates[best])
 
 
 def _text(found: dict[int, dict[int, float]], length: int) -> str:
@@ -167,8 +163,8 @@ def _trade(found: dict[int, dict[int, float]], rates: dict[int, float]) -> list[
     if not groups:
         return []
     caption = "A group for every short memory, a point for every seed. Best is below and to the right."
-    labels = {"x_label": "tokens per second", "y_label": BITS.unit}
-    return [scatter_figure("trade", "Quality against speed", caption, groups, **labels)]
+    title, x_label = "Quality against speed", "tokens per second"
+    return [scatter_figure("trade", title, caption, groups, x_label=x_label, y_label=BITS.unit)]
 
 
 def _rate(rate: float | None) -> str:

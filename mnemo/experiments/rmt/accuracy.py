@@ -6,6 +6,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from mnemo.data.tasks import Copy, Retrieval, Reverse
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import Experiment, Results, Verdict
 from mnemo.experiments.rmt import published
 from mnemo.experiments.rmt.published import BASELINE, MT, RMT, XL
@@ -23,7 +24,7 @@ from mnemo.experiments.rmt.series import (
     runs,
     solves,
 )
-from mnemo.experiments.rmt.telling import FAR, NOT_RUN, compared, judged, said
+from mnemo.experiments.rmt.telling import FAR, FEW_STEPS, NOT_RUN, compared, judged, said
 
 LEARNED = 0.5
 """Accuracy that one of two models must reach for their difference to tell anything."""
@@ -120,15 +121,15 @@ def _close_at_five(results: Results) -> Verdict:
 
 def _half_is_visible(results: Results) -> Verdict:
     """The last five tokens hold one whole pair and the value of another."""
-    claim = "In 2 segments the baseline answers about half: the last segment shows two of the four values."
+    text = "In 2 segments the baseline answers about half: the last segment shows two of the four values."
     paper = ", ".join(f"{model} {said(published.RETRIEVAL[model, 2])}" for model in (BASELINE, MT))
-    found = {model: runs(results, RETRIEVAL, model, 2) for model in (BASELINE, MT)}
+    claim, found = Claim(text, paper), {model: runs(results, RETRIEVAL, model, 2) for model in (BASELINE, MT)}
     if not RETRIEVAL.asked(results.budget, 2):
-        return Verdict(claim=claim, paper=paper, ours=NOT_RUN, holds=None)
+        return claim.open(NOT_RUN)
     if not found[BASELINE]:
-        return Verdict(claim=claim, paper=paper, ours=f"{compared(found)}; not trained", holds=None)
+        return claim.open(f"{compared(found)}; not trained")
     holds = all(0.4 <= value <= 0.6 for value in found[BASELINE])
-    return Verdict(claim=claim, paper=paper, ours=compared(found), holds=holds)
+    return claim.judged(results, compared(found), holds, smoke=FEW_STEPS)
 
 
 def _experiment(series: Series, title: str, claim: str, verdicts: Callable, *notes: str) -> Experiment:

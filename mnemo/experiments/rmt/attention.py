@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.rmt.accuracy import COPY, REVERSE
 from mnemo.experiments.rmt.half_memory import HALF_REVERSE
 from mnemo.experiments.rmt.published import HALF_REVERSE as QUOTED
 from mnemo.experiments.rmt.published import RMT, XL
 from mnemo.experiments.rmt.series import ACCURACY, OURS, PAPER, Series
-from mnemo.experiments.rmt.telling import FAR, NOT_RUN, SOLVED, is_far_below, one_seed, open_at_smoke
+from mnemo.experiments.rmt.telling import FAR, FEW_STEPS, NOT_RUN, SOLVED, is_far_below, one_seed
 from mnemo.report.plots import heat_figure
 
 CLEAR = 0.3
@@ -83,31 +84,31 @@ def verdicts(results: Results) -> list[Verdict]:
     ]
 
 
-def _clear(results: Results, name: str, operation: str, claim: str, direction: int = 0) -> Verdict:
+def _clear(results: Results, name: str, operation: str, text: str, direction: int = 0) -> Verdict:
     needs = f"one head looks at a single key with {CLEAR} or more"
     ordered = f", in order ({direction * ORDERED:+} or beyond)" if direction else ""
-    claim, paper = f"{claim} ({needs}{ordered}).", "shown for selected heads"
+    claim = Claim(f"{text} ({needs}{ordered}).", "shown for selected heads")
     found = found_map(results, name, operation)
     if found is None:
         run = any(each.name == name for each in _shown(results.budget))
-        return Verdict(claim=claim, paper=paper, ours="no map" if run else NOT_RUN, holds=None)
+        return claim.open("no map" if run else NOT_RUN)
     ours = f"layer {found['layer']}, head {found['head']}: {found['focus']:.2f}, order {found['order']:+.2f}"
     holds = found["focus"] >= CLEAR and direction * found["order"] >= (ORDERED if direction else 0)
-    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=holds))
+    return claim.judged(results, ours, holds, smoke=FEW_STEPS)
 
 
 def _compresses(results: Results) -> Verdict:
-    claim = f"RMT packs 12 tokens into 6 memory tokens without loss ({SOLVED}), Transformer-XL is {FAR} or more below."
-    paper = f"Transformer-XL {QUOTED[XL, 4]}, RMT {QUOTED[RMT, 4]}"
+    text = f"RMT packs 12 tokens into 6 memory tokens without loss ({SOLVED}), Transformer-XL is {FAR} or more below."
+    claim = Claim(text, f"Transformer-XL {QUOTED[XL, 4]}, RMT {QUOTED[RMT, 4]}")
     rmt = results.values(ACCURACY, shown="twelve-in-six-rmt")
     xl = results.values(ACCURACY, shown="twelve-in-six-xl")
     if not rmt or not xl:
-        return Verdict(claim=claim, paper=paper, ours="runs are missing", holds=None)
+        return claim.open("runs are missing")
     ours = f"Transformer-XL {xl[0]:.3f}, RMT {rmt[0]:.3f} (1 run each)"
     if rmt[0] >= SOLVED > xl[0] and not is_far_below(xl, rmt):
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {one_seed(FAR)}", holds=None)
+        return claim.open(f"{ours}; {one_seed(FAR)}")
     holds = rmt[0] >= SOLVED and is_far_below(xl, rmt)
-    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=holds))
+    return claim.judged(results, ours, holds, smoke=FEW_STEPS)
 
 
 def figures(results: Results) -> list[Figure]:

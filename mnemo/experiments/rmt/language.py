@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import CellResult, Experiment, Figure, Results, Table, Verdict, has_labels
 from mnemo.experiments.rmt.language_grid import (
     ENWIK8,
@@ -24,7 +25,7 @@ from mnemo.experiments.rmt.language_grid import (
 )
 from mnemo.experiments.rmt.published import BASELINE, MT, RMT, XL
 from mnemo.experiments.rmt.series import PAPER
-from mnemo.experiments.rmt.telling import judged, open_at_smoke, said, spread
+from mnemo.experiments.rmt.telling import FEW_STEPS, judged, said, spread
 from mnemo.report.plots import bar_figure
 
 CORPORA = {"smoke": (PYTHON,), "small": (NOVELS,), "paper": (WIKITEXT, ENWIK8)}
@@ -117,8 +118,8 @@ def _prefix(results: Results, place: dict) -> Verdict:
 
 def _trouble(results: Results) -> Verdict:
     """Runs that ended badly are results; the claim is about where they stand, not that there are some."""
-    claim = "RMT runs with more unrolled segments and more memory tokens become unstable or run out of memory."
-    paper = "observed, not counted"
+    text = "RMT runs with more unrolled segments and more memory tokens become unstable or run out of memory."
+    claim = Claim(text, "observed, not counted")
     runs = [each for each in results.select(model=RMT) if outcome(each) != UNKNOWN]
     bad = [each for each in runs if outcome(each) != FINISHED]
     counted = Counter(outcome(each) for each in bad)
@@ -126,11 +127,11 @@ def _trouble(results: Results) -> Verdict:
     ours = f"of {len(runs)} RMT runs: {listed}"
     expected = sum(row.seeds for row in ROWS[results.budget] if row.model == RMT)
     if len(runs) < expected:
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {expected - len(runs)} not run", holds=None)
+        return claim.open(f"{ours}; {expected - len(runs)} not run")
     if any(map(is_modest, bad)):
         ours += ", some of them with few unrolled segments and few memory tokens"
     holds = any(map(is_extreme, bad)) and not any(map(is_modest, bad))
-    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=holds))
+    return claim.judged(results, ours, holds, smoke=FEW_STEPS)
 
 
 def _limits(run: CellResult) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mnemo.data.tasks import AnyTask
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import (
     BUDGETS,
     Budget,
@@ -33,6 +34,7 @@ from mnemo.experiments.rmt.recipes import (
 )
 from mnemo.experiments.rmt.telling import (
     FAR,
+    FEW_STEPS,
     NOT_RUN,
     SEEDS,
     SOLVED,
@@ -40,7 +42,6 @@ from mnemo.experiments.rmt.telling import (
     is_solved,
     judged,
     measured_lines,
-    open_at_smoke,
     quoted_lines,
     said,
     spread,
@@ -190,33 +191,34 @@ def at_published_depth(results: Results, series: Series) -> list[Verdict]:
 def guesses(results: Results, series: Series, counts: Sequence[int]) -> Verdict:
     """One run of each is enough: they cannot see what they are asked for."""
     within = f"within {NEAR} of {series.chance}"
-    claim = f"Without recurrence (baseline, MT) {series.task} in several segments is guessed ({within})."
+    text = f"Without recurrence (baseline, MT) {series.task} in several segments is guessed ({within})."
     quoted = {model: ", ".join(said(series.quoted.get((model, count))) for count in counts) for model in (BASELINE, MT)}
     found = {(model, count): runs(results, series, model, count) for model in (BASELINE, MT) for count in counts}
     ours = ", ".join(f"{model} in {count}: {spread(values)}" for (model, count), values in found.items())
     paper = f"in {', '.join(map(str, counts))} segments: " + "; ".join(
         f"{name} {said}" for name, said in quoted.items()
     )
+    claim = Claim(text, paper)
     if not all(series.asked(results.budget, count) for count in counts):
-        return Verdict(claim=claim, paper=paper, ours=NOT_RUN, holds=None)
+        return claim.open(NOT_RUN)
     if not all(found.values()):
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; not all of them trained", holds=None)
+        return claim.open(f"{ours}; not all of them trained")
     holds = all(abs(value - series.chance) <= NEAR for values in found.values() for value in values)
-    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=holds))
+    return claim.judged(results, ours, holds, smoke=FEW_STEPS)
 
 
 def one_segment(results: Results, series: Series) -> Verdict:
     """Where everything is in one segment nothing needs to be remembered."""
-    claim = f"In one segment every model solves {series.task} ({SOLVED} or better)."
+    claim = Claim(f"In one segment every model solves {series.task} ({SOLVED} or better).", "1.0")
     found = {model: runs(results, series, model, 1) for model in series.models}
     known = {model: values for model, values in found.items() if values}
     ours = ", ".join(f"{model} {spread(values)}" for model, values in known.items()) or "no runs"
     if not series.asked(results.budget, 1):
-        return Verdict(claim=claim, paper="1.0", ours=NOT_RUN, holds=None)
+        return claim.open(NOT_RUN)
     if len(known) < len(found):
-        return Verdict(claim=claim, paper="1.0", ours=f"{ours}; not all of them trained", holds=None)
+        return claim.open(f"{ours}; not all of them trained")
     holds = all(is_solved(values) for values in known.values())
-    return open_at_smoke(results, Verdict(claim=claim, paper="1.0", ours=ours, holds=holds))
+    return claim.judged(results, ours, holds, smoke=FEW_STEPS)
 
 
 def by_segments(results: Results, series: Series, title: str) -> list[Figure]:

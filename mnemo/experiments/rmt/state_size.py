@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import Budget, CellResult, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.rmt.language import CORPORA, SEGMENT, qualities
 from mnemo.experiments.rmt.language_grid import ROWS, UNITS, Row, row_cells
 from mnemo.experiments.rmt.published import RMT, XL
 from mnemo.experiments.rmt.series import PAPER
-from mnemo.experiments.rmt.telling import open_at_smoke
+from mnemo.experiments.rmt.telling import FEW_STEPS
 from mnemo.report.plots import scatter_figure
 
 MB = 1e6
@@ -79,26 +80,26 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def _vectors(results: Results) -> Verdict:
-    claim = "RMT's state is m vectors for every text, Transformer-XL's m in each of its N layers."
+    claim = Claim(
+        "RMT's state is m vectors for every text, Transformer-XL's m in each of its N layers.", "10 against 10 x 16"
+    )
     found = [*all_measured(results, RMT), *all_measured(results, XL)]
     ours = ", ".join(f"{each.row.model} {each.row.memory}: {each.vectors:,.0f}" for each in found) or "no runs"
     if not all_measured(results, RMT) or not all_measured(results, XL):
-        return Verdict(claim=claim, paper="10 against 10 x 16", ours=ours, holds=None)
+        return claim.open(ours)
     layers = {each.vectors / each.row.memory for each in found if each.row.model == XL}
     tokens = {each.vectors / each.row.memory for each in found if each.row.model == RMT}
-    holds = None if results.budget == "smoke" else tokens == {1.0} and min(layers) > 1.0
-    ours += "; a model of one layer cannot tell" if holds is None else ""
-    return Verdict(claim=claim, paper="10 against 10 x 16", ours=ours, holds=holds)
+    holds = tokens == {1.0} and min(layers) > 1.0
+    return claim.judged(results, ours, holds, smoke="; a model of one layer cannot tell")
 
 
 def _smaller(results: Results) -> Verdict:
-    claim = "At equal quality RMT carries fewer vectors than Transformer-XL."
+    text = "At equal quality RMT carries fewer vectors than Transformer-XL."
     paper = "WikiText-103, segments of 50: RMT 5 (26.75 to 27.05) near Transformer-XL 50 (26.54), that is 5 against 800"
-    pair = equally_good(results)
+    claim, pair = Claim(text, paper), equally_good(results)
     if pair is None:
-        return Verdict(claim=claim, paper=paper, ours=NO_PAIR, holds=None)
-    verdict = Verdict(claim=claim, paper=paper, ours=_pair(*pair, results), holds=pair[0].vectors < pair[1].vectors)
-    return open_at_smoke(results, verdict)
+        return claim.open(NO_PAIR)
+    return claim.judged(results, _pair(*pair, results), pair[0].vectors < pair[1].vectors, smoke=FEW_STEPS)
 
 
 def _pair(rmt: Measured, xl: Measured, results: Results) -> str:
@@ -110,16 +111,14 @@ def _pair(rmt: Measured, xl: Measured, results: Results) -> str:
 
 
 def _less_memory(results: Results) -> Verdict:
-    claim = "At equal quality RMT needs less GPU memory to run."
-    paper = "said, no numbers"
+    claim = Claim("At equal quality RMT needs less GPU memory to run.", "said, no numbers")
     pair = equally_good(results)
     less, more = (None, None) if pair is None else (pair[0].reading, pair[1].reading)
     if pair is None or less is None or more is None:
-        ours = NO_PAIR if pair is None else "not measured: no GPU"
-        return Verdict(claim=claim, paper=paper, ours=ours, holds=None)
+        return claim.open(NO_PAIR if pair is None else "not measured: no GPU")
     rmt, xl = pair
     ours = f"RMT {rmt.row.memory}: {less / MB:,.1f} MB, Transformer-XL {xl.row.memory}: {more / MB:,.1f} MB"
-    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=less < more))
+    return claim.judged(results, ours, less < more, smoke=FEW_STEPS)
 
 
 def figures(results: Results) -> list[Figure]:
@@ -128,8 +127,8 @@ def figures(results: Results) -> list[Figure]:
         return []
     unit = UNITS[CORPORA[results.budget][0]]
     caption = "Every point is one configuration, mean over seeds: lower is better, further left is smaller."
-    axes = {"x_label": "vectors in a text's state", "y_label": f"test {unit}"}
-    return [scatter_figure("state-size", f"{unit} against the size of the state", caption, groups, **axes)]
+    title, x_label = f"{unit} against the size of the state", "vectors in a text's state"
+    return [scatter_figure("state-size", title, caption, groups, x_label=x_label, y_label=f"test {unit}")]
 
 
 def tables(results: Results) -> list[Table]:

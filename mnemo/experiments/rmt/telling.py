@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import Results, Verdict, look_up
 from mnemo.experiments.rmt.published import Quoted
 from mnemo.report.plots import Line, lines_over_seeds
@@ -18,6 +18,7 @@ FAR = 0.1
 SEEDS = {"smoke": 1, "small": 2, "paper": 3}
 """Runs that a comparison needs."""
 NOT_RUN = "not run at this budget"
+FEW_STEPS = "; two steps of training decide nothing"
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
@@ -54,19 +55,20 @@ def judged(
     `holds`: a function of the lists of values, in the order of `runs`. `decides`, likewise: whether such values can
     tell anything; `undecided` says why not.
     """
+    stated, ours = Claim(claim, paper), compared(runs, digits)
     wanted = SEEDS[results.budget] if wanted is None else wanted
-    ours = compared(runs, digits)
     if not wanted:
-        return Verdict(claim=claim, paper=paper, ours=NOT_RUN, holds=None)
+        return stated.open(NOT_RUN)
     lacking = [f"{name} has {len(values)} of {wanted}" for name, values in runs.items() if len(values) < wanted]
     if lacking:
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; runs are missing: {', '.join(lacking)}", holds=None)
-    if results.budget != "smoke" and decides is not None and not decides(*runs.values()):
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {undecided}", holds=None)
-    if results.budget != "smoke" and is_close_call(list(runs.values()), margin):
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {one_seed(margin)}", holds=None)
-    decided = results.budget != "smoke" and bool(holds(*runs.values()))
-    return open_at_smoke(results, Verdict(claim=claim, paper=paper, ours=ours, holds=decided))
+        return stated.open(f"{ours}; runs are missing: {', '.join(lacking)}")
+    if results.budget == "smoke":
+        return stated.open(f"{ours}{FEW_STEPS}")
+    if decides is not None and not decides(*runs.values()):
+        return stated.open(f"{ours}; {undecided}")
+    if is_close_call(list(runs.values()), margin):
+        return stated.open(f"{ours}; {one_seed(margin)}")
+    return stated.judged(results, ours, bool(holds(*runs.values())), smoke=FEW_STEPS)
 
 
 def is_close_call(runs: Sequence[Sequence[float]], margin: float) -> bool:
@@ -77,12 +79,6 @@ def is_close_call(runs: Sequence[Sequence[float]], margin: float) -> bool:
 
 def one_seed(margin: float) -> str:
     return f"one seed, and closer than {margin}: another seed may say otherwise"
-
-
-def open_at_smoke(results: Results, verdict: Verdict) -> Verdict:
-    if results.budget != "smoke" or verdict.holds is None:
-        return verdict
-    return replace(verdict, ours=f"{verdict.ours}; two steps of training decide nothing", holds=None)
 
 
 def is_solved(values: Sequence[float]) -> bool:

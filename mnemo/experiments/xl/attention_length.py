@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from mnemo.checkpoint import open_run
 from mnemo.config import from_json, to_json
+from mnemo.data.corpus import Split
 from mnemo.data.prepare import load
 from mnemo.evaluate import Score, find_length
 from mnemo.experiments.experiment import Cell, CellResult, Results, look_up
 from mnemo.experiments.jobs import RUN, Place, job
 from mnemo.experiments.xl.comparing import Measured, perplexity, spread
-from mnemo.recipe import EvalConfig
+from mnemo.model import Model
+from mnemo.recipe import EvalConfig, TrainConfig
 from mnemo.train.precision import autocast, safe_kernels
 
 SEARCH = "xl-attention-length"
@@ -20,27 +24,49 @@ SEARCH = "xl-attention-length"
 
 def search_cell(training: Cell, config: EvalConfig, longest: int) -> Cell:
     """Lengthen the attention of what `training` trains, on the validation set, as the paper's tables do."""
+    return scoring_cell(training, "lengths", SEARCH, config, {"longest": longest})
+
+
+def scoring_cell(training: Cell, part: str, job: str, config: EvalConfig, options: dict[str, Any]) -> Cell:
+    """Score what `training` trains on the validation set."""
     return Cell(
-        name=f"{training.name}-lengths",
-        job=SEARCH,
-        settings={"run": training.name, "split": "valid", "evaluation": to_json(config), "longest": longest},
-        labels=training.labels | {"part": "lengths"},
+        name=f"{training.name}-{part}",
+        job=job,
+        settings={"run": training.name, "split": "valid", "evaluation": to_json(config), **options},
+        labels=training.labels | {"part": part},
         after=(training.name,),
     )
 
 
-@job(SEARCH)
-def search_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Trained:
+    """A model and the text that it is scored on."""
+
+    model: Model
+    split: Split
+    config: EvalConfig
+    train: TrainConfig
+
+
+@contextmanager
+def trained(settings: dict[str, Any], place: Place) -> Iterator[Trained]:
+    """What the cell `run` trained, in the precision of its training."""
     opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     train, data = opened.recipe.train, opened.recipe.data
     split = load(data.corpus, show=place.progress).split(settings["split"])
     with safe_kernels(train.precision, place.device, place.monitor), autocast(train.precision, place.device):
+        yield Trained(opened.model, split, from_json(EvalConfig, settings["evaluation"]), train)
+
+
+@job(SEARCH)
+def search_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    with trained(settings, place) as one:
         found = find_length(
-            opened.model,
-            split,
-            from_json(EvalConfig, settings["evaluation"]),
-            segment=train.segment,
-            context=train.context,
+            one.model,
+            one.split,
+            one.config,
+            segment=one.train.segment,
+            context=one.train.context,
             longest=settings["longest"],
             progress=place.progress,
         )
@@ -49,7 +75,7 @@ def search_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
         "best": _plain(found.best),
         "shortest": _plain(found.shortest),
         "tried": [[score.attention, score.loss] for score in found.tried],
-        "trained": train.segment,
+        "trained": one.train.segment,
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mnemo.config import to_json
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.experiments.jobs import training_cell
 from mnemo.experiments.xl.comparing import Measured, judged, lower, shown, spread, undecided
@@ -114,7 +115,7 @@ class Benchmark:
         if results.budget == "paper" and pair.quoted is not None:
             return self._beats_quoted(results, pair.paper, better, pair.quoted)
         ours = f"not decided by this budget, which does not train: {', '.join(left_out)}"
-        return Verdict(claim=pair.claim, paper=pair.paper, ours=ours, holds=None)
+        return Claim(pair.claim, pair.paper).open(ours)
 
     def _beats_quoted(self, results: Results, paper: str, better: Measured, quoted: AsQuoted) -> Verdict:
         other = Measured(f"{quoted.label}, as quoted:", [quoted.value])
@@ -128,8 +129,7 @@ class Benchmark:
         claim = f"{entry.label} reaches the published {self.unit} of {self.corpus}, to {CLOSE:.0%}."
         paper = shown(entry.paper)
         if results.budget != "paper":
-            ours = f"not decided by this budget, which reads {self.stand_in}"
-            return Verdict(claim=claim, paper=paper, ours=ours, holds=None)
+            return Claim(claim, paper).open(f"not decided by this budget, which reads {self.stand_in}")
         found = self.measured(results, entry.name)
         if not found.values:
             return undecided(claim, paper, [entry.label])

@@ -7,13 +7,14 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mnemo.experiments.claims import Claim
 from mnemo.experiments.experiment import Results, Verdict
 
 NOTICEABLE = 1e-3
 """The paper's own word for a gain in perplexity that counts: about 0.1%."""
 ALONE = 1e-2
 """The share below which a difference between single runs may be that of their seeds."""
-SMOKE = "smoke only shows that everything runs: a few steps decide nothing"
+SMOKE = "; smoke only shows that everything runs: a few steps decide nothing"
 
 
 class Measured(NamedTuple):
@@ -60,14 +61,11 @@ def perplexity(nats: float) -> float:
 
 
 def judged(results: Results, claim: str, paper: str, ours: str, holds: bool | None) -> Verdict:
-    """What was measured decides, but not at the budget that only shows that everything runs."""
-    if results.budget == "smoke":
-        return Verdict(claim=claim, paper=paper, ours=f"{ours}; {SMOKE}", holds=None)
-    return Verdict(claim=claim, paper=paper, ours=ours, holds=holds)
+    return Claim(claim, paper).judged(results, ours, holds, smoke=SMOKE)
 
 
 def undecided(claim: str, paper: str, missing: Sequence[str]) -> Verdict:
-    return Verdict(claim=claim, paper=paper, ours=f"not measured yet: {', '.join(missing)}", holds=None)
+    return Claim(claim, paper).open(f"not measured yet: {', '.join(missing)}")
 
 
 def lower(

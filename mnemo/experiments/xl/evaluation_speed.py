@@ -17,6 +17,7 @@ from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, F
 from mnemo.experiments.jobs import Place, job
 from mnemo.experiments.xl.comparing import judged, shown, undecided
 from mnemo.experiments.xl.recipes import smoke
+from mnemo.machine import memory_bytes
 from mnemo.model import Model, ModelConfig
 from mnemo.positions import Learned
 from mnemo.presets import preset
@@ -24,6 +25,7 @@ from mnemo.presets.transformer_xl import everywhere
 from mnemo.reader import in_type
 from mnemo.recipe import EvalConfig
 from mnemo.report.plots import Line, line_figure
+from mnemo.state import nbytes
 from mnemo.train.precision import safe_kernels
 
 SPEED = "xl-evaluation-speed"
@@ -88,7 +90,23 @@ def cells(budget: Budget) -> list[Cell]:
     return made
 
 
-@job(SPEED)
+def least_bytes(settings: dict[str, Any]) -> float:
+    """At the smallest batch: those that a device cannot hold are left out."""
+    return needed_bytes(settings, min(settings["batches"]))
+
+
+def needed_bytes(settings: dict[str, Any], batch: int) -> float:
+    """Weights, memories, and the widest rows of a segment or a window: at least so much."""
+    dtype = DTYPES[settings["precision"]]
+    with torch.device("meta"):
+        model = Model(from_json(ModelConfig, settings["model"])).to(dtype)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    new = settings["segment"] if settings["kind"] == REUSE else settings["attention"]
+    rows = batch * new * (model.config.dim + model.config.inner_dim) * dtype.itemsize
+    return weights + batch * nbytes(model.init(1, cached=True)) + rows
+
+
+@job(SPEED, needs=least_bytes)
 def measure_speed(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Tokens a second at every batch, and the best; weights and text are random."""
     torch.manual_seed(0)
@@ -102,6 +120,9 @@ def measure_speed(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 def _speed(model: Model, settings: dict[str, Any], batch: int) -> float | None:
     """None where the device's memory is too small for this batch."""
+    available = memory_bytes(next(model.parameters()).device)
+    if available is not None and needed_bytes(settings, batch) > available:
+        return None
     read: Callable[[Model, dict[str, Any], int, int], Score]
     read = read_reusing if settings["kind"] == REUSE else read_sliding
     few, many = settings["rounds"]
