@@ -52,6 +52,29 @@ def test_heads_one_by_one_equal_the_equation(
     assert len(always) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e-3, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("rows_at_once", [1, 2, 5])
+def test_scores_of_any_size_have_finite_exponentials(
+    size: float, dtype: torch.dtype, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores grow with the square of the operands: those of the largest overflow, all of them or none of a row."""
+    monkeypatch.setattr(by_head, "MOST_SCORES", rows_at_once * 5 * 9)
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(5, 2, length, 6, generator=generator).to(dtype) * size for length in (5, 9))
+    q[:, :, 2] *= -1
+    v, r = torch.randn(5, 2, 9, 6, generator=generator).to(dtype), torch.randn(2, 9, 6, generator=generator).to(dtype)
+    with torch.no_grad():
+        out, lse = relative_attention(q, k, v, r, offset=4, with_lse=True)
+    wanted = relative_attention_reference(*(x.double() for x in (q, k, v, r)), offset=4)
+    assert lse is not None and bool(torch.isfinite(out).all())
+    exact = dtype == torch.float64
+    tolerance = 1e-12 if exact else 2e-5
+    assert float((lse - wanted.lse).abs().max()) <= tolerance * max(1.0, float(wanted.lse.abs().max()))
+    if exact or size <= 10:
+        assert float((out - wanted.out).abs().max()) <= tolerance * (1 if size < 1 or exact else 50)
+
+
 def test_training_and_other_tables_go_another_way(always: list[int]) -> None:
     q = torch.randn(1, 1, 4, 6)
     relative_attention(q, q, q, torch.randn(1, 4, 6), offset=0)

@@ -172,7 +172,7 @@ def test_dropout_is_the_same_in_both_passes():
 
 def test_dropout_is_independent_across_queries_keys_heads_and_calls():
     size, rate = 64, 0.5
-    zeros = {name: torch.zeros_like(x) for name, x in inputs(size, size, size, size, heads=2).items()}
+    zeros: dict[str, Any] = {name: torch.zeros_like(x) for name, x in inputs(size, size, size, size, heads=2).items()}
     zeros["v"] = torch.eye(size, device=DEVICE).expand(BATCH, 2, size, size).contiguous()
     first, second = (
         torch.sign(relative_attention(**zeros, offset=0, dropout=rate, impl="fused")[0]) * 2 - 1 for _ in range(2)

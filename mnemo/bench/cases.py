@@ -120,6 +120,7 @@ CPU_CASES = (
         memory=2048,
         batch=4,
         required=6.0,
+        num_segments=4,
     ),
     Case(
         name="generate",

@@ -1,20 +1,22 @@
-"""Relative attention on a CPU where nothing is trained: one row and head after the other, in one buffer.
+"""Relative attention on a CPU where nothing is trained: one head of a few rows after the other, in one buffer.
 
 A buffer with one column more than there are keys takes the position scores of a head; read with rows that are one
 shorter it has every score in its place, contiguous, and the content scores are added there by the product itself.
-So scores are written once, stay in the cache through the softmax, and meet the values there.
+So scores are written once, stay in the cache while their exponentials are taken, and meet the values there.
 
 Shapes: B batch, H heads, L queries and K keys of a block, W <= K + 1 columns of positions, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+MOST_SCORES = 2**18 + 2**15
+"""That stay in a core's cache beside what they are multiplied with."""
 FEWEST_SCORES = 2**14
 """Of a head; with fewer, the calls cost more than the work."""
 
@@ -35,6 +37,28 @@ def suits(queries: slice, keys: slice, columns: slice) -> bool:
     return num_queries * num_keys >= FEWEST_SCORES and num_queries > 1 and num_columns <= num_keys + 1
 
 
+class _Operands(NamedTuple):
+    position: Tensor
+    """(H, B, L, D): scaled queries for positions"""
+    content: Tensor
+    """(B, H, L, D): scaled queries for keys"""
+    k: Tensor
+    v: Tensor
+    r: Tensor
+
+
+class _Part(NamedTuple):
+    """Where scores stand."""
+
+    rows: slice
+    head: int
+    queries: slice
+
+    def of(self, x: Tensor) -> Tensor:
+        """This part of (B, H, L, ...)."""
+        return x[self.rows, self.head, self.queries]
+
+
 def attend_by_head(
     q: Tensor,
     k: Tensor,
@@ -46,28 +70,75 @@ def attend_by_head(
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Contexts (B, H, L, D) and, where asked for, log-sum-exps (B, H, L)."""
-    batch, heads, num_queries, size = q.shape
-    scale = size**-0.5
+    scale = q.shape[-1] ** -0.5
     content = (q if u is None else q + u[:, None]) * scale
-    position = (q if w is None else q + w[:, None]) * scale
-    out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
-    lse = q.new_empty(batch, heads, num_queries) if with_lse else None
+    position = (q if w is None else q + w[:, None]).transpose(0, 1).contiguous() * scale
+    operands = _Operands(position, content, k, v, r)
+    out, total = _attend(operands, pieces, None)
+    if _can_trust(total):
+        return out, total.log_() if with_lse else None
+    largest = _largest(operands, pieces)
+    out, total = _attend(operands, pieces, largest)
+    return out, total.log_().add_(largest) if with_lse else None
+
+
+def _attend(operands: _Operands, pieces: Sequence[Piece], largest: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Contexts (B, H, L, D), and sums (B, H, L) of the exponentials of scores less their largest.
+
+    Scores taken as they are save two passes over them: one for the largest, which hardly any model needs, and one for
+    a division that contexts are fewer for.
+    """
+    batch, heads, num_queries, size = operands.content.shape
+    out = operands.content.new_empty(batch, num_queries, heads, size).transpose(1, 2)
+    total = operands.content.new_empty(batch, heads, num_queries)
     for piece in pieces:
-        rows, keys = piece.queries, piece.keys
-        raw, scores = _buffer(piece, q)
+        for part, scores in _scores(operands, piece):
+            if largest is not None:
+                scores.sub_(part.of(largest)[..., None])
+            torch.sum(scores.exp_(), -1, out=part.of(total))
+            torch.bmm(scores, operands.v[part.rows, part.head, piece.keys], out=part.of(out))
+    return out.div_(total[..., None]), total
+
+
+def _can_trust(total: Tensor) -> bool:
+    """Whether exponentials of scores as they are have neither overflown nor lost what counts."""
+    least, most = (1e-25, 1e30) if total.dtype == torch.float32 else (1e-200, 1e200)
+    smallest, largest = torch.aminmax(total)
+    return bool(smallest >= least) and bool(largest <= most)  # nothing is true of nan
+
+
+def _largest(operands: _Operands, pieces: Sequence[Piece]) -> Tensor:
+    """The largest score of every query, (B, H, L)."""
+    largest = operands.content.new_empty(operands.content.shape[:3])
+    for piece in pieces:
+        for part, scores in _scores(operands, piece):
+            torch.amax(scores, -1, out=part.of(largest))
+    return largest
+
+
+def _scores(operands: _Operands, piece: Piece) -> Iterator[tuple[_Part, Tensor]]:
+    """The scores (rows, L, K) of one head after the other, in a buffer that the next ones take over."""
+    heads, batch, _, size = operands.position.shape
+    for rows in _row_groups(piece, batch):
+        raw, scores = _buffer(piece, _length(rows), operands.content)
+        hidden = [
+            (scores[..., span], mask[rows] if mask.dim() == 3 and len(mask) > 1 else mask)
+            for span, mask in piece.hidden
+        ]
         for head in range(heads):
-            table = _side_by_side(r[head, piece.columns])
-            for row in range(batch):
-                torch.mm(position[row, head, rows], table, out=raw)
-                scores.addmm_(content[row, head, rows], k[row, head, keys].t())
-                for part, mask in piece.hidden:
-                    scores[:, part].add_(mask[row] if mask.dim() == 3 and len(mask) > 1 else mask.squeeze(0))
-                largest = None if lse is None else scores.amax(-1)
-                torch.softmax(scores, -1, out=scores)
-                if lse is not None and largest is not None:
-                    lse[row, head, rows] = largest - scores.amax(-1).log_()
-                torch.mm(scores, v[row, head, keys], out=out[row, head, rows])
-    return out, lse
+            part = _Part(rows, head, piece.queries)
+            position = operands.position[head, rows, piece.queries].reshape(-1, size)
+            torch.mm(position, _side_by_side(operands.r[head, piece.columns]), out=raw)
+            scores.baddbmm_(part.of(operands.content), operands.k[rows, head, piece.keys].transpose(1, 2))
+            for seen, mask in hidden:
+                seen.add_(mask)
+            yield part, scores
+
+
+def _row_groups(piece: Piece, batch: int) -> list[slice]:
+    """Rows whose scores fit into a cache together."""
+    at_once = max(1, MOST_SCORES // (_length(piece.queries) * _length(piece.keys)))
+    return [slice(begin, min(begin + at_once, batch)) for begin in range(0, batch, at_once)]
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -75,15 +146,17 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.t() if x.stride(0) == 1 else x.t().contiguous()
 
 
-def _buffer(piece: Piece, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Two views of one buffer: (L, W) for position scores, and (L, K) of which (i, j) is their column j + L - 1 - i.
+def _buffer(piece: Piece, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Two views of one buffer: (rows * L, W) for position scores, and (rows, L, K) of which (i, j) of each row is
+    their column j + L - 1 - i.
 
     What no position score is written to is seen by no query; it must only be finite.
     """
     num_queries, num_keys, num_columns = map(_length, (piece.queries, piece.keys, piece.columns))
-    memory = like.new_zeros(num_queries * (num_keys + 2))
-    raw = memory.as_strided((num_queries, num_columns), (num_keys + 1, 1))
-    return raw, memory.as_strided((num_queries, num_keys), (num_keys, 1), num_queries - 1)
+    size = num_queries * (num_keys + 1)
+    memory = like.new_zeros(rows * size)
+    raw = memory.as_strided((rows * num_queries, num_columns), (num_keys + 1, 1))
+    return raw, memory.as_strided((rows, num_queries, num_keys), (size, num_keys, 1), num_queries - 1)
 
 
 def _length(span: slice) -> int:
