@@ -72,11 +72,13 @@ def test_a_given_state_is_never_changed() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, (leaf for cache in state for leaf in cache), strict=True))
 
 
-def test_inference_mode_goes_along() -> None:
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_losses_are_tensors_of_the_callers_mode(mode: Any) -> None:
     model, tokens = random_model(memory=7), random_tokens(2, 2 * SEGMENT)
-    with torch.inference_mode():
+    with mode():
         reader = open_reader(model, model.init(2, cached=True), SEGMENT)
-        assert all(reader.read(part, part).is_inference() for part in tokens.split(SEGMENT, 1))
+        found = [reader.read(part, part) for part in tokens.split(SEGMENT, 1)]
+    assert all(losses.is_inference() == (mode is torch.inference_mode) for losses in found)
 
 
 def test_threads_are_shared_out_and_others_keep_theirs() -> None:

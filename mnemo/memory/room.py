@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-SPARE = 4
+SPARE = 2
 """Buffers have room for a further 1 / SPARE of the memory: it is copied once in so many slots."""
 
 

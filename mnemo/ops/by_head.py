@@ -17,6 +17,8 @@ from torch import Tensor
 
 MOST_SCORES = 2**18 + 2**15
 """That stay in a core's cache beside what they are multiplied with."""
+VECTOR = 16
+"""Numbers that a processor takes at a time, at most."""
 FEWEST_SCORES = 2**14
 """Of a head; with fewer, the calls cost more than the work."""
 
@@ -150,13 +152,13 @@ def _buffer(piece: Piece, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Two views of one buffer: (rows * L, W) for position scores, and (rows, L, K) of which (i, j) of each row is
     their column j + L - 1 - i.
 
-    What no position score is written to is seen by no query; it must only be finite.
+    What no position score is written to is seen by no query; it must only be finite. Scores begin where vectors do.
     """
     num_queries, num_keys, num_columns = map(_length, (piece.queries, piece.keys, piece.columns))
-    size = num_queries * (num_keys + 1)
-    memory = like.new_zeros(rows * size)
-    raw = memory.as_strided((rows * num_queries, num_columns), (num_keys + 1, 1))
-    return raw, memory.as_strided((rows, num_queries, num_keys), (size, num_keys, 1), num_queries - 1)
+    size, unused = num_queries * (num_keys + 1), -(num_queries - 1) % VECTOR
+    memory = like.new_zeros(unused + rows * size)
+    raw = memory.as_strided((rows * num_queries, num_columns), (num_keys + 1, 1), unused)
+    return raw, memory.as_strided((rows, num_queries, num_keys), (size, num_keys, 1), unused + num_queries - 1)
 
 
 def _length(span: slice) -> int:
