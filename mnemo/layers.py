@@ -211,7 +211,9 @@ class FeedForward(nn.Module):
         self.drop_outer = Dropout(dropout.feed_forward, dropout.locked)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop_outer(self.outer(self.drop_inner(self.activation(self.inner(x)))))
+        # As one matrix: of a batch, what is overwritten would be a view, whose gradient is copied several times.
+        inner = self.activation(self.inner(x.flatten(0, -2))).view(*x.shape[:-1], -1)
+        return self.drop_outer(self.outer(self.drop_inner(inner)))
 
 
 class TransformerLayer(nn.Module):
