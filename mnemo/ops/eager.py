@@ -170,17 +170,24 @@ def _skewed(scores: Tensor, num_keys: int) -> Tensor:
     return scores.as_strided((count, rows, num_keys), strides, scores.storage_offset() + rows - 1)
 
 
-def _unskewed(scores: Tensor, num_columns: int) -> Tensor:
-    """A buffer (N, L, W) for unskewed scores, zero but for its `_skewed` view of shape (N, L, K), which the caller
-    fills. It has K + 1 columns where W is less, so that the view does not overlap itself."""
-    count, rows, num_keys = scores.shape
-    if num_columns > num_keys + 1:
-        return scores.new_zeros(count, rows, num_columns)
-    out = scores.new_empty(count, rows, num_keys + 1)
-    flat = out.view(count, -1)
-    flat[:, : rows - 1] = 0
-    flat[:, -1] = 0
-    return out
+class _Scratch:
+    """Buffers that blocks and tiles of one call take over from each other: new ones would come as fresh pages."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like, self.buffers = like, dict[tuple[str, tuple[int, ...]], Tensor]()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Whatever was left there, at first zeros."""
+        key = (name, shape)
+        if key not in self.buffers:
+            self.buffers[key] = self.like.new_zeros(shape)
+        return self.buffers[key]
+
+    def unskewed(self, scores: Tensor, num_columns: int) -> Tensor:
+        """A buffer (N, L, W) for unskewed scores, zero but for its `_skewed` view of shape (N, L, K), which the caller
+        fills. It has K + 1 columns where W is less, so that the view does not overlap itself."""
+        count, rows, num_keys = scores.shape
+        return self.take(f"unskewed {num_keys}", count, rows, max(num_columns, num_keys + 1))
 
 
 def _hidden(call: _Call, block: _Block, num_keys: int, like: Tensor) -> list[_Hidden]:
@@ -213,11 +220,13 @@ def _hide_(scores: Tensor, hidden: list[_Hidden], tile: _Tile) -> None:
         by_row[..., keys].add_(mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask)
 
 
-def _scores(part: _Operands, block: _Block) -> Tensor:
+def _scores(part: _Operands, block: _Block, scratch: _Scratch) -> Tensor:
     """Scaled scores of one block, nothing hidden, (N, L, K)."""
     scores = torch.bmm(part.content[:, block.queries], part.k[:, block.keys].transpose(1, 2))
     if part.r is not None:
-        position = torch.bmm(part.positions(block), part.r[:, block.columns].transpose(1, 2))
+        queries, table = part.positions(block), part.r[:, block.columns].transpose(1, 2)
+        position = scratch.take("position", *queries.shape[:2], table.shape[2])
+        torch.bmm(queries, table, out=position)
         if part.bias is not None:
             position += part.bias[:, None, block.columns]
     elif part.bias is not None:
@@ -244,11 +253,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, w
     hidden = [_hidden(call, block, k.shape[2], q) for block in blocks]
     out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
     lse = q.new_empty(batch, heads, num_queries) if with_lse else None
-    saved: list[Tensor] = []
+    saved, scratch = list[Tensor](), _Scratch(q)
     for tile in tiles:
         part = _Operands.of(tile, q, k, v, *tables)
         for block, masks in zip(blocks, hidden, strict=True):
-            scores = _scores(part, block)
+            scores = _scores(part, block, scratch)
             _hide_(scores, masks, tile)
             largest = None if lse is None else scores.amax(-1)
             probabilities = [torch.softmax(scores, -1, out=scores if scores.device.type == "cpu" else None)]
@@ -299,7 +308,7 @@ class _Gradients:
     dv: Tensor
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> None:
-        self.inputs = q, k, v, *tables
+        self.inputs, self.scratch = (q, k, v, *tables), _Scratch(q)
         self.q, self.k, self.v = _heads_inside(q), _heads_inside(k), _heads_inside(v)
         self.r, self.u, self.w, self.bias = (
             None if table is None else table.new_zeros(table.shape) for table in tables
@@ -316,15 +325,16 @@ class _Gradients:
 
     def add(self, block: _Block, probabilities: list[Tensor], d_rows: Tensor, mean: Tensor) -> None:
         """`mean` (N, L, 1): the probabilities' mean of their own gradients."""
-        self.dv[:, block.keys].add_(torch.bmm(probabilities[-1].transpose(1, 2), d_rows))
-        d_scores = torch.bmm(d_rows, self.part.v[:, block.keys].transpose(1, 2))
-        unskewed = _unskewed(d_scores, _length(block.columns))
+        self.dv[:, block.keys].baddbmm_(probabilities[-1].transpose(1, 2), d_rows)
+        d_scores = self.scratch.take("scores", *probabilities[0].shape)
+        torch.bmm(d_rows, self.part.v[:, block.keys].transpose(1, 2), out=d_scores)
+        unskewed = self.scratch.unskewed(d_scores, _length(block.columns))
         skewed = _skewed(unskewed, d_scores.shape[2])
         if len(probabilities) == 1:
             torch.mul(d_scores.sub_(mean), probabilities[0], out=skewed)
         else:
             torch.addcmul(d_scores.mul_(probabilities[1]), probabilities[0], mean, value=-1, out=skewed)
-        self.dk[:, block.keys].add_(torch.bmm(skewed.transpose(1, 2), self.part.content[:, block.queries]))
+        self.dk[:, block.keys].baddbmm_(skewed.transpose(1, 2), self.part.content[:, block.queries])
         dq = torch.bmm(skewed, self.part.k[:, block.keys])
         self._add_heads(self.u, dq)
         by_head = unskewed.view(_length(self.tile.heads), -1, unskewed.shape[2])[..., : _length(block.columns)]
