@@ -46,7 +46,7 @@ def read(model: Model, state, text: list[Tensor]):
 
 
 def test_a_shared_buffer_gives_the_numbers_of_a_memory_that_is_read_anew(model: Model) -> None:
-    text = [tokens() for _ in range(12)]  # several times the room of a buffer
+    text = [tokens() for _ in range(13)]  # several times the room of a buffer
     assert SEGMENT * len(text) > 2 * (SLOTS + SLOTS // SPARE)
     cached, _ = read(model, model.init(2, cached=True), text)
     expected, _ = read(model, model.init(2), text)
