@@ -151,8 +151,13 @@ def _samples(page: ExperimentPage) -> Section | None:
 def _notes(page: ExperimentPage) -> Section | None:
     if not page.notes:
         return None
-    listed = tag("ul", *(tag("li", note) for note in page.notes), class_="prose")
+    listed = tag("ul", *(tag("li", *_with_code(note)) for note in page.notes), class_="prose")
     return Section("differences", "What differs from the paper", "", listed)
+
+
+def _with_code(text: str) -> list[str | Markup]:
+    """What stands between backticks as code."""
+    return [tag("code", part) if index % 2 else part for index, part in enumerate(text.split("`"))]
 
 
 def _facts(page: ExperimentPage) -> Section | None:
