@@ -212,8 +212,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # As one matrix: of a batch, what is overwritten would be a view, whose gradient is copied several times.
-        inner = self.activation(self.inner(x.flatten(0, -2))).view(*x.shape[:-1], -1)
-        return self.drop_outer(self.outer(self.drop_inner(inner)))
+        inner = self.activation(self.inner(x.flatten(0, -2)))
+        return self.drop_outer(self.outer(self.drop_inner(inner.view(*x.shape[:-1], inner.shape[-1]))))
 
 
 class TransformerLayer(nn.Module):
