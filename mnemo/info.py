@@ -38,7 +38,7 @@ from mnemo.embedding import Bins
 from mnemo.errors import MnemoError, unknown
 from mnemo.memory import AnyMemory
 from mnemo.memory.protocol import Stage
-from mnemo.model import Model, ModelConfig, stage_layers
+from mnemo.model import Model, ModelConfig, attention_objection, stage_layers
 from mnemo.ops import eager
 from mnemo.positions import Relative, Shaw
 from mnemo.presets import LISTING, PRESETS, preset
@@ -236,7 +236,7 @@ def describe(
         tokens=_tokens(model, state),
         state_bytes=state_bytes(model, lengths),
         cached_bytes=state_bytes(model, lengths, cached=True),
-        attention=attention_path(),
+        attention=attention_path(config, recipe.train),
     )
 
 
@@ -441,11 +441,14 @@ def _zipf_shares(edges: Sequence[int]) -> list[float]:
     return [(high - low) / below[-1] for low, high in zip(below, below[1:], strict=False)]
 
 
-def attention_path() -> str:
-    return (
-        f"eager PyTorch, queries in blocks of {eager.QUERY_BLOCK}: it runs on every device, and this version has no "
-        "compiled kernel"
-    )
+def attention_path(config: ModelConfig, train: TrainConfig) -> str:
+    """Which implementation of attention training takes on this machine, and why not a faster one."""
+    device = torch.device("cuda" if torch.cuda.is_available() and train.device != "cpu" else "cpu")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(train.precision, torch.float32)
+    refused = attention_objection(config, device, dtype)
+    if refused is None:
+        return f"fused kernels ({train.precision})"
+    return f"plain PyTorch, queries in blocks of {eager.QUERY_BLOCK}: {refused}"
 
 
 def draw_plan(info: Info) -> list[tuple[str, str, str, str, int]]:

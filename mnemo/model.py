@@ -24,7 +24,7 @@ from mnemo.layers import NORMS, Activation, Dropout, DropoutConfig, NormKind, RM
 from mnemo.memory import MemoryTokens, Plan, RecurrentMemory
 from mnemo.memory.project import compute_dtype
 from mnemo.memory.protocol import Layer, Layerless, Record, Relation, Relations, Segment, Stage, widened
-from mnemo.ops import Attended, Blocks, Causal
+from mnemo.ops import Attended, Blocks, Causal, call_objection, objection
 from mnemo.positions import AnyPositions, Learned, Relative, Sinusoidal
 from mnemo.state import State, reset
 
@@ -574,3 +574,9 @@ def evaluating(model: Model) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def attention_objection(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a model's attention does not run in fused kernels on a device, if it does not."""
+    ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
+    return call_objection(True, False, ahead) or objection(device, dtype, config.head_dim)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mnemo.ops import Blocks, Causal, KeyLimit, Mask, objection, relative_attention
+from mnemo.ops import Blocks, Causal, KeyLimit, Mask, call_objection, decode_kernels, objection, relative_attention
+from mnemo.ops.decode_attention import decode_attention_plain
 
 pytest.importorskip("triton")
 dispatch = pytest.importorskip("mnemo.ops.fused.dispatch")
@@ -261,11 +262,56 @@ def test_who_does_not_get_kernels_hears_why(monkeypatch):
     assert "Triton" in (objection(torch.device("cuda"), half, 64) or "")
     assert "float64" in (dispatch.objection(cpu, torch.float64, 64) or "")
     assert "256" in (dispatch.objection(cpu, half, 256) or "")
-    assert "bias" in (dispatch.call_objection(None, torch.zeros(1, 4), Causal()) or "")
-    wrapped = Blocks(1, 1, torch.tensor([2]), ahead="wrap")
-    assert "wrap" in (dispatch.call_objection(None, None, wrapped) or "")
+    assert "bias" in (call_objection(False, True, "signed") or "")
+    assert "wrap" in (call_objection(True, False, "wrap") or "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert "bf16" in (dispatch.device_objection(torch.device("cuda"), torch.bfloat16, 64) or "")
+
+
+@pytest.mark.parametrize(
+    ("missing", "dtype", "size", "why"),
+    [
+        ("TRITON_INTERPRET", torch.float32, 16, "CUDA device"),
+        (None, torch.float64, 16, "float64"),
+        (None, torch.float32, 200, "wider"),
+        ("triton", torch.float32, 16, "CUDA device"),
+    ],
+)
+def test_kernels_that_were_asked_for_in_vain_are_replaced_with_one_notice(
+    missing: str | None, dtype: torch.dtype, size: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available() and why == "CUDA device":
+        pytest.skip("here they are not asked for in vain")
+    monkeypatch.setattr("mnemo.ops._told", set())
+    if missing == "triton":
+        monkeypatch.setattr("mnemo.ops.HAS_TRITON", False)
+    elif missing is not None:
+        monkeypatch.delenv(missing)
+    tensors = inputs(3, 5, 5, size, dtype=dtype)
+    with pytest.warns(UserWarning, match=f"plain PyTorch, which is slower: .*{why}"):
+        out, _ = relative_attention(**tensors, offset=2, impl="fused")
+    again, _ = relative_attention(**tensors, offset=2, impl="fused")  # a second warning would be an error here
+    assert torch.equal(out, again)
+    assert torch.equal(out, relative_attention(**tensors, offset=2, impl="eager")[0])
+
+
+def test_an_implementation_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match="'flash' is none of auto, reference, eager, fused"):
+        relative_attention(**inputs(3, 5, 5), offset=2, impl="flash")  # type: ignore[arg-type]
+
+
+def test_decoding_kernels_that_do_not_run_are_replaced_with_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(decode_kernels, "attend", fail)
+    monkeypatch.setattr(decode_kernels, "_found", {})
+    with pytest.warns(UserWarning, match="decoding runs in plain PyTorch, which is slower: .*no such instruction"):
+        assert not decode_kernels.works(torch.device("cpu"), torch.float32)
+    assert not decode_kernels.works(torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(decode_kernels, "attend", decode_attention_plain)
+    monkeypatch.setattr(decode_kernels, "_found", {})
+    assert decode_kernels.works(torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("error", [float("inf"), RuntimeError("no such instruction")])

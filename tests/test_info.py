@@ -13,8 +13,17 @@ from mnemo.cli import main
 from mnemo.config import to_json
 from mnemo.embedding import EmbeddingConfig
 from mnemo.errors import MnemoError
-from mnemo.info import _zipf_shares, count_parameters, describe, draw_plan, find_recipe, flops_per_token, state_bytes
-from mnemo.memory import XL, Plan
+from mnemo.info import (
+    _zipf_shares,
+    attention_path,
+    count_parameters,
+    describe,
+    draw_plan,
+    find_recipe,
+    flops_per_token,
+    state_bytes,
+)
+from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.ops import eager
 from mnemo.positions import AnyPositions, Learned, Relative, Rotary, Shaw
@@ -122,12 +131,26 @@ def test_no_memory_draws_no_bar() -> None:
 def test_info_prints_numbers_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "wikitext103-large", "--memory", "1600", "--batch", "1"]) == 0
     text = capsys.readouterr().out
-    assert "285,170,506" in text and "112.5 MiB" in text and "eager PyTorch" in text
+    assert "285,170,506" in text and "112.5 MiB" in text and "attention: " in text
     assert main(["info", "wikitext103-large", "--memory", "1600", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["parameters"]["total"] == 285_170_506
     assert data["state_bytes"] == 18 * 1600 * 1024 * 4
     assert [layer["length"] for layer in data["layers"]] == [1600] * 18
+
+
+def test_info_says_which_attention_is_taken_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = preset("enwik8-base")
+    half = replace(recipe.train, precision="bf16")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "plain PyTorch" in attention_path(recipe.model, half) and "CUDA" in attention_path(recipe.model, half)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("mnemo.model.objection", lambda device, dtype, size: None if size == 64 else f"{dtype} {size}")
+    heads = replace(recipe.model, head_dim=64)
+    assert attention_path(heads, half) == "fused kernels (bf16)"
+    assert "torch.bfloat16 200" in attention_path(replace(heads, head_dim=200), half)
+    wrapped = replace(heads, tokens=MemoryTokens(num=2, ahead="wrap"))
+    assert "'wrap' have no kernel" in attention_path(wrapped, half)
 
 
 def test_info_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ AUTOCAST_DEVICES = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if t
 """Asked once: compilers cannot ask."""
 HAS_TRITON = find_spec("triton") is not None
 Implementation = Literal["auto", "reference", "eager", "fused"]
+IMPLEMENTATIONS = get_args(Implementation)
 
 __all__ = [
     "AUTOCAST_DEVICES",
@@ -30,6 +33,7 @@ __all__ = [
     "KeyLimit",
     "Mask",
     "as_text",
+    "call_objection",
     "keep_mask",
     "objection",
     "relative_attention",
@@ -75,13 +79,16 @@ def relative_attention(
     `lengths` (B,) counts a row's valid keys from the right.
     """
     impl = _chosen if impl == "auto" else impl
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl '{impl}' is none of {', '.join(IMPLEMENTATIONS)}")
     see = {"bias": bias, "offset": offset, "ahead": ahead, "mask": mask, "lengths": lengths, "dropout": dropout}
+    fast = impl in ("auto", "fused") and _is_fused(impl, q, r, bias, mask)
     if impl == "reference" or mask.ahead != "signed":
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
         return attended.out, attended.lse
     # Backward passes are written for operands of one type, which autocast would mix.
     with _as_they_are(q.device.type):
-        if impl == "fused" or (impl == "auto" and _is_fused(q, r, bias, mask)):
+        if fast:
             from mnemo.ops.fused.dispatch import fused_attention
 
             out, lse = fused_attention(q, k, v, r, u, w, **see)
@@ -96,12 +103,42 @@ def _as_they_are(kind: str) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False)
 
 
-def _is_fused(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> bool:
-    if objection(q.device, q.dtype, q.shape[-1]) is not None:
-        return False
-    from mnemo.ops.fused.dispatch import call_objection
+def _is_fused(impl: Implementation, q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> bool:
+    """Whether kernels take this call. Where they were asked for, or could be expected, one warning says why not."""
+    refused = call_objection(r is not None, bias is not None, mask.ahead)
+    if refused is None:
+        refused = (_interpreter_objection if impl == "fused" else objection)(q.device, q.dtype, q.shape[-1])
+    if refused is not None and (impl == "fused" or q.is_cuda):
+        _tell(refused)
+    return refused is None
 
-    return call_objection(r, bias, mask) is None
+
+def _interpreter_objection(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """As `objection`; but in Triton's interpreter, which tests use, kernels run on every device."""
+    if not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1":
+        return objection(device, dtype, head_dim)
+    from mnemo.ops.fused.dispatch import heads_objection
+
+    return heads_objection(dtype, head_dim)
+
+
+_told: set[str] = set()
+
+
+def _tell(refused: str) -> None:
+    if torch.compiler.is_compiling() or refused in _told:
+        return
+    _told.add(refused)
+    warnings.warn(f"attention runs in plain PyTorch, which is slower: {refused}", stacklevel=4)
+
+
+def call_objection(has_positions: bool, has_bias: bool, ahead: Ahead) -> str | None:
+    """Why no kernel takes calls with such tables and masks, whatever their device, if none does."""
+    if has_bias and not has_positions:
+        return "a bias alone has no kernel"
+    if ahead != "signed":
+        return f"keys ahead positioned by '{ahead}' have no kernel"
+    return None
 
 
 def objection(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:

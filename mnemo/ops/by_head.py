@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     keys: slice
     columns: slice
     hidden: Sequence[tuple[slice, Tensor]]
-    """Some of the keys, and -inf where they are hidden, else 0: (L, K'), or (B, L, K') where rows differ"""
+    """Some of the keys, and whether they are hidden: (L, K'), or (B, L, K') where rows differ"""
 
 
 def suits(queries: slice, keys: slice, columns: slice) -> bool:
@@ -133,7 +133,7 @@ def _scores(operands: _Operands, piece: Piece) -> Iterator[tuple[_Part, Tensor]]
             torch.mm(position, _side_by_side(operands.r[head, piece.columns]), out=raw)
             scores.baddbmm_(part.of(operands.content), operands.k[rows, head, piece.keys].transpose(1, 2))
             for seen, mask in hidden:
-                seen.add_(mask)
+                seen.masked_fill_(mask, float("-inf"))
             yield part, scores
 
 

@@ -7,6 +7,7 @@ keys, values and positions of one part, each once. Shapes as in `decode_attentio
 from __future__ import annotations
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -30,7 +31,46 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def take(x: Tensor) -> bool:
     """Whether kernels can be used on such a tensor."""
-    return triton is not None and (x.is_cuda or INTERPRETED) and x.dtype in TYPES
+    return triton is not None and x.dtype in TYPES and (INTERPRETED or (x.is_cuda and works(x.device, x.dtype)))
+
+
+_found: dict[tuple[torch.device, torch.dtype], bool] = {}
+
+
+def works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels compute what plain PyTorch does there, tried once; where not, one warning says why."""
+    if (device, dtype) not in _found:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return True  # whatever is recorded has run before
+        problem = _failure(device, dtype)
+        _found[device, dtype] = problem is None
+        if problem is not None:
+            warnings.warn(f"decoding runs in plain PyTorch, which is slower: {problem}", stacklevel=2)
+    return _found[device, dtype]
+
+
+def _failure(device: torch.device, dtype: torch.dtype) -> str | None:
+    from mnemo.ops.decode_attention import Table, decode_attention_plain
+
+    if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU has no bf16"
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    given = [draw(2, 2, 16), draw(2, 2, 16), draw(2, 2, 16), draw(2, 2, 2, 24, 16)]
+    tables = [draw(2, 24, 16), draw(2, 16), draw(2, 16)]
+    slots, limits = torch.tensor([[3, 20], [24, 7]], device=device)
+    try:
+        q, k, v, ring = (x.clone() for x in given)
+        got = attend(q, k, v, ring, Table(*tables), slots, limits).float()
+    except Exception as error:  # whatever a compiler may throw: plain PyTorch goes on
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    q, k, v, ring = (x.float() for x in given)
+    want = decode_attention_plain(q, k, v, ring, Table(*(x.float() for x in tables)), slots, limits)
+    error = float((got - want).norm() / want.norm())
+    return None if error < 0.03 else f"its kernels are off by {error:.1e}"  # nan is not below anything
 
 
 def suit(ring: Tensor) -> bool:

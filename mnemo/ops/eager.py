@@ -51,7 +51,7 @@ class _Block(NamedTuple):
 _Tables = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """r, u, w and bias"""
 _Hidden = tuple[slice, Tensor]
-"""Some of a block's keys, and -inf where they are hidden, else 0: (L, K'), or (B, L, K') where rows differ"""
+"""Some of a block's keys, and whether they are hidden: (L, K'), or (B, L, K') where rows differ"""
 
 
 class _Tile(NamedTuple):
@@ -210,14 +210,14 @@ def _hidden(call: _Call, block: _Block, num_keys: int, like: Tensor) -> list[_Hi
         widest = int(first_valid.max()) if device.type == "cpu" else columns  # elsewhere, looking would cost a wait
         index = torch.arange(max(0, min(columns, widest)), device=device)
         hidden.append((slice(0, len(index)), (index < first_valid[:, None])[:, None, :]))
-    return [(keys, like.new_zeros(mask.shape).masked_fill_(mask, float("-inf"))) for keys, mask in hidden]
+    return hidden
 
 
 def _hide_(scores: Tensor, hidden: list[_Hidden], tile: _Tile) -> None:
     """Push what is hidden out of sight. scores (N, L, K)."""
     by_row = scores.view(_length(tile.heads), -1, *scores.shape[1:])
     for keys, mask in hidden:
-        by_row[..., keys].add_(mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask)
+        by_row[..., keys].masked_fill_(mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask, float("-inf"))
 
 
 def _scores(part: _Operands, block: _Block, scratch: _Scratch) -> Tensor:
@@ -376,7 +376,7 @@ def _attend_on_cpu(
         everything = _block(call, slice(0, 1), slice(0, k.shape[2]))
         return attend_single(q, k, v, None if r is None else r[:, everything.columns], u, w), None
     blocks = [] if r is None else _blocks(call, q.shape[2], k.shape[2])
-    if r is None or not all(by_head.suits(*block) for block in blocks):
+    if not blocks or r is None or not all(by_head.suits(*block) for block in blocks):
         return None
     pieces = [Piece(*block, _hidden(call, block, k.shape[2], q)) for block in blocks]
     return attend_by_head(q, k, v, r, u, w, pieces, with_lse)

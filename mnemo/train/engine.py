@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from mnemo.data.streams import Batch
-from mnemo.model import Model
-from mnemo.ops import objection
+from mnemo.model import Model, attention_objection
 from mnemo.optimize import set_learning_rate
 from mnemo.recipe import TrainConfig
 from mnemo.state import State
@@ -78,8 +77,8 @@ class Engine:
     ) -> None:
         self.model, self.optimizer, self.config, self.scaler = model, optimizer, config, scaler
         self.device = next(model.parameters()).device
-        head_dim, computed = model.config.head_dim, state_dtype(config.precision) or next(model.parameters()).dtype
-        self.not_fused = objection(self.device, computed, head_dim)
+        computed = state_dtype(config.precision) or next(model.parameters()).dtype
+        self.not_fused = attention_objection(model.config, self.device, computed)
         self._note, self._uneven, self._apart = note, uneven, apart
         self._recorder = recorder or (CudaRecorder() if self.device.type == "cuda" else None)
         self._recorded: RecordedUpdate | None = None

@@ -69,24 +69,23 @@ def _bounds(
     return None, low.int().contiguous(), high.int().contiguous()
 
 
-def call_objection(r: Tensor | None, bias: Tensor | None, mask: Mask) -> str | None:
-    """Why the kernels do not take a call, whatever its device, if they do not."""
-    if bias is not None and r is None:
-        return "a bias alone has no kernel"
-    if mask.ahead != "signed":
-        return f"keys ahead positioned by '{mask.ahead}' have no kernel"
-    return None
-
-
 def objection(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """Why the kernels do not take heads of a size and type, if they do not."""
+    """Why the kernels do not take heads of a size and type on a device, if they do not."""
+    refused = heads_objection(dtype, size)
+    if refused is not None:
+        return refused
+    if torch.compiler.is_compiling():
+        return OFF  # no test can run there: whoever compiles asks before
+    return device_objection(device, dtype, size)
+
+
+def heads_objection(dtype: torch.dtype, size: int) -> str | None:
+    """Why no kernel is made for heads of a size and type, if none is."""
     if dtype not in DTYPES:
         return f"no kernel computes in {str(dtype).removeprefix('torch.')}"
     if size > LARGEST_HEAD:
         return f"heads of {size} are wider than the kernels' {LARGEST_HEAD}"
-    if torch.compiler.is_compiling():
-        return OFF  # no test can run there: whoever compiles asks before
-    return device_objection(device, dtype, size)
+    return None
 
 
 OFF: str | None = None
