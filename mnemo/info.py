@@ -44,6 +44,7 @@ from mnemo.positions import Relative, Shaw
 from mnemo.presets import LISTING, PRESETS, preset
 from mnemo.recipe import Recipe, TrainConfig
 from mnemo.state import State, leaves, nbytes
+from mnemo.train.precision import state_dtype
 
 LARGEST_PATTERN = 2**14
 BAR = 40
@@ -444,8 +445,7 @@ def _zipf_shares(edges: Sequence[int]) -> list[float]:
 def attention_path(config: ModelConfig, train: TrainConfig) -> str:
     """Which implementation of attention training takes on this machine, and why not a faster one."""
     device = torch.device("cuda" if torch.cuda.is_available() and train.device != "cpu" else "cpu")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(train.precision, torch.float32)
-    refused = attention_objection(config, device, dtype)
+    refused = attention_objection(config, device, state_dtype(train.precision) or torch.float32)
     if refused is None:
         return f"fused kernels ({train.precision})"
     return f"plain PyTorch, queries in blocks of {eager.QUERY_BLOCK}: {refused}"

@@ -16,15 +16,13 @@ from torch import Tensor
 
 from mnemo.graphs import Recorded, shared_pool
 from mnemo.memory.protocol import Relation
-from mnemo.memory.room import Room
+from mnemo.memory.room import SPARE, Room
 from mnemo.memory.xl import XLCache
 from mnemo.model import Model, Output
 from mnemo.ring import suits
 from mnemo.row_threads import RowThreads, row_groups
 from mnemo.state import State, tree_map
 
-SPARE = 2
-"""Buffers have room for a further 1 / SPARE of the memory."""
 MAX_TIMES = 16
 """Recorded graphs, at most."""
 Loss = Callable[[Output, Tensor], Tensor]

@@ -67,12 +67,10 @@ def test_scores_of_any_size_have_finite_exponentials(
     with torch.no_grad():
         out, lse = relative_attention(q, k, v, r, offset=4, with_lse=True)
     wanted = relative_attention_reference(*(x.double() for x in (q, k, v, r)), offset=4)
-    assert lse is not None and bool(torch.isfinite(out).all())
-    exact = dtype == torch.float64
-    tolerance = 1e-12 if exact else 2e-5
-    assert float((lse - wanted.lse).abs().max()) <= tolerance * max(1.0, float(wanted.lse.abs().max()))
-    if exact or size <= 10:
-        assert float((out - wanted.out).abs().max()) <= tolerance * (1 if size < 1 or exact else 50)
+    assert lse is not None
+    eps = torch.finfo(dtype).eps
+    assert float((lse - wanted.lse).abs().max()) <= 4 * eps * max(1.0, float(wanted.lse.abs().max()))
+    assert float((out - wanted.out).abs().max()) <= 200 * eps  # probabilities are as exact as their scores are large
 
 
 def test_training_and_other_tables_go_another_way(always: list[int]) -> None:

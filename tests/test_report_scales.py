@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mnemo.report import scales, style
 from mnemo.report.charts import thinned
 from mnemo.report.heat import words_on
+from mnemo.report.plots import Line, line_figure
 
 values = st.lists(st.floats(-1e12, 1e12, allow_subnormal=False), min_size=1, max_size=20)
 
@@ -125,3 +126,11 @@ def test_shades_go_one_way_and_words_on_them_can_be_read(colors: dict[str, str])
     assert steps == sorted(steps) and len(set(steps)) == style.NUM_SHADES
     inks = {"label": colors["ink"], "on-dense": colors["card"], "on-middle": "#000000"}
     assert all(contrast(inks[words_on(index)], shade) >= 4.5 for index, shade in enumerate(shades))
+
+
+def test_counts_have_whole_ticks() -> None:
+    lines = [Line("a", [(3, 0.5), (6, 0.75)])]
+    figure = line_figure("s", "t", "c", lines, x_label="segments", y_label="accuracy", x_from_least=True)
+    assert ">4<" in figure.svg and ">3.5<" not in figure.svg and ">4.0<" not in figure.svg
+    halves = [Line("a", [(3, 0.5), (4.5, 0.75)])]
+    assert ">3.4<" in line_figure("s", "t", "c", halves, x_label="hours", y_label="accuracy", x_from_least=True).svg

@@ -190,9 +190,9 @@ class _Scratch:
         return self.take(f"unskewed {num_keys}", count, rows, max(num_columns, num_keys + 1))
 
 
-def _hidden(call: _Call, block: _Block, num_keys: int, like: Tensor) -> list[_Hidden]:
+def _hidden(call: _Call, block: _Block, num_keys: int, device: torch.device) -> list[_Hidden]:
     """What a block's queries may not see."""
-    rows, columns, device = _length(block.queries), _length(block.keys), like.device
+    rows, columns = _length(block.queries), _length(block.keys)
     first = call.offset + block.queries.start - block.keys.start
     """The column that the block's first query stands on"""
     hidden: list[tuple[slice, Tensor]] = []
@@ -250,7 +250,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, w
     batch, heads, num_queries, size = q.shape
     blocks = _blocks(call, num_queries, k.shape[2])
     tiles = _tiles(q, blocks)
-    hidden = [_hidden(call, block, k.shape[2], q) for block in blocks]
+    hidden = [_hidden(call, block, k.shape[2], q.device) for block in blocks]
     out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
     lse = q.new_empty(batch, heads, num_queries) if with_lse else None
     saved, scratch = list[Tensor](), _Scratch(q)
@@ -378,7 +378,7 @@ def _attend_on_cpu(
     blocks = [] if r is None else _blocks(call, q.shape[2], k.shape[2])
     if not blocks or r is None or not all(by_head.suits(*block) for block in blocks):
         return None
-    pieces = [Piece(*block, _hidden(call, block, k.shape[2], q)) for block in blocks]
+    pieces = [Piece(*block, _hidden(call, block, k.shape[2], q.device)) for block in blocks]
     return attend_by_head(q, k, v, r, u, w, pieces, with_lse)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mnemo.report import svg
@@ -101,7 +101,9 @@ def _axes(chart: LineChart, margins: svg.Margins, height: float) -> tuple[Axis, 
 
 def _plain(chart: LineChart, xs: Sequence[float], left: float, right: float) -> Axis:
     if not chart.x_from_zero:
-        return linear(xs, left + 6, right - 8, count=6)
+        axis = linear(xs, left + 6, right - 8, count=6)
+        whole = tuple(tick for tick in axis.ticks if float(tick).is_integer())
+        return replace(axis, ticks=whole) if whole and all(float(x).is_integer() for x in xs) else axis
     axis = linear([0.0, *xs], left, right, zero=True, count=6)
     return axis if max(xs) > 0 else linear([0.0, 1.0], left, right, zero=True)
 

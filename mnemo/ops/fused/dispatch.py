@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mnemo.errors import one_line
 from mnemo.ops.eager import relative_attention_eager
 from mnemo.ops.fused.operator import draw_seed
 from mnemo.ops.fused.operator import relative_attention as operator
@@ -113,7 +114,7 @@ def failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
     try:
         errors = _errors(device, dtype, size)
     except Exception as error:  # whatever a compiler may throw: the plain path goes on
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return f"{type(error).__name__}: {one_line(error)}"
     worst = max(errors.values())
     return None if worst <= TOLERANCE[dtype] else f"error {worst:.1e}"  # NaN fails too
 
