@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mnemo.data.streams import Batch
 from mnemo.memory import LSTM, Infinite
+from mnemo.memory.xl import XLStage
 from mnemo.model import Model, Output
 from mnemo.positions import RelativePositions
 from mnemo.state import State
@@ -30,8 +31,8 @@ NOT_COMPILED = {
 
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
-LAYER_METHODS = ("keys_values", "attend", "finish")
-"""Together nearly all of a layer's work; between them, nothing could be fused."""
+WHOLE, PARTS = ("read",), ("keys_values", "attend", "finish")
+"""All of a layer's work, and what it falls into where a memory needs what is between."""
 
 
 def against_compiling(model: Model) -> str | None:
@@ -108,7 +109,10 @@ def _by_layer(model: Model, plain: Forward, compiler: Callable[..., Any]) -> For
 
 def _methods(model: Model) -> list[tuple[nn.Module, str]]:
     """What to compile: of every layer, and what positions and the softmax add to it."""
-    found: list[tuple[nn.Module, str]] = [(layer, name) for layer in model.layers() for name in LAYER_METHODS]
+    whole = {stage.layer for stage in model.stages if isinstance(stage, XLStage)}
+    found: list[tuple[nn.Module, str]] = [
+        (layer, name) for layer in model.layers() for name in (WHOLE if layer in whole else PARTS)
+    ]
     if isinstance(model.positions, RelativePositions) and model.positions.config.shared_projection:
         found.append((model.positions, "shared"))
     return found if is_adaptive(model) else [*found, (model, "loss")]
