@@ -107,7 +107,8 @@ def add_key_value(
 def key_value_kernel(
     Q, K, V, DO, X, DS, FLAG, DK, DV, LSE, DELTA, BEGIN, LOW, HIGH, LIMIT, SEED, num_heads, num_rows, num_keys,
     offset, window, scale, root, rate,
-    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
+    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, LIMITED: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     j0 = tl.program_id(0) * BN

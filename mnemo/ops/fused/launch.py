@@ -196,7 +196,8 @@ def position_scores(call: Call, position: Tensor, scores: Tensor, tile: Tile, ag
         matrix(layout.by_distance(scores), tile.rows, tile.columns), layout.flag(scores), call.begin,
         layout.batch, layout.num_queries, layout.num_keys, call.r.shape[1], layout.group_rows, layout.pitch,
         layout.first, layout.pad, call.first_column, call.offset, call.ahead, call.window, call.root * LOG2E,
-        call.limit, LIMITED=call.limit is not None, AGAIN=again, HAS_BIAS=call.bias is not None, BEGINS=call.begin is not None, WINDOW=call.window > 0,
+        call.limit, LIMITED=call.limit is not None, AGAIN=again,
+        HAS_BIAS=call.bias is not None, BEGINS=call.begin is not None, WINDOW=call.window > 0,
         D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
     )  # fmt: skip
