@@ -91,6 +91,10 @@ SEGMENTS: dict[str, dict[str, Any]] = {
     "rows with less memory": {"queries": 24, "slots": 40, "lengths": (24, 51)},
     "rows with less memory in a window": {"queries": 24, "slots": 40, "lengths": (24, 51), "mask": Causal(window=20)},
     "rows of limited keys": {"queries": 20, "slots": 0, "limits": (3, 17)},
+    "many rows of few keys": {"queries": 150, "slots": 0, "limits": (2, 5), "heads": 2},
+    "many rows of a tile of keys": {"queries": 140, "slots": 0, "limits": (64, 33)},
+    "limited keys and a bias": {"queries": 100, "slots": 0, "limits": (7, 40), "parts": "rub"},
+    "limited keys in half precision": {"queries": 200, "slots": 0, "limits": (70, 10), "dtype": torch.float16},
     "no positions": {"queries": 40, "slots": 24, "parts": ""},
     "learned table with a bias": {"queries": 24, "slots": 20, "parts": "rub"},
     "table longer than needed": {"queries": 24, "slots": 20, "more": 5},
@@ -102,7 +106,7 @@ SEGMENTS: dict[str, dict[str, Any]] = {
 def test_kernels_equal_the_plain_path(name):
     case = SEGMENTS[name]
     queries, slots = case["queries"], case["slots"]
-    keys, options = queries + slots, {name: case[name] for name in ("size", "parts", "heads") if name in case}
+    keys, options = queries + slots, {name: case[name] for name in ("size", "parts", "heads", "dtype") if name in case}
     tensors = inputs(queries, keys, keys + case.get("more", 0), **options)
     mask: Mask = KeyLimit(lengths(*case["limits"])) if "limits" in case else case.get("mask", Causal())
     valid = lengths(*case["lengths"]) if "lengths" in case else None
@@ -202,7 +206,7 @@ def test_operators_hold_what_torch_asks_of_them():
 
     q, k, v, r, u, w = inputs(16, 24, 24).values()
     leaves = [x.clone().requires_grad_() for x in (q, k, v, r, u, w)]
-    arguments = (*leaves, None, None, None, None, None, 8, 0, 0, 0.0, 0.25, True)
+    arguments = (*leaves, None, None, None, None, None, None, 8, 0, 0, 0.0, 0.25, True)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(operator, arguments, test_utils=tests)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mnemo.ops.fused.forward_kernels import LOG2E, first_tile, kept, key_ranges, visible
+from mnemo.ops.fused.forward_kernels import LOG2E, column_end, first_tile, kept, key_ranges, visible
 
 
 @triton.jit
@@ -105,9 +105,10 @@ def add_key_value(
 
 @triton.jit
 def key_value_kernel(
-    Q, K, V, DO, X, DS, FLAG, DK, DV, LSE, DELTA, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window,
-    scale, root, rate,
-    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
+    Q, K, V, DO, X, DS, FLAG, DK, DV, LSE, DELTA, BEGIN, LOW, HIGH, LIMIT, SEED, num_heads, num_rows, num_keys,
+    offset, window, scale, root, rate,
+    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, LIMITED: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     j0 = tl.program_id(0) * BN
@@ -122,6 +123,8 @@ def key_value_kernel(
     if DROPOUT:
         seed = tl.load(SEED)
     begin, clear, end = query_ranges(j0, low, num_rows, num_keys, offset, window, SPANS, WINDOW, BM, BN)
+    if LIMITED:
+        clear = tl.where(j0 >= tl.load(LIMIT), begin, clear)
     dk = tl.zeros([BN, D], tl.float32)
     dv = tl.zeros([BN, D], tl.float32)
     dk, dv = add_key_value(
@@ -144,14 +147,20 @@ def key_value_kernel(
 @triton.jit
 def position_query_kernel(
     DX, R, DQ, DW, stride_b, stride_h, stride_l, batch, num_rows, group_rows, pitch, first, pad, first_column, root,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    num_keys, offset, ahead, LIMIT,
+    LIMITED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
     h, residue = group // 8, group % 8
     m0 = tl.program_id(0) * BM
     shift = residue + pad - first_column
     acc = tl.zeros([BM, D], tl.float32)
-    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), pitch, BN, num_stages=STAGES):
+    end = pitch
+    if LIMITED:
+        rows = m0 + tl.arange(0, BM)
+        end = column_end(rows, residue, LIMIT, batch, num_rows, num_keys, offset, ahead, first, pitch)
+    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), end, BN, num_stages=STAGES):
         dx = DX.load([group * group_rows + m0, p0])
         r = R.load([h, p0 - shift, 0]).reshape([BN, D])
         acc = tl.dot(dx, r, acc, input_precision=PRECISION)
@@ -168,14 +177,21 @@ def position_query_kernel(
 
 @triton.jit
 def relation_kernel(
-    DX, QW, DR, batch, group_rows, pitch, first, root,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    DX, QW, DR, batch, group_rows, pitch, first, root, num_rows, num_keys, offset, ahead, LIMIT,
+    LIMITED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dS^T (q + w) of one residue, by column."""
     group, p0 = tl.program_id(1), tl.program_id(0) * BN
     begin = tl.maximum(0, (first - p0 - BN + 1 + 7) // 8) * batch // BM * BM
+    end = group_rows
+    if LIMITED:
+        residue = group % 8
+        behind = tl.minimum(num_keys, tl.load(LIMIT)) - 1 + first - p0  # rows up to this query see the first column
+        last = tl.minimum(behind, num_rows - 1 - residue)
+        end = tl.where((last < 0) | (p0 > residue + offset + ahead + first), 0, (last // 8 + 1) * batch)
     acc = tl.zeros([BN, D], tl.float32)
-    for m0 in tl.range(begin, group_rows, BM, num_stages=STAGES):
+    for m0 in tl.range(begin, end, BM, num_stages=STAGES):
         dx = DX.load([group * group_rows + m0, p0])
         qw = QW.load([group * group_rows + m0, 0])
         acc = tl.dot(dx.T, qw, acc, input_precision=PRECISION)

@@ -13,7 +13,7 @@ from mnemo.errors import one_line
 from mnemo.ops.eager import relative_attention_eager
 from mnemo.ops.fused.operator import draw_seed
 from mnemo.ops.fused.operator import relative_attention as operator
-from mnemo.ops.masks import Causal, Mask
+from mnemo.ops.masks import Causal, KeyLimit, Mask
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 128
@@ -48,7 +48,9 @@ def fused_attention(
     seed = draw_seed(q.detach(), k.detach()) if dropout else None
     numbers = (offset, ahead, window, float(dropout), root)
     keep = torch.is_grad_enabled()
-    out, lse, _ = operator(q, k, v, r, u, w, bias, begin, low, high, seed, *numbers, keep)
+    # How many keys anybody sees: only the device knows, and kernels leave out what is behind them.
+    limit = mask.limits.max().int().view(1) if isinstance(mask, KeyLimit) else None
+    out, lse, _ = operator(q, k, v, r, u, w, bias, begin, low, high, limit, seed, *numbers, keep)
     return out[..., :size], lse
 
 

@@ -105,10 +105,18 @@ def first_tile(last_m, batch, first, BN: tl.constexpr):
 
 
 @triton.jit
+def column_end(m, residue, LIMIT, batch, num_rows, num_keys, offset, ahead, first, pitch):
+    """Behind the last column that rows `m` of a residue see, where nobody sees more keys than the limit."""
+    i = m // batch * 8 + residue
+    last = tl.minimum(tl.minimum(num_keys, tl.load(LIMIT)) - 1, i + offset + ahead)
+    return tl.minimum(pitch, tl.max(tl.where(i < num_rows, last + first - m // batch * 8, -1)) + 1)
+
+
+@triton.jit
 def position_kernel(
     QW, R, BIAS, X, FLAG, BEGIN, batch, num_rows, num_keys, num_columns, group_rows, pitch, first, pad, first_column,
-    offset, ahead, window, scale,
-    AGAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BEGINS: tl.constexpr, WINDOW: tl.constexpr,
+    offset, ahead, window, scale, LIMIT,
+    LIMITED: tl.constexpr, AGAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BEGINS: tl.constexpr, WINDOW: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """X of some rows of one residue, long rows first, and zeros where no pair attends, as the backward pass needs.
@@ -127,12 +135,18 @@ def position_kernel(
     m = m0 + tl.arange(0, BM)
     i = m // batch * 8 + residue
     lowest = first - m // batch * 8
-    highest = tl.where(i < num_rows, tl.minimum(num_keys - 1, i + offset + ahead) + lowest, -1)
+    seen_keys = num_keys
+    if LIMITED:
+        seen_keys = tl.minimum(num_keys, tl.load(LIMIT))
+    highest = tl.where(i < num_rows, tl.minimum(seen_keys - 1, i + offset + ahead) + lowest, -1)
     if BEGINS:
         lowest += tl.load(BEGIN + m % batch)
     if WINDOW:
         lowest = tl.maximum(lowest, i + offset - window + 1 + first - m // batch * 8)
-    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), pitch, BN, num_stages=STAGES):
+    end = pitch
+    if LIMITED:
+        end = column_end(m, residue, LIMIT, batch, num_rows, num_keys, offset, ahead, first, pitch)
+    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), end, BN, num_stages=STAGES):
         r = R.load([h, p0 - shift, 0]).reshape([BN, D])
         x = tl.dot(qw, r.T, input_precision=PRECISION)
         p = p0 + tl.arange(0, BN)

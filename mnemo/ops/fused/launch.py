@@ -89,6 +89,8 @@ class Call:
     low: Tensor | None
     high: Tensor | None
     """(B, L) the keys that each query sees, in place of causality"""
+    limit: Tensor | None
+    """(1,) keys that are seen by anybody, the first ones"""
     seed: Tensor | None
     """(1,) of dropout"""
     offset: int
@@ -194,7 +196,8 @@ def position_scores(call: Call, position: Tensor, scores: Tensor, tile: Tile, ag
         matrix(layout.by_distance(scores), tile.rows, tile.columns), layout.flag(scores), call.begin,
         layout.batch, layout.num_queries, layout.num_keys, call.r.shape[1], layout.group_rows, layout.pitch,
         layout.first, layout.pad, call.first_column, call.offset, call.ahead, call.window, call.root * LOG2E,
-        AGAIN=again, HAS_BIAS=call.bias is not None, BEGINS=call.begin is not None, WINDOW=call.window > 0,
+        call.limit, LIMITED=call.limit is not None, AGAIN=again,
+        HAS_BIAS=call.bias is not None, BEGINS=call.begin is not None, WINDOW=call.window > 0,
         D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
     )  # fmt: skip
@@ -295,9 +298,11 @@ def _key_value(
     backward.key_value_kernel[grid](
         blocks(content, tile.rows), blocks(call.k, tile.columns), blocks(call.v, tile.columns),
         blocks(d_out, tile.rows), positions, by_key(call, scores.view(call.q.dtype), tile), call.layout.flag(scores),
-        blocks(dk, tile.columns), blocks(dv, tile.columns), lse, delta, call.begin, call.low, call.high, call.seed,
+        blocks(dk, tile.columns), blocks(dv, tile.columns), lse, delta, call.begin, call.low, call.high, call.limit,
+        call.seed,
         **call.place(), scale=call.root * LOG2E, root=call.root, rate=call.rate,
-        BEGINS=call.begin is not None, **call.modes(), DROPOUT=call.rate > 0, HAS_X=positions is not None,
+        BEGINS=call.begin is not None, **call.modes(), LIMITED=call.limit is not None, DROPOUT=call.rate > 0,
+        HAS_X=positions is not None,
         D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
     )  # fmt: skip
@@ -313,7 +318,8 @@ def _position_query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Ten
     backward.position_query_kernel[grid](
         matrix(layout.by_distance(d_scores), tile.rows, tile.columns), table(call.r, tile.columns), dq, sums,
         *dq.stride()[:3], layout.batch, layout.num_queries, layout.group_rows, layout.pitch, layout.first, layout.pad,
-        call.first_column, call.root, D=dq.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision,
+        call.first_column, call.root, layout.num_keys, call.offset, call.ahead, call.limit,
+        LIMITED=call.limit is not None, D=dq.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return sums.sum(1)
@@ -341,7 +347,8 @@ def _relation(call: Call, d_scores: Tensor, position: Tensor, tile: Tile) -> tup
     parts = torch.empty(groups, layout.pitch, size, dtype=call.q.dtype, device=position.device)
     backward.relation_kernel[(triton.cdiv(layout.pitch, tile.columns), groups)](
         matrix(scores, tile.rows, tile.columns), matrix(position, tile.rows, size), parts, layout.batch,
-        layout.group_rows, layout.pitch, layout.first, call.root, D=size, BM=tile.rows, BN=tile.columns,
+        layout.group_rows, layout.pitch, layout.first, call.root, layout.num_queries, layout.num_keys, call.offset,
+        call.ahead, call.limit, LIMITED=call.limit is not None, D=size, BM=tile.rows, BN=tile.columns,
         PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     unused = columns - layout.num_distances
@@ -349,7 +356,11 @@ def _relation(call: Call, d_scores: Tensor, position: Tensor, tile: Tile) -> tup
     dr = F.pad(dr, (0, 0, unused, 0)) if unused else dr
     if call.bias is None:
         return dr, None
-    whole = layout.clean(scores).view(groups, layout.group_rows, -1).sum(1, dtype=torch.float32)
+    whole = (
+        layout.clean(scores, call.offset + call.ahead, call.limit)
+        .view(groups, layout.group_rows, -1)
+        .sum(1, dtype=torch.float32)
+    )
     dbias = _shifted_sum(layout, whole[..., None])[..., 0] * call.root
     return dr, F.pad(dbias, (unused, 0)).to(call.bias)
 

@@ -80,11 +80,19 @@ class Layout:
         strides = (RESIDUES * residue, self.pitch, self.batch * self.pitch - RESIDUES, residue, 1)
         return scores.as_strided(shape, strides, self.first)
 
-    def clean(self, scores: Tensor) -> Tensor:
-        """(rows, pitch) with zeros in place of columns that stand for keys before the first, which nobody writes."""
-        rows = torch.arange(self.num_rows, device=scores.device) % self.group_rows // self.batch
+    def clean(self, scores: Tensor, reach: int, limit: Tensor | None) -> Tensor:
+        """(rows, pitch) with zeros in place of columns that nobody writes: they stand for keys before the first, or,
+        where only so many are seen, for others behind those or more than `reach` behind the query's place."""
+        rows = torch.arange(self.num_rows, device=scores.device)
+        within = rows % self.group_rows // self.batch
+        lowest = (self.first - RESIDUES * within)[:, None]
         columns = torch.arange(self.pitch, device=scores.device)
-        return scores.masked_fill(columns < self.first - RESIDUES * rows[:, None], 0)
+        unwritten = columns < lowest
+        if limit is not None:
+            query = RESIDUES * within + rows // self.group_rows % RESIDUES
+            last = torch.minimum(limit - 1, query + reach)[:, None]
+            unwritten |= (columns > lowest + last) | (query >= self.num_queries)[:, None]
+        return scores.masked_fill(unwritten, 0)
 
     def flag(self, scores: Tensor) -> Tensor:
         """(1,) int32: not 0 while the buffer holds position scores."""

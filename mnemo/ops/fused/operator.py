@@ -28,6 +28,7 @@ def _call(
     begin: Tensor | None,
     low: Tensor | None,
     high: Tensor | None,
+    limit: Tensor | None,
     seed: Tensor | None,
     offset: int,
     ahead: int,
@@ -38,7 +39,7 @@ def _call(
     r, u, w, bias = (None if x is None else x.contiguous() for x in (r, u, w, bias))
     q, k, v = aligned(q), aligned(k), aligned(v)
     r = r if r is None else aligned(r)
-    return Call(q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root)
+    return Call(q, k, v, r, u, w, bias, begin, low, high, limit, seed, offset, ahead, window, rate, root)
 
 
 @torch.library.custom_op("mnemo::draw_seed", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
@@ -68,6 +69,7 @@ def relative_attention(
     begin: Tensor | None,
     low: Tensor | None,
     high: Tensor | None,
+    limit: Tensor | None,
     seed: Tensor | None,
     offset: int,
     ahead: int,
@@ -77,14 +79,14 @@ def relative_attention(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, log-sum-exps, and position scores for the backward pass, or nothing where it makes its own."""
-    call = _call(q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root)
+    call = _call(q, k, v, r, u, w, bias, begin, low, high, limit, seed, offset, ahead, window, rate, root)
     out, lse, scores = launch.attend(call)
     return out, lse, scores if scores is not None and keep and launch.keep_scores(call) else q.new_empty(0)
 
 
 @relative_attention.register_fake
-def _(q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root, keep):
-    call = Call(q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root)
+def _(q, k, v, r, u, w, bias, begin, low, high, limit, seed, offset, ahead, window, rate, root, keep):
+    call = Call(q, k, v, r, u, w, bias, begin, low, high, limit, seed, offset, ahead, window, rate, root)
     scores = launch.new_scores(call) if keep and launch.keep_scores(call) else q.new_empty(0)
     return launch.heads_inside(q), q.new_empty(q.shape[:3], dtype=torch.float32), scores
 
@@ -106,6 +108,7 @@ def relative_attention_backward(
     begin: Tensor | None,
     low: Tensor | None,
     high: Tensor | None,
+    limit: Tensor | None,
     seed: Tensor | None,
     offset: int,
     ahead: int,
@@ -118,7 +121,7 @@ def relative_attention_backward(
     It is no mutation that anybody can see that the scores are used up: a second pass finds their flag and makes them
     again.
     """
-    call = _call(q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root)
+    call = _call(q, k, v, r, u, w, bias, begin, low, high, limit, seed, offset, ahead, window, rate, root)
     d_lse = d_lse if d_lse is None else d_lse.float().contiguous()
     kept = scores if scores.numel() else None
     found = launch.differentiate(call, out, lse, kept, aligned(d_out.to(q.dtype)), d_lse)
@@ -127,7 +130,28 @@ def relative_attention_backward(
 
 @relative_attention_backward.register_fake
 def _(
-    d_out, d_lse, out, lse, scores, q, k, v, r, u, w, bias, begin, low, high, seed, offset, ahead, window, rate, root
+    d_out,
+    d_lse,
+    out,
+    lse,
+    scores,
+    q,
+    k,
+    v,
+    r,
+    u,
+    w,
+    bias,
+    begin,
+    low,
+    high,
+    limit,
+    seed,
+    offset,
+    ahead,
+    window,
+    rate,
+    root,
 ):
     tables = (q.new_empty(0) if x is None else torch.empty_like(x) for x in (r, u, w, bias))
     return launch.heads_inside(q), launch.heads_inside(k), launch.heads_inside(v), *tables
@@ -135,8 +159,8 @@ def _(
 
 def _remember(ctx, inputs, output) -> None:
     ctx.mark_non_differentiable(output[2])
-    ctx.save_for_backward(*inputs[:11], *output)
-    ctx.numbers = inputs[11:16]
+    ctx.save_for_backward(*inputs[:12], *output)
+    ctx.numbers = inputs[12:17]
     ctx.set_materialize_grads(False)
 
 
@@ -145,7 +169,7 @@ def _differentiate(ctx, d_out, d_lse, _):
     d_out = torch.zeros_like(out) if d_out is None else d_out
     found = relative_attention_backward(d_out, d_lse, out, lse, scores, *tensors, *ctx.numbers)
     gradients = [None if x is None else gradient for x, gradient in zip(tensors, found, strict=False)]
-    return *gradients, *[None] * 10
+    return *gradients, *[None] * 11
 
 
 relative_attention.register_autograd(_differentiate, setup_context=_remember)
