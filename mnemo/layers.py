@@ -289,7 +289,3 @@ class TransformerLayer(nn.Module):
             return x + self.feed_forward(self.norm_feed_forward(x))
         x = self.norm_attention(x)
         return self.norm_feed_forward(x + self.feed_forward(x))
-
-    def read(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
-        context, _ = self.attend(x, *self.keys_values(x, memory), scope)
-        return self.finish(x, context)

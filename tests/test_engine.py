@@ -22,7 +22,7 @@ from mnemo import layers, ops
 from mnemo.data.streams import Batch
 from mnemo.embedding import EmbeddingConfig
 from mnemo.layers import DropoutConfig
-from mnemo.memory import XL, MemoryTokens, Plan
+from mnemo.memory import XL, Compressive, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.optimize import build_optimizer
 from mnemo.positions import Relative
@@ -136,18 +136,29 @@ def test_compiled_training_is_the_plain_training(name: str, reference_op: None) 
     assert notes == []
 
 
+SHARED = Relative(shared_projection=True)
+BY_LAYER: dict[str, tuple[dict[str, Any], int]] = {
+    "stages": ({"positions": SHARED}, 2),
+    "parts": ({}, 4),
+    "mixed": ({"positions": SHARED, "memory": Plan(long=Compressive(length=7), short=XL(length=7), num_long=2)}, 6),
+}
+"""Options of a model, and how many functions are compiled for all of its layers and the loss."""
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_one_compiled_layer_serves_all(reference_op: None) -> None:
+def test_one_compiled_layer_serves_all(name: str, reference_op: None) -> None:
+    options, count = BY_LAYER[name]
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch._dynamo.config.patch(error_on_recompile=True):
         compare(
-            {"memory": 7, "num_layers": 4, "positions": Relative(shared_projection=True)},
+            {"memory": 7, "num_layers": 4, **options},
             TrainConfig(batch=2, segment=5, compile="layers"),
             backend="eager",
             note=pytest.fail,
         )
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == count
 
 
 BPTT_MODEL = {"tokens": MemoryTokens(num=2), "dropout": DropoutConfig.published(0.1)}

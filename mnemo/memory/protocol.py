@@ -110,10 +110,6 @@ class Layer(Protocol):
         """Output projection, residuals, norms and feed-forward; `added` (B, L, D) joins the projected contexts."""
         ...
 
-    def read(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
-        """All of the layer for rows x (B, L, D) behind a constant `memory` (B, M, D)."""
-        ...
-
 
 @dataclass(frozen=True)
 class Segment:

@@ -72,17 +72,19 @@ class XLStage(nn.Module):
     def forward(self, x: Tensor, state: XLState | XLCache, segment: Segment) -> tuple[Tensor, XLState | XLCache]:
         num_new, num_slots = x.shape[1], self.slots(state)
         length = (state.length + (num_new if segment.lengths is None else segment.lengths)).clamp(max=num_slots)
+        if isinstance(state, XLState):
+            keys, values = self.layer.keys_values(x, state.hidden)
+            after = XLState(remember(state.hidden, x, segment.lengths), length)
+        else:
+            keys, values, kept_keys, kept_values = extend(state.keys, state.values, *self.layer.keys_values(x))
+            if segment.lengths is not None:
+                kept_keys = keep_newest(keys, num_slots, segment.lengths, num_new, 2)
+                kept_values = keep_newest(values, num_slots, segment.lengths, num_new, 2)
+            after = XLCache(kept_keys, kept_values, length)
         relation = segment.relation(self.layer, num_slots + num_new, segment.ahead)
         scope = Scope(relation, segment.mask(num_slots), state.length + num_new, record=segment.record)
-        if isinstance(state, XLState):
-            out = self.layer.read(x, state.hidden, scope)
-            return out, XLState(remember(state.hidden, x, segment.lengths), length)
-        keys, values, kept_keys, kept_values = extend(state.keys, state.values, *self.layer.keys_values(x))
-        if segment.lengths is not None:
-            kept_keys = keep_newest(keys, num_slots, segment.lengths, num_new, 2)
-            kept_values = keep_newest(values, num_slots, segment.lengths, num_new, 2)
         context, _ = self.layer.attend(x, keys, values, scope)
-        return self.layer.finish(x, context), XLCache(kept_keys, kept_values, length)
+        return self.layer.finish(x, context), after
 
     def slots(self, state: XLState | XLCache) -> int:
         return state.hidden.shape[1] if isinstance(state, XLState) else state.keys.shape[2]

@@ -31,8 +31,8 @@ NOT_COMPILED = {
 
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
-WHOLE, PARTS = ("read",), ("keys_values", "attend", "finish")
-"""All of a layer's work, and what it falls into where a memory needs what is between."""
+LAYER_METHODS = ("keys_values", "attend", "finish")
+"""Together nearly all of a layer's work."""
 
 
 def against_compiling(model: Model) -> str | None:
@@ -108,12 +108,18 @@ def _by_layer(model: Model, plain: Forward, compiler: Callable[..., Any]) -> For
 
 
 def _methods(model: Model) -> list[tuple[nn.Module, str]]:
-    """What to compile: of every layer, and what positions and the softmax add to it."""
-    whole = {stage.layer for stage in model.stages if isinstance(stage, XLStage)}
-    found: list[tuple[nn.Module, str]] = [
-        (layer, name) for layer in model.layers() for name in (WHOLE if layer in whole else PARTS)
-    ]
-    if isinstance(model.positions, RelativePositions) and model.positions.config.shared_projection:
+    """What to compile: plain stages that find all of their weights in their layer, parts of other layers, the loss.
+
+    A stage as a whole saves the copies, sums and random draws at the borders of its parts. Where positions have weights
+    of their own for every layer, each would be compiled anew.
+    """
+    shared = isinstance(model.positions, RelativePositions) and model.positions.config.shared_projection
+    found: list[tuple[nn.Module, str]] = []
+    if shared:
+        found += [(stage, "forward") for stage in model.stages if isinstance(stage, XLStage)]
+    whole = {stage.layer for stage, _ in found}
+    found += [(layer, name) for layer in model.layers() if layer not in whole for name in LAYER_METHODS]
+    if shared and len(whole) < model.config.num_layers:
         found.append((model.positions, "shared"))
     return found if is_adaptive(model) else [*found, (model, "loss")]
 

@@ -39,6 +39,17 @@ def delta_kernel(
 
 
 @triton.jit
+def sum_kernel(PARTS, TOTAL, num_parts, stride_h, stride_n, D: tl.constexpr, BM: tl.constexpr):
+    """Sums of each head's parts, in the type of what they go into."""
+    h, dims = tl.program_id(0), tl.arange(0, D)[None, :]
+    total = tl.zeros((BM, D), tl.float32)
+    for begin in range(0, num_parts, BM):
+        parts = (begin + tl.arange(0, BM))[:, None]
+        total += tl.load(PARTS + h * stride_h + parts * stride_n + dims, mask=parts < num_parts, other=0.0)
+    tl.store(TOTAL + h * D + tl.arange(0, D), tl.sum(total, 0).to(TOTAL.dtype.element_ty))
+
+
+@triton.jit
 def query_ranges(first_key, low, num_rows, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Tiles of queries that see a tile of keys: [begin, clear) needs a mask, [clear, end) none."""

@@ -78,7 +78,8 @@ def kept(seed, head, rows, keys, num_rows, rate):
 @triton.jit
 def prepare_kernel(
     Q, U, W, QU, QW, stride_b, stride_h, stride_l, batch, num_heads, num_rows, residue_rows, group_rows,
-    HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_X: tl.constexpr, PAD: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     """QU = q + u in q's order of rows; QW = q + w in the order of residues, with zeros in unused rows."""
     head = tl.program_id(1)
@@ -96,6 +97,11 @@ def prepare_kernel(
         place = (h * 8 + rows % 8).to(tl.int64) * group_rows + rows // 8 * batch + b
         position = q.to(QW.dtype.element_ty)
         tl.store(QW + place[:, None] * D + dims, position, mask=(rows < residue_rows * 8)[:, None])
+        if PAD:  # each row of the batch fills up one residue, the first ones the others too
+            unused = batch * residue_rows + tl.arange(0, BM)
+            for residue in range(tl.where(tl.program_id(0) == 0, b, 8), 8, batch):
+                place = (h * 8 + residue).to(tl.int64) * group_rows + unused[:, None]
+                tl.store(QW + place * D + dims, tl.zeros((BM, D), QW.dtype.element_ty), (unused < group_rows)[:, None])
 
 
 @triton.jit

@@ -163,15 +163,14 @@ def prepare(call: Call, content: bool) -> Prepared:
     queries = torch.empty(q.shape, dtype=q.dtype, device=q.device) if add else q
     position = None
     if call.r is not None:
-        full = layout.group_rows == layout.batch * layout.residue_rows
-        position = (torch.empty if full else torch.zeros)(layout.num_rows, q.shape[3], dtype=q.dtype, device=q.device)
+        position = torch.empty(layout.num_rows, q.shape[3], dtype=q.dtype, device=q.device)
     if not add and position is None:
         return Prepared(q, None)
     grid = (triton.cdiv(layout.residue_rows * RESIDUES, rows), layout.batch * layout.heads)
     forward.prepare_kernel[grid](
         q, call.u, call.w, queries, position, *q.stride()[:3], layout.batch, layout.heads, layout.num_queries,
         layout.residue_rows, layout.group_rows, HAS_U=add, HAS_W=call.w is not None, HAS_X=position is not None,
-        D=q.shape[3], BM=rows,
+        PAD=layout.group_rows > layout.batch * layout.residue_rows, D=q.shape[3], BM=rows,
     )  # fmt: skip
     return Prepared(queries, position)
 
@@ -271,11 +270,18 @@ def differentiate(
     if call.r is not None:
         dw = _position_query(call, d_scores, dq, tiles.position_query)
     du = _query(call, d_scores, dq, tiles.query)
-    return Gradients(dq, dk, dv, dr, _like(du, call.u), _like(dw, call.w), dbias)
+    return Gradients(dq, dk, dv, dr, _total(du, call.u), _total(dw, call.w), dbias)
 
 
-def _like(gradient: Tensor | None, table: Tensor | None) -> Tensor | None:
-    return None if gradient is None or table is None else gradient.to(table)
+def _total(parts: Tensor | None, table: Tensor | None) -> Tensor | None:
+    """The gradient of a table (H, D) from its parts (H, N, D)."""
+    if parts is None or table is None:
+        return None
+    total = torch.empty_like(table)
+    backward.sum_kernel[(parts.shape[0],)](
+        parts, total, parts.shape[1], *parts.stride()[:2], D=parts.shape[2], BM=32
+    )  # fmt: skip
+    return total
 
 
 def _delta(call: Call, out: Tensor, d_out: Tensor, d_lse: Tensor | None) -> Tensor:
@@ -310,7 +316,7 @@ def _key_value(
 
 
 def _position_query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
-    """dw; writes the share of dq that comes through positions."""
+    """Parts of dw; writes the share of dq that comes through positions."""
     assert call.r is not None
     layout = call.layout
     grid = (layout.group_rows // tile.rows, layout.heads * RESIDUES)
@@ -322,11 +328,11 @@ def _position_query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Ten
         LIMITED=call.limit is not None, D=dq.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    return sums.sum(1)
+    return sums
 
 
 def _query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
-    """du; adds to dq what comes through keys."""
+    """Parts of du; adds to dq what comes through keys."""
     batch, heads, queries, size = dq.shape
     grid = (triton.cdiv(queries, tile.rows), batch * heads)
     sums = torch.empty(grid[0] * batch, heads, size, dtype=torch.float32, device=dq.device)
@@ -336,7 +342,7 @@ def _query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
         BEGINS=call.begin is not None, **call.modes(), HAS_X=call.r is not None,
         D=size, BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    return sums.sum(0)
+    return sums.transpose(0, 1)
 
 
 def _relation(call: Call, d_scores: Tensor, position: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
