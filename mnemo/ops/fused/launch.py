@@ -1,6 +1,6 @@
 """Launches the kernels: descriptors, tiles and buffers. Nothing here knows of autograd."""
 
-# pyright: basic, reportCallIssue=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
 # What launches a kernel takes other arguments than the kernel.
 
 from __future__ import annotations
