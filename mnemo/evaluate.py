@@ -32,8 +32,8 @@ from mnemo.reader import RowReaders, SegmentReader, can_track, in_type, losses_a
 from mnemo.recipe import EvalConfig
 from mnemo.state import Start
 
-SLIDING_TOKENS = 16384
-"""Tokens of all the windows that are read at a time."""
+TOKENS_AT_ONCE = 16384
+"""Of windows that know nothing of each other."""
 Documents = Literal["ignore", "reset"]
 Order = Literal["contiguous", "sentences"]
 LOSSES_IN_FLIGHT = 32
@@ -337,22 +337,40 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     stream = _stream(split, setup, model.config.vocab_size)
     lengths, span = setup.lengths, setup.segment + setup.context
     require_state_room(model.config, _device(model), batch=setup.batch, segment=span, lengths=lengths, cached=True)
-    reader, precision = _reader(model, setup)
     # Attention without memory leaves nothing behind, whatever is said of how much of it counts.
     remembers = any(setup.lengths) or not can_track(model)
+    apart = setup.context > 0 and setup.runs_on and not remembers
+    at_once = max(1, TOKENS_AT_ONCE // (span * setup.batch)) if apart else 1
+    reader, precision = _reader(model, setup)
+    many = reader if at_once == 1 else _reader(model, setup._replace(batch=at_once * setup.batch))[0]
     totals, device = _Totals(len(setup.temperatures), setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
-        for number, batch in enumerate(one_epoch(stream)):
+        for number, batch in enumerate(_stacked(one_epoch(stream), at_once)):
             # Memories are empty at first, or zeros that are to stay.
             starts = None if number == 0 or setup.zeros else _starts(batch, setup.forget)
             stored = _stored(batch, setup.context) if remembers else batch.lengths
-            losses = reader.read(
+            losses = (reader if len(batch.tokens) == setup.batch else many).read(
                 _sent(batch.tokens, device), _sent(batch.targets, device), _to(stored, device), _to(starts, device)
             )
             bar.advance(totals.add(losses, batch.targets))
     reader.close()
+    many.close()
     return totals
+
+
+def _stacked(batches: Iterator[Batch], at_once: int) -> Iterator[Batch]:
+    """So many full batches of one shape as one, and all others by themselves."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if batch.lengths is not None or batch.tokens.shape != waiting[0].tokens.shape:
+            yield from waiting
+            waiting = []
+        elif len(waiting) == at_once > 1:
+            yield Batch(torch.cat([each.tokens for each in waiting]), torch.cat([each.targets for each in waiting]))
+            waiting = []
+    yield from waiting
 
 
 def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader | RowReaders, AbstractContextManager[Any]]:
@@ -430,7 +448,7 @@ def _read_windows(model: Model, split: Split, setup: _Setup, progress: ShowProgr
     with progress(f"sliding over {split.name}", len(split.ids) - 1, unit="tokens") as bar:
         first = np.asarray(split.ids[: length + 1])[None]
         bar.advance(totals.add(losses(first, first.shape[1] - 1), torch.from_numpy(first[:, 1:].astype(np.int64))))
-        for windows in _windows_after_first(split.ids, length, setup.windows or max(1, SLIDING_TOKENS // length)):
+        for windows in _windows_after_first(split.ids, length, setup.windows or max(1, TOKENS_AT_ONCE // length)):
             bar.advance(totals.add_last(losses(windows, 1)))
     return totals
 

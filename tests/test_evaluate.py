@@ -160,12 +160,26 @@ def test_context_is_encoded_again_and_stays_out_of_the_memory(memory: int) -> No
     assert evaluate(model, split, EvalConfig(batch=1, context=context), segment=segment).loss == score.loss
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_windows_without_memory_are_read_many_at_a_time(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, split, calls = random_model(memory=0), text(83), []
+    read = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda *args, **kw: calls[-1].append(len(args[1])) or read(*args, **kw))
+    losses = []
+    for tokens in (1, 5 * 7 * batch):
+        monkeypatch.setattr("mnemo.evaluate.TOKENS_AT_ONCE", tokens)
+        calls.append([])
+        losses.append(evaluate(model, split, EvalConfig(batch=batch), segment=4, context=3).by_position)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert set(calls[0]) == {batch} and sum(calls[0]) == sum(calls[1]) and max(calls[1]) == 5 * batch
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(
     "positions", [Relative(), Rotary(), Sinusoidal(), Sinusoidal(countdown=True), Learned(length=9, align_end=True)]
 )
 def test_sliding_window_predicts_every_token_from_the_full_window(positions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mnemo.evaluate.SLIDING_TOKENS", 25)  # batches of 5 windows
+    monkeypatch.setattr("mnemo.evaluate.TOKENS_AT_ONCE", 25)  # batches of 5 windows
     model, split, window = random_model(memory=0, positions=positions), text(31), 5
     row = torch.from_numpy(split.ids.astype(np.int64))[None]
     out, _ = model(row[:, :window])

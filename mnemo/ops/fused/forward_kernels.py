@@ -7,6 +7,7 @@ Shapes: B batch, H heads, L queries, K keys, D head size, BM x BN tiles of queri
 """
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportOperatorIssue=false
 # Kernels are another language in the words of this one.
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def kept(seed, head, rows, keys, num_rows, rate):
     """
     begin = mixed_bits((head * num_rows + rows).to(tl.uint32) ^ mixed_bits(seed.to(tl.uint32)))
     drawn = mixed_bits(begin + keys.to(tl.uint32) * 0x9E3779B9)
-    return tl.where(drawn.to(tl.float32) >= rate * 4294967296.0, 1.0 / (1.0 - rate), 0.0)
+    return tl.where(drawn >= tl.cast(rate * 4294967296.0, tl.uint32), 1.0 / (1.0 - rate), 0.0)
 
 
 @triton.jit
@@ -100,8 +101,8 @@ def prepare_kernel(
         if PAD:  # each row of the batch fills up one residue, the first ones the others too
             unused = batch * residue_rows + tl.arange(0, BM)
             for residue in range(tl.where(tl.program_id(0) == 0, b, 8), 8, batch):
-                place = (h * 8 + residue).to(tl.int64) * group_rows + unused[:, None]
-                tl.store(QW + place * D + dims, tl.zeros((BM, D), QW.dtype.element_ty), (unused < group_rows)[:, None])
+                filled = (h * 8 + residue).to(tl.int64) * group_rows + unused[:, None]
+                tl.store(QW + filled * D + dims, tl.zeros((BM, D), QW.dtype.element_ty), (unused < group_rows)[:, None])
 
 
 @triton.jit
