@@ -145,8 +145,8 @@ class TrainConfig:
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; a GPU where there is one when left at auto."""
     compile: bool | Literal["layers"] | None = None
-    """Compile forward pass and loss with torch.compile, on a GPU when left out; or layers only, all of them as one,
-    which takes less time."""
+    """Compile forward pass and loss with torch.compile, on a GPU when left out; or there layers only, all of them as
+    one, which takes less time."""
     cuda_graph: bool = True
     """On a GPU, replay whole updates as one CUDA graph where their shapes stay the same."""
     recompute: Literal["none", "layer"] = "none"

@@ -55,6 +55,12 @@ def reference_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "relative_attention", reference)
 
 
+@pytest.fixture
+def layers_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are compiled by themselves on a CPU too."""
+    monkeypatch.setattr("mnemo.train.engine.COMPILED_DEVICES", ("cuda", "cpu"))
+
+
 class Rerun:
     """Records on a CPU: a program is run again, and what it gives is put where it was first."""
 
@@ -128,11 +134,12 @@ OTHERS = [name for name in MECHANISMS if name not in QUICK and not name.startswi
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
-def test_compiled_training_is_the_plain_training(name: str, reference_op: None) -> None:
+@pytest.mark.parametrize("how", [True, "layers"])
+def test_compiled_training_is_the_plain_training(name: str, how: Any, reference_op: None, layers_on_cpu: None) -> None:
     torch._dynamo.reset()
     notes: list[str] = []
     options = {"num_layers": 2, "dropout": DropoutConfig(), **MECHANISMS[name]}
-    compare(options, TrainConfig(batch=2, segment=5, compile=True), backend="eager", note=notes.append)
+    compare(options, TrainConfig(batch=2, segment=5, compile=how), backend="eager", note=notes.append)
     assert notes == []
 
 
@@ -147,7 +154,7 @@ BY_LAYER: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("name", BY_LAYER)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_one_compiled_layer_serves_all(name: str, reference_op: None) -> None:
+def test_one_compiled_layer_serves_all(name: str, reference_op: None, layers_on_cpu: None) -> None:
     options, count = BY_LAYER[name]
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -259,7 +266,6 @@ def test_what_cannot_be_compiled_goes_on_all_the_same() -> None:
 
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "compiled, one CUDA graph": ({}, {"compile": True}, {}),
-    "layers compiled, one CUDA graph": ({}, {"compile": "layers"}, {}),
     "not compiled (device cpu), one CUDA graph": ({}, {}, {}),
     "not compiled (compile is off), no CUDA graph (cuda_graph is off)": (
         {},
@@ -293,6 +299,14 @@ def test_the_engine_says_how_it_runs_and_why(text: str) -> None:
     config = TrainConfig(batch=2, segment=5, **settings)
     engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=Rerun(), **more)
     assert engine.describe() == text
+
+
+@pytest.mark.parametrize("devices, how", [(("cuda",), "not compiled (device cpu)"), (("cpu",), "layers compiled")])
+def test_layers_alone_are_compiled_where_it_pays(devices: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mnemo.train.engine.COMPILED_DEVICES", devices)
+    model, config = tiny(), TrainConfig(batch=2, segment=5, compile="layers")
+    engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=Rerun())
+    assert engine.describe() == f"{how}, one CUDA graph"
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

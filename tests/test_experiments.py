@@ -152,6 +152,19 @@ def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
     assert lines(tmp_path) == ["n1", "n1"] and not ran.found.problems
 
 
+def test_what_only_changes_the_speed_is_not_measured_again_unless_speed_is_measured() -> None:
+    quick, slow = (replace(cell(1), settings={"recipe": [{"compile": how, "steps": 2}]}) for how in (True, False))
+    assert quick.fingerprint == slow.fingerprint != replace(slow, settings={"recipe": [{"steps": 3}]}).fingerprint
+    assert replace(quick, alone=True).fingerprint != replace(slow, alone=True).fingerprint
+
+
+def test_a_result_keeps_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
+    made, asked = cell(1, compile=False), cell(1, compile="layers")
+    run_here(experiment(made), "smoke", tmp_path, device="cpu")
+    (result,) = read_grid(tmp_path, experiment(asked), "smoke").results.cells
+    assert result.cell.settings == made.settings
+
+
 @pytest.mark.parametrize("broken", ["{", "[]", '{"format_version": 99}', '{"format_version": 1, "values": 3}', "\x00"])
 def test_a_broken_result_is_named_and_not_averaged_in(tmp_path: Path, broken: str) -> None:
     grid = experiment(cell(1), cell(3))

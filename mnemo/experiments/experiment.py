@@ -37,8 +37,19 @@ class Cell:
 
     @property
     def fingerprint(self) -> str:
-        """The same for measurements that must give the same result."""
-        return digest({"job": self.job, "settings": self.settings, "after": list(self.after)})
+        """The same for measurements that must give the same result, up to rounding."""
+        settings = self.settings if self.alone else _without_speed(self.settings)
+        return digest({"job": self.job, "settings": settings, "after": list(self.after)})
+
+
+SPEED_ONLY = ("compile", "cuda_graph")
+"""Settings that change how fast something is computed, but not what: of no interest where no time is measured."""
+
+
+def _without_speed(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_speed(part) for name, part in value.items() if name not in SPEED_ONLY}
+    return [_without_speed(part) for part in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)

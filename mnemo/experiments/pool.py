@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def run_together(
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
                 tell(_announce(task, budget))
-                running.append(_start(task, budget, device, out))
+                running.append(_start(task, budget, device, out, jobs))
             if not running:
                 break
             if stop.asked:
@@ -106,14 +107,19 @@ def _announce(task: Task, budget: Budget) -> str:
     return f"{task.experiment.name} {announce(task.cell, task.experiment.cells(budget))}"
 
 
-def _start(task: Task, budget: Budget, device: str, out: Path) -> Worker:
+def _environment(jobs: int) -> dict[str, str]:
+    """Each compiler by itself would start as many processes as there are cores."""
+    return {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
+
+
+def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Worker:
     folder = cell_folder(task.grid, task.cell.name)
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-W", "ignore", "-m", "mnemo", "reproduce", task.experiment.name, "--budget", budget]
     command += ["--out", str(out), "--cell", task.cell.name, "--device", device]
     with (folder / LOG).open("ab") as log:
         # Ctrl-C is for this process, which asks its workers to save; whoever ends a session ends them too.
-        process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)
+        process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=_environment(jobs))
     return Worker(task, process, time.monotonic())
 
 

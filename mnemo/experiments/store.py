@@ -7,7 +7,7 @@ OUT/NAME/BUDGET/results.json              all of them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,22 @@ def _read_kept(path: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def _result(data: dict[str, Any], cell: Cell) -> CellResult:
-    if data.get("fingerprint") != cell.fingerprint:
+    made = _made(data, cell)
+    if made.fingerprint != cell.fingerprint:
         raise MnemoError("it was made with other settings")
     values, seconds, versions = data.get("values"), data.get("seconds"), data.get("versions")
     if not (isinstance(values, dict) and values and is_finite(seconds) and isinstance(versions, dict)):
         raise MnemoError("it has no values, seconds and versions")
     hardware = str(data.get("hardware", ""))
-    return CellResult(cell=cell, values=values, seconds=float(seconds), hardware=hardware, versions=versions)
+    return CellResult(cell=made, values=values, seconds=float(seconds), hardware=hardware, versions=versions)
+
+
+def _made(data: dict[str, Any], cell: Cell) -> Cell:
+    """The cell with the settings that a result says it was made with."""
+    job, settings, after = data.get("job"), data.get("settings"), data.get("after")
+    if not (isinstance(job, str) and isinstance(settings, dict) and isinstance(after, list)):
+        raise MnemoError("it does not say what was measured")
+    return replace(cell, job=job, settings=settings, after=tuple(after))
 
 
 def shared_folder(grid: Path, cell: Cell) -> Path | None:

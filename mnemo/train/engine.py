@@ -25,6 +25,9 @@ from mnemo.train.precision import autocast, state_dtype
 from mnemo.train.step import Accept, Forward, PartOfRows, Update, nothing_around, segment_loss, update
 from mnemo.train.window import Window
 
+COMPILED_DEVICES = ("cuda",)
+"""Where compiling pays by itself: the CPU's own kernels are not part of a compiled graph."""
+
 
 def _say_nothing(line: str) -> None:
     pass
@@ -43,7 +46,7 @@ def choose_forward(
     recompute = config.recompute == "layer"
     if config.compile is False:
         reason = "compile is off"
-    elif config.compile is None and device.type != "cuda":
+    elif config.compile is not True and device.type not in COMPILED_DEVICES:
         reason = f"device {device.type}"
     else:
         reason = against_compiling(model) or uneven

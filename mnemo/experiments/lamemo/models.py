@@ -83,7 +83,7 @@ class Size:
                 optimizer=OptimizerConfig(lr=self.lr, clip=CLIP),
                 schedule=ScheduleConfig(warmup=self.steps // 10),
                 precision=self.precision,
-                compile=False,
+                compile="layers" if self.precision == "bf16" else False,
                 seed=seed,
                 log_every=max(1, self.steps // 50),
                 eval_every=every,

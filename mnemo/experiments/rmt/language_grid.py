@@ -193,7 +193,7 @@ TRAINS = {
         optimizer=OptimizerConfig(lr=1e-3, betas=(0.9, 0.98)),
         schedule=ScheduleConfig(warmup=100),
         precision="bf16",
-        compile=False,
+        compile="layers",
         log_every=50,
         eval_every=300,
         checkpoint_every=1200,

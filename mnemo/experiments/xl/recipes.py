@@ -37,7 +37,7 @@ def smoke() -> Recipe:
 
 
 def small_training(*, steps: int, batch: int, segment: int, lr: float, warmup: int = 150) -> TrainConfig:
-    """Minutes are too few to compile in: a recorded graph of the plain step costs two seconds."""
+    """Minutes are too few to compile a whole graph in."""
     return TrainConfig(
         steps=steps,
         batch=batch,
@@ -45,7 +45,7 @@ def small_training(*, steps: int, batch: int, segment: int, lr: float, warmup: i
         optimizer=OptimizerConfig(lr=lr),
         schedule=ScheduleConfig(warmup=warmup, min_lr=lr / 20),
         precision="bf16",
-        compile=False,
+        compile="layers",
         log_every=100,
         eval_every=max(1, steps // 4),
         checkpoint_every=steps,
