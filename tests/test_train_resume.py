@@ -126,12 +126,23 @@ def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> No
     assert _tensors(tmp_path / "stopped") == _tensors(tmp_path / "whole")
 
 
-def test_a_second_signal_is_obeyed_at_once() -> None:
-    with stop_on_signals() as stop:
-        assert signal.getsignal(signal.SIGTERM) == stop.receive
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.signal == signal.SIGINT
-        assert {signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} == {signal.SIG_DFL}
+TWICE = """
+import os, signal, time
+from mnemo.train.watch import ECHO_SECONDS, stop_on_signals
+with stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.signal == signal.SIGINT
+    print("saving", flush=True)
+    time.sleep(ECHO_SECONDS + 0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("too late", flush=True)
+"""
+
+
+def test_an_echo_is_no_second_signal_but_a_second_one_is_obeyed_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saving\n"), done.stderr
 
 
 def test_a_signal_in_the_middle_of_an_evaluation(tmp_path: Path) -> None:

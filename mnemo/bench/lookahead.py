@@ -16,7 +16,7 @@ from mnemo.bench.cases import CASES, Case
 from mnemo.bench.contenders import build_model, training_step
 from mnemo.bench.timing import allocated, event_timing, graph_timing, take_turns
 from mnemo.data.progress import Advance, ShowProgress, silent
-from mnemo.ops import Causal, relative_attention
+from mnemo.ops import Causal, KeyLimit, relative_attention
 
 CPU_LENGTHS = (256, 512, 1024)
 GPU_LENGTHS = (512, 1024, 2048, 4096)
@@ -89,20 +89,25 @@ def _step(case: Case, device: torch.device) -> Callable[[], object]:
 
 
 def _refresh(case: Case, num_keys: int, device: torch.device) -> Callable[[], object]:
-    """Look-ahead attention of all memory rows, which is causal over reversed sequences, at their first keys."""
+    """Look-ahead attention of all memory rows, which is causal over reversed sequences, at their first keys.
+
+    As the memory itself asks for it: on a CPU other keys are left out, on a GPU a limit hides them.
+    """
     generator = torch.Generator(device).manual_seed(0)
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device).to(dtype).requires_grad_()
 
-    rows = (case.batch, case.num_heads)
+    rows, seen = (case.batch, case.num_heads), min(num_keys, case.memory)
+    hides = device.type == "cuda" and seen < case.memory
+    mask = KeyLimit(torch.full((case.batch,), seen, device=device)) if hides else Causal()
     q = draw(*rows, case.memory, case.head_dim)
-    k, v = (draw(*rows, min(num_keys, case.memory), case.head_dim) for _ in range(2))
+    k, v = (draw(*rows, case.memory if hides else seen, case.head_dim) for _ in range(2))
     r, u, w = draw(case.num_heads, case.memory, case.head_dim), *(draw(case.num_heads, case.head_dim) for _ in range(2))
 
     def run() -> object:
-        out, _ = relative_attention(q, k, v, r, u, w, offset=0, mask=Causal())
+        out, _ = relative_attention(q, k, v, r, u, w, offset=0, mask=mask)
         return torch.autograd.grad(out, (q, k, v, r, u, w), torch.ones_like(out))
 
     return run

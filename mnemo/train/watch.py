@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -46,19 +47,25 @@ class Unwatched:
         return silent(label, total, unit=unit)
 
 
+ECHO_SECONDS = 1.0
+"""In which further signals are taken for the first one: `timeout`, `make` and shells signal a process and its group."""
+
+
 class Stop:
-    """Set by the first signal; the second one ends the process at once, where it is not to be patient."""
+    """Set by the first signal; a second one ends the process at once, where it is not to be patient."""
 
     signal: int | None = None
 
     def __init__(self, patient: bool = False) -> None:
-        self._patient = patient
+        self._patient, self._asked = patient, 0.0
 
     def receive(self, number: int, frame: Any) -> None:
-        self.signal = number
-        if not self._patient:
-            for each in SIGNALS:
-                signal.signal(each, signal.SIG_DFL)
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._asked = number, now
+        elif not self._patient and now - self._asked > ECHO_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
 
 @contextmanager
