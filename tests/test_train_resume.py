@@ -26,7 +26,6 @@ from mnemo.data.progress import Advance
 from mnemo.memory import XL, Plan
 from mnemo.recipe import AverageConfig, OptimizerConfig, ScheduleConfig
 from mnemo.train import Status, Unwatched, create_run, precision, train
-from mnemo.train.watch import stop_on_signals
 
 NO_MEMORY = Plan(long=XL(length=0))
 RECIPES: dict[str, dict[str, Any]] = {
