@@ -63,8 +63,8 @@ def test_both_temperatures_stand_in_the_table() -> None:
     results = Results(budget="small", cells=[result("ptb-fast-wide", 59.0, 55.0, 54.4)])
     main, tried = PENN_TREEBANK.tables(results)
     measured = [row for row in main.rows if row[-1] == "measured"]
-    assert [row[3] for row in measured] == [55.0, 54.4]
-    assert list(tried.rows[0])[1:] == [10, 130, 0, 59.0]
+    assert [row[3] for row in measured] == ["55.00", "54.40"]
+    assert list(tried.rows[0])[1:] == [10, 130, 0, "59.00"]
     assert len(PENN_TREEBANK.figures(results)) == 1
     ours = PENN_TREEBANK.verdicts(results)[0].ours
     assert "55.00" in ours and "54.40 at temperature 1.08" in ours and "23,900,000" in ours

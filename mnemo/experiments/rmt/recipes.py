@@ -63,7 +63,7 @@ class Training:
 
 
 LONG = 10_000
-"""Steps from which on compiling pays, and checkpoints in between do."""
+"""Steps from which on compiling a whole graph pays, and checkpoints in between do."""
 SMOKE = Training(
     model=ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, norm="pre", final_norm=True),
     batch=4,
@@ -146,7 +146,7 @@ def task_recipe(
             bptt=task.num_segments(segment) - 1,
             bptt_window="tumbling",
             seed=seed,
-            compile=None if steps >= LONG else False,
+            compile=None if steps >= LONG else "layers",
             goal=training.goal if last else training.first_goal,
             log_every=max(1, steps // 40),
             eval_every=min(steps, training.eval_every),

@@ -184,7 +184,7 @@ def _told(best: CellResult) -> str:
 
 
 def tables(results: Results) -> list[Table]:
-    quoted = [[*row, "quoted"] for row in QUOTED]
+    quoted = [[name, size, *map(_as_quoted, scores), "quoted"] for name, size, *scores in QUOTED]
     ours = [row for each in results.cells if "test" in each.values for row in _rows(each)]
     main = Table(
         title="Penn Treebank, words",
@@ -207,7 +207,7 @@ def tables(results: Results) -> list[Table]:
 def _rows(each: CellResult) -> list[list[Any]]:
     rows = []
     for key, at in (("plain", 1.0), ("fitted", each.values["temperature"])):
-        valid, test = (round(perplexity(each.values[split][key]["loss"]), 2) for split in ("valid", "test"))
+        valid, test = (f"{perplexity(each.values[split][key]['loss']):.2f}" for split in ("valid", "test"))
         name = f"{each.cell.name}, temperature {at:g}" + (" (fitted on valid)" if key == "fitted" else "")
         rows.append([name, f"{each.values['parameters']:,}", valid, test, "measured"])
     return rows
@@ -215,7 +215,12 @@ def _rows(each: CellResult) -> list[list[Any]]:
 
 def _protocol_row(each: CellResult, score: dict[str, Any]) -> list[Any]:
     lengths = [score[name] for name in ("segment", "context", "memory")]
-    return [each.cell.name, *lengths, round(perplexity(score["loss"]), 2)]
+    return [each.cell.name, *lengths, f"{perplexity(score['loss']):.2f}"]
+
+
+def _as_quoted(value: Any) -> Any:
+    """With the digits that were published."""
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def figures(results: Results) -> list[Figure]:
