@@ -179,6 +179,12 @@ def test_where_memory_gains_nothing_no_plan_is_called_equal() -> None:
     assert "too little" in found[2].ours
 
 
+def test_a_plan_that_is_clearly_better_than_all_is_as_good_whatever_memory_gains() -> None:
+    found = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(PLANS | {"all 12": 1.66, "none": 1.66})))
+    assert [verdict.holds for verdict in found[2:5]] == [True] * 3
+    assert found[2].ours.endswith("; better")
+
+
 def test_toys_decide_nothing() -> None:
     results = grid(ARRANGEMENT, lambda labels: 1.0 + labels["long"], budget="smoke")
     assert set(holds(ARRANGEMENT, results)) == {None}

@@ -126,15 +126,20 @@ def worst(
 def equal(results: Results, first: Layout, measure: Measure, *, claim: str, paper: str) -> Verdict:
     """Whether `first` is as good as long memories everywhere, or better.
 
-    Where these gain too little over none, nothing can be lost by leaving them out, and nothing is shown.
+    Where these gain too little over none, nothing can be lost by leaving them out, and nothing is shown by a plan that
+    is no better than they are.
     """
     pair = Pair.of(results, first, ALL, measure)
     gain = Pair.of(results, NONE, ALL, measure)
-    if not pair.first or not gain.first:
+    if not pair.first:
         return missing(claim, paper)
     ours, limit = pair.text(measure), measure.equal(statistics.fmean(pair.second))
     if results.budget == "smoke":
         return judged(results, claim, paper, ours, None)
+    if pair.difference < -limit:
+        return judged(results, claim, paper, f"{ours}; better", True)
+    if not gain.first:
+        return missing(claim, paper)
     if gain.difference <= 2 * limit:
         little = f"long memories gain only {gain.difference:.{measure.digits}f} here, too little to compare with"
         return judged(results, claim, paper, f"{ours}; {little}", None)
