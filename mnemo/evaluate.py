@@ -341,8 +341,9 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     remembers = any(setup.lengths) or not can_track(model)
     apart = setup.context > 0 and setup.runs_on and not remembers
     at_once = max(1, TOKENS_AT_ONCE // (span * setup.batch)) if apart else 1
-    reader, precision = _reader(model, setup)
-    many = reader if at_once == 1 else _reader(model, setup._replace(batch=at_once * setup.batch))[0]
+    light, precision = _stored_as_computed(model)
+    with precision:
+        readers = {rows: _reader(light, setup, rows) for rows in {setup.batch, at_once * setup.batch}}
     totals, device = _Totals(len(setup.temperatures), setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
@@ -350,40 +351,44 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
             # Memories are empty at first, or zeros that are to stay.
             starts = None if number == 0 or setup.zeros else _starts(batch, setup.forget)
             stored = _stored(batch, setup.context) if remembers else batch.lengths
-            losses = (reader if len(batch.tokens) == setup.batch else many).read(
+            losses = readers[len(batch.tokens)].read(
                 _sent(batch.tokens, device), _sent(batch.targets, device), _to(stored, device), _to(starts, device)
             )
             bar.advance(totals.add(losses, batch.targets))
-    reader.close()
-    many.close()
+    for reader in readers.values():
+        reader.close()
     return totals
 
 
 def _stacked(batches: Iterator[Batch], at_once: int) -> Iterator[Batch]:
-    """So many full batches of one shape as one, and all others by themselves."""
+    """So many full batches of one shape as one, and all others by themselves; no more are read ahead."""
     waiting: list[Batch] = []
     for batch in batches:
         waiting.append(batch)
-        if batch.lengths is not None or batch.tokens.shape != waiting[0].tokens.shape:
+        if at_once == 1 or batch.lengths is not None or batch.tokens.shape != waiting[0].tokens.shape:
             yield from waiting
             waiting = []
-        elif len(waiting) == at_once > 1:
+        elif len(waiting) == at_once:
             yield Batch(torch.cat([each.tokens for each in waiting]), torch.cat([each.targets for each in waiting]))
             waiting = []
     yield from waiting
 
 
-def _reader(model: Model, setup: _Setup) -> tuple[SegmentReader | RowReaders, AbstractContextManager[Any]]:
-    """Behind empty memories or zeros, and the context to read in.
+def _stored_as_computed(model: Model) -> tuple[Model, AbstractContextManager[Any]]:
+    """The model to read with, and the context to read in.
 
     In half precision on a GPU the weights, which are only read, are stored so: nothing is left to be cast.
     """
-    device, precision = _device(model).type, nullcontext()
+    device = _device(model).type
     if device == "cuda" and torch.is_autocast_enabled(device) and can_track(model):
-        model, precision = in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
-    with precision:
-        state = (model.zeros if setup.zeros else model.init)(setup.batch, setup.lengths, cached=True)
-        return open_reader(model, state, setup.segment + setup.context, setup.temperatures), precision
+        return in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
+    return model, nullcontext()
+
+
+def _reader(model: Model, setup: _Setup, rows: int) -> SegmentReader | RowReaders:
+    """Of so many rows at a time, behind empty memories or zeros."""
+    state = (model.zeros if setup.zeros else model.init)(rows, setup.lengths, cached=True)
+    return open_reader(model, state, setup.segment + setup.context, setup.temperatures)
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +14,9 @@ from models import SMALL, random_model
 from tolerances import assert_close
 
 from mnemo.data.corpus import Split
+from mnemo.data.streams import Batch
 from mnemo.errors import MnemoError
-from mnemo.evaluate import Score, evaluate, evaluate_at, find_length, sweep_memory
+from mnemo.evaluate import Score, _stacked, evaluate, evaluate_at, find_length, sweep_memory
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
 from mnemo.positions import Learned, Relative, Rotary, Sinusoidal
@@ -172,6 +174,19 @@ def test_windows_without_memory_are_read_many_at_a_time(batch: int, monkeypatch:
         losses.append(evaluate(model, split, EvalConfig(batch=batch), segment=4, context=3).by_position)
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert set(calls[0]) == {batch} and sum(calls[0]) == sum(calls[1]) and max(calls[1]) == 5 * batch
+
+
+@pytest.mark.parametrize("at_once, taken", [(1, [1, 2, 3]), (2, [2, 4, 5])])
+def test_no_more_windows_are_read_ahead_than_are_needed(at_once: int, taken: list[int]) -> None:
+    given: list[int] = []
+
+    def batches() -> Iterator[Batch]:
+        for number in range(5):
+            given.append(number)
+            yield Batch(torch.zeros(1, 4), torch.zeros(1, 4))
+
+    stacked = _stacked(batches(), at_once)
+    assert [next(stacked) is not None and len(given) for _ in taken] == taken
 
 
 @torch.no_grad()

@@ -51,7 +51,6 @@ def _to_json(result: CellResult) -> dict[str, Any]:
     cell = result.cell
     return {
         "cell": cell.name,
-        "fingerprint": cell.fingerprint,
         "job": cell.job,
         "labels": cell.labels,
         "settings": cell.settings,

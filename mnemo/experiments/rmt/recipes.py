@@ -62,6 +62,8 @@ class Training:
         return ScheduleConfig(kind="plateau", factor=0.5, patience=self.plateau, min_lr=1e-6)
 
 
+SHORT = 100
+"""Steps below which nothing that is compiled pays."""
 LONG = 10_000
 """Steps from which on compiling a whole graph pays, and checkpoints in between do."""
 SMOKE = Training(
@@ -146,7 +148,7 @@ def task_recipe(
             bptt=task.num_segments(segment) - 1,
             bptt_window="tumbling",
             seed=seed,
-            compile=None if steps >= LONG else "layers",
+            compile=None if steps >= LONG else "layers" if steps >= SHORT else False,
             goal=training.goal if last else training.first_goal,
             log_every=max(1, steps // 40),
             eval_every=min(steps, training.eval_every),
