@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mnemo.data.corpus import Split
 from mnemo.data.progress import ShowProgress, silent
-from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, one_epoch
+from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, one_epoch, stacked
 from mnemo.errors import MnemoError
 from mnemo.machine import require_state_room
 from mnemo.model import Model
@@ -347,7 +347,7 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     totals, device = _Totals(len(setup.temperatures), setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
-        for number, batch in enumerate(_stacked(one_epoch(stream), at_once)):
+        for number, batch in enumerate(stacked(one_epoch(stream), at_once)):
             # Memories are empty at first, or zeros that are to stay.
             starts = None if number == 0 or setup.zeros else _starts(batch, setup.forget)
             stored = _stored(batch, setup.context) if remembers else batch.lengths
@@ -358,20 +358,6 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     for reader in readers.values():
         reader.close()
     return totals
-
-
-def _stacked(batches: Iterator[Batch], at_once: int) -> Iterator[Batch]:
-    """So many full batches of one shape as one, and all others by themselves; no more are read ahead."""
-    waiting: list[Batch] = []
-    for batch in batches:
-        waiting.append(batch)
-        if at_once == 1 or batch.lengths is not None or batch.tokens.shape != waiting[0].tokens.shape:
-            yield from waiting
-            waiting = []
-        elif len(waiting) == at_once:
-            yield Batch(torch.cat([each.tokens for each in waiting]), torch.cat([each.targets for each in waiting]))
-            waiting = []
-    yield from waiting
 
 
 def _stored_as_computed(model: Model) -> tuple[Model, AbstractContextManager[Any]]:

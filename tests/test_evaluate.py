@@ -14,9 +14,9 @@ from models import SMALL, random_model
 from tolerances import assert_close
 
 from mnemo.data.corpus import Split
-from mnemo.data.streams import Batch
+from mnemo.data.streams import Batch, stacked
 from mnemo.errors import MnemoError
-from mnemo.evaluate import Score, _stacked, evaluate, evaluate_at, find_length, sweep_memory
+from mnemo.evaluate import Score, evaluate, evaluate_at, find_length, sweep_memory
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
 from mnemo.positions import Learned, Relative, Rotary, Sinusoidal
@@ -185,8 +185,8 @@ def test_no_more_windows_are_read_ahead_than_are_needed(at_once: int, taken: lis
             given.append(number)
             yield Batch(torch.zeros(1, 4), torch.zeros(1, 4))
 
-    stacked = _stacked(batches(), at_once)
-    assert [next(stacked) is not None and len(given) for _ in taken] == taken
+    windows = stacked(batches(), at_once)
+    assert [next(windows) is not None and len(given) for _ in taken] == taken
 
 
 @torch.no_grad()

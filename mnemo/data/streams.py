@@ -351,3 +351,17 @@ def _check_documents(documents: np.ndarray) -> np.ndarray:
 def _check_ids(ids: np.ndarray, vocab_size: int | None) -> None:
     if vocab_size is not None and ids.size and int(ids.max()) >= vocab_size:
         raise MnemoError(f"token id {int(ids.max())} is beyond the vocabulary of {vocab_size}")
+
+
+def stacked(batches: Iterator[Batch], at_once: int) -> Iterator[Batch]:
+    """So many full batches of one shape as one, and all others by themselves; no more are read ahead."""
+    waiting: list[Batch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if at_once == 1 or batch.lengths is not None or batch.tokens.shape != waiting[0].tokens.shape:
+            yield from waiting
+            waiting = []
+        elif len(waiting) == at_once:
+            yield Batch(torch.cat([each.tokens for each in waiting]), torch.cat([each.targets for each in waiting]))
+            waiting = []
+    yield from waiting
