@@ -132,6 +132,7 @@ def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
     assert next_task([slow, other], []) is other and next_task([slow], beside) is None and next_task([slow], []) is slow
     assert next_task([other], [Worker(slow, beside[0].process, 0.0)]) is None
     assert next_task([], []) is None
+    assert next_task([plain, other], beside) is other  # what is being measured already is waited for
     beside[0].process.wait()
 
 
@@ -366,6 +367,14 @@ def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_inte
     assert not any(each.interrupted or each.failures for each in ran)
     assert sum(len(each.found.results.cells) for each in ran) == total
     assert sum("done in" in line for line in again) == total - before
+
+
+def test_processes_take_over_what_another_experiment_has_measured(tmp_path: Path) -> None:
+    first = first_cells("lamemo-flops", 1)
+    same = replace(first, name="lamemo-flops-again")
+    ran = run_together([first, same], "smoke", tmp_path, jobs=2, device="cpu", tell=(told := Told()))
+    assert [len(each.found.results.cells) for each in ran] == [1, 1] and not any(each.failures for each in ran)
+    assert sum("done in" in line for line in told) == 1 and sum("is known" in line for line in told) == 1
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:

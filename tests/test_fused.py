@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from mnemo.ops import Blocks, Causal, KeyLimit, Mask, call_objection, decode_kernels, objection, relative_attention
 from mnemo.ops.decode_attention import decode_attention_plain
 
 pytest.importorskip("triton")
 dispatch = pytest.importorskip("mnemo.ops.fused.dispatch")
-from mnemo.ops.fused import launch  # noqa: E402
+from mnemo.ops.fused import launch, operator  # noqa: E402
 from mnemo.ops.fused.layout import Layout  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -257,6 +258,25 @@ def test_the_two_views_of_scores_are_one(batch, queries, slots):
             assert by_distance[row, column] == 1 + i * layout.num_keys + j
     assert by_key.stride()[-1] == 1 and all(stride % 8 == 0 for stride in by_key.stride()[:-1])
     assert layout.first % 8 == 0 and layout.pitch % 16 == 0
+
+
+def test_compilers_are_told_how_all_outputs_are_stored():
+    """Also where tables are views of something else, as Shaw's are."""
+    tensors = inputs(10, 25, 25, parts="ruwb", heads=2)
+    for name in "ruwb":
+        tensors[name] = tensors[name].transpose(0, 1).contiguous().transpose(0, 1)
+    assert not any(tensors[name].is_contiguous() for name in "ruwb")
+
+    def outputs(tensors: dict[str, Tensor]) -> list[Tensor]:
+        operands = [*tensors.values(), *[None] * 5, 15, 0, 0, 0.0, 0.25]
+        out, lse, scores = operator.relative_attention(*operands, True)
+        gradients = operator.relative_attention_backward(out, lse, out, lse, scores, *operands)
+        return [out, lse, scores, *gradients]
+
+    with FakeTensorMode() as mode:
+        told = outputs({name: mode.from_tensor(x) for name, x in tensors.items()})
+    for want, got in zip(outputs(tensors), told, strict=True):
+        assert (want.shape, want.stride(), want.dtype) == (got.shape, got.stride(), got.dtype)
 
 
 def test_who_does_not_get_kernels_hears_why(monkeypatch):

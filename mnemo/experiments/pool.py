@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mnemo.experiments.experiment import Budget, Cell, Experiment
 from mnemo.experiments.runner import Ran, Tell, announce, due
-from mnemo.experiments.store import RESULT, cell_folder, grid_folder, read_grid
+from mnemo.experiments.store import RESULT, cell_folder, grid_folder, read_grid, take_over
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
@@ -66,6 +66,9 @@ def run_together(
         while running or (waiting and not stop.asked):
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
+                if known := take_over(task.grid, task.cell):
+                    tell(f"{task.experiment.name} {task.cell.name} is known: {known}")
+                    continue
                 tell(_announce(task, budget))
                 running.append(_start(task, budget, device, out, jobs))
             if not running:
@@ -91,10 +94,14 @@ def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
 
 
 def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
-    """The first that can begin; those that measure time when nothing else runs or is ready to."""
+    """The first that can begin; those that measure time when nothing else runs or is ready to.
+
+    What is being measured for one experiment is not begun for another: it will be taken over.
+    """
     if any(worker.task.cell.alone for worker in running):
         return None
-    ready = [task for task in waiting if _is_ready(task)]
+    begun = {worker.task.cell.fingerprint for worker in running if not worker.task.cell.after}
+    ready = [task for task in waiting if task.cell.fingerprint not in begun and _is_ready(task)]
     together = next((task for task in ready if not task.cell.alone), None)
     return together or (ready[0] if ready and not running else None)
 

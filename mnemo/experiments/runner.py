@@ -21,7 +21,7 @@ from mnemo.checkpoint import pick_device
 from mnemo.errors import MnemoError, one_line
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.experiments.jobs import Place, Stopped, find_job
-from mnemo.experiments.store import Found, cell_folder, missing, read_grid, save_cell, shared_folder
+from mnemo.experiments.store import Found, cell_folder, missing, read_grid, save_cell, take_over
 from mnemo.train import Monitor, Unwatched
 
 SECONDS_FILE = "seconds"
@@ -53,12 +53,10 @@ def run_cell(cell: Cell, grid: Path, device: torch.device, monitor: Monitor) -> 
 
     What another experiment has measured is taken over, with its trained model.
     """
-    folder = cell_folder(grid, cell.name)
-    if not folder.exists() and (known := shared_folder(grid, cell)):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
+    if known := take_over(grid, cell):
         monitor.note(f"{cell.name} is known: {known}")
         return
+    folder = cell_folder(grid, cell.name)
     folder.mkdir(parents=True, exist_ok=True)
     _free_memory(device)
     begin, before = time.monotonic(), _earlier_seconds(folder)

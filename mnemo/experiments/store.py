@@ -6,6 +6,7 @@ OUT/NAME/BUDGET/results.json              all of them
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,10 +116,17 @@ def _made(data: dict[str, Any], cell: Cell) -> Cell:
     return replace(cell, job=job, settings=settings, after=tuple(after))
 
 
-def shared_folder(grid: Path, cell: Cell) -> Path | None:
-    """Where another experiment of this budget has made the same measurement."""
-    if cell.after:
-        return None
+def take_over(grid: Path, cell: Cell) -> Path | None:
+    """Where another experiment of this budget has made the same measurement; it becomes this cell's folder too."""
+    folder = cell_folder(grid, cell.name)
+    known = None if cell.after or folder.exists() else _same_measurement(grid, cell)
+    if known is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
+    return known
+
+
+def _same_measurement(grid: Path, cell: Cell) -> Path | None:
     for path in sorted(grid.parent.parent.glob(f"*/{grid.name}/{CELLS}/*/{RESULT}")):
         try:
             _result(read_json(path), cell)

@@ -69,9 +69,7 @@ def number_cells(budget: Budget) -> list[Cell]:
 
 
 def arrangement_cells(budget: Budget) -> list[Cell]:
-    """At `small`, the paper's worst plan is left out, and the verdict on it open."""
-    layouts = [layout for layout in ARRANGEMENTS if budget != "small" or layout != ONE_FIRST]
-    return layout_cells(characters(budget), layouts)
+    return layout_cells(characters(budget), ARRANGEMENTS)
 
 
 def number_verdicts(results: Results) -> list[Verdict]:

@@ -153,7 +153,7 @@ def _(
     rate,
     root,
 ):
-    tables = (q.new_empty(0) if x is None else torch.empty_like(x) for x in (r, u, w, bias))
+    tables = (q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (r, u, w, bias))
     return launch.heads_inside(q), launch.heads_inside(k), launch.heads_inside(v), *tables
 
 
