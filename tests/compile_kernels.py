@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 from mnemo.ops import Causal, KeyLimit, decode_kernels
 from mnemo.ops.decode_attention import Table
 from mnemo.ops.fused.dispatch import fused_attention
+from registers import overwritten
 
 COMPILED: set[str] = set()
 HALF = torch.bfloat16
@@ -43,8 +44,10 @@ def compile_instead_of_running(capability: int) -> None:
     run = JITFunction.run
 
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
-        run(self, *args, warmup=True, **options)
+        kernel = run(self, *args, warmup=True, **options)
         COMPILED.add(self.fn.__name__)
+        if problems := overwritten(kernel.asm["sass"]):
+            raise SystemExit(f"{self.fn.__name__}: {problems[0]}")
 
     JITFunction.run = only_compile
 
@@ -83,7 +86,9 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
 if __name__ == "__main__":
     compile_instead_of_running(int(sys.argv[1]))
     compile_attention(HALF, 64, "causal", dropout=0.1)
+    compile_attention(HALF, 64, "causal")
     compile_attention(HALF, 41, "limit")
+    compile_attention(HALF, 128, "limit")
     compile_attention(torch.float32, 32, "window", biased=True)
     compile_decoding(HALF, 64)
     print("\n".join(sorted(COMPILED)))

@@ -127,9 +127,24 @@ def test_blocks_of_memory_tokens(sees):
     assert_equal(tensors, offset=cached, ahead=memory - 1, mask=mask)
 
 
-def test_half_precision():
-    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no bf16 products
-    assert_equal(inputs(70, 134, 134, 32, dtype=dtype), offset=64)
+HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no bf16 products
+SEEN: dict[str, dict[str, Any]] = {
+    "all": {},
+    "rows with less memory": {"lengths": (134, 90)},
+    "a window": {"mask": Causal(window=70)},
+    "limited keys": {"limits": (134, 80)},
+    "blocks": {"mask": Blocks(3, 3, lengths(64, 50)), "ahead": 2},
+}
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("name", SEEN)
+def test_half_precision(name: str, size: int) -> None:
+    """Each of these is a program of its own, and so is each size of heads."""
+    case = dict(SEEN[name])
+    valid = lengths(*case.pop("lengths")) if "lengths" in case else None
+    case = {"mask": KeyLimit(lengths(*case["limits"]))} if "limits" in case else case
+    assert_equal(inputs(70, 134, 136, size, dtype=HALF), offset=64, lengths=valid, **case)
 
 
 def test_scores_too_large_for_16_bits_do_not_overflow():

@@ -222,7 +222,9 @@ def heads_inside(x: Tensor, length: int | None = None) -> Tensor:
 def attend(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """Outputs (B, H, L, D), log-sum-exps (B, H, L) and the position scores."""
     q, tiles = call.q, tiles_for(call.q)
-    ready, tile, scores = prepare(call, content=False), tiles.forward, None
+    # ptxas reuses the registers of a sum of q and u that a single loop reads, as spans have it: they get it ready made.
+    apart = call.low is not None
+    ready, tile, scores = prepare(call, content=apart), tiles.forward, None
     if ready.position is not None:
         scores = new_scores(call)
         position_scores(call, ready.position, scores, tiles.position, again=False)
@@ -230,10 +232,11 @@ def attend(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1])
     forward.forward_kernel[grid](
-        blocks(q, tile.rows), call.u, blocks(call.k, tile.columns), blocks(call.v, tile.columns),
+        blocks(ready.content, tile.rows), call.u, blocks(call.k, tile.columns), blocks(call.v, tile.columns),
         by_key(call, scores, tile), blocks(out, tile.rows), lse, call.begin, call.low, call.high, call.seed,
-        **call.place(), scale=call.root * LOG2E, rate=call.rate, HAS_U=call.u is not None,
-        BEGINS=call.begin is not None, **call.modes(), DROPOUT=call.rate > 0, HAS_X=scores is not None,
+        **call.place(), scale=call.root * LOG2E, rate=call.rate,
+        HAS_U=call.u is not None and not apart, BEGINS=call.begin is not None, **call.modes(),
+        DROPOUT=call.rate > 0, HAS_X=scores is not None,
         D=q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
     )  # fmt: skip
