@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import torch
+from registers import overwritten
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -16,7 +17,6 @@ from triton.runtime.jit import JITFunction
 from mnemo.ops import Causal, KeyLimit, decode_kernels
 from mnemo.ops.decode_attention import Table
 from mnemo.ops.fused.dispatch import fused_attention
-from registers import overwritten
 
 COMPILED: set[str] = set()
 HALF = torch.bfloat16

@@ -23,7 +23,7 @@ from mnemo.experiments.jobs import JOBS, Place, training_cell
 from mnemo.experiments.needs import require_needs
 from mnemo.experiments.pool import LOG, Task, Worker, next_task, run_together
 from mnemo.experiments.runner import run_here
-from mnemo.experiments.store import RESULT, cell_folder, grid_folder, read_grid, save_grid
+from mnemo.experiments.store import RESULT, RUN, cell_folder, grid_folder, read_grid, save_grid
 from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
@@ -45,6 +45,7 @@ def made(settings: dict[str, Any], place: Place) -> dict[str, Any]:
         raise MnemoError("the sky is falling")
     for name in settings.get("reads", []):
         assert (place.of(name) / RESULT).exists()
+    place.run.mkdir(exist_ok=True)
     with (place.grid / "made.txt").open("a") as file:
         file.write(f"{place.folder.name}\n")
     return {"accuracy": settings["number"] / 10}
@@ -118,6 +119,11 @@ def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> N
     assert known.is_symlink() and known.resolve() == cell_folder(grids[0], "n1").resolve()
     assert ran[1].found.results.one("n1") == ran[0].found.results.one("n1")
     assert lines(grids[1]) == ["n2", "n3"] and not ran[1].failures
+    third = replace(second, name="toy-third")  # its n3 reads n1, whose run is gone
+    grid = grid_folder(tmp_path, third.name, "smoke")
+    (cell_folder(grids[0], "n1") / RUN).rmdir()
+    run_here(third, "smoke", grid, device="cpu")
+    assert lines(grid) == ["n1", "n3"]
     changed = experiment(cell(1, more=1), name="toy-other")
     run_here(changed, "smoke", grid_folder(tmp_path, "toy-other", "smoke"), device="cpu")
     assert lines(grid_folder(tmp_path, "toy-other", "smoke")) == ["n1"]

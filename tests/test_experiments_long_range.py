@@ -26,7 +26,7 @@ from mnemo.recipe import Recipe
 
 GRIDS = [(experiment, budget) for experiment in EXPERIMENTS for budget in BUDGETS]
 PLANS = {"all 12": 1.60, "6 interleaved": 1.60, "6 last": 1.605, "6 first": 1.68, "2 interleaved": 1.608}
-PLANS |= {"2 last": 1.61, "2 middle": 1.63, "2 first": 1.69, "1 last": 1.65, "none": 1.70}
+PLANS |= {"2 last": 1.61, "2 middle": 1.63, "2 first": 1.69, "1 last": 1.65, "1 first": 1.71, "none": 1.70}
 """Bits per character as the paper would have them on another corpus."""
 
 
@@ -93,8 +93,7 @@ def test_cells_without_values_are_as_good_as_not_run(experiment: Experiment) -> 
 @pytest.mark.parametrize("experiment", [ARRANGEMENT, NUMBER], ids=lambda experiment: experiment.name)
 def test_results_like_the_papers_hold(experiment: Experiment) -> None:
     results = grid(experiment, by_plan(PLANS))
-    verdicts = [verdict for verdict in experiment.verdicts(results) if "lowest layer" not in verdict.claim]
-    assert {verdict.holds for verdict in verdicts} == {True}
+    assert set(holds(experiment, results)) == {True}
     assert all(figure.svg for figure in experiment.figures(results))
     (table,) = experiment.tables(results)
     assert table.rows[0][0] == "all 12" and table.rows[0][-1] == "0.9846"
@@ -169,8 +168,9 @@ def test_the_lowest_layer_is_the_worst_place_or_not_or_was_not_tried() -> None:
     for lowest, expected in ((1.07, True), (1.053, None), (1.02, False)):
         results = grid(ARRANGEMENT, lambda labels, lowest=lowest: value(labels, lowest), "paper")
         assert holds(ARRANGEMENT, results)[-1] is expected
-    small = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(PLANS)))[-1]
-    assert small.holds is None and "not been run" in small.ours
+    without = {plan: bits for plan, bits in PLANS.items() if plan != "1 first"}
+    untried = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(without)))[-1]
+    assert untried.holds is None and "not been run" in untried.ours
 
 
 def test_where_memory_gains_nothing_no_plan_is_called_equal() -> None:

@@ -23,7 +23,8 @@ from mnemo.ops.fused.layout import Layout  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, HEADS = 2, 1
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5 * 2**-8}
+"""bf16 keeps 8 bits: what is made of several rounded numbers is off by somewhat more than one rounding"""
 
 
 @pytest.fixture(autouse=True)

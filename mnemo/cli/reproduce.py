@@ -128,7 +128,7 @@ def _one_cell(asked: Sequence[Experiment], args: Args, name: str) -> int:
     grid = grid_folder(args.out, experiment.name, args.budget)
     try:
         with watching() as watcher:
-            run_cell(cell, grid, pick_device(args.device), watcher)
+            run_cell(cell, experiment.cells(args.budget), grid, pick_device(args.device), watcher)
     except Stopped:
         return EXIT_INTERRUPTED
     return 0

@@ -16,12 +16,12 @@ from mnemo.data.progress import ShowProgress
 from mnemo.errors import MnemoError, unknown
 from mnemo.evaluate import evaluate
 from mnemo.experiments.experiment import Cell
+from mnemo.experiments.store import RUN
 from mnemo.recipe import EvalConfig, Recipe
 from mnemo.report.runs import Metric, read_runs
 from mnemo.train import Monitor, create_run, train
 from mnemo.train.precision import autocast
 
-RUN = "run"
 MOST_POINTS = 400
 """Of a training curve in a result; curves of validation are kept whole."""
 

@@ -66,7 +66,7 @@ def run_together(
         while running or (waiting and not stop.asked):
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
-                if known := take_over(task.grid, task.cell):
+                if known := take_over(task.grid, task.cell, task.experiment.cells(budget)):
                     tell(f"{task.experiment.name} {task.cell.name} is known: {known}")
                     continue
                 tell(_announce(task, budget))

@@ -48,12 +48,12 @@ def versions() -> dict[str, str]:
     return {"mnemo": __version__, "torch": str(torch.__version__), "python": python}
 
 
-def run_cell(cell: Cell, grid: Path, device: torch.device, monitor: Monitor) -> None:
-    """Make one cell, here, and write its result. Seconds of earlier attempts count.
+def run_cell(cell: Cell, cells: Sequence[Cell], grid: Path, device: torch.device, monitor: Monitor) -> None:
+    """Make one of an experiment's cells, here, and write its result. Seconds of earlier attempts count.
 
     What another experiment has measured is taken over, with its trained model.
     """
-    if known := take_over(grid, cell):
+    if known := take_over(grid, cell, cells):
         monitor.note(f"{cell.name} is known: {known}")
         return
     folder = cell_folder(grid, cell.name)
@@ -104,7 +104,7 @@ def run_here(
             continue
         tell(announce(cell, cells))
         try:
-            run_cell(cell, grid, where, watched)
+            run_cell(cell, cells, grid, where, watched)
         except (Stopped, KeyboardInterrupt):
             return Ran(read_grid(grid, experiment, budget), tuple(failures), interrupted=True)
         except (MnemoError, RuntimeError) as error:

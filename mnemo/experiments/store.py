@@ -17,7 +17,7 @@ from mnemo.errors import MnemoError, one_line
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Results
 from mnemo.reading import is_finite
 
-CELLS, RESULT, RESULTS = "cells", "result.json", "results.json"
+CELLS, RESULT, RESULTS, RUN = "cells", "result.json", "results.json", "run"
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,27 @@ def _made(data: dict[str, Any], cell: Cell) -> Cell:
     return replace(cell, job=job, settings=settings, after=tuple(after))
 
 
-def take_over(grid: Path, cell: Cell) -> Path | None:
-    """Where another experiment of this budget has made the same measurement; it becomes this cell's folder too."""
+def take_over(grid: Path, cell: Cell, cells: Sequence[Cell]) -> Path | None:
+    """Where another experiment of this budget has made the same measurement; it becomes this cell's folder too.
+
+    Where others of `cells` read what this one has trained, that must still be there.
+    """
     folder = cell_folder(grid, cell.name)
-    known = None if cell.after or folder.exists() else _same_measurement(grid, cell)
+    known = None if cell.after or folder.exists() else _same_measurement(grid, cell, needed=is_read(cell, cells))
     if known is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
     return known
 
 
-def _same_measurement(grid: Path, cell: Cell) -> Path | None:
+def is_read(cell: Cell, cells: Sequence[Cell]) -> bool:
+    return any(cell.name in other.after for other in cells)
+
+
+def _same_measurement(grid: Path, cell: Cell, needed: bool) -> Path | None:
     for path in sorted(grid.parent.parent.glob(f"*/{grid.name}/{CELLS}/*/{RESULT}")):
+        if needed and not (path.parent / RUN).exists():
+            continue
         try:
             _result(read_json(path), cell)
         except MnemoError:
