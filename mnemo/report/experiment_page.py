@@ -13,7 +13,7 @@ from mnemo.report.content import Figure
 from mnemo.report.figure_files import write_figures
 from mnemo.report.files import csv_text, write_text
 from mnemo.report.findings import Sample, Table, Verdict
-from mnemo.report.frame import Section
+from mnemo.report.frame import Section, kept_together
 from mnemo.report.markup import Markup, join, table, tag
 from mnemo.report.svg import slugify
 
@@ -110,7 +110,7 @@ def _sentence(words: str) -> str:
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Markup:
-    rows = [(verdict.claim, verdict.paper, verdict.ours, _answer(verdict)) for verdict in verdicts]
+    rows = [(each.claim, kept_together(each.paper), kept_together(each.ours), _answer(each)) for each in verdicts]
     return table(("Claim", "The paper", "Ours", "Holds"), rows, css="stacked verdicts")
 
 

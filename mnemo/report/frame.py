@@ -124,7 +124,12 @@ def _numbers(figure: Figure) -> Markup | None:
 
 def value_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
     texts, numeric = written(rows, len(headers))
-    return table(headers, texts, numeric)
+    return table(headers, [[kept_together(text) for text in row] for row in texts], numeric)
+
+
+def kept_together(text: str) -> str:
+    """No line ends between a number and its deviation."""
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def facts_list(facts: Iterable[tuple[str, object]], css: str | None = None) -> Markup:

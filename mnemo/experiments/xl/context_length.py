@@ -218,10 +218,11 @@ def _longest(results: Results, group: str, claim: str) -> Verdict:
 
 
 def ratios(lengths: dict[str, int]) -> str:
-    """How much longer the first is than each of the others."""
+    """How much longer or shorter the first is than each of the others."""
     first, *others = lengths.items()
-    shares = (f"{first[1] / length - 1:.0%} longer than {label}" for label, length in others if length)
-    return f"{first[0]} {', '.join(shares)}"
+    shares = ((first[1] / length - 1, label) for label, length in others if length)
+    told = (f"{abs(share):.0%} {'longer' if share >= 0 else 'shorter'} than {label}" for share, label in shares)
+    return f"{first[0]} {', '.join(told)}"
 
 
 def _one_seed(
