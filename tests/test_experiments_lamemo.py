@@ -17,7 +17,7 @@ from mnemo.estimate import training_bytes
 from mnemo.experiments.experiment import BUDGETS, Budget, CellResult, Results
 from mnemo.experiments.jobs import Place
 from mnemo.experiments.lamemo import EXPERIMENTS, ablation, encoding, flops, models
-from mnemo.experiments.lamemo.compare import NOT_MEASURED
+from mnemo.experiments.lamemo.compare import BPC, NOT_MEASURED, gain
 from mnemo.experiments.lamemo.models import COMPRESSIVE, INFINITE, LAMEMO, TRANSFORMER, TRANSFORMER_XL
 from mnemo.experiments.needs import recipes_of
 from mnemo.experiments.runner import run_here
@@ -170,6 +170,11 @@ def test_a_gain_that_seeds_do_not_agree_on_is_open() -> None:
         return ranked(labels, 0.01) if not other else trained(2.02)
 
     assert judged("lamemo-novels", "small", disagreeing)[1] is not True
+
+
+def test_a_loss_is_told_as_such() -> None:
+    worse, better = gain({1: 1.75}, {1: 1.70}, BPC), gain({1: 1.70}, {1: 1.75}, BPC)
+    assert "): higher by 0.0500; 0.0100 lower would be enough" in str(worse) and "): lower by 0.0500;" in str(better)
 
 
 def test_one_seed_decides_large_differences_alone() -> None:

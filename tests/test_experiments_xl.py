@@ -264,6 +264,10 @@ def test_context_length_holds_with_the_papers_numbers() -> None:
     assert holds("xl-context-length", table6(), "paper") == [True] * 3
 
 
+def test_a_shorter_context_is_told_as_such() -> None:
+    assert context_length.ratios({"A": 96, "B": 64, "C": 128}) == "A 50% longer than B, 25% shorter than C"
+
+
 def test_context_length_fails_and_is_open() -> None:
     assert holds("xl-context-length", table6({"qrnn": (964, 700, 500)}))[0] is False
     assert holds("xl-context-length", table6({"shaw": (400, 400, 564)}))[1] is False

@@ -477,6 +477,12 @@ def test_the_overview_lists_experiments_by_paper(tmp_path: Path) -> None:
     assert "rmt-copy: cells/x.json is not valid JSON" in page.text
 
 
+def test_no_line_ends_before_a_deviation(tmp_path: Path) -> None:
+    told = Table("Bits", ("model", "bpc"), [("RMT", "1.72 ± 0.01")])
+    page = write_experiment(experiment(tables=[told]), tmp_path).read_text(encoding="utf-8")
+    assert "1.72\u00a0±\u00a00.01" in page and "0.99\u00a0±\u00a00.01" in page and " ± " not in page
+
+
 @pytest.mark.parametrize(
     ("holds", "words"),
     [
