@@ -44,7 +44,7 @@ def compile_instead_of_running(capability: int) -> None:
     run = JITFunction.run
 
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
-        kernel = run(self, *args, warmup=True, **options)
+        kernel: Any = run(self, *args, warmup=True, **options)
         COMPILED.add(self.fn.__name__)
         if problems := overwritten(kernel.asm["sass"]):
             raise SystemExit(f"{self.fn.__name__}: {problems[0]}")
