@@ -257,6 +257,7 @@ EXPERIMENTS = [
             "The paper has no numbers for this corpus: bytes of 85 English novels, tested on five others.",
             "paper: the published enwik8 configuration, trained on the novels.",
             OTHERS,
+            "docs/lamemo.md tells what was tried where LaMemo stays behind.",
         ),
     ),
     experiment(
