@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import torch
-from registers import overwritten
+from registers import count_products, overwritten
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -19,8 +19,15 @@ from mnemo.ops.decode_attention import Table
 from mnemo.ops.fused.dispatch import fused_attention
 
 COMPILED: set[str] = set()
+SEARCHED: set[str] = set()
+"""Kernels with products in loops whose left operand is in registers"""
 HALF = torch.bfloat16
-MASKS = {"causal": Causal(), "window": Causal(window=50), "limit": KeyLimit(torch.tensor([40, 70]))}
+MASKS = {
+    "causal": Causal(),
+    "lengths": Causal(),
+    "window": Causal(window=50),
+    "limit": KeyLimit(torch.tensor([40, 70])),
+}
 
 
 class AbsentGPU:
@@ -46,13 +53,17 @@ def compile_instead_of_running(capability: int) -> None:
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
         kernel: Any = run(self, *args, warmup=True, **options)
         COMPILED.add(self.fn.__name__)
+        if count_products(kernel.asm["sass"]):
+            SEARCHED.add(self.fn.__name__)
         if problems := overwritten(kernel.asm["sass"]):
             raise SystemExit(f"{self.fn.__name__}: {problems[0]}")
 
     JITFunction.run = only_compile
 
 
-def compile_attention(dtype: torch.dtype, size: int, mask: str, dropout: float = 0.0, biased: bool = False) -> None:
+def compile_attention(
+    dtype: torch.dtype, size: int, mask: str, *, dropout: float = 0.0, biased: bool = False, backward: bool = True
+) -> None:
     batch, heads, queries, keys = 2, 2, 72, 160
 
     def zeros(*shape: int) -> torch.Tensor:
@@ -62,10 +73,11 @@ def compile_attention(dtype: torch.dtype, size: int, mask: str, dropout: float =
     q, k, v = zeros(*rows, queries, size), zeros(*rows, keys, size), zeros(*rows, keys, size)
     tables = zeros(heads, keys, size), zeros(heads, size), zeros(heads, size)
     bias = zeros(heads, keys) if biased else None
-    lengths = torch.tensor([keys, 100]) if mask == "causal" else None
+    lengths = torch.tensor([keys, 100]) if mask == "lengths" else None
     see = {"bias": bias, "offset": keys - queries, "ahead": 0, "mask": MASKS[mask], "lengths": lengths}
     out, lse = fused_attention(q, k, v, *tables, **see, dropout=dropout)
-    (out.sum() + lse.sum()).backward()
+    if backward:
+        (out.sum() + lse.sum()).backward()
 
 
 def compile_decoding(dtype: torch.dtype, size: int) -> None:
@@ -85,10 +97,14 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
 
 if __name__ == "__main__":
     compile_instead_of_running(int(sys.argv[1]))
-    compile_attention(HALF, 64, "causal", dropout=0.1)
-    compile_attention(HALF, 64, "causal")
+    compile_attention(HALF, 64, "lengths", dropout=0.1)
     compile_attention(HALF, 41, "limit")
-    compile_attention(HALF, 128, "limit")
     compile_attention(torch.float32, 32, "window", biased=True)
+    for seen in MASKS:
+        compile_attention(HALF, 64, seen, backward=False)
+    compile_attention(HALF, 128, "limit", backward=False)
+    compile_attention(HALF, 64, "limit", dropout=0.1, backward=False)
     compile_decoding(HALF, 64)
+    if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:
+        raise SystemExit("no product was found in the assembly: the search is in vain")
     print("\n".join(sorted(COMPILED)))

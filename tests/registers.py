@@ -16,6 +16,7 @@ JUMP_BACK = re.compile(r"@!?U?P\d+ BRA (\S+)")
 """With a condition: jumps without one lead back from code for long waits."""
 PRODUCT = re.compile(r"HGMMA\.64x(\d+)\S* R(\d+), R(\d+),")
 OPERAND_REGISTERS = 4
+"""16 columns of 64 rows, in half precision, over 128 threads"""
 WRITES_NOTHING = ("ST", "RED", "BAR", "BRA", "SYNCS", "WARP", "DEPBAR", "ISETP", "FSETP", "U")
 
 
@@ -34,6 +35,11 @@ def overwritten(sass: str) -> list[str]:
                 later = [*body[place + 1 :], *body[: place + 1]]
                 found += _reads_the_same(product, later)
     return found
+
+
+def count_products(sass: str) -> int:
+    """Of loops, with the left operand in registers: those that are looked at."""
+    return sum(_product(instruction) is not None for body in _loops(sass) for instruction in body)
 
 
 def _reads_the_same(product: Product, later: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from dataclasses import replace
@@ -124,6 +125,16 @@ def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> N
     (cell_folder(grids[0], "n1") / RUN).rmdir()
     run_here(third, "smoke", grid, device="cpu")
     assert lines(grid) == ["n1", "n3"]
+    linked = experiment(cell(2), name="toy-third")  # with links of its own: to what has other settings, and to nothing
+    for source in (cell_folder(grids[1], "n2"), tmp_path / "gone"):
+        cell_folder(grid, "n2").unlink()
+        cell_folder(grid, "n2").symlink_to(source, target_is_directory=True)
+        run_here(experiment(cell(2, more=1), name="toy-third"), "smoke", grid, device="cpu")
+        assert not cell_folder(grid, "n2").is_symlink() and lines(grid)[-1] == "n2"
+        shutil.rmtree(cell_folder(grid, "n2"))
+        run_here(linked, "smoke", grid, device="cpu")
+        assert cell_folder(grid, "n2").is_symlink()
+    assert read_grid(grids[1], second, "smoke").results.one("n2") is not None
     changed = experiment(cell(1, more=1), name="toy-other")
     run_here(changed, "smoke", grid_folder(tmp_path, "toy-other", "smoke"), device="cpu")
     assert lines(grid_folder(tmp_path, "toy-other", "smoke")) == ["n1"]
@@ -139,6 +150,8 @@ def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
     assert next_task([other], [Worker(slow, beside[0].process, 0.0)]) is None
     assert next_task([], []) is None
     assert next_task([plain, other], beside) is other  # what is being measured already is waited for
+    reading = Task(experiment(), cell(4, reads=["n3"]), Path())
+    assert next_task([reading, other], []) is other  # what it reads is to be made, perhaps anew
     beside[0].process.wait()
 
 
@@ -381,6 +394,15 @@ def test_processes_take_over_what_another_experiment_has_measured(tmp_path: Path
     ran = run_together([first, same], "smoke", tmp_path, jobs=2, device="cpu", tell=(told := Told()))
     assert [len(each.found.results.cells) for each in ran] == [1, 1] and not any(each.failures for each in ran)
     assert sum("done in" in line for line in told) == 1 and sum("is known" in line for line in told) == 1
+
+
+def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
+    real = experiments.find_experiment("lamemo-flops")
+    unknown = replace(real, cells=lambda budget: [replace(real.cells(budget)[0], name="no-such-cell")])
+    other = replace(experiments.find_experiment("lamemo-encoding"), cells=unknown.cells)
+    ran = run_together([unknown, other], "smoke", tmp_path, jobs=2, device="cpu", tell=(told := Told()))
+    assert [len(each.failures) for each in ran] == [1, 1]
+    assert [f"{each.name} [1/1] no-such-cell" in "\n".join(told) for each in (unknown, other)] == [True, True]
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from mnemo.ops.fused.layout import Layout  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, HEADS = 2, 1
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5 * 2**-8}
-"""bf16 keeps 8 bits: what is made of several rounded numbers is off by somewhat more than one rounding"""
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
+ROUNDED = {torch.float16: 1.25e-3, torch.bfloat16: 1e-2}
+"""bf16 keeps three bits less than fp16: the same sums, probabilities and gradients are rounded 8 times as far"""
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +72,11 @@ def outcome(tensors: dict[str, Any], impl: str, dtype: torch.dtype, **see: Any) 
     return {"out": out, "lse": lse, **dict(zip(leaves, gradients, strict=True))}
 
 
-def assert_equal(tensors: dict[str, Any], **see: Any) -> None:
+def assert_equal(tensors: dict[str, Any], tolerance: dict[torch.dtype, float] = TOLERANCE, **see: Any) -> None:
     dtype = tensors["q"].dtype
     got, want = outcome(tensors, "fused", dtype, **see), outcome(tensors, "eager", torch.float64, **see)
     for name, expected in want.items():
-        assert dispatch.relative_error(got[name], expected) < TOLERANCE[dtype], name
+        assert dispatch.relative_error(got[name], expected) < tolerance[dtype], name
 
 
 def lengths(*values: int) -> Tensor:
@@ -138,14 +139,18 @@ SEEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("size", [32, 64, 128])
+def test_half_precision() -> None:
+    assert_equal(inputs(70, 134, 134, 32, dtype=HALF), offset=64)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128])
 @pytest.mark.parametrize("name", SEEN)
-def test_half_precision(name: str, size: int) -> None:
+def test_half_precision_of_every_mask_and_head_size(name: str, size: int) -> None:
     """Each of these is a program of its own, and so is each size of heads."""
     case = dict(SEEN[name])
     valid = lengths(*case.pop("lengths")) if "lengths" in case else None
     case = {"mask": KeyLimit(lengths(*case["limits"]))} if "limits" in case else case
-    assert_equal(inputs(70, 134, 136, size, dtype=HALF), offset=64, lengths=valid, **case)
+    assert_equal(inputs(70, 134, 136, size, dtype=HALF), ROUNDED, offset=64, lengths=valid, **case)
 
 
 def test_scores_too_large_for_16_bits_do_not_overflow():

@@ -55,6 +55,15 @@ def _noting_signals() -> Iterator[_Stop]:
             signal.signal(each, handler)
 
 
+@contextmanager
+def _ending(running: list[Worker]) -> Iterator[None]:
+    """No worker outlives this process, whatever goes wrong."""
+    try:
+        yield
+    finally:
+        _end(running)
+
+
 def run_together(
     experiments: Sequence[Experiment], budget: Budget, out: Path, *, jobs: int, device: str, tell: Tell
 ) -> list[Ran]:
@@ -62,7 +71,7 @@ def run_together(
     waiting = [task for each in experiments for task in _tasks(each, budget, out)]
     running: list[Worker] = []
     failures: dict[str, list[str]] = {each.name: [] for each in experiments}
-    with _noting_signals() as stop:
+    with _noting_signals() as stop, _ending(running):
         while running or (waiting and not stop.asked):
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
@@ -76,8 +85,7 @@ def run_together(
             if stop.asked:
                 _end(running)
             time.sleep(POLL_SECONDS)
-            running, ended = _split(running)
-            for worker in ended:
+            for worker in _take_ended(running):
                 _report(worker, failures[worker.task.experiment.name], tell, stop.asked)
     if not stop.asked:
         for task in waiting:
@@ -101,13 +109,17 @@ def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None
     if any(worker.task.cell.alone for worker in running):
         return None
     begun = {worker.task.cell.fingerprint for worker in running if not worker.task.cell.after}
-    ready = [task for task in waiting if task.cell.fingerprint not in begun and _is_ready(task)]
+    unmade = {(task.grid, task.cell.name) for task in [*waiting, *(worker.task for worker in running)]}
+    ready = [task for task in waiting if task.cell.fingerprint not in begun and _is_ready(task, unmade)]
     together = next((task for task in ready if not task.cell.alone), None)
     return together or (ready[0] if ready and not running else None)
 
 
-def _is_ready(task: Task) -> bool:
-    return all((cell_folder(task.grid, name) / RESULT).exists() for name in task.cell.after)
+def _is_ready(task: Task, unmade: set[tuple[Path, str]]) -> bool:
+    """All that it comes after is there, and nothing of that is to be made anew."""
+    return all(
+        (task.grid, name) not in unmade and (cell_folder(task.grid, name) / RESULT).exists() for name in task.cell.after
+    )
 
 
 def _announce(task: Task, budget: Budget) -> str:
@@ -130,9 +142,11 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
     return Worker(task, process, time.monotonic())
 
 
-def _split(running: Sequence[Worker]) -> tuple[list[Worker], list[Worker]]:
+def _take_ended(running: list[Worker]) -> list[Worker]:
     ended = [worker for worker in running if worker.process.poll() is not None]
-    return [worker for worker in running if worker not in ended], ended
+    for worker in ended:
+        running.remove(worker)
+    return ended
 
 
 def _end(running: Sequence[Worker]) -> None:

@@ -117,11 +117,13 @@ def _made(data: dict[str, Any], cell: Cell) -> Cell:
 
 
 def take_over(grid: Path, cell: Cell, cells: Sequence[Cell]) -> Path | None:
-    """Where another experiment of this budget has made the same measurement; it becomes this cell's folder too.
+    """Where another experiment of this budget has measured the same as a cell that is due: it becomes its folder too.
 
     Where others of `cells` read what this one has trained, that must still be there.
     """
     folder = cell_folder(grid, cell.name)
+    if folder.is_symlink():  # to what has been removed, or made with other settings
+        folder.unlink()
     known = None if cell.after or folder.exists() else _same_measurement(grid, cell, needed=is_read(cell, cells))
     if known is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)

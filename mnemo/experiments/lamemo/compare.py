@@ -104,10 +104,10 @@ class Gain(NamedTuple):
 
     def __str__(self) -> str:
         values = f"{self.unit.tell(self.better)} against {self.unit.tell(self.worse)} {self.unit.name}"
-        digits, where = self.unit.digits, "lower" if self.mean >= 0 else "higher"
+        digits, direction = self.unit.digits, "lower" if self.mean >= 0 else "higher"
         return (
-            f"{values} ({counted(len(self.better))}): {where} by {abs(self.mean):.{digits}f}; {self.needed:.{digits}f} "
-            f"lower would be enough"
+            f"{values} ({counted(len(self.better))}): {direction} by {abs(self.mean):.{digits}f}; "
+            f"{self.needed:.{digits}f} lower would be enough"
             f"{'; one seed decides no less' if len(self.better) == 1 and self.holds is None else ''}"
         )
 

@@ -114,7 +114,7 @@ def device_objection(device: torch.device, dtype: torch.dtype, size: int) -> str
 def failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
     """What is wrong with the kernels on this device: outputs and all gradients against the plain path."""
     try:
-        errors = [error for mask in ("causal", "spans") for error in _errors(device, dtype, size, mask).values()]
+        errors = [error for kind in ("causal", "spans") for error in _errors(device, dtype, size, kind).values()]
     except Exception as error:  # whatever a compiler may throw: the plain path goes on
         return f"{type(error).__name__}: {one_line(error)}"
     worst = max(errors)
