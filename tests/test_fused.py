@@ -24,7 +24,7 @@ from mnemo.ops.fused.layout import Layout  # noqa: E402
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, HEADS = 2, 1
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
-ROUNDED = {torch.float16: 1.25e-3, torch.bfloat16: 1e-2}
+ROUNDED = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """bf16 keeps three bits less than fp16: the same sums, probabilities and gradients are rounded 8 times as far"""
 
 
@@ -150,7 +150,9 @@ def test_half_precision_of_every_mask_and_head_size(name: str, size: int) -> Non
     case = dict(SEEN[name])
     valid = lengths(*case.pop("lengths")) if "lengths" in case else None
     case = {"mask": KeyLimit(lengths(*case["limits"]))} if "limits" in case else case
-    assert_equal(inputs(70, 134, 136, size, dtype=HALF), ROUNDED, offset=64, lengths=valid, **case)
+    narrow = 1.5 if size == 16 else 1.0  # errors average over fewer dimensions
+    tolerance = {dtype: narrow * error for dtype, error in ROUNDED.items()}
+    assert_equal(inputs(70, 134, 136, size, dtype=HALF), tolerance, offset=64, lengths=valid, **case)
 
 
 def test_scores_too_large_for_16_bits_do_not_overflow():
