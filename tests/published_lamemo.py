@@ -80,7 +80,7 @@ def interpolate(config: Config, old: Tensor, new: Tensor, old_lse: Tensor, new_l
         return new, new_lse, torch.zeros_like(old_lse)
     top = torch.max(old_lse, new_lse)
     alpha = (old_lse - top).exp() / ((old_lse - top).exp() + (new_lse - top).exp() + config["eps"])
-    share = alpha[..., None]
+    share = alpha[..., None].detach() if config["alpha"] == "detached" else alpha[..., None]
     return share * old + (1 - share) * new, (old_lse.exp() + new_lse.exp()).log(), alpha
 
 
@@ -154,7 +154,7 @@ def compute(changes: Config) -> tuple[Config, dict[str, Tensor]]:
         found = {"data": text[:-1], "target": text[1:], "loss": loss, "mem.emb": memory.embedded}
         found |= {f"mem.recur.{layer}": value for layer, value in enumerate(memory.contexts)}
         found |= {f"mem.logden.{layer}": value for layer, value in enumerate(memory.denominators)}
-        if index and config["alpha"] == "interpolated":
+        if index and config["alpha"] in ("interpolated", "detached"):
             found |= {f"alpha.{layer}": torch.stack(values) for layer, values in enumerate(alphas)}
         tensors |= {f"seg{index}.{name}": value.detach().clone() for name, value in found.items()}
         previous = length

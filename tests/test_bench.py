@@ -11,7 +11,19 @@ import torch
 from tolerances import assert_close
 
 from mnemo import ops
-from mnemo.bench import CASES, SECTIONS, Case, Comparison, Measured, Timing, compare, find_cases, long_range, op
+from mnemo.bench import (
+    CASES,
+    SECTIONS,
+    Case,
+    Comparison,
+    Measured,
+    Timing,
+    compare,
+    contenders,
+    find_cases,
+    long_range,
+    op,
+)
 from mnemo.bench.cases import CPU_CASES, GPU_CASES
 from mnemo.bench.contenders import EXACT, build_model, builders, check, our_step, published_of, published_step
 from mnemo.bench.op import Shape, check_operation, measure_operations
@@ -23,6 +35,7 @@ from mnemo.data.progress import silent
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.memory import XL, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
+from mnemo.optimize import build_optimizer
 from mnemo.positions import Relative
 
 CPU = torch.device("cpu")
@@ -125,6 +138,19 @@ def test_the_published_formulation_takes_a_plan(float64: None) -> None:
 @pytest.mark.parametrize("name", ["train", "eval", "generate", "xl-24-plan", "lamemo", "rmt"])
 def test_every_kind_of_case_passes_its_check(name: str) -> None:
     assert check(CASES[name], CPU) < EXACT
+
+
+def test_rates_in_single_precision_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded steps on a GPU read them from there."""
+
+    def with_tensors(*arguments: Any) -> torch.optim.Optimizer:
+        optimizer = build_optimizer(*arguments)
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+        return optimizer
+
+    monkeypatch.setattr(contenders, "build_optimizer", with_tensors)
+    assert check(CASES["lamemo"], CPU) < EXACT
 
 
 def test_nothing_is_timed_when_the_formulations_differ(monkeypatch: pytest.MonkeyPatch) -> None:

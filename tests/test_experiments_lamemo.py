@@ -286,6 +286,15 @@ def test_a_memory_that_goes_on_gaining_has_not_saturated() -> None:
     assert judged("lamemo-extrapolation", "small", falling)[2:] == [False, False]
 
 
+def test_a_memory_that_breaks_down_has_nothing_to_saturate() -> None:
+    broken = made_up(
+        "lamemo-extrapolation", "small", lambda labels: extrapolated(labels, lambda m: -2.0 if m > 3 else 0.0)
+    )
+    ahead, static = BY_NAME["lamemo-extrapolation"].verdicts(broken)[2:]
+    assert ahead.holds is None and "nothing to saturate" in ahead.ours
+    assert static.holds is True
+
+
 def looked(values: dict[str, Any] | dict[str, dict[str, Any]]) -> Values:
     """Training gives something; looking at a model gives these values, by model where they are named."""
     return lambda labels: values.get(labels["look"], values) if "look" in labels else trained(2.0)
@@ -332,7 +341,7 @@ def test_flops_are_those_of_table_1_but_for_infinity_former() -> None:
 
 def sampled(*shares: float) -> dict[str, Any]:
     share = list(shares)
-    return {"prompts": ["once"], "texts": ["upon a time"], "repetition": share, "distinct": share}
+    return {"begins": [7], "texts": ["upon a time"], "repetition": share, "distinct": share}
 
 
 def test_samples() -> None:

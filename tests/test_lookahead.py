@@ -41,6 +41,7 @@ CHANGES = {
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "default window": dict(window="previous"),
+    "a coefficient without gradient": dict(alpha="detached"),
     "without interpolation": dict(alpha="zero"),
     "without look-ahead": dict(alpha="one"),
     "signed encoding": dict(encoding="signed"),

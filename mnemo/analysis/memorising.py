@@ -39,7 +39,7 @@ def has_alpha(model: Model) -> bool:
     memories = config.memory.memories(config.num_layers)
     return any(
         isinstance(memory, Lookahead)
-        and memory.alpha == "interpolated"
+        and memory.interpolates
         and (memory.refresh_last or memories[index + 1 : index + 2] == (memory,))
         for index, memory in enumerate(memories)
     )

@@ -42,8 +42,9 @@ class Lookahead:
     """Slots of memory of the layers."""
     epsilon: float = 1e-6
     """Added to the memorising coefficient's denominator, whose larger term is scaled to 1."""
-    alpha: Literal["interpolated", "zero", "one"] = "interpolated"
-    """The memorising coefficient: the cached side's share; 0, without interpolation; or 1, without look-ahead."""
+    alpha: Literal["interpolated", "detached", "zero", "one"] = "interpolated"
+    """The memorising coefficient: the cached side's share; the same, but a constant to gradients, so that memories can
+    be longer than in training (docs/lamemo.md); 0, without interpolation; or 1, without look-ahead."""
     encoding: Literal["disentangled", "signed"] = "disentangled"
     """Positions ahead: their distance, with a bias of their own; or Transformer-XL's encoding of negative distances."""
     window: Literal["previous", "current"] = "previous"
@@ -61,6 +62,10 @@ class Lookahead:
     @property
     def grouped(self) -> bool:
         return True
+
+    @property
+    def interpolates(self) -> bool:
+        return self.alpha in ("interpolated", "detached")
 
     def published(self) -> Lookahead:
         """The same memory with the published code's quirks."""
@@ -216,8 +221,9 @@ class LookaheadStage(nn.Module):
             return old.flatten(2), old_lse
         new, new_lse = found
         old = old.to(new.dtype)
-        if self.config.alpha == "interpolated":
+        if self.config.interpolates:
             alpha = coefficient(old_lse, new_lse, self.config.epsilon)
+            alpha = alpha.detach() if self.config.alpha == "detached" else alpha
             if segment.notes is not None:
                 segment.notes[f"alpha.{self.layer(depth).index}"] = alpha.detach()
             new = torch.lerp(new, old, alpha.to(new.dtype)[..., None])

@@ -101,10 +101,16 @@ def _growing_gap(results: Results) -> Verdict:
 def _saturates(results: Results, model: str) -> Verdict:
     claim = f"{model} gains less than {SATURATED:.1%} in loss from a memory beyond {SATURATED_FROM} targets."
     paper = "saturates when m is over 7 (Figure 5)"
-    last = multiples_of(results.budget)[-1]
-    before, after = (results.values(f"scores.{at(multiple)}.loss", model=model) for multiple in (SATURATED_FROM, last))
-    if not before or len(before) != len(after):
+    first, *_, last = multiples_of(results.budget)
+    shortest, before, after = (
+        results.values(f"scores.{at(multiple)}.loss", model=model) for multiple in (first, SATURATED_FROM, last)
+    )
+    if not before or len(before) != len(after) or len(before) != len(shortest):
         return verdict(results, claim, paper, None, None)
+    if sum(before) > (1 + SATURATED) * sum(shortest):
+        share = sum(before) / sum(shortest) - 1
+        ours = f"nothing to saturate: {share:.1%} more loss with a memory of {SATURATED_FROM} targets than of {first}"
+        return verdict(results, claim, paper, ours, None)
     share = 1 - sum(after) / sum(before)
     return verdict(results, claim, paper, f"{share:.2%} from m = {SATURATED_FROM} to {last}", share < SATURATED)
 

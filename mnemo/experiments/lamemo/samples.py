@@ -27,8 +27,6 @@ PROMPT = 512
 PROMPTS = 16
 SHOWN = 2
 """The paper shows as many."""
-ENDING = 160
-"""Characters of a prompt that are shown: results are no place for other people's texts."""
 GRAM = 4
 """Words whose recurrence counts as a repetition."""
 
@@ -36,7 +34,9 @@ GRAM = 4
 @job("lamemo-samples")
 def write_samples(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     opened = open_trained(settings, place)
-    prompts = choose_prompts(opened.corpus.split("test").ids, settings["prompts"], settings["prompt"])
+    ids = opened.corpus.split("test").ids
+    begins = spread(len(ids), settings["prompts"], settings["prompt"])
+    prompts = [prompt_at(ids, begin, settings["prompt"]) for begin in begins]
     model, tokenizer = opened.run.model, opened.corpus.tokenizer
     with place.progress("writing samples", settings["tokens"], unit="tokens") as bar:
         written = generate(
@@ -51,22 +51,20 @@ def write_samples(settings: dict[str, Any], place: Place) -> dict[str, Any]:
         )
     texts = [continuation(tokenizer, prompt, row) for prompt, row in zip(prompts, written.tokens, strict=True)]
     return {
-        "prompts": [ending(tokenizer.decode(prompt.numpy())) for prompt in prompts[:SHOWN]],
+        "begins": begins[:SHOWN],
         "texts": texts[:SHOWN],
         "repetition": [repetition(words_of(text), GRAM) for text in texts],
         "distinct": [len(set(words_of(text))) / max(1, len(words_of(text))) for text in texts],
     }
 
 
-def choose_prompts(ids: np.ndarray, count: int, length: int) -> list[Tensor]:
-    """Evenly spread over the text."""
-    begins = [(2 * number + 1) * (len(ids) - length) // (2 * count) for number in range(count)]
-    return [torch.from_numpy(np.asarray(ids[begin : begin + length]).astype(np.int64)) for begin in begins]
+def spread(size: int, count: int, length: int) -> list[int]:
+    """Where prompts begin that are evenly spread over a text of so many tokens."""
+    return [(2 * number + 1) * (size - length) // (2 * count) for number in range(count)]
 
 
-def ending(text: str) -> str:
-    """Enough of a prompt to see what a sample goes on from."""
-    return text if len(text) <= ENDING else f"... {text[-ENDING:]}"
+def prompt_at(ids: np.ndarray, begin: int, length: int) -> Tensor:
+    return torch.from_numpy(np.asarray(ids[begin : begin + length]).astype(np.int64))
 
 
 def continuation(tokenizer: AnyTokenizer, prompt: Tensor, row: Tensor) -> str:
@@ -132,13 +130,16 @@ def tables(results: Results) -> list[Table]:
 
 
 def samples(results: Results) -> list[Sample]:
-    """Side by side: the prompt, then what every model made of it."""
+    """Side by side: where the prompt stands, for results are no place for other people's texts; then what every model
+    made of it."""
     found = [(model, each) for model in MODELS if (each := looked_at(results, model)) is not None]
     if not found:
         return []
     shown = []
-    for number, prompt in enumerate(found[0][1].values["prompts"]):
-        shown.append(Sample(f"Prompt {number + 1}", prompt, "Its end; from the test set."))
+    length = found[0][1].cell.settings["prompt"]
+    for number, begin in enumerate(found[0][1].values["begins"]):
+        place = f"Tokens {begin:,} to {begin + length - 1:,} of the test set, counted from 0."
+        shown.append(Sample(f"Prompt {number + 1}", place, f"The last {length} tokens before the samples."))
         shown.extend(_sample(model, each, number) for model, each in found)
     return shown
 
