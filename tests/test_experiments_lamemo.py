@@ -174,7 +174,21 @@ def test_a_gain_that_seeds_do_not_agree_on_is_open() -> None:
 
 def test_a_loss_is_told_as_such() -> None:
     worse, better = gain({1: 1.75}, {1: 1.70}, BPC), gain({1: 1.70}, {1: 1.75}, BPC)
-    assert "): higher by 0.0500; 0.0100 lower would be enough" in str(worse) and "): lower by 0.0500;" in str(better)
+    assert str(worse).endswith("): higher by 0.0500") and str(better).endswith("): lower by 0.0500")
+    assert str(gain({1: 1.70}, {1: 1.71}, BPC)).endswith("): lower by 0.0100; less than 0.0200 decides nothing")
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_a_loss_decides_as_much_as_a_gain(seeds: int) -> None:
+    for by, expected in ((0.03, True), (0.002, None), (-0.002, None), (-0.03, False)):
+        better = {seed: 1.7 - by + 1e-4 * (seed % 2) for seed in range(seeds)}
+        found = gain(better, dict.fromkeys(range(seeds), 1.7), BPC)
+        assert found is not None and found.holds is expected
+
+
+def test_two_seeds_that_agree_by_chance_decide_no_small_difference() -> None:
+    found = gain({1: 1.695, 2: 1.695}, {1: 1.7, 2: 1.7}, BPC)
+    assert found is not None and found.holds is None
 
 
 def test_one_seed_decides_large_differences_alone() -> None:
@@ -182,8 +196,8 @@ def test_one_seed_decides_large_differences_alone() -> None:
     assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.004))[2:] == [None, None]
     assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, -0.004))[2:] == [None, None]
     results = made_up("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.004))
-    assert all("one seed" in verdict.ours for verdict in BY_NAME["lamemo-wikitext103"].verdicts(results)[2:])
-    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.011))[2:] == [True, True]
+    assert all("decides nothing" in verdict.ours for verdict in BY_NAME["lamemo-wikitext103"].verdicts(results)[2:])
+    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.016))[2:] == [True, True]
     assert judged("lamemo-enwik8", "paper", lambda labels: ranked(labels, 0.002))[1] is None
 
 
@@ -349,6 +363,10 @@ def test_samples() -> None:
     assert judged("lamemo-samples", "small", looked({LAMEMO: few, TRANSFORMER_XL: many})) == [True]
     assert judged("lamemo-samples", "small", looked({LAMEMO: many, TRANSFORMER_XL: few})) == [False]
     assert judged("lamemo-samples", "small", looked({LAMEMO: few, TRANSFORMER_XL: sampled(0.02, 0.0, 0.02)})) == [None]
+    nobody = made_up("lamemo-samples", "small", looked({LAMEMO: sampled(0, 0), TRANSFORMER_XL: sampled(0, 0)}))
+    (verdict,) = BY_NAME["lamemo-samples"].verdicts(nobody)
+    assert verdict.holds is None and "nobody repeats anything" in verdict.ours
+    assert not BY_NAME["lamemo-samples"].figures(nobody)
     shown = BY_NAME["lamemo-samples"].samples(
         made_up("lamemo-samples", "small", looked({LAMEMO: few, TRANSFORMER_XL: many}))
     )

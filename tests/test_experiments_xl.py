@@ -31,7 +31,7 @@ from mnemo.experiments.xl import (
     one_billion,
 )
 from mnemo.experiments.xl.ablation import ROWS, STANDARD
-from mnemo.experiments.xl.comparing import Measured, is_lower
+from mnemo.experiments.xl.comparing import Measured, is_lower, lower
 from mnemo.experiments.xl.recipes import smoke
 from mnemo.experiments.xl.sentences import write_shuffled
 from mnemo.model import Model
@@ -108,6 +108,22 @@ def test_lower_means_by_a_noticeable_share_and_by_more_than_seeds_differ() -> No
     assert not is_lower(Measured("", [1.0]), Measured("", [1.0005]))
     assert not is_lower(Measured("", [1.0, 1.2]), Measured("", [1.1, 1.12]))
     assert is_lower(Measured("", [1.0, 1.02]), Measured("", [1.1, 1.12]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1.0, 1.02], [1.1, 1.12], True),
+        ([1.0, 1.2], [1.1, 1.12], None),
+        ([1.15, 1.17], [1.16, 1.14], None),
+        ([1.1, 1.12], [1.0, 1.02], False),
+        ([1.0], [1.005], None),
+    ],
+)
+def test_what_seeds_differ_by_decides_nothing(first: list[float], second: list[float], expected: bool | None) -> None:
+    results = Results(budget="small", cells=[])
+    verdict = lower(results, "claim", "paper", Measured("one", first), Measured("other", second))
+    assert verdict.holds is expected
 
 
 def search(initial: float, best: float, length: int, trained: int = 128, start: int = 256) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mnemo.report import scales, style
+from mnemo.report import scales, style, svg
 from mnemo.report.charts import thinned
 from mnemo.report.heat import words_on
 from mnemo.report.plots import Line, line_figure
@@ -134,3 +135,10 @@ def test_counts_have_whole_ticks() -> None:
     assert ">4<" in figure.svg and ">3.5<" not in figure.svg and ">4.0<" not in figure.svg
     halves = [Line("a", [(3, 0.5), (4.5, 0.75)])]
     assert ">3.4<" in line_figure("s", "t", "c", halves, x_label="hours", y_label="accuracy", x_from_least=True).svg
+
+
+def test_the_last_label_of_an_axis_is_not_cut_off() -> None:
+    lines = [Line("a", [(0.0, 1.0), (3000.0, 2.0)])]
+    figure = line_figure("s", "t", "c", lines, x_label="step", y_label="loss")
+    (at,) = re.findall(r'<text x="([\d.]+)"[^>]*>3,000<', figure.svg)
+    assert float(at) + 5 * svg.WIDE_CHAR / 2 <= svg.WIDTH

@@ -125,7 +125,8 @@ def _frame(chart: LineChart, x: Axis, y: Axis, margins: svg.Margins, height: flo
             svg.text(margins.left - 7, at + 4, label, "tick", "end"),
         ]
     for tick, label in zip(x.ticks, tick_labels(x.ticks), strict=True):
-        parts.append(svg.text(x.place(tick), bottom + 17, label, "tick", "middle"))
+        at = min(x.place(tick), svg.WIDTH - 2 - len(label) * svg.WIDE_CHAR / 2)  # a long one would be cut off
+        parts.append(svg.text(at, bottom + 17, label, "tick", "middle"))
     parts += [
         svg.line(margins.left, bottom, right, bottom, "base"),
         svg.text((margins.left + right) / 2, height - 6, chart.x_label, "axis", "middle"),

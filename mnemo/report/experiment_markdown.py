@@ -43,7 +43,7 @@ def _experiment(page: ExperimentPage, link: str) -> list[str]:
     folder = f"{link.rpartition('/')[0]}/{FILES}" if "/" in link else FILES
     return [
         f'<a id="{_anchor(page)}"></a>\n\n## {_plain(page.title)}',
-        f"{_plain(page.claim)}",
+        f"The claim: {_plain(page.claim)}",
         _about(page, link),
         *_verdicts(page),
         *(part for name, listed in table_files(page).items() for part in _listed(listed, f"{folder}/{name}")),

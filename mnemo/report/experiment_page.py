@@ -52,9 +52,8 @@ def write_experiment(page: ExperimentPage, folder: Path, *, overview: str | None
     path = folder / "report.html"
     sections = [section for section in _sections(page) if section is not None]
     link = tag("a", "All experiments", href=quote(overview)) if overview else None
-    write_text(
-        path, frame.build(page.title, page.claim, sections, problems=page.problems, details=_details(page), link=link)
-    )
+    lead = f"The claim: {page.claim}"
+    write_text(path, frame.build(page.title, lead, sections, problems=page.problems, details=_details(page), link=link))
     return path
 
 
@@ -191,7 +190,7 @@ def _entry(page: ExperimentPage, link: str) -> Markup:
         "article",
         heading,
         tag("p", words, class_="links"),
-        tag("p", page.claim, class_="about"),
+        tag("p", f"The claim: {page.claim}", class_="about"),
         verdict_table(page.verdicts) if page.verdicts else None,
         class_="card entry",
         id=f"experiment-{slugify(page.name)}",

@@ -1,8 +1,8 @@
 """From measured losses to numbers in a table and to verdicts on which of two models is better.
 
 Seeds are compared in pairs: two models of one seed start from the same text. A gain counts when it is larger than twice
-its standard error over the seeds and larger than a margin below which nobody would care. One seed alone, of whose
-chance nothing is known, must differ by far more, in either direction.
+its standard error over the seeds and larger than a margin below which nobody would care; so does a loss. Few seeds,
+which may agree by chance, must differ by more: one alone by what seeds of these sizes differ by.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Unit(NamedTuple):
     margin: float
     """The smallest difference that counts."""
     alone: Callable[[float], float]
-    """The smallest difference from a value that counts with one seed."""
+    """The smallest difference from a value that counts with one seed; with n seeds, an n-th of it."""
 
     def tell(self, values: Sequence[float]) -> str:
         """The mean, and the deviation where there are several."""
@@ -37,14 +37,12 @@ class Unit(NamedTuple):
 
     def needed(self, differences: Sequence[float], value: float) -> float:
         """What differences from a value, one of each seed, must reach in the mean."""
-        if len(differences) == 1:
-            return self.alone(value)
-        return max(self.margin, 2 * standard_error(differences))
+        return max(self.margin, self.alone(value) / len(differences), 2 * standard_error(differences))
 
 
-BPC = Unit("bpc", bits, 4, 0.002, lambda _: 0.01)
-PPL = Unit("ppl", perplexity, 2, 0.1, lambda value: 0.01 * value)
-NATS = Unit("nats", float, 4, 0.002, lambda _: 0.01)
+BPC = Unit("bpc", bits, 4, 0.002, lambda _: 0.02)
+PPL = Unit("ppl", perplexity, 2, 0.1, lambda value: 0.015 * value)
+NATS = Unit("nats", float, 4, 0.002, lambda _: 0.015)
 
 
 def score(result: CellResult, name: str, unit: Unit) -> float | None:
@@ -96,20 +94,16 @@ class Gain(NamedTuple):
 
     @property
     def holds(self) -> bool | None:
-        """None where there is a gain, but one that may be chance; with one seed, a loss may be too."""
+        """None where the difference may be chance."""
         if self.mean >= self.needed:
             return True
-        least = -self.needed if len(self.better) == 1 else 0.0
-        return None if self.mean > least else False
+        return None if self.mean > -self.needed else False
 
     def __str__(self) -> str:
         values = f"{self.unit.tell(self.better)} against {self.unit.tell(self.worse)} {self.unit.name}"
         digits, direction = self.unit.digits, "lower" if self.mean >= 0 else "higher"
-        return (
-            f"{values} ({counted(len(self.better))}): {direction} by {abs(self.mean):.{digits}f}; "
-            f"{self.needed:.{digits}f} lower would be enough"
-            f"{'; one seed decides no less' if len(self.better) == 1 and self.holds is None else ''}"
-        )
+        chance = f"; less than {self.needed:.{digits}f} decides nothing" if self.holds is None else ""
+        return f"{values} ({counted(len(self.better))}): {direction} by {abs(self.mean):.{digits}f}{chance}"
 
 
 def gain(better: Mapping[int, float], worse: Mapping[int, float], unit: Unit) -> Gain | None:

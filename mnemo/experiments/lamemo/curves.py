@@ -25,7 +25,7 @@ def learning_curves(
     if not points:
         return []
     split = "Validation" if curve == "curve" else "Training"
-    caption = f"{split}; means over seeds, the band from the lowest to the highest."
+    caption = f"{split}; means over seeds, the band from the lowest to the highest. Cut off in the first tenth."
     return [
         line_figure(
             f"{split.lower()}-curves",

@@ -9,7 +9,7 @@ from mnemo.experiments.lamemo.compare import BPC, PPL, Gain, Unit, by_seed, coun
 from mnemo.experiments.lamemo.comparison import LIMITS, SMALLER, cell
 from mnemo.experiments.lamemo.models import LAMEMO, SEED, TRANSFORMER_XL
 from mnemo.experiments.lamemo.names import PAPER
-from mnemo.experiments.lamemo.trained import recipe_of
+from mnemo.experiments.lamemo.trained import BEYOND, recipe_of
 from mnemo.report.plots import line_figure, lines_over_seeds
 
 MODELS = (LAMEMO, TRANSFORMER_XL)
@@ -163,6 +163,7 @@ EXTRAPOLATION = Experiment(
         "published code looks at as many positions as the current segment has. With segments of one length it is the "
         "same.",
         "small: bytes of novels, trained with segment and memory of 128; two seeds.",
+        BEYOND,
         SMALLER,
     ),
 )

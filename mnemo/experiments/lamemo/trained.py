@@ -18,6 +18,11 @@ from mnemo.recipe import Recipe
 from mnemo.report.svg import slugify
 
 TRAINED = "The models are trained first, in cells of the same grid."
+BEYOND = (
+    "small: training has distances below 256, and LaMemo fails beyond them: gradients of the memorising coefficient "
+    "make its position weights large. docs/lamemo.md tells what was tried; clamped distances help, and so does a "
+    "coefficient without gradients."
+)
 
 
 def recipe_of(budget: Budget, model: str, seed: int = SEED) -> Recipe:

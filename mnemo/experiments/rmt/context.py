@@ -42,13 +42,14 @@ def _memories(budget: Budget) -> tuple[int, int]:
 
 def _deeper(results: Results, place: dict) -> Verdict:
     memory, deepest = {"smoke": (2, 1), "small": (10, 2), "paper": (10, 4)}[results.budget]
-    rows = {f"BPTT {depth}": row_at(results, **place, model=RMT, memory=memory, bptt=depth) for depth in (0, deepest)}
+    depths = dict.fromkeys((0, 1, deepest))
+    rows = {f"BPTT {depth}": row_at(results, **place, model=RMT, memory=memory, bptt=depth) for depth in depths}
     noise = NOISE[UNITS[place["corpus"]]]
     return _judged(
         results,
         f"RMT with {memory} memory tokens gets better with more visible context (BPTT {deepest} against 0).",
         rows,
-        lambda short, long: fmean(long) < fmean(short) - noise,
+        lambda short, *longer: fmean(longer[-1]) < fmean(short) - noise,
     )
 
 
@@ -94,7 +95,7 @@ def figures(results: Results) -> list[Figure]:
         return []
     unit = UNITS[found[0][0].labels["corpus"]]
     groups: dict[str, list[tuple[float, float]]] = {}
-    for each, value in found:
+    for each, value in sorted(found, key=lambda one: (one[0].labels["model"], one[0].labels["memory"])):
         groups.setdefault(_group(each), []).append((float(visible(each.labels)), value))
     return [
         scatter_figure(
@@ -118,16 +119,21 @@ def figures(results: Results) -> list[Figure]:
 
 def _group(result: CellResult) -> str:
     labels = result.labels
-    return f"RMT, {labels['memory']} memory tokens" if labels["model"] == RMT else labels["model"]
+    if labels["model"] != RMT:
+        return labels["model"]
+    return f"RMT, {labels['memory']} memory token{'s' if labels['memory'] > 1 else ''}"
 
 
 def _by_memory(found: list[tuple[CellResult, float]]) -> list[Line]:
-    points = []
-    for each, value in found:
-        labels = each.labels
-        name = f"RMT, BPTT {labels['bptt']}" if labels["model"] == RMT else XL
-        points.append((name, float(labels["memory"]), value))
-    return lines_over_seeds(sorted(points))
+    points = [(_line(each), float(each.labels["memory"]), value) for each, value in found]
+    names = {name for name, _, _ in points} - {BASELINE}
+    points += [(name, 0.0, value) for line, _, value in points if line == BASELINE for name in names]
+    return lines_over_seeds(sorted(point for point in points if point[0] != BASELINE))
+
+
+def _line(result: CellResult) -> str:
+    labels = result.labels
+    return f"RMT, BPTT {labels['bptt']}" if labels["model"] == RMT else labels["model"]
 
 
 def tables(results: Results) -> list[Table]:

@@ -48,6 +48,13 @@ LEARNED = 0.5
 """Share of the equations that one of two models must solve for a comparison to tell anything."""
 
 
+UNLEARNED = "neither has learned to solve equations"
+
+
+def _learned(*rates: list[float]) -> bool:
+    return max(map(fmean, rates)) >= LEARNED
+
+
 def _rates(results: Results, model: str) -> list[float]:
     return results.values(SOLVE_RATE, model=model)
 
@@ -59,9 +66,11 @@ def verdicts(results: Results) -> list[Verdict]:
             results,
             f"RMT solves quadratic equations in 6 segments ({SOLVED} or better).",
             said(quoted[RMT]),
-            {RMT: _rates(results, RMT)},
-            is_solved,
-            wanted=wanted,
+            {model: _rates(results, model) for model in (BASELINE, RMT)},
+            lambda whole, rmt: is_solved(rmt),
+            wanted=wanted if BASELINE in _models(results.budget) else 0,
+            decides=_learned,
+            undecided=UNLEARNED,
         ),
         judged(
             results,
@@ -71,8 +80,8 @@ def verdicts(results: Results) -> list[Verdict]:
             lambda xl, rmt: fmean(rmt) > fmean(xl),
             wanted=wanted,
             margin=FAR,
-            decides=lambda *rates: max(map(fmean, rates)) >= LEARNED,
-            undecided="neither has learned to solve equations",
+            decides=_learned,
+            undecided=UNLEARNED,
         ),
         judged(
             results,
@@ -82,8 +91,8 @@ def verdicts(results: Results) -> list[Verdict]:
             lambda whole, rmt: fmean(rmt) >= fmean(whole) - 0.01,
             wanted=wanted if BASELINE in _models(results.budget) else 0,
             margin=FAR,
-            decides=lambda *rates: max(map(fmean, rates)) >= LEARNED,
-            undecided="neither has learned to solve equations",
+            decides=_learned,
+            undecided=UNLEARNED,
         ),
     ]
 

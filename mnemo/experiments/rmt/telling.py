@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -97,7 +98,7 @@ def measured_lines(results: Results, key: str, line: str, x: str, order: Sequenc
         if line in each.labels and x in each.labels and isinstance(value := look_up(each.values, key), (int, float))
     ]
     found.sort(key=lambda one: (order.index(one[0]), one[1]))
-    return lines_over_seeds(found)
+    return [replace(drawn, color=order.index(drawn.label)) for drawn in lines_over_seeds(found)]
 
 
 def quoted_lines(table: Mapping[tuple[str, int], Quoted], order: Sequence[str]) -> list[Line]:
@@ -107,7 +108,8 @@ def quoted_lines(table: Mapping[tuple[str, int], Quoted], order: Sequence[str]) 
         points = sorted((x, quoted) for (model, x), quoted in table.items() if model == name)
         if points:
             low, high = ([_edge(quoted, sign) for _, quoted in points] for sign in (-1, 1))
-            lines.append(Line(name, [(float(x), quoted.mean) for x, quoted in points], low, high))
+            means = [(float(x), quoted.mean) for x, quoted in points]
+            lines.append(Line(name, means, low, high, color=order.index(name)))
     return lines
 
 

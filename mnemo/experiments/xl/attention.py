@@ -176,6 +176,9 @@ def pick_out(model: Model, corpus: Corpus, ids: np.ndarray, scale: Scale, layer:
     }
 
 
+AVERAGED = "Averaged over validation text, logarithmic colours, one row a head"
+
+
 def observed(results: Results) -> CellResult | None:
     return next((cell for cell in results.select(part="attention") if cell.values), None)
 
@@ -253,14 +256,13 @@ def figures(results: Results) -> list[Figure]:
         _by_head(
             "figure-5",
             "Figure 5: attention by distance",
-            "Averaged over the text, one row a head (layer.head). Marked: the fifth of the heads that reach farthest, "
-            f"{wide}.",
+            f"{AVERAGED} (layer.head). Marked: the fifth of the heads that reach farthest, {wide}.",
             values,
             "whole",
         )
     ]
     for name, what in TERMS.items():
-        caption = f"The softmax of term ({name}) alone, averaged over the text; one row a head."
+        caption = f"The softmax of term ({name}) alone. {AVERAGED}."
         pictures.append(_by_head(f"figure-7{name}", f"Figure 7: term ({name}), {what}", caption, values, name))
     return [*pictures, *(figure for one in values["maps"] for figure in _map_figures(one))]
 
@@ -285,12 +287,12 @@ def _by_head(slug: str, title: str, caption: str, values: dict[str, Any], name: 
 def _map_figures(one: dict[str, Any]) -> list[Figure]:
     name = f"head {one['head'] + 1} of layer {one['layer'] + 1}"
     slug = f"figure-6-{one['layer'] + 1}-{one['head'] + 1}"
-    caption = "Attention of neighbouring tokens to the memory"
+    caption = "Attention of neighbouring tokens of the passage to the memory"
     marks = [[float(marked) for marked in row] for row in one["marked"]]
     return [
-        _map_figure(slug, f"Figure 6: {name}", f"{caption}.", one["rows"], one, logarithmic=True),
+        _map_figure(slug, f"Figure 6: {name}", f"{caption}; logarithmic colours.", one["rows"], one, logarithmic=True),
         _map_figure(
-            f"{slug}-top", f"Figure 6: {name}, top 20%", f"{caption}: the fifth that each favours.", marks, one
+            f"{slug}-top", f"Figure 6: {name}, top 20%", f"{caption}: dark is the fifth that each favours.", marks, one
         ),
     ]
 
@@ -321,13 +323,17 @@ def samples(results: Results) -> list[Sample]:
 
 
 def _sample(one: dict[str, Any]) -> Sample:
-    """The memory's text as the last of the tokens reads it, what it favours in brackets."""
+    """The memory's text as the token reads it that attends to it most, what it favours in brackets."""
+    mass, row = max((sum(values), row) for row, values in enumerate(one["rows"]))
     text, inside = "", False
-    for token, marked in zip(one["context"], one["marked"][-1], strict=True):
+    for token, marked in zip(one["context"], one["marked"][row], strict=True):
         text += "[" if marked and not inside else "]" if inside and not marked else ""
         text, inside = text + token, marked
     title = f"What head {one['head'] + 1} of layer {one['layer'] + 1} picks out"
-    note = f"In brackets: the fifth of the memory that the token '{_visible(one['targets'][-1])}' attends to most."
+    note = (
+        f"In brackets: the fifth of the memory that the token '{_visible(one['targets'][row])}' attends to most. All "
+        f"of the memory has {mass:.1%} of its attention."
+    )
     return Sample(title=title, text=text + ("]" if inside else ""), note=note)
 
 
@@ -350,5 +356,8 @@ XL_ATTENTION = Experiment(
         "memory of 640 words.",
         "Terms are softmaxed over all that a token sees, then compared over distances up to the memory's length.",
         "The paper picks its three heads by eye: here they are the widest of the first, a middle and the last layer.",
+        "Figures 5 and 7 are averages over the validation text. Figure 6 and the samples read a passage that was "
+        "written for this experiment; some of its tokens hardly attend to the memory, and what they favour there means "
+        "little.",
     ),
 )

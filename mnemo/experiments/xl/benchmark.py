@@ -13,7 +13,7 @@ from mnemo.experiments.jobs import training_cell
 from mnemo.experiments.xl.comparing import Measured, judged, lower, shown, spread, undecided
 from mnemo.experiments.xl.recipes import seeded, seeds
 from mnemo.recipe import Recipe
-from mnemo.report.plots import Line, bar_figure, line_figure
+from mnemo.report.plots import bar_figure, line_figure, lines_over_seeds
 
 CLOSE = 0.01
 """How far, of the published value, a run may be from it and still count as reaching it."""
@@ -155,15 +155,16 @@ class Benchmark:
         return [bar, *self._curves(results)]
 
     def _curves(self, results: Results) -> list[Figure]:
-        lines = [
-            Line(entry.label, [(float(step), float(loss)) for step, loss in cell.values["curve"]])
+        points = [
+            (entry.label, float(step), float(loss))
             for entry in self.entries
-            for cell in results.select(model=entry.name)[:1]
-            if cell.values.get("curve")
+            for cell in results.select(model=entry.name)
+            for step, loss in cell.values.get("curve") or []
         ]
-        if not lines:
+        if not points:
             return []
-        caption = "Validation loss during training, one seed of each model."
+        lines = lines_over_seeds(points)
+        caption = "Validation loss during training; means over seeds, the band from the lowest to the highest."
         return [line_figure("learning", "Learning curves", caption, lines, x_label="step", y_label="nats per token")]
 
 

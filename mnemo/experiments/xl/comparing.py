@@ -75,7 +75,11 @@ def lower(
     missing = [one.label for one in (first, second) if not one.values]
     if missing:
         return undecided(claim, paper, missing)
-    ours = f"{first}; {second}"
-    if 1 in (len(first.values), len(second.values)) and abs(second.mean - first.mean) < ALONE * second.mean:
+    ours, gap = f"{first}; {second}", second.mean - first.mean
+    if 1 in (len(first.values), len(second.values)) and abs(gap) < ALONE * second.mean:
         return judged(results, claim, paper, f"{ours}; one seed decides nothing below {ALONE:.0%}", None)
-    return judged(results, claim, paper, ours, is_lower(first, second, margin))
+    if is_lower(first, second, margin):
+        return judged(results, claim, paper, ours, True)
+    if gap + max(first.deviation, second.deviation) > margin * second.mean:
+        return judged(results, claim, paper, f"{ours}; seeds differ by as much", None)
+    return judged(results, claim, paper, ours, False)
