@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from mnemo.experiments.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.experiments.rmt.language import CORPORA, SEGMENT, endings, qualities, row_at
+from mnemo.experiments.rmt.language import CORPORA, SEGMENT, endings, in_order, qualities, row_at
 from mnemo.experiments.rmt.language_grid import ENWIK8, NOISE, ROWS, UNITS, Row, quality, row_cells
 from mnemo.experiments.rmt.published import BASELINE, RMT, XL
 from mnemo.experiments.rmt.series import PAPER
@@ -147,7 +147,7 @@ def tables(results: Results) -> list[Table]:
             endings(results.select(**row.labels)),
             said(row.quoted),
         )
-        for row in rows_of(results.budget)
+        for row in sorted(rows_of(results.budget), key=in_order)
     ]
     unit = UNITS[CORPORA[results.budget][0]]
     headers = ("model", "memory", "BPTT", "visible tokens", f"ours, {unit}", "how runs ended", "paper")

@@ -180,7 +180,7 @@ def _corpus_tables(results: Results, corpus: str) -> list[Table]:
             endings(results.select(**row.labels)),
             said(row.quoted),
         )
-        for row in sorted(ROWS[results.budget], key=_order)
+        for row in sorted(ROWS[results.budget], key=in_order)
         if row.corpus == corpus
     ]
     quoted = [
@@ -207,7 +207,7 @@ def _ending(result: CellResult) -> str:
 def figures(results: Results) -> list[Figure]:
     drawn = []
     for corpus in CORPORA[results.budget]:
-        rows = sorted((row for row in ROWS[results.budget] if row.corpus == corpus), key=_order)
+        rows = sorted((row for row in ROWS[results.budget] if row.corpus == corpus), key=in_order)
         found = [(bar_name(row), qualities(results, **row.labels)) for row in rows]
         bars = [(name, fmean(values)) for name, values in found if values]
         if bars:
@@ -218,7 +218,7 @@ def figures(results: Results) -> list[Figure]:
     return drawn
 
 
-def _order(row: Row) -> tuple[int, int, int, int]:
+def in_order(row: Row) -> tuple[int, int, int, int]:
     """In which rows are shown; they are run in the order in which they matter."""
     return -row.segment, (BASELINE, MT, XL, RMT).index(row.model), row.memory, row.bptt
 
