@@ -19,9 +19,8 @@ from mnemo.report.findings import Verdict
 
 INDEX, REPORT = "index.html", "report.html"
 LEAD = (
-    "What `mnemo reproduce` measured: every claim with the paper's numbers and ours, and whether it holds. Experiments "
-    "that are not listed have not been run yet; `mnemo reproduce --list` names all, and `mnemo reproduce --overview` "
-    "writes this page."
+    "What `mnemo reproduce` measured: every claim with the paper's numbers and ours, and whether it holds. `mnemo "
+    "reproduce --list` names all experiments, and `mnemo reproduce --overview` writes this page."
 )
 
 

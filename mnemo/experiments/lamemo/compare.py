@@ -28,7 +28,8 @@ class Unit(NamedTuple):
     margin: float
     """The smallest difference that counts."""
     alone: Callable[[float], float]
-    """The smallest difference from a value that counts with one seed; with n seeds, an n-th of it."""
+    """The smallest difference from a value that counts with one seed: about twice what two seeds of `small` differ by.
+    Chance falls with the root of their number."""
 
     def tell(self, values: Sequence[float]) -> str:
         """The mean, and the deviation where there are several."""
@@ -37,7 +38,7 @@ class Unit(NamedTuple):
 
     def needed(self, differences: Sequence[float], value: float) -> float:
         """What differences from a value, one of each seed, must reach in the mean."""
-        return max(self.margin, self.alone(value) / len(differences), 2 * standard_error(differences))
+        return max(self.margin, self.alone(value) / math.sqrt(len(differences)), 2 * standard_error(differences))
 
 
 BPC = Unit("bpc", bits, 4, 0.002, lambda _: 0.02)

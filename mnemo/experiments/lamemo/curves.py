@@ -25,7 +25,9 @@ def learning_curves(
     if not points:
         return []
     split = "Validation" if curve == "curve" else "Training"
-    caption = f"{split}; means over seeds, the band from the lowest to the highest. Cut off in the first tenth."
+    caption, top = f"{split}; means over seeds, the band from the lowest to the highest.", _settled(points)
+    if any(value > top for _, _, value in points):
+        caption += " Cut off in the first tenth."
     return [
         line_figure(
             f"{split.lower()}-curves",
@@ -34,7 +36,7 @@ def learning_curves(
             lines_over_seeds(points),
             x_label="step",
             y_label=unit.name,
-            y_max=_settled(points),
+            y_max=top,
         )
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from mnemo.experiments.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
@@ -90,12 +91,11 @@ def _growing_gap(results: Results) -> Verdict:
     unit, near, far = unit_of(results.budget), gains[first].differences, gains[last].differences
     growth = [late - early for early, late in zip(near, far, strict=True)]
     ours = f"{unit.tell(near)} at m = {first}, {unit.tell(far)} {unit.name} at m = {last} ({counted(len(near))})"
-    signs = {each > 0 for each in growth}
-    needed = unit.alone(gains[first].worse[0]) if len(growth) == 1 else 0.0
-    if abs(growth[0]) < needed:
-        ours += f"; one seed decides nothing below {needed:.{unit.digits}f}"
+    mean, needed = fmean(growth), unit.needed(growth, fmean(gains[first].worse))
+    if abs(mean) < needed:
+        ours += f"; less than {needed:.{unit.digits}f} decides nothing"
         return verdict(results, claim, paper, ours, None)
-    return verdict(results, claim, paper, ours, signs.pop() if len(signs) == 1 else None)
+    return verdict(results, claim, paper, ours, mean > 0)
 
 
 def _saturates(results: Results, model: str) -> Verdict:
@@ -107,10 +107,11 @@ def _saturates(results: Results, model: str) -> Verdict:
     )
     if not before or len(before) != len(after) or len(before) != len(shortest):
         return verdict(results, claim, paper, None, None)
-    if sum(before) > (1 + SATURATED) * sum(shortest):
-        share = sum(before) / sum(shortest) - 1
-        ours = f"nothing to saturate: {share:.1%} more loss with a memory of {SATURATED_FROM} targets than of {first}"
-        return verdict(results, claim, paper, ours, None)
+    for multiple, losses in ((SATURATED_FROM, before), (last, after)):
+        worse = sum(losses) / sum(shortest) - 1
+        if worse > SATURATED:
+            ours = f"nothing to saturate: {worse:.1%} more loss with a memory of {multiple} targets than of {first}"
+            return verdict(results, claim, paper, ours, None)
     share = 1 - sum(after) / sum(before)
     return verdict(results, claim, paper, f"{share:.2%} from m = {SATURATED_FROM} to {last}", share < SATURATED)
 

@@ -101,8 +101,9 @@ def verdicts(results: Results) -> list[Verdict]:
         return [verdict(results, claim, paper, None, None)]
     ahead, static = found[0].values["repetition"], found[1].values["repetition"]
     ours = f"{_tell(ahead)} against {_tell(static)} of the {GRAM}-grams, over {len(ahead)} prompts"
-    if not any([*ahead, *static]):
-        return [verdict(results, claim, paper, f"{ours}: nobody repeats anything in samples of this length", None)]
+    if "clamp" not in found[0].cell.settings:
+        ours += "; behind a memory that is longer than in training LaMemo writes no words, and so cannot repeat them"
+        return [verdict(results, claim, paper, ours, None)]
     return [verdict(results, claim, paper, ours, _less(ahead, static))]
 
 

@@ -91,7 +91,7 @@ def _judged(results: Results, claim: str, rows: dict[str, Row], holds, decides=N
 
 def figures(results: Results) -> list[Figure]:
     found = [(each, value) for each in results.cells if (value := quality(each)) is not None]
-    if not found:
+    if all(each.labels["model"] == BASELINE for each, _ in found):
         return []
     unit = UNITS[found[0][0].labels["corpus"]]
     groups: dict[str, list[tuple[float, float]]] = {}

@@ -48,7 +48,7 @@ LEARNED = 0.5
 """Share of the equations that one of two models must solve for a comparison to tell anything."""
 
 
-UNLEARNED = "neither has learned to solve equations"
+UNLEARNED = "no model has learned to solve equations"
 
 
 def _learned(*rates: list[float]) -> bool:
@@ -66,10 +66,10 @@ def verdicts(results: Results) -> list[Verdict]:
             results,
             f"RMT solves quadratic equations in 6 segments ({SOLVED} or better).",
             said(quoted[RMT]),
-            {model: _rates(results, model) for model in (BASELINE, RMT)},
-            lambda whole, rmt: is_solved(rmt),
-            wanted=wanted if BASELINE in _models(results.budget) else 0,
-            decides=_learned,
+            {model: _rates(results, model) for model in (BASELINE, RMT) if model in _models(results.budget)},
+            lambda *rates: is_solved(rates[-1]),
+            wanted=wanted,
+            decides=_learned if results.budget == "small" else None,
             undecided=UNLEARNED,
         ),
         judged(

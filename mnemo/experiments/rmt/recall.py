@@ -66,7 +66,7 @@ def _experiment(name: str, series: Series, title: str, claim: str, counts: tuple
     return Experiment(
         name=name,
         title=title,
-        paper="Tasks of our own",
+        paper="Beside the papers",
         covers=("not in the paper",),
         claim=claim,
         cells=series.cells,
@@ -74,7 +74,7 @@ def _experiment(name: str, series: Series, title: str, claim: str, counts: tuple
         figures=lambda results: by_segments(results, series, heading),
         tables=lambda results: [accuracy_table(results, series, heading)],
         notes=(
-            "Not in the paper. Models, training and verdicts are those of its own tasks.",
+            "Not in RMT's paper. Models, training and verdicts are those of its own tasks.",
             *notes,
             GROWING,
             f"At the small budget, models have 2 layers of width 128. {CACHES}",
@@ -94,8 +94,8 @@ MULTI_QUERY_EXPERIMENT = _experiment(
     (2, 4),
     "Multi-query associative recall (Arora et al., 2023) separates recurrent models from attention.",
     "Every pair is asked for once. To know which values there are, and not whose, costs at most log(8!) / 8 = 1.33 "
-    "nats an answer while right answers are shown, as in training: where a model settles near that, it hardly tells "
-    "the pairs apart. In the committed results RMT does so in 2 segments, and not in 4.",
+    "nats an answer while right answers are shown, as in training: a model that settles little below that hardly tells "
+    "the pairs apart.",
 )
 PASSKEY_EXPERIMENT = _experiment(
     "rmt-passkey",

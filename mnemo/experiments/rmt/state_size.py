@@ -70,14 +70,14 @@ def equally_good(results: Results) -> tuple[Measured, Measured] | str:
     near, qualities = NEAR[unit], [each.quality for each in every]
     if not every or not tokens:
         return "no runs"
-    if results.budget != "smoke" and max(qualities) - min(qualities) <= 2 * near:
-        return NO_GAIN
     for rmt in sorted(tokens, key=lambda each: each.vectors):
         caches = [each for each in every if abs(each.quality - rmt.quality) <= near]
+        if caches and results.budget != "smoke" and max(qualities) - min(qualities) <= 2 * near:
+            return NO_GAIN
         if caches:
             return rmt, min(caches, key=lambda each: each.vectors)
     best, worst = min(each.quality for each in tokens), max(qualities)
-    return f"{NO_PAIR}: the best RMT has {best:.3f} {unit}, the smallest cache {worst:.3f}" if best > worst else NO_PAIR
+    return f"{NO_PAIR}: the best RMT has {best:.3f} {unit}, the worst cache {worst:.3f}" if best > worst else NO_PAIR
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -88,7 +88,7 @@ def _vectors(results: Results) -> Verdict:
     claim = Claim(
         "RMT's state is m vectors for every text, Transformer-XL's m in each of its N layers.", "10 against 10 x 16"
     )
-    found = [*all_measured(results, RMT), *all_measured(results, XL)]
+    found = [one for model in (RMT, XL) for one in sorted(all_measured(results, model), key=lambda each: each.vectors)]
     ours = ", ".join(f"{each.row.model} {each.row.memory}: {each.vectors:,.0f}" for each in found) or "no runs"
     if not all_measured(results, RMT) or not all_measured(results, XL):
         return claim.open(ours)

@@ -12,7 +12,7 @@ from mnemo.experiments.experiment import Results, Verdict
 
 NOTICEABLE = 1e-3
 """The paper's own word for a gain in perplexity that counts: about 0.1%."""
-ALONE = 1e-2
+ALONE = 1.5e-2
 """The share below which a difference between single runs may be that of their seeds."""
 SMOKE = "; smoke only shows that everything runs: a few steps decide nothing"
 
@@ -77,7 +77,7 @@ def lower(
         return undecided(claim, paper, missing)
     ours, gap = f"{first}; {second}", second.mean - first.mean
     if 1 in (len(first.values), len(second.values)) and abs(gap) < ALONE * second.mean:
-        return judged(results, claim, paper, f"{ours}; one seed decides nothing below {ALONE:.0%}", None)
+        return judged(results, claim, paper, f"{ours}; one seed decides nothing below {ALONE:.1%}", None)
     if is_lower(first, second, margin):
         return judged(results, claim, paper, ours, True)
     if gap + max(first.deviation, second.deviation) > margin * second.mean:

@@ -183,7 +183,7 @@ def tables(results: Results) -> list[Table]:
     headers = ["model", *ours, *(f"paper: {name}" for name in ours)]
     caption = (
         "Backpropagation length, validation perplexity per token at the attention length of training and at the best "
-        "one, and the shortest length within 0.1% of the best."
+        "of that and longer ones, and the shortest length within 0.1% of that."
     )
     return [Table(title="Table 8: equal GPU memory", headers=headers, rows=rows, caption=caption)]
 
