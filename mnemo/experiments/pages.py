@@ -20,7 +20,8 @@ from mnemo.report.findings import Verdict
 INDEX, REPORT = "index.html", "report.html"
 LEAD = (
     "What `mnemo reproduce` measured: every claim with the paper's numbers and ours, and whether it holds. `mnemo "
-    "reproduce --list` names all experiments, and `mnemo reproduce --overview` writes this page."
+    "reproduce --list` names all experiments, and `mnemo reproduce --overview` writes this page. Times are sums over "
+    "cells, several of which may have shared a device."
 )
 
 

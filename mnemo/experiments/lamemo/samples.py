@@ -102,7 +102,7 @@ def verdicts(results: Results) -> list[Verdict]:
     ahead, static = found[0].values["repetition"], found[1].values["repetition"]
     ours = f"{_tell(ahead)} against {_tell(static)} of the {GRAM}-grams, over {len(ahead)} prompts"
     if "clamp" not in found[0].cell.settings:
-        ours += "; behind a memory that is longer than in training LaMemo writes no words, and so cannot repeat them"
+        ours += "; not decided without a clamp: behind memories longer than in training, LaMemo may write no words"
         return [verdict(results, claim, paper, ours, None)]
     return [verdict(results, claim, paper, ours, _less(ahead, static))]
 

@@ -19,9 +19,9 @@ from mnemo.report.svg import slugify
 
 TRAINED = "The models are trained first, in cells of the same grid."
 BEYOND = (
-    "small: training has distances below 256, and LaMemo fails beyond them. In smaller models, gradients of the "
-    "memorising coefficient make position weights so large that they fail likewise; there, clamped distances help, and "
-    "so does a coefficient without gradients (docs/lamemo.md)."
+    "small: training has distances below 256; in the committed results LaMemo fails beyond. In smaller models, "
+    "gradients of the memorising coefficient make position weights so large that they fail likewise; there, clamped "
+    "distances help, and so does a coefficient without gradients (docs/lamemo.md)."
 )
 
 

@@ -171,15 +171,10 @@ def learning_curves(
         return []
     colors = {result.labels["plan"]: _color(layout) for layout in layouts for result in find(results, layout)}
     lines = [replace(line, color=colors[line.label]) for line in lines_over_seeds(points)]
-    caption = (
-        "Validation set during training, without the first measurement, which lies far above. Lines are means over "
-        "seeds, bands their range."
-    )
-    return [
-        line_figure(
-            slug, title, caption, lines, x_label="step", y_label=measure.unit, y_max=settled(lines), reference=None
-        )
-    ]
+    caption, top = "Validation set during training. Lines are means over seeds, bands their range.", settled(lines)
+    if top is not None and any(point[2] > top for point in points):
+        caption += f" Cut off above {top:.4g}."
+    return [line_figure(slug, title, caption, lines, x_label="step", y_label=measure.unit, y_max=top, reference=None)]
 
 
 def _color(layout: Layout) -> int:

@@ -56,9 +56,6 @@ SIZES = {
 }
 SPLITS = {"smoke": TINY, "small": {}, "paper": {"valid": 10_000, "test": 20_000}}
 
-SHORTER = {"small": 5}
-"""How many times as long the paper's sequences, segments and memories are where sequences grow."""
-
 
 def _cell(budget: Budget, panel: str, model: str, size: int, segments: int, memory: int, seed: int) -> Cell:
     segment = 3 * size // segments
@@ -186,15 +183,16 @@ def _table(results: Results, panel: str, title: str) -> Table:
     names = ("model", "size", "segments", "memory")
     places = unique(tuple(each.labels[name] for name in names) for each in results.select(panel=panel))
     quoted = published.LONG_COPY_BY_SEGMENTS if panel == "segments" else published.LONG_COPY_BY_SIZE
-    shorter = SHORTER.get(results.budget, 1)
+    paper, here = SIZES["paper"], SIZES[results.budget]
+    longer = paper.segment / here.segment if panel == "size" else paper.size / here.size
     rows = []
     for place in places:
         labels: dict[str, Any] = dict(zip(names, place, strict=True))
-        theirs = quoted.get((labels["model"], labels[panel] * (shorter if panel == "size" else 1)))
+        theirs = quoted.get((labels["model"], labels[panel] * longer if panel == "size" else labels[panel]))
         rows.append((*place, spread(results.values(ACCURACY, panel=panel, **labels)), said(theirs)))
     caption = "Published values are quoted, not run."
-    if results.budget == "small":
-        caption += f" They belong to sequences of {shorter if panel == 'size' else 2.5} times the length."
+    if longer != 1:
+        caption += f" They belong to sequences of {longer:g} times the length."
     return Table(title, (*names, "ours, per character", "paper"), rows, caption)
 
 

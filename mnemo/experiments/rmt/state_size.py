@@ -172,7 +172,7 @@ EXPERIMENT = Experiment(
     notes=(
         "The runs are those of rmt-language-model with caches, or with memory tokens and one unrolled segment.",
         f"Equal quality: at most {NEAR['ppl']} ppl or {NEAR['bpc']} bpc apart.",
-        "The paper says that less GPU memory is needed, and gives no numbers. It is compared while reading; in "
-        "training, memory tokens take more than a cache, for gradient goes through an earlier segment.",
+        "The paper says that less GPU memory is needed, and gives no numbers. It is compared while reading; the table "
+        "has that of training too, with gradient through one earlier segment.",
     ),
 )
