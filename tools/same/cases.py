@@ -63,9 +63,11 @@ def prepare(tokenizer: str) -> Command:
 SMALL = (
     "--model.num-layers 2 --model.dim 16 --model.num-heads 2 --model.head-dim 8 --model.inner-dim 32 "
     "--train.batch 4 --train.log-every 3 --train.eval-every 12 --train.checkpoint-every 12 --train.device cpu "
-    f"--train.schedule.warmup 4 --train.optimizer.lr 0.01 --train.segment 8 --train.steps {STEPS} "
+    f"--train.schedule.warmup 4 --train.optimizer.lr 0.03 --train.segment 8 --train.steps {STEPS} "
 )
-ON_TEXT = "--data.corpus corpus --evaluation.limit 400 --evaluation.batch 2 --test.batch 2"
+ON_TEXT = "--data.corpus corpus --evaluation.limit 400 --evaluation.batch 2 --test.batch 2 "
+# Separate tables and large first weights: else a model of so few steps would write nothing but blanks.
+ON_TEXT += "--model.embedding.no-tie-weights --model.init.std 0.3"
 
 
 def train(options: str) -> Command:
@@ -78,7 +80,7 @@ def use(run: str = RUN, open_segment: bool = True) -> tuple[Step, ...]:
         command(f"eval {run} --split test --json"),
         command(f"eval {run} --which last --batch 1 --segment 6 --limit 100 --json"),
         command(f"generate {run} --prompt-file page.txt --temperature 0 --tokens 24 --json"),
-        command(f"generate {run} --top-k 20 --top-p 0.9 --seed 3 --continuations 2 --tokens 24 --json"),
+        command(f"generate {run} --top-k 8 --top-p 0.9 --seed 3 --continuations 2 --tokens 24 --json"),
         command(f"read {run} page.txt --save page.memory --json"),
         command(f"read {run} page.txt --memory page.memory --save twice.memory --json"),
         command(f"generate {run} --memory twice.memory --temperature 0 --tokens 24 --no-save"),
@@ -111,7 +113,7 @@ ADAPTIVE = (
     prepare("words"),
     train(
         "--model.memory.long.length 12 --model.embedding.cutoffs 20 60 --model.embedding.div-val 2 "
-        "--model.embedding.tie-projections False True True"
+        "--model.embedding.tie-weights --model.embedding.tie-projections False True True"
     ),
     # Memories with an open segment cannot be saved for adaptive embeddings; page.txt has six whole segments of words.
     *use(open_segment=False),
@@ -226,7 +228,7 @@ CASES = (
     text_case(
         "gate-relative",
         "relative positions with head gate and post-norm",
-        f"{XL} --model.head-gate --model.positions.shared-projection",
+        f"{XL} --model.head-gate --model.positions.shared-projection --model.embedding.tie-weights",
     ),
     Case("adaptive-softmax", "words with an adaptive softmax of three bins; its weights converted and back", ADAPTIVE),
     text_case(

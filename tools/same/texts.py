@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-VOWELS, CONSONANTS = "aeiouéö", "bcdfghklmnprstvz"
+VOWELS, CONSONANTS = "aéo", "bdgkst"
 NUM_WORDS, LINES, WORDS_IN_LINE = 150, 6, 7
 
 
