@@ -136,8 +136,14 @@ def test_a_declared_difference_passes_and_is_shown():
     verdict = judge([LOSS], [DECLARATION])
     assert verdict.passed
     assert list(report(verdict, ["xl"])) == [
-        f"declared: 1 difference of xl, {METRICS}, *.loss: the loss is a mean over tokens"
+        f"declared: 1 difference(s) of xl, {METRICS}, *.loss: the loss is a mean over tokens"
     ]
+
+
+def test_the_report_names_each_file_once_training_first():
+    score = Difference("xl", "outputs/03-eval.json", "score.loss", "2 at BASE, 3 now")
+    lines = list(report(judge([score, LOSS, LOSS._replace(field="[2].loss")], []), ["lstm", "xl"]))
+    assert lines == ["xl: 3 difference(s), 2 file(s); the first of each file:", f"  {LOSS}", f"  {score}"]
 
 
 @pytest.mark.parametrize("other", [{"case": "lstm"}, {"file": "outputs/03-eval.json"}, {"field": "[0].loss"}])

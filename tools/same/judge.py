@@ -9,7 +9,8 @@ from typing import NamedTuple
 from tools.same.compare import Difference
 from tools.same.declared import Declared
 
-SHOWN = 5
+SHOWN = 6
+"""Files of a case whose first difference is printed."""
 
 
 class Verdict(NamedTuple):
@@ -48,17 +49,25 @@ def applying(
 def report(verdict: Verdict, cases: Sequence[str]) -> Iterable[str]:
     for declared, found in verdict.declared:
         if found:
-            count = f"{len(found):,} difference{'s' if len(found) > 1 else ''}"
-            yield f"declared: {count} of {declared.case}, {declared.file}, {declared.field}: {declared.why}"
+            yield f"declared: {len(found):,} difference(s) of {_place(declared)}: {declared.why}"
     for case in cases:
         yield from _of_case(case, [found for found in verdict.undeclared if found.case == case])
     for declared in verdict.out_of_date:
-        place = f"{declared.case}, {declared.file}, {declared.field}"
-        yield f"declared but not found: {place} ({declared.why}): remove it from tools/same/declared.py"
+        yield f"declared but not found: {_place(declared)} ({declared.why}): remove it from tools/same/declared.py"
+
+
+def _place(declared: Declared) -> str:
+    return f"{declared.case}, {declared.file}, {declared.field}"
 
 
 def _of_case(case: str, found: Sequence[Difference]) -> Iterable[str]:
     if not found:
         return
-    yield f"{case}: {len(found):,} differences in {len({each.file for each in found})} files, the first:"
-    yield from (f"  {each}" for each in found[:SHOWN])
+    first = {each.file: each for each in reversed(found)}
+    yield f"{case}: {len(found):,} difference(s), {len(first):,} file(s); the first of each file:"
+    yield from (f"  {each}" for each in sorted(first.values(), key=_interest)[:SHOWN])
+
+
+def _interest(found: Difference) -> tuple[bool, bool, str]:
+    """Failed commands come first, then training, where most differences begin."""
+    return found.file != "exits.json", not found.file.endswith("metrics.jsonl"), found.file
