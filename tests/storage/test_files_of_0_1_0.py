@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import torch
 from files_of_0_1_0 import observe
-from tolerances import OTHER_MACHINE
+from helpers import ranks
+from helpers.tolerances import OTHER_MACHINE
 
 from mnemo import Corpus
 from mnemo.cli import main
