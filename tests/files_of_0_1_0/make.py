@@ -16,6 +16,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
@@ -175,7 +176,7 @@ def export_to_transformers() -> None:
 
     from_run(observe.RUNS / "xl").save_pretrained("hf/xl")
     torch.manual_seed(0)
-    sizes = dict(vocab_size=12, n_positions=32, n_embd=8, n_layer=1, n_head=2, initializer_range=0.4)
+    sizes: dict[str, Any] = dict(vocab_size=12, n_positions=32, n_embd=8, n_layer=1, n_head=2, initializer_range=0.4)
     backbone = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None, pad_token_id=0))
     backbone.save_pretrained("hf/backbone")
     model = add_memory(backbone, tokens=2, segment=5)

@@ -145,7 +145,8 @@ def auto_model(folder: Path) -> list[Any]:
 
     import mnemo.hf  # noqa: F401  which registers the models
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     ids = torch.tensor([tokenizer("ab bca cab d ab")["input_ids"]])
     written = model.generate(ids, max_new_tokens=8, do_sample=False)
     return [ids.tolist(), model(ids).logits.tolist(), written.tolist()]
@@ -159,7 +160,10 @@ def adapted() -> list[Any]:
     from mnemo.hf import load_adapter
 
     backbone = AutoModelForCausalLM.from_pretrained("hf/backbone")
-    models = [load_adapter("hf/adapter", backbone).eval(), AutoModelForCausalLM.from_pretrained("hf/memory").eval()]
+    models: list[Any] = [
+        load_adapter("hf/adapter", backbone).eval(),
+        AutoModelForCausalLM.from_pretrained("hf/memory").eval(),
+    ]
     ids = torch.arange(12)[None]
     return [model(input_ids=ids, return_logits=True).logits.tolist() for model in models]
 
