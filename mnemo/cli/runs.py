@@ -20,11 +20,12 @@ from mnemo.data.prepare import load
 from mnemo.data.sources import Part
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
-from mnemo.evaluation.perplexity import bits, perplexity
+from mnemo.files.json_file import read_json, write_json
 from mnemo.inference.generation import AnyState, Reading
 from mnemo.model.memory_limits import require_state_room
-from mnemo.storage.checkpoint import TOKENIZER, LoadedRun, open_run, read_json, write_json
+from mnemo.storage.checkpoint import TOKENIZER, LoadedRun, open_run
 from mnemo.storage.memory_file import load_memory
+from mnemo.units import bits, perplexity
 
 Which = Literal["best", "last"]
 Precision = Literal["auto", "fp32", "bf16"]

@@ -31,6 +31,7 @@ from mnemo.model.memory_limits import require_state_room
 from mnemo.model.positions import Learned, Sinusoidal
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.recipe import EvalConfig
+from mnemo.units import bits, perplexity
 
 TOKENS_AT_ONCE = 16384
 """Of windows that know nothing of each other."""
@@ -94,14 +95,6 @@ class Score:
         if not by_position:
             del values["by_position"]
         return {name: None if value == math.inf else value for name, value in values.items()}
-
-
-def bits(nats: float) -> float:
-    return nats / math.log(2)
-
-
-def perplexity(nats: float) -> float:
-    return math.inf if nats > 700 else math.exp(nats)
 
 
 def evaluate(
