@@ -9,11 +9,12 @@ import torch
 
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import read_json
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.checkpoint import TOKENIZER, RunHeader, open_run, read_json, save_checkpoint, write_header
+from mnemo.storage.checkpoint import TOKENIZER, RunHeader, open_run, save_checkpoint, write_header
 
 
 class Pretrained(NamedTuple):

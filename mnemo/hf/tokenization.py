@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizer
 
 from mnemo.data.tokenizers import REPLACEMENT, AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, from_json
 from mnemo.errors import MnemoError
-from mnemo.storage.checkpoint import read_json, write_json
+from mnemo.files.json_file import read_json, write_json
 
 FILE = "mnemo_tokenizer.json"
 PADDING = "<|padding|>"

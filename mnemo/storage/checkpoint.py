@@ -11,10 +11,8 @@ A checkpoint is written under another name, flushed to the disk and then renamed
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +27,9 @@ from torch import Tensor, nn
 from mnemo import __version__
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, one_line, shorten, unknown
-from mnemo.files.safe_load import is_count, open_own, read_object, require, tensors_problem
+from mnemo.files import atomic
+from mnemo.files.json_file import FORMAT_VERSION, read_json, write_json
+from mnemo.files.safe_load import is_count, open_own, require, tensors_problem
 from mnemo.memory.state import Start, State
 from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import Recipe
@@ -42,12 +42,11 @@ except ImportError:  # not on Windows, where two processes are not kept apart
 
 TOKENIZER = "tokenizer.json"
 """Beside a run's recipe: how its text was cut into tokens."""
-FORMAT_VERSION = 1
 RUNS = Path("runs")
 RECIPE, BEST, PROGRESS, CHECKPOINTS = "recipe.json", "best.json", "progress.json", "checkpoints"
 EXPORT = "export.json"
 """In the folder of an exported model: the step of its weights, which lie beside it."""
-PREFIX, PARTIAL = "step-", ".tmp-"
+PREFIX = "step-"
 PARTS = ("weights", "training", "memory")
 
 Tensors = Mapping[str, Tensor]
@@ -213,10 +212,7 @@ def check_like(tensor: Tensor, expected: Tensor, name: str, path: Path) -> None:
 
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """A new run folder, complete with its recipe and tokenizer or not there at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        partial.chmod(0o755)
+    with atomic.new_folder(folder) as partial:
         if tokenizer is not None:
             write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
         write_json(
@@ -230,11 +226,6 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "recipe": to_json(header.recipe),
             },
         )
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_header(folder: Path) -> RunHeader:
@@ -256,39 +247,6 @@ def read_header(folder: Path) -> RunHeader:
     return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace a file at once, with its format version."""
-    partial = path.with_name(f"{PARTIAL}{path.name}")
-    try:
-        partial.unlink(missing_ok=True)  # a link there would be written through
-        with partial.open("x", encoding="utf-8") as file:
-            json.dump({"format_version": FORMAT_VERSION, **data}, file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    data = read_object(path)
-    version = data.get("format_version")
-    if version != FORMAT_VERSION:
-        found = shorten(str(version))
-        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
-    return data
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def save_checkpoint(folder: Path, progress: dict[str, Any], parts: Mapping[str, Tensors]) -> Path:
     """Write the checkpoint of `progress["step"]`; where that fails, earlier ones stay as they are."""
     target = checkpoint_path(folder, progress["step"])
@@ -306,10 +264,7 @@ def save_checkpoint(folder: Path, progress: dict[str, Any], parts: Mapping[str, 
 def begin_checkpoint(target: Path) -> Path:
     """The folder in which the files of a checkpoint are written before it takes its name."""
     with saving(target):
-        target.parent.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
-        partial.chmod(0o755)
-        return partial
+        return atomic.begin_folder(target)
 
 
 def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any]) -> None:
@@ -317,11 +272,8 @@ def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any]) -> 
     with saving(target):
         sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
         write_json(partial / PROGRESS, {**progress, "files": sizes})
-        if target.exists():
-            # Whole ones are never written twice, so this one is damaged.
-            target.rename(_aside(target))
-        partial.rename(target)
-        sync_folder(target.parent)
+        # A complete checkpoint is never written twice, so that an existing one is damaged.
+        atomic.commit_folder(partial, target, replace=True)
 
 
 @contextmanager
@@ -342,11 +294,6 @@ def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoin
     return Checkpoint(checkpoint.path, progress)
 
 
-def _aside(path: Path) -> Path:
-    """A name that no reader looks at, and that `remove_partial` removes."""
-    return path.with_name(f"{PARTIAL}{path.name}")
-
-
 def write_tensors(path: Path, tensors: Tensors) -> None:
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
@@ -354,8 +301,7 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
     except SafetensorError as error:
         raise OSError(str(error)) from None
     path.chmod(0o644)
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    atomic.sync(path)
 
 
 def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
@@ -447,20 +393,12 @@ def export_run(run: Path, target: Path, which: Literal["best", "last"] = "best")
         raise MnemoError(f"{run} has no whole checkpoint yet")
     if target.exists():
         raise MnemoError(f"{target} exists: --output names another folder")
-    with saving(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=target.parent))
-        try:
-            partial.chmod(0o755)
-            for name in (RECIPE, TOKENIZER):
-                if (run / name).is_file():
-                    shutil.copyfile(run / name, partial / name)
-            write_tensors(partial / "weights.safetensors", evaluated_weights(found))
-            write_json(partial / EXPORT, {"run": run.name, "step": found.step})
-            partial.rename(target)
-            sync_folder(target.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with saving(target), atomic.new_folder(target) as partial:
+        for name in (RECIPE, TOKENIZER):
+            if (run / name).is_file():
+                shutil.copyfile(run / name, partial / name)
+        write_tensors(partial / "weights.safetensors", evaluated_weights(found))
+        write_json(partial / EXPORT, {"run": run.name, "step": found.step})
     return found
 
 
@@ -511,7 +449,7 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
 
 def remove_partial(folder: Path) -> None:
     """Remove what killed processes left behind."""
-    for path in (folder / CHECKPOINTS).glob(f"{PARTIAL}*"):
+    for path in (folder / CHECKPOINTS).glob(f"{atomic.PREFIX}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -519,10 +457,7 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best."""
     for step in checkpoint_steps(folder)[: -max(1, keep)]:
         if step != best:
-            path = checkpoint_path(folder, step)
-            # Renamed first: a kill in the middle leaves no half of a checkpoint under its name.
-            path.rename(_aside(path))
-            shutil.rmtree(_aside(path), ignore_errors=True)
+            atomic.remove_folder(checkpoint_path(folder, step))
 
 
 @contextmanager

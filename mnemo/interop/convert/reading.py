@@ -14,6 +14,7 @@ from torch import Tensor
 from mnemo.data import tokenizers
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import read_json
 from mnemo.interop.convert import files, formats, vocabulary
 from mnemo.interop.convert.files import Content
 from mnemo.interop.convert.formats import Format
@@ -22,7 +23,7 @@ from mnemo.interop.convert.layout import put_all
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.memory.state import Start
 from mnemo.model import ModelConfig
-from mnemo.storage.checkpoint import RECIPE, TOKENIZER, open_run, read_json
+from mnemo.storage.checkpoint import RECIPE, TOKENIZER, open_run
 
 CONFIG = "config.json"
 WEIGHTS = (
