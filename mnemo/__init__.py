@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mnemo.data.prepare import prepare
     from mnemo.data.streams import Batch, ContiguousStream, SentenceStream
     from mnemo.errors import CheckFailed, MnemoError
-    from mnemo.evaluation.perplexity import Score, evaluate
+    from mnemo.evaluation.perplexity import evaluate
+    from mnemo.evaluation.score import Score
     from mnemo.inference.decoder import Decoder, DecodeState
     from mnemo.inference.generation import generate
     from mnemo.memory import LSTM, QRNN, XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
@@ -38,7 +39,8 @@ _HOME = {
     "mnemo.inference.decoder": ("DecodeState", "Decoder"),
     "mnemo.model.embedding": ("EmbeddingConfig",),
     "mnemo.errors": ("CheckFailed", "MnemoError"),
-    "mnemo.evaluation.perplexity": ("Score", "evaluate"),
+    "mnemo.evaluation.perplexity": ("evaluate",),
+    "mnemo.evaluation.score": ("Score",),
     "mnemo.model.layers": ("DropoutConfig",),
     "mnemo.inference.generation": ("generate",),
     "mnemo.memory": ("Compressive", "Infinite", "LSTM", "Lookahead", "MemoryTokens", "Plan", "QRNN", "XL"),

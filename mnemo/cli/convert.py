@@ -24,7 +24,8 @@ from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
 from mnemo.data.tokenizers import WordTokenizer
 from mnemo.errors import MnemoError
-from mnemo.evaluation.perplexity import Score, evaluate
+from mnemo.evaluation.perplexity import evaluate
+from mnemo.evaluation.score import Score
 from mnemo.interop.convert.reading import Converted, Given, read
 from mnemo.interop.convert.writing import check_free, corpus_info, write_published, write_run
 from mnemo.memory.state import Start
