@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from mnemo.ops import relative_attention, relative_attention_reference
     from mnemo.recipes.presets import preset
     from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
-    from mnemo.storage.checkpoint import LoadedRun, open_run
     from mnemo.storage.memory_file import load_memory, save_memory
+    from mnemo.storage.run_folder import LoadedRun, open_run
     from mnemo.training import create_run, train
 
 _HOME = {
-    "mnemo.storage.checkpoint": ("LoadedRun", "open_run"),
+    "mnemo.storage.run_folder": ("LoadedRun", "open_run"),
     "mnemo.data.corpus": ("Corpus", "Split"),
     "mnemo.data.prepare": ("prepare",),
     "mnemo.data.streams": ("Batch", "ContiguousStream", "SentenceStream"),

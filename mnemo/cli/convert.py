@@ -31,7 +31,7 @@ from mnemo.interop.convert.writing import check_free, corpus_info, write_publish
 from mnemo.memory.state import Start
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 
 PUBLISHED_SIZES = {
     WIKITEXT103_WORDS: "wikitext-103",

@@ -18,7 +18,7 @@ import tyro
 from mnemo.cli import console, runs
 from mnemo.cli.answering import score_answers
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
-from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, Which
+from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
@@ -27,7 +27,7 @@ from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
 from mnemo.memory.state import Start
-from mnemo.storage.checkpoint import LoadedRun, find_run, read_header
+from mnemo.storage.run_folder import LoadedRun, Which, find_run, load_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Args:
 
 def run(args: Args) -> int:
     _check(args)
-    task = read_header(find_run(args.run)).recipe.data.task
+    task = load_header(find_run(args.run)).recipe.data.task
     if task is not None:
         return _answer(args, task)
     if args.published:

@@ -20,7 +20,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         json.dump({"format_version": FORMAT_VERSION, **data}, file, indent=1, allow_nan=False)
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def load_json(path: Path) -> dict[str, Any]:
     data = read_object(path)
     version = data.get("format_version")
     if version != FORMAT_VERSION:

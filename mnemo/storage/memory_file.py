@@ -20,12 +20,12 @@ from torch import Tensor
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, shorten
 from mnemo.files import atomic
-from mnemo.files.safe_load import parse_json
+from mnemo.files.safe_load import parse_json, tensors_problem
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import Reading
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model, stage_layers
-from mnemo.storage.checkpoint import check_like, file_problem
+from mnemo.storage.weights import check_like
 
 FORMAT = "mnemo-memory"
 FORMAT_VERSION = 1
@@ -82,7 +82,7 @@ def save_memory(
 def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> LoadedMemory:
     """Read a memory that this model wrote; any other file is refused with one line."""
     path = Path(path)
-    problem = file_problem(path)
+    problem = tensors_problem(path)
     if problem:
         raise MnemoError(f"{path} {problem}")
     try:

@@ -23,7 +23,7 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Rotary, Shaw, Sinusoidal
 from mnemo.recipes.presets import PRESETS, preset
 from mnemo.recipes.recipe import AverageConfig, Recipe
-from mnemo.storage.checkpoint import open_run, read_header
+from mnemo.storage.run_folder import load_header, open_run
 from mnemo.training import Status
 
 TINY = [
@@ -146,7 +146,7 @@ def test_a_run_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[6].startswith("step: ") and lines[7] == "run: runs/tiny-bytes-1"
     assert lines[8].startswith("step 2/6  ") and lines[8].endswith(" left") and " tokens/s  " in lines[8]
     assert any(line.startswith("step 3: valid ") and line.endswith("bpc, the best so far") for line in lines)
-    assert read_header(Path("runs/tiny-bytes-1")).preset == "tiny-bytes"
+    assert load_header(Path("runs/tiny-bytes-1")).preset == "tiny-bytes"
     assert cli.main(["train", "tiny-bytes@published", *TINY, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["run"], result["step"], result["best"]["step"]) == ("runs/tiny-bytes-published-1", 6, 6)

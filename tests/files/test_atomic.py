@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mnemo.files import atomic
-from mnemo.files.json_file import read_json, write_json
+from mnemo.files.json_file import load_json, write_json
 
 
 def names(folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_a_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
     precious.write_text("old")
     (tmp_path / "a.json").symlink_to(precious)
     write_json(tmp_path / "a.json", {"x": 1})
-    assert precious.read_text() == "old" and read_json(tmp_path / "a.json")["x"] == 1
+    assert precious.read_text() == "old" and load_json(tmp_path / "a.json")["x"] == 1
 
 
 def test_leftovers_of_a_killed_process_are_removed_after_a_day(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
+from mnemo.files.safe_load import tensors_problem
 from mnemo.hf.memory.attach import add_memory
 from mnemo.hf.memory.curriculum import memory_model
 from mnemo.hf.memory.modeling import MemoryForCausalLM
 from mnemo.hf.memory.options import FORMAT_VERSION
-from mnemo.storage.checkpoint import file_problem
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
 DESCRIPTION = "mnemo_adapter.json"
@@ -117,7 +117,7 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 def _read_memory(path: Path) -> Tensor:
-    problem = file_problem(path)
+    problem = tensors_problem(path)
     if problem:
         raise MnemoError(f"{path} {problem}")
     try:

@@ -23,7 +23,8 @@ from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Sinusoidal
 from mnemo.recipes.recipe import DataConfig, Recipe, TrainConfig
-from mnemo.storage.checkpoint import RunHeader, save_checkpoint, write_header
+from mnemo.storage.checkpoint import save_checkpoint
+from mnemo.storage.run_folder import RunHeader, write_header
 
 
 def check_free(dest: Path) -> None:

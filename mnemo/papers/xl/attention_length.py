@@ -18,7 +18,7 @@ from mnemo.papers.experiment import Cell, CellResult, Results, look_up
 from mnemo.papers.jobs import RUN, Place, job
 from mnemo.papers.xl.comparing import Measured, perplexity, spread
 from mnemo.recipes.recipe import EvalConfig, TrainConfig
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 from mnemo.training.precision import autocast, safe_kernels
 
 SEARCH = "xl-attention-length"

@@ -24,7 +24,7 @@ from mnemo.recipes.recipe import AverageConfig, EvalConfig, Recipe
 from mnemo.report.figures import Figure
 from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
-from mnemo.storage.checkpoint import LoadedRun, open_run
+from mnemo.storage.run_folder import LoadedRun, open_run
 from mnemo.units import perplexity
 
 JOB = "penn-treebank"
