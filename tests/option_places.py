@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from model_options import BASES, options
+from model_options import BASES, SMALL, options
 from tolerances import TOLERANCES, assert_close
 from torch import Tensor
 
@@ -43,6 +44,21 @@ def cases() -> list[Any]:
     ]
 
 
+def slow_cases() -> list[Any]:
+    """For slow paths: the switches of a model; other options are thorough, and fields of memories are left out."""
+    return [
+        pytest.param(config, id=name, marks=() if is_switch(name) else pytest.mark.thorough)
+        for name, config in options(SMALL).items()
+        if name.count("=") <= 2
+    ]
+
+
+def is_switch(name: str) -> bool:
+    """Whether an option is a field of the model itself that is on or off, or one of several names."""
+    field, _, value = name.partition("=")
+    return name == "base" or ("=" not in value and not value[:1].isdigit() and not value.endswith("Config"))
+
+
 def random_weights(config: ModelConfig, deviation: float = 0.3) -> Model:
     """A model whose initial weights are moved at random, so that every option leaves a trace, biases included."""
     torch.manual_seed(0)
@@ -51,6 +67,18 @@ def random_weights(config: ModelConfig, deviation: float = 0.3) -> Model:
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, dtype=torch.float64), alpha=deviation)
     return model.eval()
+
+
+@pytest.fixture
+def full_precision() -> Iterator[None]:
+    """Convolutions and recurrent layers of a GPU round single precision to 10 bits by default."""
+    kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [kind.fp32_precision for kind in kinds]
+    for kind in kinds:
+        kind.fp32_precision = "ieee"
+    yield
+    for kind, precision in zip(kinds, before, strict=True):
+        kind.fp32_precision = precision
 
 
 def at_place(model: Model, place: Place) -> tuple[Model, Model]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from mechanisms import MECHANISMS
+from recorders import Rerun
 from tolerances import assert_close
 from torch import Tensor
 from toy_runs import exact, metrics, recipe, run
@@ -27,7 +28,7 @@ from mnemo.model import Model, ModelConfig
 from mnemo.optimize import build_optimizer
 from mnemo.positions import Relative
 from mnemo.recipe import OptimizerConfig, TrainConfig
-from mnemo.state import leaves, tree_map, tree_zip
+from mnemo.state import leaves
 from mnemo.train import Status, Unwatched, create_run, fresh_states, train, trainer
 from mnemo.train.engine import Engine
 from mnemo.train.pace import pace
@@ -59,21 +60,6 @@ def reference_op(monkeypatch: pytest.MonkeyPatch) -> None:
 def layers_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are compiled by themselves on a CPU too."""
     monkeypatch.setattr("mnemo.train.engine.COMPILED_DEVICES", ("cuda", "cpu"))
-
-
-class Rerun:
-    """Records on a CPU: a program is run again, and what it gives is put where it was first."""
-
-    def warm(self, program: Callable[[], Any]) -> None:
-        program()
-
-    def record(self, program: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        output = tree_map(torch.clone, program())
-
-        def replay() -> None:
-            tree_zip(lambda old, new: old.copy_(new), output, program())
-
-        return output, replay
 
 
 def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[Window]:
