@@ -55,8 +55,8 @@ def slow_cases() -> list[Any]:
 
 def is_switch(name: str) -> bool:
     """Whether an option is a field of the model itself that is on or off, or one of several names."""
-    field, _, value = name.partition("=")
-    return name == "base" or ("=" not in value and not value[:1].isdigit() and not value.endswith("Config"))
+    value = name.partition("=")[2]
+    return name == "base" or value in ("True", "False") or value.replace("_", "").islower() and "=" not in value
 
 
 def random_weights(config: ModelConfig, deviation: float = 0.3) -> Model:

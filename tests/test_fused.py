@@ -21,6 +21,7 @@ dispatch = pytest.importorskip("mnemo.ops.fused.dispatch")
 from mnemo.ops.fused import launch, operator  # noqa: E402
 from mnemo.ops.fused.layout import Layout  # noqa: E402
 
+pytestmark = pytest.mark.native
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, HEADS = 2, 1
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}
