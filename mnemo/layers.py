@@ -291,9 +291,7 @@ class TransformerLayer(nn.Module):
         out = F.scaled_dot_product_attention(q, k, attention.split(v), attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
-    def finish(
-        self, x: Tensor, context: Tensor, added: Tensor | None = None, add_norm: AddNorm = add_norm
-    ) -> Tensor:
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, add_norm: AddNorm = add_norm) -> Tensor:
         """The layer's output for rows x (B, T, D) and their attention contexts (B, T, H * d).
 
         `added` (B, T, D) joins the attention output. `add_norm`: a faster form of `layers.add_norm`.

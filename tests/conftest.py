@@ -32,8 +32,9 @@ hypothesis.settings.load_profile("mnemo")
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["MNEMO_DATA"] = tempfile.mkdtemp(prefix="mnemo-tests-")
     os.environ["HF_HOME"] = os.environ["MNEMO_DATA"]
-    if config.getoption("--record"):
-        config.pluginmanager.register(Record(config.getoption("--record"), config.getoption("--commit")))
+    path: Path | None = config.getoption("--record")
+    if path is not None:
+        config.pluginmanager.register(Record(path, config.getoption("--commit")))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -128,8 +128,7 @@ def changed(config: Any) -> Iterator[tuple[str, Any]]:
             yield f"{field.name}={_text(value)}", _fitting(config, field.name, value)
         if (type(config), field.name) in NOT_ENTERED:
             continue
-        inner = [current, *(value for value in values(type(config), field.name, current))]
-        for value in inner:
+        for value in (current, *values(type(config), field.name, current)):
             for name, other in changed(value) if is_dataclass(value) else ():
                 yield f"{field.name}={type(value).__name__}.{name}", _fitting(config, field.name, other)
 
@@ -140,10 +139,10 @@ def _text(value: Any) -> str:
 
 def _fitting(config: Any, name: str, value: Any) -> Any:
     """With a field changed, and with those that would contradict it."""
-    changes = {name: value}
+    changes: dict[str, Any] = {name: value}
     if name == "positions" and isinstance(value, (Sinusoidal, Learned)):
         changes["memory"] = Plan(long=XL(length=0))
-    if name == "memory" and any(isinstance(memory, Lookahead) for memory in value.memories(config.num_layers)):
+    if isinstance(value, Plan) and any(isinstance(memory, Lookahead) for memory in value.memories(config.num_layers)):
         changes["positions"] = config.positions if isinstance(config.positions, Relative) else Relative()
     if name == "tokens" and value is not None and isinstance(config.positions, Rotary):
         changes["positions"] = Relative()  # rotary positions have no "wrap" and no "zero"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -72,13 +73,16 @@ def random_weights(config: ModelConfig, deviation: float = 0.3) -> Model:
 @pytest.fixture
 def full_precision() -> Iterator[None]:
     """Convolutions and recurrent layers of a GPU round single precision to 10 bits by default."""
-    kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-    before = [kind.fp32_precision for kind in kinds]
-    for kind in kinds:
-        kind.fp32_precision = "ieee"
+    before = torch.backends.cudnn.allow_tf32
+    _allow_tf32(False)
     yield
-    for kind, precision in zip(kinds, before, strict=True):
-        kind.fp32_precision = precision
+    _allow_tf32(before)
+
+
+def _allow_tf32(allowed: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch recommend a newer name, which others lack
+        torch.backends.cudnn.allow_tf32 = allowed
 
 
 def at_place(model: Model, place: Place) -> tuple[Model, Model]:
