@@ -1,7 +1,6 @@
 """Mnemo: memory transformers. `out, state = model(tokens, state)`.
 
-The public interface. Names are loaded at first use, so that the command line starts without torch. Functions that share
-a name with their module are imported from there: `from mnemo.train import train`, likewise `evaluate` and `generate`.
+The public interface. Names are loaded at first use, so that the command line starts without importing torch.
 """
 
 from __future__ import annotations
@@ -12,42 +11,44 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mnemo.checkpoint import LoadedRun, open_run
     from mnemo.data.corpus import Corpus, Split
     from mnemo.data.prepare import prepare
     from mnemo.data.streams import Batch, ContiguousStream, SentenceStream
-    from mnemo.decode import Decoder, DecodeState
-    from mnemo.embedding import EmbeddingConfig
     from mnemo.errors import CheckFailed, MnemoError
-    from mnemo.evaluate import Score
-    from mnemo.layers import DropoutConfig
+    from mnemo.evaluation.perplexity import Score, evaluate
+    from mnemo.inference.decoder import Decoder, DecodeState
+    from mnemo.inference.generation import generate
     from mnemo.memory import LSTM, QRNN, XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
-    from mnemo.memory_file import load_memory, save_memory
     from mnemo.model import InitConfig, Model, ModelConfig, Output
+    from mnemo.model.embedding import EmbeddingConfig
+    from mnemo.model.layers import DropoutConfig
+    from mnemo.model.positions import Learned, NoPositions, Relative, Rotary, Shaw, Sinusoidal
     from mnemo.ops import relative_attention, relative_attention_reference
-    from mnemo.positions import Learned, NoPositions, Relative, Rotary, Shaw, Sinusoidal
-    from mnemo.presets import preset
-    from mnemo.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
-    from mnemo.train import create_run
+    from mnemo.recipes.presets import preset
+    from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
+    from mnemo.storage.checkpoint import LoadedRun, open_run
+    from mnemo.storage.memory_file import load_memory, save_memory
+    from mnemo.training import create_run, train
 
 _HOME = {
-    "mnemo.checkpoint": ("LoadedRun", "open_run"),
+    "mnemo.storage.checkpoint": ("LoadedRun", "open_run"),
     "mnemo.data.corpus": ("Corpus", "Split"),
     "mnemo.data.prepare": ("prepare",),
     "mnemo.data.streams": ("Batch", "ContiguousStream", "SentenceStream"),
-    "mnemo.decode": ("DecodeState", "Decoder"),
-    "mnemo.embedding": ("EmbeddingConfig",),
+    "mnemo.inference.decoder": ("DecodeState", "Decoder"),
+    "mnemo.model.embedding": ("EmbeddingConfig",),
     "mnemo.errors": ("CheckFailed", "MnemoError"),
-    "mnemo.evaluate": ("Score",),
-    "mnemo.layers": ("DropoutConfig",),
+    "mnemo.evaluation.perplexity": ("Score", "evaluate"),
+    "mnemo.model.layers": ("DropoutConfig",),
+    "mnemo.inference.generation": ("generate",),
     "mnemo.memory": ("Compressive", "Infinite", "LSTM", "Lookahead", "MemoryTokens", "Plan", "QRNN", "XL"),
-    "mnemo.memory_file": ("load_memory", "save_memory"),
+    "mnemo.storage.memory_file": ("load_memory", "save_memory"),
     "mnemo.model": ("InitConfig", "Model", "ModelConfig", "Output"),
     "mnemo.ops": ("relative_attention", "relative_attention_reference"),
-    "mnemo.positions": ("Learned", "NoPositions", "Relative", "Rotary", "Shaw", "Sinusoidal"),
-    "mnemo.presets": ("preset",),
-    "mnemo.recipe": ("DataConfig", "EvalConfig", "Recipe", "TrainConfig"),
-    "mnemo.train": ("create_run",),
+    "mnemo.model.positions": ("Learned", "NoPositions", "Relative", "Rotary", "Shaw", "Sinusoidal"),
+    "mnemo.recipes.presets": ("preset",),
+    "mnemo.recipes.recipe": ("DataConfig", "EvalConfig", "Recipe", "TrainConfig"),
+    "mnemo.training": ("create_run", "train"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -88,6 +89,8 @@ __all__ = [
     "Split",
     "TrainConfig",
     "create_run",
+    "evaluate",
+    "generate",
     "load_memory",
     "open_run",
     "prepare",
@@ -95,6 +98,7 @@ __all__ = [
     "relative_attention",
     "relative_attention_reference",
     "save_memory",
+    "train",
 ]
 
 

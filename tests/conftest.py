@@ -17,7 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from record import Record
+from helpers.record import Record
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run as Python

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mnemo.analysis.observing import OfText, Place, attending_layers, observe
 from mnemo.analysis.text import Ids
-from mnemo.data.progress import ShowProgress
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.ops import Attended
+from mnemo.progress import ShowProgress
 
 WIDE_SHARE = 0.2
 """The paper marks the top fifth."""

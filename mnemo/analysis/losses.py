@@ -18,13 +18,13 @@ from mnemo.analysis.text import (
     empty_state,
     keeps_memory,
 )
-from mnemo.data.progress import ShowProgress, silent
 from mnemo.errors import MnemoError
-from mnemo.machine import require_state_room
+from mnemo.inference.segment_scorer import SegmentReader
 from mnemo.memory.protocol import Relation
+from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
-from mnemo.reader import SegmentReader
-from mnemo.state import State
+from mnemo.model.memory_limits import require_state_room
+from mnemo.progress import ShowProgress, silent
 
 KEYS_AT_ONCE = {"cuda": 2**18}
 """Keys of all rows that are read side by side, by device"""

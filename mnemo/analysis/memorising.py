@@ -9,10 +9,10 @@ from torch import Tensor
 
 from mnemo.analysis.observing import Place, observe
 from mnemo.analysis.text import Ids, as_ids, checked_segment, empty_state
-from mnemo.data.progress import ShowProgress
 from mnemo.errors import MnemoError
 from mnemo.memory import Lookahead
 from mnemo.model import Model
+from mnemo.progress import ShowProgress
 
 NOTE = "alpha."
 """How look-ahead memories name their coefficients, before the place of the layer."""

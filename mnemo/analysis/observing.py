@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from mnemo.analysis.text import Ids, as_ids, checked_segment, empty_state
-from mnemo.data.progress import ShowProgress, silent
 from mnemo.errors import MnemoError
+from mnemo.memory.state import State
 from mnemo.model import Model, evaluating
 from mnemo.ops import Attended
-from mnemo.state import State
+from mnemo.progress import ShowProgress, silent
 
 
 class Place(NamedTuple):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.memory.state import State, leaves
 from mnemo.model import Model
-from mnemo.state import State, leaves
 
 Ids = Tensor | np.ndarray | Sequence[int]
 

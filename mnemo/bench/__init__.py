@@ -15,8 +15,8 @@ from mnemo.bench.contenders import builders, check
 from mnemo.bench.op import check_operations, measure_operations
 from mnemo.bench.results import HEADERS, Comparison, Measured, long_range
 from mnemo.bench.timing import Timing, allocated, forget_peak, peak_over, take_turns
-from mnemo.data.progress import ShowProgress, silent
 from mnemo.errors import MnemoError, unknown
+from mnemo.progress import ShowProgress, silent
 
 __all__ = [
     "CASES",

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-from mnemo.layers import DropoutConfig
 from mnemo.memory import XL, Lookahead, MemoryTokens, Plan
 from mnemo.model import InitConfig, ModelConfig
+from mnemo.model.layers import DropoutConfig
 
 Section = Literal["op", "training", "evaluation", "generation"]
 SECTIONS: tuple[Section, ...] = ("op", "training", "evaluation", "generation")

@@ -19,16 +19,16 @@ from mnemo.bench.published import PublishedModel
 from mnemo.bench.published_memories import PublishedLamemo, PublishedTokens
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed
-from mnemo.generate import Sampling, Writer
+from mnemo.inference.generation import Sampling, Writer
+from mnemo.inference.segment_scorer import in_type, open_reader
+from mnemo.memory.state import State
 from mnemo.model import Model, Output
 from mnemo.ops import using
-from mnemo.optimize import build_optimizer
-from mnemo.reader import in_type, open_reader
-from mnemo.recipe import TrainConfig
-from mnemo.state import State
-from mnemo.train.engine import Engine
-from mnemo.train.precision import autocast, state_dtype
-from mnemo.train.window import Window
+from mnemo.recipes.recipe import TrainConfig
+from mnemo.training.engine import Engine
+from mnemo.training.optimizers import build_optimizer
+from mnemo.training.precision import autocast, state_dtype
+from mnemo.training.segment_window import Window
 
 EXACT = 1e-10
 """Largest difference of losses, logits and weights in float64, relative to max(1, largest value)."""

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from mnemo.data.progress import ShowProgress, silent
-from mnemo.layers import DropoutConfig
 from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
+from mnemo.model.layers import DropoutConfig
 from mnemo.ops import Implementation, using
-from mnemo.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.train import create_run, train
+from mnemo.progress import ShowProgress, silent
+from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.training import create_run, train
 
 SEEDS = (1, 2)
 WINDOWS = 20

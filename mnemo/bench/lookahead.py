@@ -15,8 +15,8 @@ import torch
 from mnemo.bench.cases import CASES, Case
 from mnemo.bench.contenders import build_model, training_step
 from mnemo.bench.timing import allocated, event_timing, graph_timing, take_turns
-from mnemo.data.progress import Advance, ShowProgress, silent
 from mnemo.ops import Causal, KeyLimit, relative_attention
+from mnemo.progress import Advance, ShowProgress, silent
 
 CPU_LENGTHS = (256, 512, 1024)
 GPU_LENGTHS = (512, 1024, 2048, 4096)

@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mnemo.bench.published import relative_shift
 from mnemo.bench.results import Comparison, Measured
 from mnemo.bench.timing import Timing, allocated, event_timing, forget_peak, graph_timing, peak_over, take_turns
-from mnemo.data.progress import ShowProgress, silent
 from mnemo.errors import CheckFailed
 from mnemo.ops import Causal, relative_attention, relative_attention_reference
+from mnemo.progress import ShowProgress, silent
 
 LIMITS = {torch.bfloat16: 5e-3, torch.float32: 1e-5}
 """Largest error |x - exact| / |exact| of the output and of each gradient."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.model import Model, ModelConfig
-from mnemo.positions import Relative
+from mnemo.model.positions import Relative
 
 Memories = list[Tensor]
 

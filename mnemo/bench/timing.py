@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mnemo.data.progress import Advance
+from mnemo.progress import Advance
 
 CALLS_PER_GRAPH = 4
 REPLAYS = 7

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from mnemo.answers import AnswerScore, answer
-from mnemo.checkpoint import LoadedRun, open_run
 from mnemo.cli import console, runs
 from mnemo.cli.runs import Precision, Which
 from mnemo.data.tasks import AnyTask, TaskSplit
+from mnemo.evaluation.task_accuracy import AnswerScore, answer
+from mnemo.storage.checkpoint import LoadedRun, open_run
 
 
 def score_answers(

@@ -19,9 +19,9 @@ import torch
 from mnemo.bench import HEADERS, SECTIONS, Comparison, compare, long_range, machine
 from mnemo.bench.curves import SEEDS, loss_curves
 from mnemo.bench.lookahead import Overhead, measure_overhead
-from mnemo.checkpoint import pick_device, write_json
 from mnemo.cli import console
 from mnemo.errors import CheckFailed, MnemoError
+from mnemo.storage.checkpoint import pick_device, write_json
 
 FORMAT_VERSION = 1
 LOOKAHEAD_LIMIT = 1.7

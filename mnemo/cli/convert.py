@@ -17,20 +17,20 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from mnemo.checkpoint import open_run
 from mnemo.cli import console
 from mnemo.cli.runs import UNKNOWN_CORPUS, encode_file, tell_loss
-from mnemo.convert.reading import Converted, Given, read
-from mnemo.convert.writing import check_free, corpus_info, write_published, write_run
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
 from mnemo.data.tokenizers import WordTokenizer
 from mnemo.errors import MnemoError
-from mnemo.evaluate import Score, evaluate
-from mnemo.presets.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
-from mnemo.recipe import EvalConfig
-from mnemo.state import Start
+from mnemo.evaluation.perplexity import Score, evaluate
+from mnemo.interop.convert.reading import Converted, Given, read
+from mnemo.interop.convert.writing import check_free, corpus_info, write_published, write_run
+from mnemo.memory.state import Start
+from mnemo.recipes.recipe import EvalConfig
+from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
+from mnemo.storage.checkpoint import open_run
 
 PUBLISHED_SIZES = {
     WIKITEXT103_WORDS: "wikitext-103",

@@ -15,14 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemo import cli, demo
+from mnemo import cli
+from mnemo.cli import demo_runs as demo
 from mnemo.cli.console import format_time, progress
+from mnemo.cli.demo_runs import Guard, Scale
 from mnemo.cli.watching import watching
 from mnemo.data.prepare import load
-from mnemo.demo import Guard, Scale
 from mnemo.errors import MnemoError
 from mnemo.report import write_report
-from mnemo.train import Outcome
+from mnemo.training import Outcome
 
 TITLE = "What a memory is worth"
 LEAD = (

@@ -18,17 +18,7 @@ import tyro
 
 from mnemo.bench import CASES
 from mnemo.cli import console
-from mnemo.errors import MnemoError
-from mnemo.estimate import (
-    Estimate,
-    LayoutEstimate,
-    Machine,
-    checkpoint_interval,
-    estimate,
-    failures_per_day,
-    lost_share,
-)
-from mnemo.hardware import (
+from mnemo.cost.gpu_specs import (
     ASSUMED,
     EFFICIENCY,
     GB,
@@ -41,10 +31,20 @@ from mnemo.hardware import (
     custom_gpu,
     find_gpu,
 )
-from mnemo.info import find_recipe, flops_per_token
+from mnemo.cost.model_cost import find_recipe, flops_per_token
+from mnemo.cost.training_cost import (
+    Estimate,
+    LayoutEstimate,
+    Machine,
+    checkpoint_interval,
+    estimate,
+    failures_per_day,
+    lost_share,
+)
+from mnemo.errors import MnemoError
+from mnemo.files.safe_load import is_finite, read_object
 from mnemo.model import Model
-from mnemo.reading import is_finite, read_object
-from mnemo.recipe import Recipe
+from mnemo.recipes.recipe import Recipe
 
 FORMAT_VERSION = 1
 SAVE_SECONDS = 60.0

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from mnemo.checkpoint import LoadedRun, find_run, read_header
 from mnemo.cli import console, runs
 from mnemo.cli.answering import score_answers
 from mnemo.cli.plots import Curve, save_curve
@@ -24,7 +23,7 @@ from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, Which
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
-from mnemo.evaluate import (
+from mnemo.evaluation.perplexity import (
     TEMPERATURES,
     Documents,
     LengthSearch,
@@ -36,8 +35,9 @@ from mnemo.evaluate import (
     perplexity,
     sweep_memory,
 )
-from mnemo.recipe import EvalConfig
-from mnemo.state import Start
+from mnemo.memory.state import Start
+from mnemo.recipes.recipe import EvalConfig
+from mnemo.storage.checkpoint import LoadedRun, find_run, read_header
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mnemo.checkpoint import RUNS, export_run, find_run
 from mnemo.cli.console import print_json
+from mnemo.storage.checkpoint import RUNS, export_run, find_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from mnemo.cli.runs import OpenedRun, Precision, Which
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
-from mnemo.generate import Sampling, generate, read
-from mnemo.reader import in_type
-from mnemo.ring import suits
-from mnemo.state import to
+from mnemo.inference.generation import Sampling, generate, read
+from mnemo.inference.ring_decoder import suits
+from mnemo.inference.segment_scorer import in_type
+from mnemo.memory.state import to
 
 LONG_PROMPT = 4096
 """Tokens from which on reading the prompt shows its progress."""

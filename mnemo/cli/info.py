@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import tyro
 
 from mnemo.cli import console
+from mnemo.cost.model_cost import Flops, Info, MemoryKind, describe, draw_plan, find_recipe
 from mnemo.errors import MnemoError
-from mnemo.info import Flops, Info, MemoryKind, describe, draw_plan, find_recipe
-from mnemo.presets import PRESETS, documentation, listing
+from mnemo.recipes.presets import PRESETS, documentation, listing
 
 WIDTH = 100
 """Of text that is wrapped."""

@@ -16,7 +16,7 @@ import tyro
 
 from mnemo.cli import console
 from mnemo.errors import MnemoError
-from mnemo.parity import TOLERANCE, Parity, check, find_files
+from mnemo.interop.parity import TOLERANCE, Parity, check, find_files
 
 FORMAT_VERSION = 1
 

@@ -12,9 +12,9 @@ import tyro
 from mnemo.cli import console, runs
 from mnemo.cli.runs import OpenedRun, Which
 from mnemo.errors import MnemoError
-from mnemo.generate import Reading, TextScore, read
-from mnemo.memory_file import save_memory
-from mnemo.state import nbytes
+from mnemo.inference.generation import Reading, TextScore, read
+from mnemo.memory.state import nbytes
+from mnemo.storage.memory_file import save_memory
 
 
 @dataclass(frozen=True, kw_only=True)

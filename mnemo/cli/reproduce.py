@@ -15,18 +15,18 @@ from typing import Any
 
 import tyro
 
-from mnemo.checkpoint import pick_device
 from mnemo.cli import console
 from mnemo.cli.watching import watching
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.experiments import Budget, Experiment, every_experiment, find_experiment
-from mnemo.experiments.jobs import Stopped
-from mnemo.experiments.needs import require_needs
-from mnemo.experiments.pages import complete, judged, results_markdown, write_index, write_page
-from mnemo.experiments.pool import run_together
-from mnemo.experiments.runner import Ran, run_cell, run_here
-from mnemo.experiments.store import Found, grid_folder, read_grid, save_grid
+from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
+from mnemo.papers.jobs import Stopped
+from mnemo.papers.needs import require_needs
+from mnemo.papers.pages import complete, judged, results_markdown, write_index, write_page
+from mnemo.papers.pool import run_together
+from mnemo.papers.runner import Ran, run_cell, run_here
+from mnemo.papers.store import Found, grid_folder, read_grid, save_grid
 from mnemo.report.files import write_text
+from mnemo.storage.checkpoint import pick_device
 
 OUT = Path("runs/reproduce")
 EXIT_INTERRUPTED = 130

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mnemo import __version__
-from mnemo.checkpoint import TOKENIZER, LoadedRun, open_run, read_json, write_json
 from mnemo.cli import console
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
@@ -21,10 +20,11 @@ from mnemo.data.prepare import load
 from mnemo.data.sources import Part
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
-from mnemo.evaluate import bits, perplexity
-from mnemo.generate import AnyState, Reading
-from mnemo.machine import require_state_room
-from mnemo.memory_file import load_memory
+from mnemo.evaluation.perplexity import bits, perplexity
+from mnemo.inference.generation import AnyState, Reading
+from mnemo.model.memory_limits import require_state_room
+from mnemo.storage.checkpoint import TOKENIZER, LoadedRun, open_run, read_json, write_json
+from mnemo.storage.memory_file import load_memory
 
 Which = Literal["best", "last"]
 Precision = Literal["auto", "fp32", "bf16"]

@@ -30,17 +30,17 @@ from typing import Annotated, Any
 
 import tyro
 
-from mnemo.checkpoint import RECIPE, RUNS, find_run, read_header
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
 from mnemo.cli.console import print_json
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.parallel import AnyWorld, OfRank, is_main, joined, may_start_again, starts_again
-from mnemo.presets import documentation, listing, preset
-from mnemo.recipe import Recipe
-from mnemo.track import Service, open_tracker
-from mnemo.train import Outcome, Unwatched, create_run, train
+from mnemo.recipes.presets import documentation, listing, preset
+from mnemo.recipes.recipe import Recipe
+from mnemo.storage.checkpoint import RECIPE, RUNS, find_run, read_header
+from mnemo.training import Outcome, Unwatched, create_run, train
+from mnemo.training.metrics_log import Service, open_tracker
+from mnemo.training.processes import AnyWorld, OfRank, is_main, joined, may_start_again, starts_again
 
 
 @dataclass(frozen=True, kw_only=True)

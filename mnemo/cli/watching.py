@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from mnemo.cli.console import Progress, format_count, format_time
-from mnemo.train import Monitor, Status
+from mnemo.training import Monitor, Status
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -29,7 +29,7 @@ from mnemo.data import tokenizers
 from mnemo.data.counting import id_dtype
 from mnemo.data.published import missing
 from mnemo.errors import MnemoError, shorten, unknown
-from mnemo.reading import is_count, is_inside, read_object, require
+from mnemo.files.safe_load import is_count, is_inside, read_object, require
 
 FORMAT_VERSION = 1
 HEADER = "header.json"

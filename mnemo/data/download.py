@@ -10,9 +10,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from mnemo.data.progress import ShowProgress, silent
 from mnemo.data.published import Download
 from mnemo.errors import MnemoError
+from mnemo.progress import ShowProgress, silent
 
 TIMEOUT_SECONDS = 60
 ATTEMPTS = 4

@@ -8,9 +8,9 @@ import numpy as np
 
 from mnemo.data.corpus import IdWriter, SplitHeader
 from mnemo.data.counting import TextCounter
-from mnemo.data.progress import Advance
 from mnemo.data.sources import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
+from mnemo.progress import Advance
 
 NUL = "\0"
 """Ends a document. It stays in the ids of bytes, characters and BPE; words have their line ends."""

@@ -15,10 +15,10 @@ from pathlib import Path
 from mnemo.data import sources
 from mnemo.data.corpus import SPLITS
 from mnemo.data.download import fetch
-from mnemo.data.progress import ShowProgress
 from mnemo.data.published import CORPORA, PYTHON, Published
 from mnemo.data.sources import Part
 from mnemo.errors import MnemoError
+from mnemo.progress import ShowProgress
 
 DOWNLOADS = "downloads"
 """Folder beside the prepared corpora; no corpus may have its name."""

@@ -14,11 +14,11 @@ from mnemo.data import corpus as corpora
 from mnemo.data import encoding, published, sources
 from mnemo.data.corpus import Corpus, IdWriter, SplitHeader
 from mnemo.data.gather import DOWNLOADS, Texts, gather
-from mnemo.data.progress import ShowProgress, silent
 from mnemo.data.published import CORPORA, PYTHON, Option, Published
 from mnemo.data.sources import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
+from mnemo.progress import ShowProgress, silent
 
 DEFAULT_BPE_SIZE = 8192
 MIN_TOKENS = 2

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mnemo.errors import MnemoError
-from mnemo.reading import file_size
+from mnemo.files.safe_load import file_size
 
 CHUNK = 1 << 22
 CUT_WINDOW = 1 << 16

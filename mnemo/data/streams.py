@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
-from mnemo.reading import is_count
+from mnemo.files.safe_load import is_count
 
 Cursor = dict[str, Any]
 VARY_HALF = 0.05

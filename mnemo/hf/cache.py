@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from mnemo.decode import Decoder, DecodeState
 from mnemo.errors import MnemoError
-from mnemo.generate import Reading
 from mnemo.hf.packing import Packed
+from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.inference.generation import Reading
+from mnemo.inference.ring_decoder import RingDecoder
+from mnemo.memory.state import State, leaves, select
 from mnemo.model import Model
-from mnemo.ring import RingDecoder
-from mnemo.state import State, leaves, select
 
 Memory = Reading | DecodeState | State | None
 
@@ -47,7 +47,7 @@ class MnemoCache(Cache):
         return self._state
 
     def reading(self) -> Reading:
-        """Everything that a continuation needs, as `mnemo.save_memory` and `mnemo.generate` take it."""
+        """Everything that a continuation needs, as `mnemo.save_memory` and `mnemo.inference.generation` take it."""
         if self._decoder is None or self._hidden is None or self._tokens is None:
             raise MnemoError("nothing was read yet")
         return Reading(self._decoder.state(), self._hidden.clone(), self._tokens.clone())

@@ -9,8 +9,8 @@ from transformers import PretrainedConfig
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, unknown
+from mnemo.memory.state import Start
 from mnemo.model import ModelConfig
-from mnemo.state import Start
 
 FORMAT_VERSION = 1
 

@@ -1,7 +1,7 @@
 """One step of a model as a graph, with the state in and out: `torch.export`, and ONNX from it.
 
 A step reads one segment of a fixed number of tokens behind a state and gives the logits and the next state. A state is
-a dictionary of tensors, named as `mnemo.state.leaves` names them; `step_state(model, batch)` is the first one.
+a dictionary of tensors, named as `mnemo.memory.state.leaves` names them; `step_state(model, batch)` is the first one.
 With `tokens=1` every token is a segment of its own, which enters the memory at once.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
 from mnemo.hf.modeling import MnemoForCausalLM
+from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
-from mnemo.state import State, leaves, tree_map
 
 TOKENS, LOGITS, STATE, NEXT = "tokens", "logits", "state.", "next."
 

@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from mnemo.checkpoint import TOKENIZER, RunHeader, open_run, read_json, save_checkpoint, write_header
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
-from mnemo.recipe import Recipe, TrainConfig
+from mnemo.recipes.recipe import Recipe, TrainConfig
+from mnemo.storage.checkpoint import TOKENIZER, RunHeader, open_run, read_json, save_checkpoint, write_header
 
 
 class Pretrained(NamedTuple):

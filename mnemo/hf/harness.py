@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
-from mnemo.checkpoint import RECIPE, RUNS, pick_device
 from mnemo.errors import MnemoError
-from mnemo.generate import read
 from mnemo.hf.folders import from_run
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
+from mnemo.inference.generation import read
+from mnemo.storage.checkpoint import RECIPE, RUNS, pick_device
 
 try:
     from lm_eval.api.instance import Instance

@@ -21,8 +21,8 @@ from mnemo.hf.cache import MnemoCache
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.packing import Packed, pack
 from mnemo.hf.segments import Read, read_segments
+from mnemo.memory.state import State, detach
 from mnemo.model import Model, Output
-from mnemo.state import State, detach
 
 IGNORED = -100
 """The label of what carries no loss."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mnemo.hf.packing import Packed
+from mnemo.memory.state import State
 from mnemo.model import Model
-from mnemo.state import State
 
 
 class Read(NamedTuple):

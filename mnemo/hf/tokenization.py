@@ -10,9 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizer
 
-from mnemo.checkpoint import read_json, write_json
 from mnemo.data.tokenizers import REPLACEMENT, AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, from_json
 from mnemo.errors import MnemoError
+from mnemo.storage.checkpoint import read_json, write_json
 
 FILE = "mnemo_tokenizer.json"
 PADDING = "<|padding|>"

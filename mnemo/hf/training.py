@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, get_worker_info
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mnemo.checkpoint import check_like, read_tensors, write_tensors
 from mnemo.data.streams import Batch, Stream, one_epoch
 from mnemo.errors import MnemoError
 from mnemo.hf.cache import MnemoCache
 from mnemo.hf.modeling import IGNORED, MnemoForCausalLM
-from mnemo.state import leaves, tree_map
+from mnemo.memory.state import leaves, tree_map
+from mnemo.storage.checkpoint import check_like, read_tensors, write_tensors
 
 MEMORY_FILE = "memory.safetensors"
 """In a checkpoint of the Trainer: the memory at its step."""

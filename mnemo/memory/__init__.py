@@ -3,9 +3,9 @@
 from mnemo.memory.compressive import Compressive, CompressiveState
 from mnemo.memory.infinite import Infinite, InfiniteState
 from mnemo.memory.lookahead import Lookahead, LookaheadState
+from mnemo.memory.memory_tokens import MemoryTokens, RecurrentMemory, TokensState, WithMemoryTokens
 from mnemo.memory.plan import AnyMemory, Plan
 from mnemo.memory.recurrent import LSTM, QRNN, LSTMState, QRNNState
-from mnemo.memory.tokens import MemoryTokens, RecurrentMemory, TokensState, WithMemoryTokens
 from mnemo.memory.xl import XL, XLCache, XLState
 
 __all__ = [

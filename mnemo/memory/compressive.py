@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
 from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work, widened
-from mnemo.memory.queue import leaving, take_rows
+from mnemo.memory.waiting_rows import leaving, take_rows
 from mnemo.ops import Attended
 
 Function = Literal["conv", "dilated", "mean", "max", "most_used"]

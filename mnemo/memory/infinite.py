@@ -31,8 +31,8 @@ from mnemo.memory.protocol import (
     projection_work,
     widened,
 )
-from mnemo.memory.queue import leaving, take_rows
-from mnemo.state import tree_zip
+from mnemo.memory.state import tree_zip
+from mnemo.memory.waiting_rows import leaving, take_rows
 
 BINS = 128
 LARGEST_FIT = 8192

@@ -32,8 +32,8 @@ from mnemo.memory.protocol import (
     matrix_work,
     projection_work,
 )
+from mnemo.memory.state import tree_map, tree_zip
 from mnemo.ops import Causal, KeyLimit
-from mnemo.state import tree_map, tree_zip
 
 
 @dataclass(frozen=True, kw_only=True)

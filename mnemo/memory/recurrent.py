@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from mnemo.memory.protocol import Layerless, Segment, keep_newest, matrix_work, widened
-from mnemo.state import select, tree_map
+from mnemo.memory.state import select, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.memory.protocol import Segment, Stage
-from mnemo.state import leaves, select, tree_map
+from mnemo.memory.state import leaves, select, tree_map
 
 
 class ReplayOpen(NamedTuple):

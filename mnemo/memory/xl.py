@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mnemo.memory.kv_buffer import SPARE, empty_keys, extend
 from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work, remember
-from mnemo.memory.room import SPARE, empty_keys, extend
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from mnemo.ops.cpu.eager import relative_attention_eager
 from mnemo.ops.dropout import keep_mask
-from mnemo.ops.eager import relative_attention_eager
 from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask, as_text
 from mnemo.ops.reference import Attended, relative_attention_reference
 
@@ -89,7 +89,7 @@ def relative_attention(
     # Backward passes are written for operands of one type, which autocast would mix.
     with _as_they_are(q.device.type):
         if fast:
-            from mnemo.ops.fused.dispatch import fused_attention
+            from mnemo.ops.cuda.dispatch import fused_attention
 
             out, lse = fused_attention(q, k, v, r, u, w, **see)
             return out, lse if with_lse else None
@@ -117,7 +117,7 @@ def _interpreter_objection(device: torch.device, dtype: torch.dtype, head_dim: i
     """As `objection`; but in Triton's interpreter, which tests use, kernels run on every device."""
     if not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1":
         return objection(device, dtype, head_dim)
-    from mnemo.ops.fused.dispatch import heads_objection
+    from mnemo.ops.cuda.dispatch import heads_objection
 
     return heads_objection(dtype, head_dim)
 
@@ -147,6 +147,6 @@ def objection(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | 
         return f"fused kernels need a CUDA device, not {device.type}"
     if not HAS_TRITON:
         return "Triton is not installed"
-    from mnemo.ops.fused.dispatch import objection as of_kernels
+    from mnemo.ops.cuda.dispatch import objection as of_kernels
 
     return of_kernels(device, dtype, head_dim)

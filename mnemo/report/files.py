@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from mnemo.errors import MnemoError
-from mnemo.reading import is_finite, parse_json, read_bytes
+from mnemo.files.safe_load import is_finite, parse_json, read_bytes
 from mnemo.report.svg import clean
 
 Record = dict[str, Any]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mnemo.reading import is_finite
+from mnemo.files.safe_load import is_finite
 from mnemo.report.files import Record, is_number, read_json
 
 KINDS = {

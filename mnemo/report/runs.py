@@ -14,7 +14,7 @@ import torch
 from mnemo.config import from_json
 from mnemo.errors import MnemoError
 from mnemo.model import Model, ModelConfig
-from mnemo.recipe import Recipe
+from mnemo.recipes.recipe import Recipe
 from mnemo.report.files import Record, is_number, read_json, read_lines
 from mnemo.report.results import Results, read_results
 

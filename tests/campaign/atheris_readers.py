@@ -22,19 +22,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import atheris  # type: ignore[import-not-found]
 
-PARTS = ["mnemo.reading", "mnemo.config", "mnemo.data", "mnemo.report", "mnemo.parity"]
+PARTS = ["mnemo.files.safe_load", "mnemo.config", "mnemo.data", "mnemo.report", "mnemo.interop.parity"]
 
 with atheris.instrument_imports(include=PARTS):  # type: ignore[attr-defined]
-    from mnemo import parity
-    from mnemo.checkpoint import read_header
     from mnemo.config import from_json
     from mnemo.data import tokenizers
     from mnemo.data.corpus import Corpus
     from mnemo.errors import MnemoError
-    from mnemo.memory_file import Layout
-    from mnemo.reading import parse_json, tensors_problem
-    from mnemo.recipe import Recipe
+    from mnemo.files.safe_load import parse_json, tensors_problem
+    from mnemo.interop import parity
+    from mnemo.recipes.recipe import Recipe
     from mnemo.report.runs import read_run
+    from mnemo.storage.checkpoint import read_header
+    from mnemo.storage.memory_file import Layout
 
 PLACE = Path(tempfile.mkdtemp(prefix="mnemo-atheris-"))
 
@@ -102,7 +102,7 @@ def test_one(data: bytes) -> None:
 
 def fill(folder: Path) -> None:
     """One whole file for every reader."""
-    from fuzz_targets import seeds
+    from helpers.fuzz_targets import seeds
 
     folder.mkdir(parents=True, exist_ok=True)
     place = seeds()

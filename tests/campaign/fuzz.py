@@ -22,8 +22,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
-from fuzz_targets import PATIENCE, Hang, attempt_target, seeds, targets, workplace
-from mutations import mutate
+from helpers.fuzz_targets import PATIENCE, Hang, attempt_target, seeds, targets, workplace
+from helpers.mutations import mutate
 
 
 def main(count: int = 10_000, seed: int = 0, first: int = 0) -> int:

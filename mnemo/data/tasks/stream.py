@@ -16,7 +16,7 @@ from torch import Tensor
 from mnemo.data.streams import Batch, Cursor, chance
 from mnemo.data.tasks.task import Task, TaskSplit, cut, texts
 from mnemo.errors import MnemoError
-from mnemo.reading import is_count
+from mnemo.files.safe_load import is_count
 
 
 class TaskStream:

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from mnemo.checkpoint import file_problem
 from mnemo.errors import MnemoError
 from mnemo.hf.memory.attach import add_memory
 from mnemo.hf.memory.curriculum import memory_model
 from mnemo.hf.memory.modeling import MemoryForCausalLM
 from mnemo.hf.memory.options import FORMAT_VERSION
+from mnemo.storage.checkpoint import file_problem
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
 DESCRIPTION = "mnemo_adapter.json"

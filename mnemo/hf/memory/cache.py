@@ -21,7 +21,7 @@ from mnemo.hf.memory.backbone import CausalRows
 from mnemo.hf.memory.options import MemoryConfig
 from mnemo.hf.memory.segments import first_length
 from mnemo.memory import RecurrentMemory, TokensState
-from mnemo.state import select
+from mnemo.memory.state import select
 
 
 class Reader:

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
-from mnemo.bptt import Read
 from mnemo.errors import MnemoError
 from mnemo.hf.memory.backbone import CausalRows, EncoderRows, logits_of
 from mnemo.hf.memory.cache import MemoryCache, Reader
@@ -21,6 +20,7 @@ from mnemo.hf.memory.segments import Segment, cut, next_tokens, put_back
 from mnemo.hf.memory.windows import read_sample
 from mnemo.hf.modeling import check_prompt
 from mnemo.memory import RecurrentMemory, TokensState
+from mnemo.training.bptt import Read
 
 IGNORED = -100
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from mnemo.bptt import Read, Step, forward
-from mnemo.state import State, detach
+from mnemo.memory.state import State, detach
+from mnemo.training.bptt import Read, Step, forward
 
 
 def read_sample(

@@ -1,0 +1,302 @@
+"""What training would take: memory of a GPU, speed, days, energy and communication, before any GPU is used.
+
+Memory   weights, gradients, the optimizer's moments and averages in the training type (32 bits, also under bf16, which
+         adds a 16-bit copy of the weights while a step runs); activations by reading a segment on shapes alone and
+         adding up what autograd keeps; the recurrent state of a GPU's rows; the loss's logits, which exist in pieces.
+Speed    FLOPs of `mnemo info` over the GPU's peak times the share of it that was measured.
+Layouts  DDP keeps everything but the rows on every GPU, and sums gradients: a ring sends 2 (N - 1) / N of them. FSDP2
+         divides weights, gradients and optimizer by N, and gathers weights for the forward pass and again for the
+         backward pass: 3 (N - 1) / N of them are sent. No layout sends state: a row's memory lives where it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mnemo.cost.gpu_specs import Efficiency, Gpu
+from mnemo.cost.model_cost import describe
+from mnemo.errors import MnemoError
+from mnemo.memory import LSTM, XL, AnyMemory, Compressive, Infinite, Plan
+from mnemo.memory.state import leaves, nbytes
+from mnemo.model import Model, ModelConfig
+from mnemo.model.embedding import EmbeddingConfig
+from mnemo.recipes.recipe import Recipe, TrainConfig
+
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
+"""Of a weight in training."""
+LOGITS_AT_ONCE = 2**24
+LOGIT_COPIES = 3
+"""Logits, their softmax and their gradient."""
+USABLE = 0.92
+"""Of a GPU's memory: the rest is taken by its context, by libraries and by gaps between allocations."""
+Layout = Literal["ddp", "fsdp2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    gpu: Gpu
+    gpus: int
+    per_node: int
+    network: float
+    """Bytes/s to other nodes, of one GPU and one way."""
+    efficiency: Efficiency
+
+    @property
+    def bandwidth(self) -> float:
+        """Of a ring over all GPUs: its slowest part sets the pace."""
+        return self.gpu.link if self.gpus <= self.per_node else min(self.network, self.gpu.link)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one GPU."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """Moments, and the averaged weights where the recipe has any."""
+    activations: float
+    state: float
+    logits: float
+    gathered: float
+    """Whole weights of two layers, which FSDP2 brings together in turn."""
+
+    @property
+    def total(self) -> float:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutEstimate:
+    layout: Layout
+    memory: Memory
+    fits: bool
+    sent: float
+    """Bytes that a GPU sends in a step."""
+    seconds_sending: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"memory": asdict(self.memory) | {"total": self.memory.total}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    name: str
+    parameters: int
+    gpus: int
+    gpu: str
+    precision: str
+    rows: int
+    """That are read side by side on the GPU with most of them: a step takes as long as that one."""
+    batch: int
+    segment: int
+    state_row: int
+    """Bytes of one row's recurrent state."""
+    flops_per_token: float
+    """Of training."""
+    tokens: float
+    """The budget."""
+    efficiency: Efficiency
+    compute_seconds: float
+    """Of a step."""
+    layouts: tuple[LayoutEstimate, ...]
+    watts: float
+
+    @property
+    def chosen(self) -> LayoutEstimate | None:
+        """The first that fits: DDP sends least."""
+        return next((layout for layout in self.layouts if layout.fits), None)
+
+    def step_seconds(self, layout: LayoutEstimate) -> float:
+        """With nothing sent while it computes: the worst case; at best it is the longer of both."""
+        return self.compute_seconds + layout.seconds_sending
+
+    def days(self, layout: LayoutEstimate) -> float:
+        return self.tokens / self.tokens_per_second(layout) / 86400
+
+    def tokens_per_second(self, layout: LayoutEstimate) -> float:
+        return self.batch * self.segment / self.step_seconds(layout)
+
+    def kilowatt_hours(self, layout: LayoutEstimate) -> float:
+        return self.days(layout) * 24 * self.gpus * self.watts / 1000
+
+    def to_json(self) -> dict[str, Any]:
+        own = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in ("layouts", "efficiency", "watts")
+        }
+        layouts = [
+            layout.to_json()
+            | {
+                "step_seconds": self.step_seconds(layout),
+                "step_seconds_at_best": max(self.compute_seconds, layout.seconds_sending),
+                "tokens_per_second": self.tokens_per_second(layout),
+                "days": self.days(layout),
+                "kilowatt_hours": self.kilowatt_hours(layout),
+            }
+            for layout in self.layouts
+        ]
+        chosen = self.chosen
+        return own | {
+            "efficiency": self.efficiency._asdict(),
+            "fits": None if chosen is None else chosen.layout,
+            "layouts": layouts,
+        }
+
+
+def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | None = None) -> Estimate:
+    """Everything about training `recipe` on such a machine, to a budget of `tokens` (the recipe's when left out)."""
+    train = recipe.train
+    if machine.gpus < 1 or machine.per_node < 1:
+        raise MnemoError(f"{machine.gpus} GPUs, {machine.per_node} in a node")
+    if train.batch < machine.gpus * train.accumulate:
+        parts = f" in {train.accumulate:,} parts" if train.accumulate > 1 else ""
+        raise MnemoError(f"{train.batch:,} rows are too few for {machine.gpus:,} GPUs{parts}: each needs one or more")
+    info = describe(name, recipe)
+    rows = math.ceil(train.batch / machine.gpus)
+    compute = info.training_step * rows * train.segment / (machine.gpu.peak(train.precision) * machine.efficiency.share)
+    count, state_row = info.parameters.total, state_row_bytes(recipe.model, train.precision)
+    layouts = tuple(_layout(layout, recipe, machine, count, rows * state_row, rows) for layout in ("ddp", "fsdp2"))
+    return Estimate(
+        name=name,
+        parameters=count,
+        gpus=machine.gpus,
+        gpu=machine.gpu.name,
+        precision=train.precision,
+        rows=rows,
+        batch=train.batch,
+        segment=train.segment,
+        state_row=state_row,
+        flops_per_token=info.training_step,
+        tokens=float(train.steps * train.batch * train.segment) if tokens is None else tokens,
+        efficiency=machine.efficiency,
+        compute_seconds=compute,
+        layouts=layouts if machine.gpus > 1 else layouts[:1],
+        watts=machine.gpu.watts,
+    )
+
+
+def _layout(layout: Layout, recipe: Recipe, machine: Machine, count: int, state: float, rows: int) -> LayoutEstimate:
+    memory = _memory(layout, recipe, machine.gpus, count, state, rows)
+    share = (machine.gpus - 1) / machine.gpus
+    sent = (2 if layout == "ddp" else 3) * share * count * BYTES[recipe.train.precision]
+    fits = memory.total <= USABLE * machine.gpu.memory
+    return LayoutEstimate(layout=layout, memory=memory, fits=fits, sent=sent, seconds_sending=sent / machine.bandwidth)
+
+
+def _memory(layout: Layout, recipe: Recipe, gpus: int, count: int, state: float, rows: int) -> Memory:
+    train, size = recipe.train, BYTES[recipe.train.precision]
+    half = 2 if train.precision in ("bf16", "fp16") else 0
+    parts = gpus if layout == "fsdp2" else 1
+    per_layer = count / recipe.model.num_layers
+    return Memory(
+        weights=count * size / parts + (count * half if layout == "ddp" else 0),
+        gradients=count * size / parts,
+        optimizer=count * size * _moments(train) / parts,
+        activations=activation_bytes(recipe.model, train, rows),
+        state=state,
+        logits=_logits(recipe, rows),
+        gathered=2 * per_layer * size if layout == "fsdp2" and gpus > 1 else 0,
+    )
+
+
+def training_bytes(recipe: Recipe) -> float:
+    """What training a recipe on one device needs of its memory."""
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Model(recipe.model).parameters())
+    state = recipe.train.batch * state_row_bytes(recipe.model, recipe.train.precision)
+    return _memory("ddp", recipe, 1, count, state, recipe.train.batch).total
+
+
+def _moments(train: TrainConfig) -> int:
+    """Numbers of the weights' size that are kept beside them."""
+    optimizer = train.optimizer
+    moments = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
+    return moments + (train.average is not None)
+
+
+def _logits(recipe: Recipe, rows: int) -> float:
+    wanted = rows * recipe.train.segment * recipe.model.vocab_size
+    return LOGIT_COPIES * BYTES[recipe.train.precision] * min(wanted, LOGITS_AT_ONCE)
+
+
+def activation_bytes(config: ModelConfig, train: TrainConfig, rows: int) -> float:
+    """What autograd keeps of a step's segments between forward and backward pass; embeddings and softmax aside."""
+    rows = math.ceil(rows / train.accumulate)
+    dtype = _computed_in(train.precision)
+    length = train.segment + train.context
+    one = saved_bytes(config, length, dtype)
+    if dtype == torch.bfloat16:
+        one += 2 * 2 * config.num_layers * length * config.dim  # norms keep their input in 32 bits, not 16
+    segments = 1 if train.bptt_memory != "plain" else train.bptt + 1
+    return float(rows * segments * one)
+
+
+def state_row_bytes(config: ModelConfig, precision: str) -> int:
+    """Bytes of one row's recurrent state, counters aside; layers remember in the type that they compute in."""
+    with torch.device("meta"):
+        state = Model(config).init(1, dtype=_computed_in(precision))
+    return nbytes(tuple(leaf for _, leaf in leaves(state) if leaf.is_floating_point()))
+
+
+def _computed_in(precision: str) -> torch.dtype:
+    """A type of the right size: fp16 and bf16 are equally large."""
+    return {"fp64": torch.float64, "fp32": torch.float32}.get(precision, torch.bfloat16)
+
+
+def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
+    """Bytes that one row of a segment leaves for the backward pass, counted on tensors without storage."""
+    # An adaptive embedding looks at its tokens, which are not there; what it keeps is counted with the logits.
+    plain = replace(config, vocab_size=256, embedding=EmbeddingConfig(), memory=_without_contents(config.memory))
+    if any(isinstance(memory, LSTM) for memory in config.memory.memories(config.num_layers)):
+        dtype = torch.float32  # its kernels take no half precision
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.device("meta"):
+        model = Model(plain).to(dtype).train()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out, _ = model(torch.zeros(1, length, dtype=torch.int64), model.init(1))
+    del out
+    weights = {_place(parameter) for parameter in model.parameters()}
+    sizes = {_place(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
+    return sum(size for place, size in sizes.items() if place not in weights)
+
+
+def _without_contents(plan: Plan) -> Plan:
+    """Memories whose work depends on what they hold count as Transformer-XL's, of as many slots."""
+
+    def cache(memory: AnyMemory) -> AnyMemory:
+        if isinstance(memory, Compressive):
+            return XL(length=memory.length + memory.compressed)
+        return XL(length=memory.length) if isinstance(memory, Infinite) else memory
+
+    return replace(plan, long=cache(plan.long), short=cache(plan.short))
+
+
+def _place(tensor: Tensor) -> int:
+    """Tensors that share their storage count once."""
+    return tensor.untyped_storage()._cdata
+
+
+def failures_per_day(gpus: int, gpu_hours: float) -> float:
+    return gpus * 24 / gpu_hours
+
+
+def checkpoint_interval(save_seconds: float, failures: float) -> float:
+    """Seconds between checkpoints that lose least (Young, 1974): sqrt(2 x time of a save x time between failures)."""
+    return math.sqrt(2 * save_seconds * 86400 / failures)
+
+
+def lost_share(save_seconds: float, interval: float, failures: float) -> float:
+    """Of the time: saves, and half an interval done again at every failure."""
+    return save_seconds / interval + interval / 2 * failures / 86400

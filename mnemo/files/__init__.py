@@ -1,0 +1,1 @@
+"""Files on disk: loading untrusted files safely, and writing atomically."""

@@ -1,0 +1,1 @@
+"""Using a trained model: decoding token by token, scoring segment by segment, generating text."""

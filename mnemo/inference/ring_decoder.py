@@ -1,0 +1,258 @@
+"""Decoding in rings: static buffers for token after token, rows at different places, one CUDA graph for all of them.
+
+For models whose layers all keep Transformer-XL's memory. A layer's ring has a slot for every key that a token may see:
+its M memory slots and the L tokens of a segment. A token's key goes over the one that is M + L tokens old; when a
+segment is full its tokens are memory, without being moved. Cursors are tensors, so that rows need not be in step.
+Several tokens at once go through the windows of `mnemo.inference.decoder`; rings are converted from and to those.
+
+Shapes: B rows, N layers, H heads, R = M + L slots, d head size, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemo.inference.cuda_graph import Recorded
+from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.memory.protocol import Relation
+from mnemo.memory.state import State, select
+from mnemo.memory.xl import XLCache, XLOpen, XLStage
+from mnemo.model.embedding import TokenEmbedding
+from mnemo.model.layers import TransformerLayer, add_norm, rotate
+from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
+from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda.decode_attention import Table, decode_attention
+
+if TYPE_CHECKING:
+    from mnemo.model import Model, Output
+
+
+def suits(model: Model) -> bool:
+    """Whether a model can be decoded in rings."""
+    positions = isinstance(model.config.positions, (Relative, Shaw, Rotary, NoPositions))
+    return positions and model.memory_tokens is None and all(isinstance(stage, XLStage) for stage in model.stages)
+
+
+def open_decoder(model: Model, state: State | DecodeState, segment: int) -> Decoder | RingDecoder:
+    """The faster of both for this model where it is."""
+    return RingDecoder(model, state, segment) if preferred(model) else Decoder(model, state, segment)
+
+
+def preferred(model: Model) -> bool:
+    """A CPU gains nothing by recording, and windows copy less there."""
+    return _device(model).type == "cuda" and suits(model)
+
+
+class RingDecoder:
+    """As `Decoder`: reads many tokens through windows, and single ones in rings."""
+
+    def __init__(self, model: Model, state: State | DecodeState, segment: int) -> None:
+        self.model, self.segment = model, segment
+        self.windows: Decoder | None = Decoder(model, state, segment)
+        self.rings: Rings | None = None
+        self.step: Recorded | None = None
+        self.tokens = torch.zeros(self.windows.batch, 1, dtype=torch.int64, device=_device(model))
+
+    @property
+    def batch(self) -> int:
+        return len(self.tokens)
+
+    @torch.no_grad()
+    def feed(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Output:
+        """As `Decoder.feed`."""
+        if tokens.shape[1] != 1 or lengths is not None:
+            return self._open_windows().feed(tokens, lengths)
+        self.model.check_tokens(tokens)
+        rings = self.open_rings()
+        self.tokens.copy_(tokens)
+        if self.step is None:
+            self.step = Recorded(lambda: rings.read(self.tokens), self.tokens.device, rings.cursors)
+        return self.model.finish(self.step().clone())
+
+    def open_rings(self) -> Rings:
+        """The rings, with everything that was read in them."""
+        if self.windows is not None:
+            state = self.windows.state()
+            if self.rings is None:
+                self.rings = Rings(self.model, state, self.segment)
+            self.rings.load(state)
+            self.windows = None
+        assert self.rings is not None
+        return self.rings
+
+    def _open_windows(self) -> Decoder:
+        if self.windows is None:
+            assert self.rings is not None
+            self.windows = Decoder(self.model, self.rings.state(), self.segment)
+        return self.windows
+
+    @torch.no_grad()
+    def state(self) -> DecodeState:
+        """A copy of everything the next token depends on."""
+        if self.windows is not None:
+            return self.windows.state()
+        assert self.rings is not None
+        return self.rings.state()
+
+    def select(self, rows: Tensor) -> RingDecoder:
+        """A decoder of the given rows, each as often as it is named: one memory, many continuations."""
+        state, rows = self.state(), rows.to(self.tokens.device)
+        chosen = DecodeState(select(state.state, rows), select(state.open, rows), state.count[rows.cpu()])
+        return RingDecoder(self.model, chosen, self.segment)
+
+
+class Rings:
+    """The buffers of all layers, and where every row is in them."""
+
+    def __init__(self, model: Model, state: DecodeState, segment: int) -> None:
+        self.model, self.segment = model, segment
+        self.layers = model.layers()
+        caches: tuple[XLCache, ...] = state.state
+        keys = caches[0].keys
+        batch, device = len(keys), keys.device
+        sizes = [cache.keys.shape[2] for cache in caches]
+        self.buffers = [keys.new_zeros(2, batch, keys.shape[1], size + segment, keys.shape[3]) for size in sizes]
+        self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches)]
+        pairs = [(layer.attention.query.weight, layer.attention.key_value.weight) for layer in self.layers]
+        self.projections = [torch.cat(pair).detach() for pair in pairs]
+        self.memory = torch.tensor(sizes, device=device)[:, None]  # (N, 1)
+        self.window = self.memory.clamp(min=1) if model.config.same_length else self.memory + segment
+        self.places, self.slots, self.lengths, self.limits, self.counts = (
+            torch.zeros(len(sizes), batch, dtype=torch.int64, device=device) for _ in range(5)
+        )
+        """(N, B) each: the next token's place, counted on and on, and its slot; slots of memory that are valid; keys
+        that it sees; open tokens, alike in all layers"""
+        positions = model.config.positions
+        self.turns = Turns(positions.base, keys) if isinstance(positions, Rotary) else None
+
+    @property
+    def cursors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What a token moves on."""
+        return self.places, self.slots, self.lengths, self.limits, self.counts
+
+    def load(self, state: DecodeState) -> None:
+        """Memories go to the rings' beginnings, open tokens behind them."""
+        num_open = state.open[0].keys.shape[2]
+        self.counts.copy_(state.count)
+        for index, (ring, cache, opened) in enumerate(zip(self.buffers, state.state, state.open, strict=True)):
+            num_slots = cache.keys.shape[2]
+            for part, memory, new in zip(ring, cache[:2], opened, strict=True):
+                part[:, :, :num_slots], part[:, :, num_slots : num_slots + num_open] = memory, new
+            if self.turns is not None:
+                everywhere = torch.arange(ring.shape[3], device=ring.device)
+                ring[0] = self.turns.to(ring[0], everywhere.expand(ring.shape[1], -1))
+            self.lengths[index].copy_(cache.length)
+        self.places.copy_(self.memory + self.counts)
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """Where the next token of each row goes, and how many keys it sees, its own included."""
+        torch.remainder(self.places, self.memory + self.segment, out=self.slots)
+        torch.minimum(self.lengths + self.counts + 1, self.window, out=self.limits)
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """A token (B, 1) of every row -> the last layer's rows (B, 1, D)."""
+        x = embed(self.model.embedding, tokens)
+        for index, layer in enumerate(self.layers):
+            context = self._attend(index, layer, x)[:, None]
+            x = layer.finish(x, context, add_norm=fused_add_norm)
+        self._advance()
+        return x
+
+    def _attend(self, index: int, layer: TransformerLayer, x: Tensor) -> Tensor:
+        """Contexts (B, H * d) of a token's rows x (B, 1, D)."""
+        attention = layer.attention
+        projected = F.linear(layer.norm_attention(x) if layer.pre else x, self.projections[index])
+        q, k, v = projected.view(len(x), 3, attention.num_heads, attention.head_dim).unbind(1)
+        q, k = attention.norm_query(q), attention.norm_key(k)
+        if self.turns is not None:
+            place = self.places[index][:, None]
+            q, k = (self.turns.to(part[:, :, None], place)[:, :, 0] for part in (q, k))
+        return decode_attention(q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index])
+
+    def _advance(self) -> None:
+        """Every row goes on by one slot; full segments become memory."""
+        if decode_kernels.take(self.buffers[0]):
+            decode_kernels.advance(*self.cursors, self.memory, self.window, self.segment)
+            return
+        self.counts += 1
+        full = self.counts == self.segment
+        grown = torch.minimum(self.lengths + self.segment, self.memory)
+        self.lengths.copy_(torch.where(full, grown, self.lengths))
+        self.counts.masked_fill_(full, 0)
+        self.places += 1
+        self._look_around()
+
+    def state(self) -> DecodeState:
+        """A copy of everything, in order."""
+        counts = self.counts[0].to("cpu", copy=True)
+        num_open = int(counts.max())
+        caches, opened = [], []
+        for index, ring in enumerate(self.buffers):
+            num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.counts[index])[:, None]
+            memory = begin - num_slots + torch.arange(num_slots, device=ring.device)
+            new = begin + torch.arange(num_open, device=ring.device)
+            caches.append(XLCache(*self._take(ring, memory), self.lengths[index].clone()))
+            opened.append(XLOpen(*self._take(ring, new)))
+        return DecodeState(tuple(caches), tuple(opened), counts)
+
+    def _take(self, ring: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at places (B, T), (B, H, T, d) each."""
+        _, batch, heads, num_slots, size = ring.shape
+        index = (places % num_slots)[:, None, :, None].expand(batch, heads, -1, size)
+        keys, values = ring[0].gather(2, index), ring[1].gather(2, index)
+        return keys if self.turns is None else self.turns.back(keys, places), values
+
+
+class Turns:
+    """Rotary positions that keys keep: only differences of places count, so they may be counted on and on."""
+
+    def __init__(self, base: float, like: Tensor) -> None:
+        size = like.shape[-1]
+        exponent = torch.arange(0, size, 2, dtype=torch.float64, device=like.device) / size
+        self.frequency = base**-exponent
+
+    def _angles(self, places: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        angle = places[:, None, :, None] * self.frequency  # (B, 1, T, d / 2)
+        return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+    def to(self, x: Tensor, places: Tensor) -> Tensor:
+        """x (B, H, T, d) turned as its places (B, T) ask."""
+        return rotate(x, self._angles(places, x))
+
+    def back(self, x: Tensor, places: Tensor) -> Tensor:
+        return rotate(x, self._angles(-places, x))
+
+
+def _table(relation: Relation, dtype: torch.dtype) -> Table:
+    parts = relation.to(dtype)[:4]
+    return Table(*(None if part is None else part.contiguous() for part in parts))
+
+
+def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
+    """As the embedding does, without asking which bins there are: a device would have to answer first."""
+    if not embedding.split:
+        return embedding(ids)
+    x = None
+    for index, (table, projection) in enumerate(zip(embedding.tables, embedding.projections, strict=True)):
+        begin, end = embedding.bins.edges[index], embedding.bins.edges[index + 1]
+        rows = F.linear(F.embedding((ids - begin).clamp(0, end - begin - 1), table), projection)
+        x = rows if x is None else torch.where((ids >= begin)[..., None], rows, x)
+    assert x is not None
+    return x * embedding.dim**0.5
+
+
+def fused_add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """As `layers.add_norm`, in one kernel where there is one: for layer norms."""
+    if not (decode_kernels.take(x) and isinstance(norm, nn.LayerNorm)):
+        return add_norm(x, branch, norm)
+    return decode_kernels.add_norm(x, branch, norm.weight, norm.bias, norm.eps)
+
+
+def _device(model: Model) -> torch.device:
+    return next(model.parameters()).device

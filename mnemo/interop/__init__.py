@@ -1,0 +1,1 @@
+"""Other implementations: converting their checkpoints, and comparing our numbers with theirs."""

@@ -1,0 +1,185 @@
+"""The published layouts: how to tell them apart, what their configurations say, where their weights lie in ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mnemo.errors import MnemoError, unknown
+from mnemo.interop.convert import infer, lamemo, nvidia, rmt, tensorflow, transformer_xl
+from mnemo.interop.convert.infer import Terms
+from mnemo.interop.convert.layout import Layout
+from mnemo.memory.state import Start
+from mnemo.model import Model, ModelConfig
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    name: str
+    title: str
+    marks: tuple[str, ...]
+    """Names that together tell its weights from those of the formats after it."""
+    start: Start
+    """What its own code starts from: nothing, or a memory full of zeros that are attended to."""
+    tensors: Callable[[Tensors], dict[str, Tensor]]
+    """Its weights without what belongs to an optimizer or is computed."""
+    terms: Callable[[Tensors, Terms], Terms]
+    """The whole configuration in its own words, from weights and from what is given."""
+    config: Callable[[Terms], ModelConfig]
+    layout: Callable[[Model], Layout]
+
+
+def parameters(tensors: Tensors) -> dict[str, Tensor]:
+    """Without buffers, and without the prefix that DataParallel puts before every name."""
+    named = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in named.items() if name not in transformer_xl.BUFFERS}
+
+
+def _authors_terms(tensors: Tensors, given: Terms) -> Terms:
+    terms = infer.merge(infer.terms_of_shapes(tensors, given), given)
+    infer.asked(terms, "mem_len", "the weights do not say how long the memory is")
+    return {"same_length": False, **terms}
+
+
+def _nvidia_terms(tensors: Tensors, given: Terms) -> Terms:
+    return _authors_terms(nvidia.authors_names(tensors), given)
+
+
+def _lamemo_terms(tensors: Tensors, given: Terms) -> Terms:
+    said = {name: value for name, value in given.items() if name != "attn_type"}
+    return _authors_terms(tensors, said) | {"attn_type": given.get("attn_type", lamemo.ATTENTION_TYPE)}
+
+
+def _rmt_terms(tensors: Tensors, given: Terms) -> Terms:
+    infer.asked(given, "mem_at_end", "the weights do not say whether memory tokens are written (yes) or only read (no)")
+    num = infer.merge({"num_mem_tokens": infer.shape(tensors, "mem_tokens", 3)[0]}, given)["num_mem_tokens"]
+    return _authors_terms(tensors, given) | {"num_mem_tokens": num}
+
+
+def _tensorflow_terms(tensors: Tensors, given: Terms) -> Terms:
+    terms = infer.merge(tensorflow.terms_of_shapes(tensors, given), given)
+    infer.asked(terms, "mem_len", "the variables do not say how long the memory is")
+    if terms.get("pre_lnorm"):
+        raise MnemoError("--norm pre: the TensorFlow code has the norm after each residual sum only")
+    return terms
+
+
+def _hugging_face_terms(tensors: Tensors, given: Terms) -> Terms:
+    if not given.keys() & {"vocab_size", "n_token", "d_model"}:
+        raise MnemoError("there is no config.json beside the weights: Hugging Face keeps the configuration there")
+    if "transformer.word_emb.emb_layers.0.weight" in tensors and "crit.out_layers.0.bias" not in tensors:
+        raise MnemoError("the weights have no softmax ('crit.out_layers.0.bias'): they are not of TransfoXLLMHeadModel")
+    terms = {**transformer_xl.HUGGING_FACE_DEFAULTS, **given}
+    if "n_token" in terms:
+        terms.setdefault("vocab_size", terms["n_token"])
+    named = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    for kind in ("r_w_bias", "r_r_bias"):
+        named.setdefault(kind, named.get(f"layers.0.dec_attn.{kind}", torch.empty(0)))
+    infer.merge(infer.terms_of_shapes(named, terms), {**terms, "n_token": terms.get("vocab_size"), "tie_weight": None})
+    return terms
+
+
+FORMATS = (
+    Format(
+        name="rmt",
+        title="the Recurrent Memory Transformer's state dict (LM-RMT)",
+        marks=("mem_tokens", "word_emb.emb_layers.0.weight"),
+        start="empty",
+        tensors=parameters,
+        terms=_rmt_terms,
+        config=rmt.config_from_authors,
+        layout=rmt.authors_layout,
+    ),
+    Format(
+        name="nvidia",
+        title="NVIDIA's checkpoint (DeepLearningExamples)",
+        marks=("word_emb.emb_layers.0.weight", "crit.out_layers_biases.0"),
+        start="empty",
+        tensors=parameters,
+        terms=_nvidia_terms,
+        config=nvidia.config_from_nvidia,
+        layout=nvidia.nvidia_layout,
+    ),
+    Format(
+        name="lamemo",
+        title="LaMemo's state dict",
+        marks=("word_emb.emb_layers.0.weight", "layers.0.dec_attn.kv_net.weight", "layers.0.dec_attn.r_net.weight"),
+        start="empty",
+        tensors=parameters,
+        terms=_lamemo_terms,
+        config=lamemo.config_from_authors,
+        layout=lamemo.authors_layout,
+    ),
+    Format(
+        name="authors",
+        title="the authors' state dict (kimiyoung/transformer-xl)",
+        marks=("word_emb.emb_layers.0.weight", "crit.out_layers.0.bias", "layers.0.pos_ff.CoreNet.0.weight"),
+        start="empty",
+        tensors=parameters,
+        terms=_authors_terms,
+        config=transformer_xl.config_from_authors,
+        layout=transformer_xl.authors_layout,
+    ),
+    Format(
+        name="hf",
+        title="a Hugging Face TransfoXL folder",
+        marks=("transformer.word_emb.emb_layers.0.weight",),
+        start="zeros",
+        tensors=parameters,
+        terms=_hugging_face_terms,
+        config=transformer_xl.config_from_hugging_face,
+        layout=transformer_xl.hugging_face_layout,
+    ),
+    Format(
+        name="tf",
+        title="the TensorFlow checkpoint's variables (.npz)",
+        marks=("transformer/r_w_bias", "transformer/layer_0/ff/layer_1/kernel"),
+        start="zeros",
+        tensors=lambda tensors: tensorflow.with_identities(tensorflow.variables(tensors)),
+        terms=_tensorflow_terms,
+        config=tensorflow.config_from_tensorflow,
+        layout=tensorflow.tensorflow_layout,
+    ),
+)
+BY_NAME = {layout.name: layout for layout in FORMATS}
+
+
+def recognise(tensors: Tensors, where: str) -> Format:
+    """The format that these names are of."""
+    names = {name.removeprefix("module.") for name in tensors} | set(tensorflow.variables(tensors))
+    for known in FORMATS:
+        if names.issuperset(known.marks):
+            return known
+    expected = "; ".join(f"{known.title} has {_few(known.marks)}" for known in FORMATS)
+    found = f"{len(tensors)} tensors: {_few(sorted(tensors))}" if tensors else "no tensors"
+    raise MnemoError(f"{where} is of an unknown layout: found {found}; expected one of: {expected}")
+
+
+def _few(names: Iterable[str], most: int = 3) -> str:
+    names = [f"'{name}'" for name in names]
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def named(name: str) -> Format:
+    if name not in BY_NAME:
+        raise unknown("format", name, BY_NAME)
+    return BY_NAME[name]
+
+
+def describe_terms(terms: Mapping[str, Any]) -> str:
+    """What the weights do not say, as it was taken."""
+    clamp = transformer_xl.clamp_from_authors(terms.get("clamp_len"))
+    return ", ".join(
+        [
+            f"memory {terms['mem_len']}",
+            f"norm {'pre' if terms.get('pre_lnorm') else 'post'}",
+            f"clamp {clamp if clamp else 'none'}",
+            f"same length {'on' if terms.get('same_length') else 'off'}",
+        ]
+    )

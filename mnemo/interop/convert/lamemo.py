@@ -1,0 +1,45 @@
+"""LaMemo of its authors: their configuration and weights as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mnemo.errors import MnemoError
+from mnemo.interop.convert import transformer_xl
+from mnemo.interop.convert.layout import Layout, Place
+from mnemo.memory import Lookahead, Plan
+from mnemo.model import Model, ModelConfig
+
+ATTENTION_TYPE = 3
+"""Of LaMemo as published; their other numbers are Transformer-XL and ablations."""
+
+
+def config_from_authors(config: Mapping[str, Any], memory: Lookahead | None = None) -> ModelConfig:
+    """Our configuration for their constructor arguments, with the published memory or the given one."""
+    if config.get("attn_type", ATTENTION_TYPE) != ATTENTION_TYPE:
+        raise MnemoError(f"attn_type {config['attn_type']} is not LaMemo's, which is {ATTENTION_TYPE}")
+    norm_eps = config.get("layer_norm_eps", 1e-5)
+    defaults = {"tie_weight": True, "same_length": False}
+    like_xl = transformer_xl.config_from_authors({**defaults, **config, "attn_type": 0, "layer_norm_epsilon": norm_eps})
+    try:
+        if memory is None:
+            memory = Lookahead(length=config["mem_len"], epsilon=config.get("eps", 1e-6)).published()
+        return replace(like_xl, memory=Plan(long=memory))
+    except (TypeError, ValueError) as error:
+        raise MnemoError(f"configuration: {error}") from None
+
+
+def authors_layout(model: Model) -> Layout:
+    """Every name in the authors' state dict: Transformer-XL's, with queries apart and the bias for what is ahead."""
+    ahead = "stages.0.v_minus"
+    layout = {"r_r_bias_future": Place(parts=(ahead,))} if ahead in dict(model.named_parameters()) else {}
+    for name, place in transformer_xl.authors_layout(model).items():
+        if name.endswith("qkv_net.weight"):
+            query, key_value = place.parts
+            layout[name.replace("qkv_net", "q_net")] = Place(parts=(query,))
+            layout[name.replace("qkv_net", "kv_net")] = Place(parts=(key_value,))
+        else:
+            layout[name] = place
+    return layout

@@ -1,0 +1,77 @@
+"""Transformer-XL of NVIDIA's DeepLearningExamples (PyTorch): their checkpoints as ours.
+
+Their model is the authors', cluster rows in reverse order included, but the softmax keeps weights and biases in lists
+of their own and does not store what it shares with the embedding. With `same_length` a query sees one key more than
+with the authors: `mem_len` + 1, itself included. Our memory is then longer by that one, which is the same attention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from mnemo.errors import MnemoError
+from mnemo.interop.convert import transformer_xl
+from mnemo.interop.convert.layout import Layout
+from mnemo.memory import XL, Plan
+from mnemo.model import Model, ModelConfig
+
+_NAMES = {
+    r"crit\.out_layers_weights\.(\d+)": r"crit.out_layers.\1.weight",
+    r"crit\.out_layers_biases\.(\d+)": r"crit.out_layers.\1.bias",
+    r"crit\.shared_out_projs\.(\d+)": r"word_emb.emb_projs.\1",
+}
+
+
+def authors_name(name: str) -> str:
+    """The authors' name for one of theirs."""
+    for pattern, replacement in _NAMES.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def authors_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {authors_name(name): tensor for name, tensor in tensors.items()}
+
+
+def config_from_nvidia(config: Mapping[str, Any]) -> ModelConfig:
+    """Our configuration for the `model_config` of a checkpoint."""
+    if config.get("attn_type", 0) != 0:
+        raise MnemoError(f"of NVIDIA's models only attn_type 0 is known, not {config['attn_type']}")
+    return one_key_more(transformer_xl.config_from_authors(config))
+
+
+def one_key_more(config: ModelConfig) -> ModelConfig:
+    """With `same_length`, queries that see the memory's length and themselves."""
+    return _longer(config, 1)
+
+
+def one_key_less(config: ModelConfig) -> ModelConfig:
+    return _longer(config, -1)
+
+
+def _longer(config: ModelConfig, extra: int) -> ModelConfig:
+    long = config.memory.long
+    if not config.same_length or not isinstance(long, XL):
+        return config
+    return replace(config, memory=Plan(long=replace(long, length=max(0, long.length + extra))))
+
+
+def nvidia_layout(model: Model) -> Layout:
+    """Every name in their state dict. What the softmax shares with the embedding: only projections are there twice."""
+    layout, shared = {}, set()
+    for name, place in transformer_xl.authors_layout(model).items():
+        if name.startswith("word_emb."):
+            shared.add(place)
+        elif place in shared:
+            continue
+        name = re.sub(r"^crit\.out_layers\.(\d+)\.weight$", r"crit.out_layers_weights.\1", name)
+        layout[re.sub(r"^crit\.out_layers\.(\d+)\.bias$", r"crit.out_layers_biases.\1", name)] = place
+    projections = {name: place for name, place in layout.items() if name.startswith("word_emb.emb_projs.")}
+    return layout | {
+        name.replace("word_emb.emb_projs", "crit.shared_out_projs"): place for name, place in projections.items()
+    }

@@ -1,0 +1,132 @@
+"""Our configuration in other implementations' words, or an error that names what they have no word for."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from mnemo.errors import MnemoError
+from mnemo.interop.convert import formats
+from mnemo.interop.convert.infer import Terms
+from mnemo.interop.convert.nvidia import one_key_less
+from mnemo.memory import Lookahead, Plan
+from mnemo.model import InitConfig, ModelConfig
+from mnemo.model.embedding import Bins
+from mnemo.model.layers import DropoutConfig
+from mnemo.model.positions import Learned, Relative, Shaw, Sinusoidal
+
+_KINDS = {Relative: 0, Shaw: 1, Sinusoidal: 2, Learned: 3}
+
+
+def terms_of(config: ModelConfig, segment: int, target: str) -> Terms:
+    """Constructor arguments that give this model there; reading them back must give this configuration."""
+    per_layer = isinstance(config.positions, Relative) and config.positions.biases_per_layer
+    if per_layer and target not in ("hf", "tf"):
+        raise MnemoError(f"u and v are one pair a layer, and '{target}' has one pair for all: write it as 'hf' or 'tf'")
+    said = one_key_less(config) if target in ("nvidia", "tf") else config
+    terms = _authors(said, segment)
+    if target == "hf":
+        terms = _hugging_face(terms, config)
+    elif target == "lamemo":
+        terms = terms | {"attn_type": 3, "layer_norm_eps": config.norm_eps, **_lookahead(config)}
+    elif target == "rmt" and config.tokens is not None:
+        tokens = config.tokens
+        terms |= {"num_mem_tokens": tokens.num, "mem_at_end": tokens.write}
+        terms["read_mem_from_cache"] = tokens.memory_sees_cache
+    elif target == "rmt":
+        raise MnemoError("this model has no memory tokens: it cannot be written as 'rmt'")
+    if target not in ("hf", "tf"):
+        terms.pop("untie_r", None)  # their constructors do not take it
+    back = formats.named(target).config(terms)
+    _refuse_difference(comparable(config), comparable(back), target)
+    return terms
+
+
+def _authors(config: ModelConfig, segment: int) -> Terms:
+    embedding, positions = config.embedding, config.positions
+    if not isinstance(positions, (Relative, Shaw, Sinusoidal, Learned)):
+        raise MnemoError(f"positions {type(positions).__name__}: the published code has none of that kind")
+    memory = max(config.memory.lengths(config.num_layers))
+    terms: Terms = {
+        "n_token": config.vocab_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "d_model": config.dim,
+        "d_head": config.head_dim,
+        "d_inner": config.inner_dim,
+        "dropout": config.dropout.input,
+        "dropatt": config.dropout.attention,
+        "tie_weight": embedding.tie_weights,
+        "d_embed": embedding.dim or config.dim,
+        "div_val": embedding.div_val,
+        "tie_projs": list(embedding.ties()),
+        "pre_lnorm": config.norm == "pre",
+        "tgt_len": segment,
+        "ext_len": 0,
+        "mem_len": memory,
+        "cutoffs": list(embedding.cutoffs),
+        "same_length": config.same_length,
+        "attn_type": _KINDS[type(positions)],
+        "clamp_len": -1 if isinstance(positions, Learned) else positions.clamp or -1,
+        "sample_softmax": -1,
+    }
+    if isinstance(positions, Shaw):
+        terms["tgt_len"] = positions.distances - memory
+    elif isinstance(positions, Learned):
+        terms["tgt_len"] = positions.length - memory
+    elif isinstance(positions, Relative):
+        terms["untie_r"] = positions.biases_per_layer
+    return terms
+
+
+def _lookahead(config: ModelConfig) -> Terms:
+    long = config.memory.long
+    return {"eps": long.epsilon} if isinstance(long, Lookahead) else {}
+
+
+def _hugging_face(terms: Terms, config: ModelConfig) -> Terms:
+    shared = all(terms["tie_projs"][1:])
+    names = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
+    renamed = {names.get(name, name): value for name, value in terms.items()}
+    return {
+        "model_type": "transfo-xl",
+        "architectures": ["TransfoXLLMHeadModel"],
+        **renamed,
+        "adaptive": bool(terms["cutoffs"]),
+        "layer_norm_epsilon": config.norm_eps,
+        "proj_share_all_but_first": shared,
+    }
+
+
+def comparable(config: ModelConfig) -> ModelConfig:
+    """The configuration without what decides only training, equal choices written alike."""
+    embedding = config.embedding
+    projected = Bins.of(embedding, config.vocab_size, config.dim).projected
+    ties = tuple(tied and projected for tied in embedding.ties())
+    embedding = replace(embedding, dim=embedding.dim or config.dim, tie_projections=ties)
+    memory = config.memory
+    if memory.num_long is None:
+        memory = Plan(long=memory.long)
+    return replace(
+        config,
+        embedding=embedding,
+        memory=memory,
+        dropout=DropoutConfig(),
+        init=InitConfig(),
+        activation_penalty=0.0,
+        temporal_penalty=0.0,
+    )
+
+
+def _refuse_difference(ours: ModelConfig, theirs: ModelConfig, target: str) -> None:
+    for field in fields(ours):
+        mine, there = getattr(ours, field.name), getattr(theirs, field.name)
+        if mine != there:
+            raise MnemoError(
+                f"{field.name} cannot be said in the words of '{target}': {_short(mine)}, there {_short(there)}"
+            )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 160 else text[:157] + "..."

@@ -1,0 +1,123 @@
+"""A model of ours into a folder: a run of mnemo, or what published code reads. Complete, or not there at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mnemo import __version__
+from mnemo.errors import MnemoError
+from mnemo.interop.convert import formats, vocabulary
+from mnemo.interop.convert.layout import take_all
+from mnemo.interop.convert.reading import CONFIG, Converted
+from mnemo.interop.convert.terms import terms_of
+from mnemo.interop.convert.transformer_xl import empty_model
+from mnemo.model import ModelConfig
+from mnemo.model.positions import Relative, Sinusoidal
+from mnemo.recipes.recipe import DataConfig, Recipe, TrainConfig
+from mnemo.storage.checkpoint import RunHeader, save_checkpoint, write_header
+
+
+def check_free(dest: Path) -> None:
+    if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
+        raise MnemoError(f"{dest} exists: name a folder that does not")
+
+
+@contextmanager
+def new_folder(dest: Path) -> Iterator[Path]:
+    """A folder to fill beside `dest`, which takes its place at the end."""
+    check_free(dest)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
+    try:
+        yield partial / dest.name
+        if dest.is_dir():
+            dest.rmdir()
+        (partial / dest.name).rename(dest)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_run(model: Converted, dest: Path, *, source: Path, corpus: str, corpus_info: dict[str, Any]) -> Recipe:
+    """A run folder, as if its weights had been trained: mnemo evaluates it, writes with it, and trains from it."""
+    double = any(tensor.dtype == torch.float64 for tensor in model.weights.values())
+    try:
+        train = TrainConfig(segment=model.segment, precision="fp64" if double else "fp32")
+        recipe = Recipe(model=model.config, data=DataConfig(corpus=corpus), train=train)
+    except ValueError as error:
+        raise MnemoError(f"configuration: {error}") from None
+    origin = {"run": str(source.resolve()), "step": 0, "format": model.format, "starts_from": model.start}
+    header = RunHeader(recipe=recipe, corpus=corpus_info, source=origin)
+    with new_folder(dest) as folder:
+        write_header(folder, header, None if model.tokenizer is None else model.tokenizer.to_json())
+        parts: dict[str, dict[str, Tensor]] = {"weights": model.weights, "training": {}, "memory": {}}
+        save_checkpoint(folder, {"step": 0, "average_count": 0}, parts)
+    return recipe
+
+
+def corpus_info(model: Converted, name: str) -> dict[str, Any]:
+    """What the run says of its corpus, whose text it cannot know."""
+    unit = None if model.tokenizer is None else model.tokenizer.unit
+    return {"name": name, "unit": unit, "vocab_size": model.config.vocab_size, "fingerprint": None}
+
+
+def write_published(model: Converted, target: str, dest: Path) -> None:
+    """Weights and configuration for other code: loaded by it, the same numbers come out."""
+    known = formats.named(target)
+    terms = terms_of(model.config, model.segment, target)
+    theirs = take_all(known.layout(empty_model(model.config)), model.weights)
+    theirs |= _frequencies(model.config, target)
+    with new_folder(dest) as folder:
+        folder.mkdir()
+        WRITERS.get(target, _write_state_dict)(folder, theirs, terms)
+        about = {"mnemo_version": __version__, "format_version": 1}
+        (folder / CONFIG).write_text(json.dumps(terms | about, indent=1), encoding="utf-8")
+        symbols = None if model.tokenizer is None else vocabulary.symbols_of(model.tokenizer)
+        if symbols is not None:
+            ids = {symbol: index for index, symbol in enumerate(symbols)}
+            (folder / "vocab.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+
+
+def _frequencies(config: ModelConfig, target: str) -> dict[str, Tensor]:
+    """The buffer of sinusoids that their PyTorch modules keep among the weights."""
+    if target == "tf" or not isinstance(config.positions, (Relative, Sinusoidal)):
+        return {}
+    exponents = torch.arange(0.0, config.dim, 2.0) / config.dim
+    name = "transformer.pos_emb.inv_freq" if target == "hf" else "pos_emb.inv_freq"
+    return {name: 1 / 10000**exponents}
+
+
+def _write_state_dict(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
+    torch.save(theirs, folder / "state_dict.pt")
+
+
+def _write_nvidia(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
+    torch.save({"model_config": terms, "model_state": theirs}, folder / "checkpoint_last.pt")
+
+
+def _write_hugging_face(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
+    """What the softmax shares with the embedding is left out, as the package does: it ties these itself."""
+    first = {id(tensor): name for name, tensor in reversed(theirs.items())}
+    kept = {name: tensor for name, tensor in theirs.items() if first[id(tensor)] == name or "crit." not in name}
+    save_file({name: tensor.clone() for name, tensor in kept.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def _write_variables(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
+    np.savez(folder / "variables.npz", **{name: tensor.numpy() for name, tensor in theirs.items()})  # type: ignore[arg-type]
+
+
+WRITERS: dict[str, Callable[[Path, dict[str, Tensor], dict[str, Any]], None]] = {
+    "hf": _write_hugging_face,
+    "nvidia": _write_nvidia,
+    "tf": _write_variables,
+}

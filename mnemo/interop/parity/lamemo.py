@@ -1,0 +1,98 @@
+"""Reference files of LaMemo's authors: losses, caches, memorising coefficients and gradients.
+
+Their keys: parameters by their bare names, `segT.NAME` and `grad.NAME`; time first everywhere.
+Shapes: B batch, L segment, M memory slots, m of them valid, H heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mnemo.errors import MnemoError, unknown
+from mnemo.interop.convert import lamemo as convert
+from mnemo.interop.convert.layout import put_all
+from mnemo.interop.convert.transformer_xl import empty_model
+from mnemo.interop.parity.reference import Reference
+from mnemo.memory import Lookahead, LookaheadState
+from mnemo.memory.state import State
+from mnemo.model import Model
+
+
+def check(reference: Reference) -> None:
+    memory = Lookahead(
+        length=reference.setting("mem_len", int), epsilon=reference.config.get("eps", 1e-6), refresh_last=True
+    )
+    compare(reference, load(reference, memory.published()))
+
+
+def load(reference: Reference, memory: Lookahead) -> Model:
+    """The file's model, as ours with such a memory."""
+    config = convert.config_from_authors(reference.config, memory)
+    model = empty_model(config)
+    layout = convert.authors_layout(model)
+    parameters = {name: reference.take(name) for name in layout if name in reference}
+    if any(tensor.dtype != torch.float64 for tensor in parameters.values()):
+        raise MnemoError("reference values must be float64")
+    model.load_state_dict(put_all(layout, parameters, dict(model.named_parameters())), assign=True)
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
+    reference.check("positions", "pos_emb.inv_freq", 10000.0**-exponents)
+    return model.eval()
+
+
+def compare(reference: Reference, model: Model) -> None:
+    """Read the file's segments and compare everything it holds of them."""
+    state: State = model.init(reference.setting("bsz", int))
+    loss = None
+    # With gradients on for all segments, a memory that let them through would show.
+    for index in range(len(reference.setting("seg_lens", list))):
+        loss, state = _check_segment(reference, model, state, f"seg{index}.")
+    if loss is None:
+        raise MnemoError("configuration: no segments")
+    loss.mean().backward()
+    _check_gradients(reference, model)
+
+
+def _check_segment(reference: Reference, model: Model, state: State, key: str) -> tuple[Tensor, State]:
+    """Read a segment, compare everything the file holds of it, and give its losses (B, L)."""
+    tokens, targets = (reference.ids(f"{key}{name}").T for name in ("data", "target"))
+    (before,) = state
+    if tokens.shape != targets.shape or len(tokens) != len(before.length):
+        raise MnemoError(f"'{key}data' and '{key}target' do not fit together")
+    alphas: dict[str, Tensor] = {}
+    out, state = model(tokens, state, notes=alphas)
+    loss = model.loss(out, targets)
+    reference.check("losses", f"{key}loss", loss.T)
+    (after,) = state
+    for name, rows in _caches(after).items():
+        if f"{key}mem.{name}" in reference:
+            reference.check("memories", f"{key}mem.{name}", _as_theirs(rows, after))
+    for name, alpha in alphas.items():
+        if f"{key}{name}" in reference:
+            reference.check("alphas", f"{key}{name}", _as_theirs(alpha, before))
+    return loss, state
+
+
+def _caches(state: LookaheadState) -> dict[str, Tensor]:
+    return {
+        "emb": state.inputs,
+        **{f"recur.{layer}": contexts for layer, contexts in enumerate(state.contexts)},
+        **{f"logden.{layer}": lse for layer, lse in enumerate(state.lse)},
+    }
+
+
+def _as_theirs(rows: Tensor, state: LookaheadState) -> Tensor:
+    """(B, M, ...) -> (m, B, ...): the valid slots only."""
+    return rows[:, rows.shape[1] - int(state.length[0]) :].transpose(0, 1)
+
+
+def _check_gradients(reference: Reference, model: Model) -> None:
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+    layout = convert.authors_layout(model)
+    for name in reference.group("grad."):
+        if name not in layout:
+            raise unknown("parameter", name, layout)
+        reference.check("gradients", f"grad.{name}", layout[name].take(gradients))

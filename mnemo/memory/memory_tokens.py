@@ -1,0 +1,274 @@
+"""Memory tokens: vectors that travel with the text (Burtsev et al., 2020: Memory Transformer, MT) and from segment to
+segment (Bulatov et al., 2022: Recurrent Memory Transformer, RMT).
+
+A segment is read as [memory ; tokens ; memory]. The first block is read from; what the backbone makes of the second
+one, which sees all tokens, is the memory of the next segment. MT has the first block only and carries nothing.
+Everything happens at the backbone's input and output, so any model that takes embeddings will do.
+
+Shapes: B batch, L tokens, m memory tokens, Q rows [read m, tokens L, write m], D width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.memory.state import State
+from mnemo.ops import Ahead, Blocks, Causal, as_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTokens:
+    num: int = 10
+    """Memory tokens; with 0 the model is its backbone."""
+    write: bool = True
+    """Write the memory behind every segment (RMT); else only read it (MT)."""
+    mask: Literal["block", "causal"] = "block"
+    """The tokens of a block see each other, as in the paper, or only earlier rows, as stock backbones do."""
+    memory_sees_cache: bool = False
+    """With block masks, let memory tokens see the layers' own memories, which text tokens always see."""
+    ahead: Ahead = "signed"
+    """Position of keys ahead inside a block: their negative distance, none, or what the published code wraps around."""
+    carry_read: bool = False
+    """MT hands what became of its read block to the next segment, as the published code does, instead of starting
+    every segment from the learned rows."""
+    identical_init: bool = False
+    """All learned rows start out equal, as in the published code, where only positions tell them apart."""
+    std: float = 1.0
+    """Deviation of the learned rows at first."""
+
+    def __post_init__(self) -> None:
+        if self.num < 0:
+            raise ValueError(f"{self.num} memory tokens")
+        if self.std < 0:
+            raise ValueError(f"deviation {self.std} of the memory tokens is negative")
+        if self.write and self.carry_read:
+            raise ValueError("a model that writes its memory carries what it wrote: carry_read is for write=False")
+
+    @property
+    def num_extra(self) -> int:
+        """Rows that a segment has besides its tokens."""
+        return self.num * (1 + self.write)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether rows see others ahead of them."""
+        return self.num > 0 and self.mask == "block"
+
+    @property
+    def reach(self) -> int:
+        """How far ahead of itself a row may look."""
+        return self.num - 1 if self.blocks else 0
+
+    @property
+    def carries(self) -> bool:
+        return self.num > 0 and (self.write or self.carry_read)
+
+    def check(self, model: Any) -> None:
+        """Refuse model configurations that memory tokens do not fit."""
+        positions = type(model.positions).__name__
+        if self.blocks and model.same_length:
+            raise ValueError(
+                "same_length gives every query equally many keys, but a block mask gives memory tokens more: "
+                'use mask="causal"'
+            )
+        if self.blocks and positions == "Rotary" and self.ahead != "signed":
+            raise ValueError(f'rotary positions are signed: ahead="{self.ahead}" needs a table of distances')
+        if positions == "Learned" and self.num_extra >= model.positions.length:
+            raise ValueError(
+                f"{self.num_extra} rows of memory tokens leave no room for text in {model.positions.length} "
+                "learned positions"
+            )
+
+    def published(self) -> MemoryTokens:
+        """The same with the published code's quirks."""
+        return replace(self, ahead="wrap", identical_init=True, carry_read=not self.write)
+
+    def row_mask(self, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
+        """The mask of rows [read, tokens, write] with `lengths` (B,) tokens, of which `begun` were read before."""
+        if not self.blocks:
+            return Causal()
+        return Blocks(
+            self.num, self.num if self.write else 0, lengths, self.memory_sees_cache, ahead=self.ahead, begun=begun
+        )
+
+    def pattern(self, num_tokens: int, cached: int = 0) -> Tensor:
+        """Who sees whom: boolean (Q, cached + Q), to be printed with `describe` or plotted as an image."""
+        rows = num_tokens + self.num_extra
+        mask, cpu = self.row_mask(torch.tensor([num_tokens])), torch.device("cpu")
+        return mask.visible(rows, cached + rows, cached, cpu).view(rows, cached + rows)
+
+    def describe(self, num_tokens: int, cached: int = 0) -> str:
+        """The mask as text, a line for every query and a # for every key that it sees."""
+        parts = {"cache": cached, "read": self.num, "token": num_tokens, "write": self.num if self.write else 0}
+        cuts = torch.tensor([*parts.values()]).cumsum(0).tolist()
+        names = [name for name, count in parts.items() for _ in range(count) if name != "cache"]
+        heading = " ".join(name[0] * count for name, count in parts.items() if count)
+        lines = as_text(self.pattern(num_tokens, cached)).split("\n")
+        spaced = [" ".join(filter(None, _cut(line, cuts))) for line in lines]
+        return "\n".join(f"{name:<5}  {line}" for name, line in zip(["", *names], [heading, *spaced], strict=True))
+
+
+def _cut(line: str, cuts: list[int]) -> list[str]:
+    return [line[begin:end] for begin, end in zip([0, *cuts], cuts, strict=False)]
+
+
+class TokensState(NamedTuple):
+    memory: Tensor
+    """(B, m, D): what the next segment reads. The only leaf that carries gradient from segment to segment"""
+    started: Tensor
+    """(B,) 1 where a memory has been written, 0 where the learned rows stand for it"""
+    inner: State
+    """The backbone's"""
+
+
+class Backbone(Protocol):
+    """Any model between its embeddings and its output layer."""
+
+    def __call__(
+        self,
+        embeddings: Tensor,
+        state: Any,
+        /,
+        *,
+        mask: Causal | Blocks,
+        positions: Tensor,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        """Rows (B, Q, D) behind a state -> hidden rows (B, Q, D) and the next state.
+
+        `mask` says who sees whom (`mask.visible` gives it as a tensor), `positions` (Q,) where the rows stand,
+        `lengths` (B,) how many rows are valid; the others are padding on the right.
+        """
+        ...
+
+
+class RecurrentMemory(nn.Module):
+    """The learned rows, and reading and writing around a backbone."""
+
+    def __init__(self, config: MemoryTokens, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.initial = nn.Parameter(torch.empty(config.num, dim))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.initial.normal_(0.0, self.config.std)
+        if self.config.identical_init and self.config.num:
+            self.initial.copy_(self.initial[:1].expand_as(self.initial).clone())
+
+    def init(self, batch: int, inner: State = None) -> TokensState:
+        """No memory yet: the first segment reads the learned rows."""
+        num_carried = self.config.num if self.config.carries else 0
+        memory = self.initial.detach().new_zeros(batch, num_carried, self.initial.shape[1])
+        return TokensState(memory, torch.zeros(batch, dtype=torch.int64, device=memory.device), inner)
+
+    def forward(
+        self, embeddings: Tensor, state: TokensState, backbone: Backbone, lengths: Tensor | None = None
+    ) -> tuple[Tensor, TokensState]:
+        """Hidden rows of embedded tokens (B, L, D) behind a state, and the next state.
+
+        The memory is not detached: who wants no gradient from later segments cuts it (`mnemo.memory.state.detach`).
+        """
+        batch, length = embeddings.shape[:2]
+        layout = _Layout(self.config.num, self.config.write, length, lengths)
+        rows = layout.pack(self.rows(state), embeddings)
+        counts = torch.full((batch,), length, device=rows.device) if lengths is None else lengths
+        used = None if lengths is None else torch.where(lengths > 0, lengths + self.config.num_extra, 0)
+        hidden, inner = backbone(
+            rows,
+            state.inner,
+            mask=self.config.row_mask(counts),
+            positions=torch.arange(rows.shape[1], device=rows.device),
+            lengths=used,
+        )
+        tokens, memory = layout.unpack(hidden)
+        return tokens, self.carry(state, memory, inner, None if lengths is None else lengths > 0)
+
+    def rows(self, state: TokensState) -> Tensor:
+        """(B, m, D): the memory of rows that have one, the learned rows for the others."""
+        initial = self.initial.expand(len(state.started), -1, -1)
+        if not self.config.carries:
+            return initial
+        return torch.where(state.started.bool()[:, None, None], state.memory, initial)
+
+    def carry(self, state: TokensState, memory: Tensor, inner: State, rows: Tensor | None = None) -> TokensState:
+        """The state after a segment; `rows` (B,) are those that had tokens in it."""
+        if not self.config.carries:
+            return state._replace(inner=inner)
+        memory = memory.to(state.memory.dtype)
+        if rows is None:
+            return TokensState(memory.contiguous(), torch.ones_like(state.started), inner)
+        memory = torch.where(rows[:, None, None], memory, state.memory)
+        return TokensState(memory, state.started | rows.long(), inner)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Rows [read, tokens, write, padding]: the write block follows each row's last valid token."""
+
+    num: int
+    write: bool
+    length: int
+    lengths: Tensor | None
+
+    def pack(self, memory: Tensor, tokens: Tensor) -> Tensor:
+        rows = torch.cat([memory, tokens, memory] if self.write else [memory, tokens], 1)
+        if self.lengths is None or not self.write:
+            return rows
+        index = torch.arange(rows.shape[1], device=rows.device)
+        begin = self.num + self.lengths[:, None]
+        written = (index >= begin) & (index < begin + self.num)
+        source = torch.where(index < begin, index, index - self.num)  # behind the write block, padding moves right
+        source = torch.where(written, index - begin + self.num + self.length, source)
+        return _take(rows, source)
+
+    def unpack(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden rows of the tokens (B, L, D), and those that may become the next memory (B, m, D)."""
+        num, length = self.num, self.length
+        if not self.write:
+            return hidden[:, num:], hidden[:, :num]
+        if self.lengths is None:
+            return hidden[:, num : num + length], hidden[:, num + length :]
+        index, begin = torch.arange(length, device=hidden.device), self.lengths[:, None]
+        tokens = _take(hidden, num + index + num * (index >= begin))
+        return tokens, _take(hidden, num + begin + torch.arange(num, device=hidden.device))
+
+
+def _take(rows: Tensor, index: Tensor) -> Tensor:
+    """(B, T, D), (B, N) -> (B, N, D)."""
+    return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[2]))
+
+
+class WithMemoryTokens(nn.Module):
+    """Memory tokens around a backbone that is not ours: `hidden, state = model(embeddings, state)`."""
+
+    def __init__(self, config: MemoryTokens, backbone: Callable[..., tuple[Tensor, Any]], dim: int) -> None:
+        super().__init__()
+        check_backbone(backbone)
+        self.memory_tokens = RecurrentMemory(config, dim)
+        self.backbone = backbone
+
+    def forward(
+        self, embeddings: Tensor, state: TokensState | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, TokensState]:
+        state = self.memory_tokens.init(len(embeddings)) if state is None else state
+        return self.memory_tokens(embeddings, state, self.backbone, lengths)
+
+
+def check_backbone(backbone: Callable[..., Any]) -> None:
+    """Refuse a callable that does not take embeddings, a state, a mask, positions and lengths."""
+    call = backbone.forward if isinstance(backbone, nn.Module) else backbone
+    try:
+        inspect.signature(call).bind("embeddings", "state", mask=None, positions=None, lengths=None)
+    except TypeError as error:
+        raise ValueError(
+            "memory tokens need a backbone(embeddings, state, *, mask, positions, lengths) that takes embeddings: "
+            f"{error}"
+        ) from None

@@ -1,0 +1,225 @@
+"""Token embeddings and softmax: plain, factorised, or adaptive (Grave et al., 2017; Baevski & Auli, 2019).
+
+With cutoffs the vocabulary falls into bins. A bin's table is narrower by `div_val` than the one before; the first
+bin's softmax also scores one cluster for each further bin, in the bins' order.
+Shapes: N tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemo.ops.cross_entropy import linear_cross_entropy
+from mnemo.ops.projection import compute_dtype
+from mnemo.ops.table_rows import table_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig:
+    dim: int | None = None
+    """Width of the embedding; the model's when left out."""
+    cutoffs: tuple[int, ...] = ()
+    """Where the bins of an adaptive embedding end; none for a plain one."""
+    div_val: int = 1
+    """Each bin is this much narrower than the one before."""
+    tie_weights: bool = True
+    """The softmax uses the embedding's tables."""
+    tie_projections: tuple[bool, ...] = (False,)
+    """For every bin: the softmax uses the embedding's projection."""
+
+    def __post_init__(self) -> None:
+        if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(c <= 0 for c in self.cutoffs):
+            raise ValueError(f"cutoffs {self.cutoffs} must be positive and ascending")
+        if self.div_val < 1 or (self.dim is not None and self.dim < 1):
+            raise ValueError(f"embedding width {self.dim}, each bin {self.div_val} times narrower")
+        if len(self.tie_projections) not in (1, len(self.cutoffs) + 1):
+            raise ValueError(f"{len(self.tie_projections)} projection ties for {len(self.cutoffs) + 1} bins")
+
+    def ties(self) -> tuple[bool, ...]:
+        bins = len(self.cutoffs) + 1
+        return self.tie_projections if len(self.tie_projections) == bins else self.tie_projections * bins
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Bin edges and widths that a configuration implies."""
+
+    edges: tuple[int, ...]
+    widths: tuple[int, ...]
+    projected: bool
+    """Whether tables and model differ in width, so that projections exist."""
+
+    @staticmethod
+    def of(config: EmbeddingConfig, vocab_size: int, dim: int) -> Bins:
+        edges = (0, *config.cutoffs, vocab_size)
+        if config.cutoffs and config.cutoffs[-1] >= vocab_size:
+            raise ValueError(f"cutoff {config.cutoffs[-1]} is not below the vocabulary size {vocab_size}")
+        width = config.dim or dim
+        widths = tuple(width // config.div_val**i for i in range(len(edges) - 1))
+        if widths[-1] == 0:
+            raise ValueError(
+                f"embedding width {width} is too small for {len(widths)} bins, each {config.div_val}x narrower"
+            )
+        return Bins(edges, widths, config.div_val > 1 or width != dim)
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+
+class TokenEmbedding(nn.Module):
+    """ids (B, L) -> (B, L, D), scaled by sqrt(D)."""
+
+    def __init__(self, config: EmbeddingConfig, vocab_size: int, dim: int, word_dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dim, self.word_dropout = dim, word_dropout
+        self.bins = bins = Bins.of(config, vocab_size, dim)
+        self.split = config.div_val > 1
+        """One table a bin; else one table for all."""
+        shapes = [(bins.edges[i + 1] - bins.edges[i], bins.widths[i]) for i in range(len(bins))]
+        if not self.split:
+            shapes = [(vocab_size, bins.widths[0])]
+        self.tables = nn.ParameterList(torch.empty(shape) for shape in shapes)
+        self.projections = nn.ParameterList(torch.empty(dim, w) for _, w in shapes if bins.projected)
+
+    def table(self, index: int) -> Tensor:
+        """Rows of bin `index`."""
+        if self.split:
+            return self.tables[index]
+        return self.tables[0][self.bins.edges[index] : self.bins.edges[index + 1]]
+
+    def projection(self, index: int) -> Tensor | None:
+        if not self.bins.projected:
+            return None
+        return self.projections[index if self.split else 0]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        keep = self._kept_words()
+        if not self.split:
+            x = table_rows(ids, self.tables[0])
+            if self.bins.projected:
+                x = F.linear(x, self.projections[0])
+        else:
+            x = self._by_bin(ids)
+        if keep is not None:
+            x = x * keep[ids, None]
+        return x * self.dim**0.5
+
+    def _by_bin(self, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self._from_every_bin(ids)
+        flat = ids.reshape(-1)
+        x = self.projections[0].new_zeros(flat.shape[0], self.dim)
+        for i in range(len(self.bins)):
+            where = ((flat >= self.bins.edges[i]) & (flat < self.bins.edges[i + 1])).nonzero().squeeze(1)
+            if where.numel() == 0:  # no gradient, so that Adam leaves an unused bin alone, as in the published code
+                continue
+            rows = F.linear(table_rows(flat[where] - self.bins.edges[i], self.tables[i]), self.projections[i])
+            x = x.index_copy(0, where, rows.to(x.dtype))
+        return x.view(*ids.shape, self.dim)
+
+    def _from_every_bin(self, ids: Tensor) -> Tensor:
+        """The same with shapes that do not depend on the ids: every bin is asked for every token."""
+        parts = []
+        for table, projection, low, high in zip(
+            self.tables, self.projections, self.bins.edges, self.bins.edges[1:], strict=False
+        ):
+            rows = F.linear(table_rows((ids - low).clamp(0, high - low - 1), table), projection)
+            parts.append(rows * ((ids >= low) & (ids < high))[..., None])
+        return torch.stack(parts).sum(0)
+
+    def _kept_words(self) -> Tensor | None:
+        if not self.training or self.word_dropout == 0:
+            return None
+        keep = self.tables[0].new_empty(self.bins.edges[-1]).bernoulli_(1 - self.word_dropout)
+        return keep / (1 - self.word_dropout)
+
+
+class Softmax(nn.Module):
+    """Negative log-likelihoods and log-probabilities from hidden rows (N, D)."""
+
+    def __init__(self, config: EmbeddingConfig, embedding: TokenEmbedding, dim: int) -> None:
+        super().__init__()
+        bins, split = embedding.bins, embedding.split
+        self.bins, self.split = bins, split
+        self.tied = config.tie_weights
+        self.ties = config.ties()
+        shapes = [tuple(table.shape) for table in embedding.tables]
+        self.weights = nn.ParameterList(torch.empty(shape) for shape in shapes if not self.tied)
+        self.biases = nn.ParameterList(torch.empty(shape[0]) for shape in shapes)
+        own = [i for i in range(len(bins)) if bins.projected and not self.ties[i]]
+        self.projections = nn.ParameterDict({str(i): torch.empty(dim, bins.widths[i]) for i in own})
+        clusters = len(bins) - 1
+        self.cluster_weight = nn.Parameter(torch.empty(clusters, bins.widths[0])) if clusters else None
+        self.cluster_bias = nn.Parameter(torch.empty(clusters)) if clusters else None
+
+    def _bin(self, index: int, embedding: TokenEmbedding) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Weight (v, w), bias (v,) and projection (D, w) of a bin."""
+        begin, end = self.bins.edges[index], self.bins.edges[index + 1]
+        projection = embedding.projection(index)
+        if self.bins.projected and not self.ties[index]:
+            projection = self.projections[str(index)]
+        if self.split:
+            weight = embedding.tables[index] if self.tied else self.weights[index]
+            return weight, self.biases[index], projection
+        weight = embedding.tables[0] if self.tied else self.weights[0]
+        return weight[begin:end], self.biases[0][begin:end], projection
+
+    def _head(self, embedding: TokenEmbedding) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The first bin with the clusters behind it."""
+        weight, bias, projection = self._bin(0, embedding)
+        if self.cluster_weight is None or self.cluster_bias is None:
+            return weight, bias, projection
+        return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias]), projection
+
+    def nll(self, hidden: Tensor, targets: Tensor, embedding: TokenEmbedding, temperature: float = 1.0) -> Tensor:
+        """(N, D), (N,) -> (N,); a target of -1 costs nothing. Logits are divided by the temperature, in every bin."""
+        head = self._head(embedding)
+        if len(self.bins) == 1:
+            return _cross_entropy(hidden, *head, targets, temperature)
+        first = targets < self.bins.edges[1]
+        inner_edges = torch.tensor(self.bins.edges[1:-1], device=targets.device)
+        which = torch.bucketize(targets.contiguous(), inner_edges, right=True)
+        cluster = self.bins.edges[1] + which - 1
+        loss = _cross_entropy(hidden, *head, torch.where(first, targets, cluster), temperature)
+        for i in range(1, len(self.bins)):
+            rows = (which == i).nonzero().squeeze(1)
+            if rows.numel():
+                inside = targets[rows] - self.bins.edges[i]
+                tail = _cross_entropy(hidden[rows], *self._bin(i, embedding), inside, temperature)
+                loss = loss.index_add(0, rows, tail)
+        return loss
+
+    def log_probabilities(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+        """(..., D) -> (..., V)."""
+        scores = F.log_softmax(_logits(hidden, *self._head(embedding)), -1)
+        parts = [scores[..., : self.bins.edges[1]]]
+        for i in range(1, len(self.bins)):
+            tail = F.log_softmax(_logits(hidden, *self._bin(i, embedding)), -1)
+            parts.append(scores[..., self.bins.edges[1] + i - 1, None] + tail)
+        return torch.cat(parts, -1)
+
+    def logits(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+        """Unnormalised scores; with bins, log-probabilities."""
+        if len(self.bins) > 1:
+            return self.log_probabilities(hidden, embedding)
+        return _logits(hidden, *self._head(embedding))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None) -> Tensor:
+    if projection is not None:
+        hidden = hidden @ projection
+    return F.linear(hidden, weight, bias)
+
+
+def _cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor, temperature: float
+) -> Tensor:
+    if projection is not None:
+        hidden = hidden @ projection
+    if temperature != 1:
+        hidden, bias = hidden / temperature, bias / temperature
+    return linear_cross_entropy(hidden.to(compute_dtype(hidden)), weight, bias, targets)

@@ -1,0 +1,61 @@
+"""What this machine can hold: a model or a state that cannot fit is refused before any of it is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from mnemo.errors import MnemoError
+from mnemo.memory.state import nbytes
+from mnemo.model import Model, ModelConfig
+
+FLOAT_BYTES = 4
+COPIES_IN_TRAINING = 2
+"""Weights and their gradients: the least that an update needs."""
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """The device's memory; None where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def require_room(needed: int, device: torch.device, what: str) -> None:
+    available = memory_bytes(device)
+    if available is not None and needed > available:
+        raise MnemoError(
+            f"{what} needs at least {needed / 2**30:,.1f} GiB, and this machine has {available / 2**30:,.1f} GiB"
+        )
+
+
+def require_state_room(
+    config: ModelConfig,
+    device: torch.device,
+    *,
+    batch: int,
+    segment: int,
+    lengths: int | Sequence[int] | None = None,
+    cached: bool = False,
+) -> None:
+    """Refuse memory lengths, segments and batches whose state or positions alone fill the machine."""
+    with torch.device("meta"):
+        model = Model(config)
+    reach = max(config.memory.lengths(config.num_layers, lengths), default=0) + segment
+    state = nbytes(model.init(1, lengths, cached)) * batch
+    rows = batch * segment * config.dim * FLOAT_BYTES
+    positions = reach * config.dim * FLOAT_BYTES
+    require_room(state + rows + positions, device, f"a state of {batch:,} rows and {reach:,} positions")
+
+
+def require_training_room(config: ModelConfig, device: torch.device, *, batch: int, segment: int) -> None:
+    """Refuse a model that cannot be trained here whatever else is done."""
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in Model(config).parameters())
+    require_room(COPIES_IN_TRAINING * FLOAT_BYTES * count, device, f"training {count:,} weights")
+    require_state_room(config, device, batch=batch, segment=segment)

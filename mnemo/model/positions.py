@@ -1,0 +1,298 @@
+"""Position encodings. Each is a configuration and a module that answers the same four questions.
+
+Shapes: K keys, D model width, H heads, d head size. Tables are in descending distance: column K - 1 is distance 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemo.errors import MnemoError
+from mnemo.memory.protocol import Relation
+from mnemo.model.layers import Attention, Dropout, DropoutConfig
+from mnemo.ops.rotary import rotary_angles
+
+
+def sinusoids(
+    num_keys: int, dim: int, clamp: int | None, dtype: torch.dtype, device: torch.device, ahead: int = 0
+) -> Tensor:
+    """[sin, cos] of distances K-1 ... -ahead, at most `clamp`, (K + ahead, D); computed in float64."""
+    make = _sinusoids if torch.compiler.is_compiling() else _kept_sinusoids
+    return make(num_keys, dim, clamp, dtype, device, ahead)
+
+
+def _sinusoids(
+    num_keys: int, dim: int, clamp: int | None, dtype: torch.dtype, device: torch.device, ahead: int
+) -> Tensor:
+    distance = torch.arange(num_keys - 1, -1 - ahead, -1, dtype=torch.float64, device=device)
+    if clamp is not None:
+        distance = distance.clamp(max=clamp)
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+    angle = distance[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1).to(dtype)
+
+
+_kept_sinusoids = functools.lru_cache(maxsize=32)(_sinusoids)
+
+
+class Positions(Protocol):
+    """What the model asks of a position encoding."""
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        """Add to embedded tokens (B, T, D) that stand at `slots` (T,) or (B, T) of a segment of this length."""
+        ...
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        """Add to the input of a layer, likewise."""
+        ...
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Any:
+        """What all layers of a call share, dropout included, for distances num_keys - 1 ... -ahead."""
+        ...
+
+    def relation(self, layer: int, attention: Attention, encoding: Any, ahead: int) -> Relation:
+        """The tables of one layer, for the distances that the encoding has."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative:
+    """Transformer-XL's: projected sinusoids of the distance, and biases u and v."""
+
+    clamp: int | None = None
+    """Largest distance that is told apart."""
+    biases_per_layer: bool = False
+    """u and v for every layer, not one pair for all."""
+    shared_projection: bool = False
+    """Project sinusoids with the layer's own query and key weights instead of separate ones; u and v are then the
+    query of distance 0 (the authors' Penn Treebank model)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaw:
+    """Learned relative positions of Shaw et al. (2018), with the published code's learned biases."""
+
+    distances: int = 1024
+    """Rows of the table; larger distances use its last."""
+    clamp: int | None = None
+    """How many distances are told apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinusoidal:
+    """Sinusoids of the absolute position, added to the input once (Vaswani et al., 2017)."""
+
+    clamp: int | None = None
+    countdown: bool = False
+    """Count down to 0 at the segment's last token, as the published code does, instead of up from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A learned absolute position added to every layer's input (Al-Rfou et al., 2018)."""
+
+    length: int = 512
+    """Rows of the table: the longest segment."""
+    align_end: bool = False
+    """A segment's last token takes the last row, as in the published code; else its first token takes the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary positions (Su et al., 2021)."""
+
+    base: float = 10000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPositions:
+    """None: for recurrent layers, which read in order, or for attention that tells positions by its mask alone."""
+
+
+AnyPositions = Relative | Shaw | Sinusoidal | Learned | Rotary | NoPositions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a position module must know of the model."""
+
+    num_layers: int
+    dim: int
+    num_heads: int
+    head_dim: int
+    dropout: DropoutConfig
+
+
+class RelativePositions(nn.Module):
+    def __init__(self, config: Relative, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        self.drop = Dropout(sizes.dropout.positions, sizes.dropout.locked)
+        self.projections, self.u, self.v = None, None, None
+        if config.shared_projection:
+            return
+        width = sizes.num_heads * sizes.head_dim
+        self.projections = nn.ModuleList(nn.Linear(sizes.dim, width, bias=False) for _ in range(sizes.num_layers))
+        count = sizes.num_layers if config.biases_per_layer else 1
+        self.u = nn.Parameter(torch.empty(count, sizes.num_heads, sizes.head_dim))
+        self.v = nn.Parameter(torch.empty(count, sizes.num_heads, sizes.head_dim))
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
+        table = sinusoids(num_keys, self.sizes.dim, self.config.clamp, like.dtype, like.device, ahead)
+        return self.drop(table)
+
+    def relation(self, layer: int, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
+        if self.projections is None or self.u is None or self.v is None:
+            return self.shared(attention, encoding, ahead)
+        bias = layer if self.config.biases_per_layer else 0
+        r = self._heads(self.projections[layer](encoding))
+        return Relation(r, self.u[bias], self.v[bias], ahead=ahead)
+
+    def shared(self, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
+        width = self.sizes.num_heads * self.sizes.head_dim
+        r = F.linear(encoding, attention.key_value.weight[:width])
+        origin = F.linear(encoding[-1 - ahead], attention.query.weight).view(self.sizes.num_heads, self.sizes.head_dim)
+        return Relation(self._heads(r), origin, origin, ahead=ahead)
+
+    def _heads(self, r: Tensor) -> Tensor:
+        """(K, H * d) -> (H, K, d), head by head in memory, as products with queries read it."""
+        return r.view(-1, self.sizes.num_heads, self.sizes.head_dim).transpose(0, 1).contiguous()
+
+
+class ShawPositions(nn.Module):
+    def __init__(self, config: Shaw, sizes: Sizes) -> None:
+        super().__init__()
+        self.config = config
+        self.table = nn.Parameter(torch.empty(sizes.num_layers, config.distances, sizes.num_heads, sizes.head_dim))
+        self.bias = nn.Parameter(torch.empty(sizes.num_layers, config.distances, sizes.num_heads))
+        self.u = nn.Parameter(torch.empty(sizes.num_layers, sizes.num_heads, sizes.head_dim))
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
+        """Table rows of distances K-1 ... -ahead; the table's last row is distance 0, also for what is ahead."""
+        limit = min(self.config.distances, self.config.clamp or self.config.distances)
+        distance = torch.arange(num_keys - 1, -1 - ahead, -1, device=like.device).clamp(0, limit - 1)
+        return self.config.distances - 1 - distance
+
+    def relation(self, layer: int, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
+        r = self.table[layer, encoding].transpose(0, 1)  # (H, K, d)
+        return Relation(r, self.u[layer], None, self.bias[layer, encoding].transpose(0, 1), ahead=ahead)
+
+
+class SinusoidalPositions(nn.Module):
+    def __init__(self, config: Sinusoidal, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.dim = config, sizes.dim
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        table = sinusoids(segment, self.dim, self.config.clamp, x.dtype, x.device)
+        return x + (table if self.config.countdown else table.flip(0))[slots]
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
+        return None
+
+    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
+        return Relation()
+
+
+class LearnedPositions(nn.Module):
+    def __init__(self, config: Learned, sizes: Sizes) -> None:
+        super().__init__()
+        self.config = config
+        self.table = nn.Parameter(torch.empty(sizes.num_layers, config.length, sizes.dim))
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        if segment > self.config.length:
+            raise MnemoError(f"a segment of {segment} tokens is longer than the {self.config.length} learned positions")
+        return x
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        first = self.config.length - segment if self.config.align_end else 0
+        return x + self.table[layer, first + slots]
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
+        return None
+
+    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
+        return Relation()
+
+
+class RotaryPositions(nn.Module):
+    def __init__(self, config: Rotary, sizes: Sizes) -> None:
+        super().__init__()
+        if sizes.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head size, not {sizes.head_dim}")
+        self.config, self.head_dim = config, sizes.head_dim
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_angles(num_keys, self.head_dim, self.config.base, like)
+
+    def relation(self, layer: int, attention: Attention, encoding: tuple[Tensor, Tensor], ahead: int) -> Relation:
+        return Relation(rotary=encoding, ahead=ahead)
+
+
+class AbsentPositions(nn.Module):
+    def __init__(self, config: NoPositions, sizes: Sizes) -> None:
+        super().__init__()
+
+    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
+        return x
+
+    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
+        return None
+
+    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
+        return Relation()
+
+
+MODULES: dict[type, type[nn.Module]] = {
+    Relative: RelativePositions,
+    Shaw: ShawPositions,
+    Sinusoidal: SinusoidalPositions,
+    Learned: LearnedPositions,
+    Rotary: RotaryPositions,
+    NoPositions: AbsentPositions,
+}
+
+
+def build(config: AnyPositions, sizes: Sizes) -> nn.Module:
+    return MODULES[type(config)](config, sizes)  # type: ignore[call-arg]
+
+
+def nearest(encoding: Any, num_keys: int, ahead: int, have_ahead: int) -> Any:
+    """An encoding for fewer keys: tables in descending distance keep near distances, slot angles their beginning."""
+    if encoding is None:
+        return None
+    if isinstance(encoding, tuple):
+        return tuple(part[:num_keys] for part in encoding)
+    end = encoding.shape[0] - have_ahead
+    return encoding[end - num_keys : end + ahead]

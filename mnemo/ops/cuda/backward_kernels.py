@@ -1,0 +1,263 @@
+"""Triton kernels of the backward pass. The gradient dS of the scores takes the place of the position scores X.
+
+    key_value_kernel        dK, dV; X -> dS                         over keys, tiles of queries inside
+    position_query_kernel   dq += dS r, dw                          over rows sorted by residue, distances inside
+    query_kernel            dq += dS k, du                          over queries, tiles of keys inside
+    relation_kernel         dr = dS^T (q + w), residue by residue   over distances, rows sorted by residue inside
+
+Where no pair attends the buffer holds zeros (see `position_kernel`), so reading it by distance needs no mask.
+"""
+
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportCallIssue=false
+# Kernels are another language in the words of this one.
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, kept, key_ranges, visible
+
+
+@triton.jit
+def delta_kernel(
+    O, DO, DLSE, DELTA, stride_ob, stride_oh, stride_ol, stride_db, stride_dh, stride_dl, num_heads, num_rows,
+    HAS_DLSE: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The probabilities' mean of their own gradients, less the gradient of the log-sum-exp."""
+    head = tl.program_id(1)
+    b, h = (head // num_heads).to(tl.int64), head % num_heads
+    rows, dims = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None], tl.arange(0, D)[None, :]
+    inside = rows < num_rows
+    o = tl.load(O + b * stride_ob + h * stride_oh + rows * stride_ol + dims, mask=inside, other=0.0).to(tl.float32)
+    do = tl.load(DO + b * stride_db + h * stride_dh + rows * stride_dl + dims, mask=inside, other=0.0).to(tl.float32)
+    delta = tl.sum(o * do, 1)[:, None]
+    place = head * num_rows + rows
+    if HAS_DLSE:
+        delta -= tl.load(DLSE + place, mask=inside, other=0.0)
+    tl.store(DELTA + place, delta, mask=inside)
+
+
+@triton.jit
+def sum_kernel(PARTS, TOTAL, num_parts, stride_h, stride_n, D: tl.constexpr, BM: tl.constexpr):
+    """Sums of each head's parts, in the type of what they go into."""
+    h, dims = tl.program_id(0), tl.arange(0, D)[None, :]
+    total = tl.zeros((BM, D), tl.float32)
+    for begin in range(0, num_parts, BM):
+        parts = (begin + tl.arange(0, BM))[:, None]
+        total += tl.load(PARTS + h * stride_h + parts * stride_n + dims, mask=parts < num_parts, other=0.0)
+    tl.store(TOTAL + h * D + tl.arange(0, D), tl.sum(total, 0).to(TOTAL.dtype.element_ty))
+
+
+@triton.jit
+def query_ranges(first_key, low, num_rows, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Tiles of queries that see a tile of keys: [begin, clear) needs a mask, [clear, end) none."""
+    begin, clear, end = 0, num_rows, num_rows
+    if not SPANS:
+        begin = tl.maximum(0, first_key - offset) // BM * BM
+        clear = (tl.maximum(0, first_key + BN - 1 - offset) + BM - 1) // BM * BM
+        if WINDOW:
+            end = tl.minimum(end, first_key + BN - 1 + window - offset)
+            clear = end
+        if first_key + BN <= low:
+            end = begin
+        if (first_key < low) | (first_key + BN > num_keys):
+            clear = end
+        clear = tl.minimum(tl.maximum(clear, begin), tl.maximum(end, begin))
+    return begin, clear, end
+
+
+@triton.jit
+def add_key_value(
+    dk, dv, k, v, Q, DO, LSE, DELTA, X, DS, b, h, j0, begin, end, keys, low, num_rows, num_keys, offset, window,
+    scale, seed, rate, head, LOW, HIGH,
+    MASKED: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Scores are transposed here, (BN, BM), so that both products with queries read them from registers."""
+    for i0 in tl.range(begin, end, BM, num_stages=STAGES):
+        rows = i0 + tl.arange(0, BM)
+        inside = rows < num_rows
+        q = Q.load([b, h, i0, 0]).reshape([BM, D])
+        do = DO.load([b, h, i0, 0]).reshape([BM, D])
+        lse = tl.load(LSE + head * num_rows + rows, mask=inside, other=float("inf")) * LOG2E
+        delta = tl.load(DELTA + head * num_rows + rows, mask=inside, other=0.0)
+        s = tl.dot(k, q.T, input_precision=PRECISION)
+        if HAS_X:
+            x = X.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN]).T
+            p = tl.exp2(s * scale + (x - lse[None, :]))
+        else:
+            p = tl.exp2(s * scale - lse[None, :])
+        if MASKED:
+            if SPANS:
+                first = tl.load(LOW + b * num_rows + rows, mask=inside, other=num_keys)[None, :]
+                last = tl.load(HIGH + b * num_rows + rows, mask=inside, other=0)[None, :]
+                seen = (keys >= first) & (keys < last)
+            else:
+                seen = visible(rows[None, :], keys, low, 0, num_keys, offset, window, False, WINDOW)
+                seen = seen & inside[None, :]
+            p = tl.where(seen, p, 0.0)
+        dp = tl.dot(v, do.T, input_precision=PRECISION)
+        if DROPOUT:
+            factor = kept(seed, head, rows[None, :], keys, num_rows, rate)
+            dp = dp * factor
+            dv = tl.dot((p * factor).to(do.dtype), do, dv, input_precision=PRECISION)
+        else:
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        if MASKED:
+            ds = tl.where(seen, ds, 0.0)
+        ds = ds.to(q.dtype)
+        DS.store([h, b, i0 // 8, 0, j0], ds.T.reshape([1, 1, BM // 8, 8, BN]))
+        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit
+def key_value_kernel(
+    Q, K, V, DO, X, DS, FLAG, DK, DV, LSE, DELTA, BEGIN, LOW, HIGH, LIMIT, SEED, num_heads, num_rows, num_keys,
+    offset, window, scale, root, rate,
+    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, LIMITED: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    j0 = tl.program_id(0) * BN
+    head = tl.program_id(1)
+    b, h = head // num_heads, head % num_heads
+    keys = j0 + tl.arange(0, BN)[:, None]
+    k = K.load([b, h, j0, 0]).reshape([BN, D])
+    v = V.load([b, h, j0, 0]).reshape([BN, D])
+    low, seed = 0, 0
+    if BEGINS:
+        low = tl.load(BEGIN + b)
+    if DROPOUT:
+        seed = tl.load(SEED)
+    begin, clear, end = query_ranges(j0, low, num_rows, num_keys, offset, window, SPANS, WINDOW, BM, BN)
+    if LIMITED:
+        clear = tl.where(j0 >= tl.load(LIMIT), begin, clear)
+    dk = tl.zeros([BN, D], tl.float32)
+    dv = tl.zeros([BN, D], tl.float32)
+    dk, dv = add_key_value(
+        dk, dv, k, v, Q, DO, LSE, DELTA, X, DS, b, h, j0, begin, clear, keys, low, num_rows, num_keys, offset,
+        window, scale, seed, rate, head, LOW, HIGH,
+        True, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
+    )  # fmt: skip
+    if not SPANS:
+        dk, dv = add_key_value(
+            dk, dv, k, v, Q, DO, LSE, DELTA, X, DS, b, h, j0, clear, end, keys, low, num_rows, num_keys, offset,
+            window, scale, seed, rate, head, LOW, HIGH,
+            False, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
+        )  # fmt: skip
+    if (j0 == 0) & (head == 0):
+        tl.store(FLAG, 0)
+    DK.store([b, h, j0, 0], (dk * root).to(DK.dtype).reshape([1, 1, BN, D]))
+    DV.store([b, h, j0, 0], dv.to(DV.dtype).reshape([1, 1, BN, D]))
+
+
+@triton.jit
+def position_query_kernel(
+    DX, R, DQ, DW, stride_b, stride_h, stride_l, batch, num_rows, group_rows, pitch, first, pad, first_column, root,
+    num_keys, offset, ahead, LIMIT,
+    LIMITED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(1)
+    h, residue = group // 8, group % 8
+    m0 = tl.program_id(0) * BM
+    shift = residue + pad - first_column
+    acc = tl.zeros([BM, D], tl.float32)
+    end = pitch
+    if LIMITED:
+        rows = m0 + tl.arange(0, BM)
+        end = column_end(rows, residue, LIMIT, batch, num_rows, num_keys, offset, ahead, first, pitch)
+    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), end, BN, num_stages=STAGES):
+        dx = DX.load([group * group_rows + m0, p0])
+        r = R.load([h, p0 - shift, 0]).reshape([BN, D])
+        acc = tl.dot(dx, r, acc, input_precision=PRECISION)
+    acc = acc * root
+    m, dims = m0 + tl.arange(0, BM), tl.arange(0, D)
+    b, i = (m % batch).to(tl.int64), m // batch * 8 + residue
+    inside = (i < num_rows)[:, None]
+    tl.store(
+        DQ + (b * stride_b + h * stride_h + i * stride_l)[:, None] + dims, acc.to(DQ.dtype.element_ty), mask=inside
+    )
+    place = (group * tl.num_programs(0) + tl.program_id(0)) * D + dims
+    tl.store(DW + place, tl.sum(tl.where(inside, acc, 0.0), 0))
+
+
+@triton.jit
+def relation_kernel(
+    DX, QW, DR, batch, group_rows, pitch, first, root, num_rows, num_keys, offset, ahead, LIMIT,
+    LIMITED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """dS^T (q + w) of one residue, by column."""
+    group, p0 = tl.program_id(1), tl.program_id(0) * BN
+    begin = tl.maximum(0, (first - p0 - BN + 1 + 7) // 8) * batch // BM * BM
+    end = group_rows
+    if LIMITED:
+        residue = group % 8
+        behind = tl.minimum(num_keys, tl.load(LIMIT)) - 1 + first - p0  # rows up to this query see the first column
+        last = tl.minimum(behind, num_rows - 1 - residue)
+        end = tl.where((last < 0) | (p0 > residue + offset + ahead + first), 0, (last // 8 + 1) * batch)
+    acc = tl.zeros([BN, D], tl.float32)
+    for m0 in tl.range(begin, end, BM, num_stages=STAGES):
+        dx = DX.load([group * group_rows + m0, p0])
+        qw = QW.load([group * group_rows + m0, 0])
+        acc = tl.dot(dx.T, qw, acc, input_precision=PRECISION)
+    columns, dims = p0 + tl.arange(0, BN), tl.arange(0, D)
+    place = (group.to(tl.int64) * pitch + columns)[:, None] * D + dims
+    tl.store(DR + place, (acc * root).to(DR.dtype.element_ty), mask=(columns < pitch)[:, None])
+
+
+@triton.jit
+def add_query(acc, DS, K, rows, b, h, i0, begin, end, low, high, num_keys, offset, window,
+              MASKED: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    for j0 in tl.range(begin, end, BN, num_stages=STAGES):
+        ds = DS.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN])
+        if MASKED:
+            keys = j0 + tl.arange(0, BN)[None, :]
+            seen = visible(rows[:, None], keys, low, high, num_keys, offset, window, SPANS, WINDOW)
+            ds = tl.where(seen, ds, 0.0)
+        k = K.load([b, h, j0, 0]).reshape([BN, D])
+        acc = tl.dot(ds, k, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def query_kernel(
+    DS, K, DQ, DU, BEGIN, LOW, HIGH, stride_b, stride_h, stride_l, num_heads, num_rows, num_keys, offset, window,
+    root,
+    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, HAS_X: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    i0 = tile * BM
+    head = tl.program_id(1)
+    b, h = head // num_heads, head % num_heads
+    rows, dims = i0 + tl.arange(0, BM), tl.arange(0, D)
+    inside = rows < num_rows
+    low, high = 0, 0
+    if BEGINS:
+        low = tl.load(BEGIN + b)
+    if SPANS:
+        low = tl.load(LOW + b * num_rows + rows, mask=inside, other=num_keys)
+        high = tl.load(HIGH + b * num_rows + rows, mask=inside, other=0)
+    begin, clear, mixed, end = key_ranges(i0, low, high, num_keys, offset, window, SPANS, WINDOW, BM, BN)
+    acc = tl.zeros([BM, D], tl.float32)
+    if BEGINS or SPANS or WINDOW:
+        acc = add_query(acc, DS, K, rows, b, h, i0, begin, clear, low, high, num_keys, offset, window,
+                        True, SPANS, WINDOW, D, BM, BN, PRECISION, STAGES)  # fmt: skip
+    if not SPANS:
+        acc = add_query(acc, DS, K, rows, b, h, i0, clear, mixed, low, high, num_keys, offset, window,
+                        False, SPANS, WINDOW, D, BM, BN, PRECISION, STAGES)  # fmt: skip
+        acc = add_query(acc, DS, K, rows, b, h, i0, mixed, end, low, high, num_keys, offset, window,
+                        True, SPANS, WINDOW, D, BM, BN, PRECISION, STAGES)  # fmt: skip
+    acc = tl.where(inside[:, None], acc * root, 0.0)
+    tl.store(DU + (tile * tl.num_programs(1) + head) * D + dims, tl.sum(acc, 0))
+    place = DQ + (b.to(tl.int64) * stride_b + h * stride_h + rows * stride_l)[:, None] + dims
+    if HAS_X:
+        acc += tl.load(place, mask=inside[:, None], other=0.0)
+    tl.store(place, acc.to(DQ.dtype.element_ty), mask=inside[:, None])

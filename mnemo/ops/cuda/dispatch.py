@@ -1,0 +1,158 @@
+"""Which calls the kernels take, and how a mask reaches them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mnemo.errors import one_line
+from mnemo.ops.cpu.eager import relative_attention_eager
+from mnemo.ops.cuda.operator import draw_seed
+from mnemo.ops.cuda.operator import relative_attention as operator
+from mnemo.ops.masks import Causal, KeyLimit, Mask
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST_HEAD = 128
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
+"""Of the first comparison with the plain path, relative: wrong registers are off by far more"""
+
+
+def head_size(size: int) -> int:
+    """Heads are filled up with zeros to a power of 2."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor | None,
+    u: Tensor | None,
+    w: Tensor | None,
+    *,
+    bias: Tensor | None,
+    offset: int,
+    ahead: int,
+    mask: Mask,
+    lengths: Tensor | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    root, size = q.shape[-1] ** -0.5, q.shape[-1]
+    q, k, v, r, u, w = (_widened(x) for x in (q, k, v, r, u, w))  # type: ignore[assignment]
+    begin, low, high = _bounds(mask, lengths, q.shape[2], k.shape[2], offset, q.device)
+    window = (mask.window or 0) if isinstance(mask, Causal) else 0
+    seed = draw_seed(q.detach(), k.detach()) if dropout else None
+    numbers = (offset, ahead, window, float(dropout), root)
+    keep = torch.is_grad_enabled()
+    # How many keys anybody sees: only the device knows, and kernels leave out what is behind them.
+    limit = mask.limits.max().int().view(1) if isinstance(mask, KeyLimit) else None
+    out, lse, _ = operator(q, k, v, r, u, w, bias, begin, low, high, limit, seed, *numbers, keep)
+    return out[..., :size], lse
+
+
+def _widened(x: Tensor | None) -> Tensor | None:
+    if x is None or (size := head_size(x.shape[-1])) == x.shape[-1]:
+        return x
+    return F.pad(x, (0, size - x.shape[-1]))
+
+
+def _bounds(
+    mask: Mask, lengths: Tensor | None, num_queries: int, num_keys: int, offset: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The first key of every row; or the keys of every query, [low, high)."""
+    first = None if lengths is None else (num_keys - lengths).clamp(min=0)
+    if isinstance(mask, Causal):
+        return None if first is None else first.int(), None, None
+    low, high = mask.span(num_queries, num_keys, offset, device)
+    low = low if first is None else torch.maximum(low, first[:, None])
+    return None, low.int().contiguous(), high.int().contiguous()
+
+
+def objection(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Why the kernels do not take heads of a size and type on a device, if they do not."""
+    refused = heads_objection(dtype, size)
+    if refused is not None:
+        return refused
+    if torch.compiler.is_compiling():
+        return OFF  # no test can run there: whoever compiles asks before
+    return device_objection(device, dtype, size)
+
+
+def heads_objection(dtype: torch.dtype, size: int) -> str | None:
+    """Why no kernel is made for heads of a size and type, if none is."""
+    if dtype not in DTYPES:
+        return f"no kernel computes in {str(dtype).removeprefix('torch.')}"
+    if size > LARGEST_HEAD:
+        return f"heads of {size} are wider than the kernels' {LARGEST_HEAD}"
+    return None
+
+
+OFF: str | None = None
+"""What is wrong with the kernels on this machine, if anything"""
+_tested: set[tuple[int, torch.dtype, int]] = set()
+
+
+def device_objection(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Why the kernels do not run on a device. They are compared with the plain path at their first use."""
+    global OFF
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU has no bf16"
+    key = (device.index or 0, dtype, head_size(size))
+    if OFF is None and key not in _tested and not torch.cuda.is_current_stream_capturing():
+        _tested.add(key)
+        problem = failure(device, dtype, head_size(size))
+        if problem is not None:
+            OFF = f"the kernels fail their test on {device}, {dtype}: {problem}"
+            warnings.warn(f"fused attention is off, going on slower: {OFF}", stacklevel=2)
+    return OFF
+
+
+def failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """What is wrong with the kernels on this device: outputs and all gradients against the plain path."""
+    try:
+        errors = [error for kind in ("causal", "spans") for error in _errors(device, dtype, size, kind).values()]
+    except Exception as error:  # whatever a compiler may throw: the plain path goes on
+        return f"{type(error).__name__}: {one_line(error)}"
+    worst = max(errors)
+    return None if worst <= TOLERANCE[dtype] else f"error {worst:.1e}"
+
+
+def _errors(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> dict[str, float]:
+    """Of causal rows that begin at some key, or of rows that see a span of keys: kernels of their own."""
+    generator = torch.Generator().manual_seed(0)
+    batch, heads, queries, slots = 2, 2, 72, 88
+    keys = queries + slots
+    shapes = {
+        "q": (batch, heads, queries, size),
+        "k": (batch, heads, keys, size),
+        "v": (batch, heads, keys, size),
+        "r": (heads, keys, size),
+        "u": (heads, size),
+        "w": (heads, size),
+    }
+    exact = {name: torch.randn(shape, generator=generator).to(device, dtype) for name, shape in shapes.items()}
+    counts = torch.tensor([keys, keys - 30], device=device)
+    sees = {"mask": Causal(), "lengths": counts} if kind == "causal" else {"mask": KeyLimit(counts), "lengths": None}
+    see: dict[str, Any] = {"bias": None, "offset": slots, "ahead": 0, **sees}
+    results = []
+    for number_type, function in ((dtype, fused_attention), (torch.float32, relative_attention_eager)):
+        inputs = {name: x.to(number_type).detach().requires_grad_() for name, x in exact.items()}
+        with torch.enable_grad():
+            extra: dict[str, Any] = {} if function is fused_attention else {"with_lse": True}
+            out, lse = function(**inputs, **see, dropout=0.0, **extra)
+            assert lse is not None
+            weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+            loss = (out * weights).sum() + lse.sum()
+            results.append([out, lse, *torch.autograd.grad(loss, list(inputs.values()))])
+    names = ("out", "lse", *shapes)
+    return {name: relative_error(got, want) for name, got, want in zip(names, *results, strict=True)}
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    got, want = got.detach().double(), want.detach().double()
+    error = (got - want).norm() / want.norm()
+    return float("inf") if error.isnan() else float(error)

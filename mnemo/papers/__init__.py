@@ -1,0 +1,41 @@
+"""The papers' experiments: claims, the measurements that test them, verdicts.
+
+mnemo reproduce --list
+mnemo reproduce rmt-copy --budget small
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from mnemo.errors import MnemoError, unknown
+from mnemo.papers.experiment import BUDGETS, Budget, Cell, CellResult, Experiment, Results
+
+__all__ = ["BUDGETS", "Budget", "Cell", "CellResult", "Experiment", "Results", "every_experiment", "find_experiment"]
+
+
+ORDER = ("xl", "long_range", "rmt", "lamemo")
+
+
+def every_experiment() -> dict[str, Experiment]:
+    """By name, of all the packages in here, those of the older papers first."""
+    found: dict[str, Experiment] = {}
+    families = {each.name for each in pkgutil.iter_modules(__path__) if each.ispkg}
+    for family in sorted(families, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
+        module = importlib.import_module(f"mnemo.papers.{family}")
+        for experiment in module.EXPERIMENTS:
+            if experiment.name in found:
+                raise ValueError(f"two experiments are called {experiment.name}")
+            found[experiment.name] = experiment
+    return found
+
+
+def find_experiment(name: str) -> Experiment:
+    known = every_experiment()
+    if name in known:
+        return known[name]
+    longer = [other for other in known if name and other.startswith(f"{name.rstrip('-')}-")]
+    if longer:
+        raise MnemoError(f"'{name}' is the beginning of several experiments: {', '.join(longer)}")
+    raise unknown("experiment", name, known, "mnemo reproduce --list")

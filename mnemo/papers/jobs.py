@@ -1,0 +1,155 @@
+"""What cells can ask for: training with scores, and whatever else a family of experiments registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mnemo.config import from_json, to_json
+from mnemo.data.prepare import load
+from mnemo.errors import MnemoError, unknown
+from mnemo.evaluation.perplexity import evaluate
+from mnemo.papers.experiment import Cell
+from mnemo.papers.store import RUN
+from mnemo.progress import ShowProgress
+from mnemo.recipes.recipe import EvalConfig, Recipe
+from mnemo.report.runs import Metric, read_runs
+from mnemo.storage.checkpoint import open_run
+from mnemo.training import Monitor, create_run, train
+from mnemo.training.precision import autocast
+
+MOST_POINTS = 400
+"""Of a training curve in a result; curves of validation are kept whole."""
+
+
+class Stopped(Exception):
+    """A signal ended the training of a cell; it goes on from its checkpoint when the grid is run again."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell is made."""
+
+    folder: Path
+    """Its own; a training run lives in `folder / RUN` and goes on by itself."""
+    grid: Path
+    device: torch.device
+    monitor: Monitor
+
+    @property
+    def run(self) -> Path:
+        return self.folder / RUN
+
+    @property
+    def progress(self) -> ShowProgress:
+        return self.monitor.show
+
+    def of(self, cell: str) -> Path:
+        """The folder of a cell that this one comes after."""
+        return self.folder.parent / cell
+
+
+Job = Callable[[dict[str, Any], Place], dict[str, Any]]
+JOBS: dict[str, Job] = {}
+Needs = Callable[[dict[str, Any]], float]
+NEEDS: dict[str, Needs] = {}
+"""Bytes of one device that a job's settings ask for, beside what training the recipes in them takes."""
+
+
+def job(name: str, *, needs: Needs | None = None) -> Callable[[Job], Job]:
+    def register(function: Job) -> Job:
+        if name in JOBS:
+            raise ValueError(f"two jobs are called {name}")
+        JOBS[name] = function
+        if needs is not None:
+            NEEDS[name] = needs
+        return function
+
+    return register
+
+
+def find_job(name: str) -> Job:
+    if name not in JOBS:
+        raise unknown("job", name, JOBS)
+    return JOBS[name]
+
+
+def training_cell(
+    name: str,
+    recipe: Recipe,
+    labels: Mapping[str, Any],
+    scores: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Cell:
+    """Train a recipe, then score it: by name, a split and the fields of an EvalConfig, `no_memory` or `sliding`."""
+    settings = {"recipe": to_json(recipe), "scores": {key: dict(value) for key, value in (scores or {}).items()}}
+    return Cell(name=name, job="train", settings=settings, labels=dict(labels))
+
+
+@job("train")
+def train_and_score(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    recipe = from_json(Recipe, settings["recipe"])
+    values = train_here(recipe, place)
+    scores = {name: score(place, how) for name, how in settings["scores"].items()}
+    return values | {"scores": scores}
+
+
+def train_here(recipe: Recipe, place: Place) -> dict[str, Any]:
+    """Train in the cell's folder, or go on there; what the run's files say of it."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    if not (place.run / "recipe.json").exists():
+        create_run(recipe, place.run, monitor=place.monitor)
+    outcome = train(place.run, monitor=place.monitor)
+    if outcome.signal is not None:
+        raise Stopped
+    (found,), _ = read_runs([place.run])
+    return {
+        "parameters": found.parameters,
+        "steps": outcome.step,
+        "tokens": found.tokens,
+        "tokens_per_second": found.tokens_per_second,
+        "training_seconds": found.seconds,
+        "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        "best_valid_loss": None if outcome.best is None else outcome.best.loss,
+        "curve": _curve(found.valid),
+        "train_curve": _thin(_curve(found.train)),
+    }
+
+
+def _curve(metrics: list[Metric]) -> list[list[float]]:
+    return [[metric.step, metric.loss] for metric in metrics]
+
+
+def _thin(curve: list[list[float]]) -> list[list[float]]:
+    stride = -(-len(curve) // MOST_POINTS) or 1
+    return curve[::-1][::stride][::-1]
+
+
+def score(place: Place, how: Mapping[str, Any]) -> dict[str, Any]:
+    """Score the cell's run as `how` says: `split`, and what `EvalConfig` and `evaluate` take."""
+    options = dict(how)
+    split = options.pop("split", "valid")
+    flags = {name: options.pop(name) for name in ("no_memory", "sliding") if name in options}
+    opened = open_run(place.run, device=place.device)
+    recipe = opened.recipe
+    corpus = load(recipe.data.corpus, show=place.progress)
+    if split not in corpus.splits:
+        raise MnemoError(f"corpus '{corpus.name}' has no {split} split")
+    with autocast(recipe.train.precision, place.device):
+        found = evaluate(
+            opened.model,
+            corpus.split(split),
+            from_json(EvalConfig, options),
+            segment=recipe.train.segment,
+            context=recipe.train.context,
+            documents=recipe.data.documents,
+            order=recipe.data.order,
+            start=opened.start,
+            progress=place.progress,
+            **flags,
+        )
+    return found.to_json()

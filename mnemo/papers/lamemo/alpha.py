@@ -1,0 +1,155 @@
+"""The memorising coefficient by layer and slot (Figure 6)."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from mnemo.analysis import alpha
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.jobs import Place, job
+from mnemo.papers.lamemo.compare import verdict
+from mnemo.papers.lamemo.models import LAMEMO
+from mnemo.papers.lamemo.names import PAPER
+from mnemo.papers.lamemo.trained import TRAINED, looked_at, open_trained, trained_and_looked_at
+from mnemo.report.plots import Line, heat_figure, line_figure
+
+SEGMENTS = 100
+NEAR_ONE = 0.9
+"""What counts as a coefficient of about 1."""
+APART = 0.01
+"""What coefficients must differ by: there is one seed."""
+LINES = 8
+"""Layers in the figure; the paper shows as many of 16."""
+
+
+@job("lamemo-alpha")
+def measure_alpha(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    opened = open_trained(settings, place)
+    found = alpha(
+        opened.run.model,
+        opened.corpus.split("test").ids[: settings["tokens"]],
+        segment=opened.segment,
+        segments=settings["segments"],
+        progress=place.progress,
+    )
+    return {"layers": list(found.layers), "alpha": found.mean.tolist(), "segments": found.segments}
+
+
+def cells(budget: Budget) -> list[Cell]:
+    segments, tokens = (3, 200) if budget == "smoke" else (SEGMENTS, 100_000)
+    return trained_and_looked_at(budget, [LAMEMO], "lamemo-alpha", {"segments": segments, "tokens": tokens})
+
+
+def _halves(rows: list[list[float]]) -> tuple[list[list[float]], list[list[float]]]:
+    """Lower and upper layers; the middle one of an odd number belongs to the lower."""
+    middle = (len(rows) + 1) // 2
+    return rows[:middle], rows[middle:]
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    found = looked_at(results, LAMEMO)
+    return [_lowest(results, found), _falls(results, found), _old_slots(results, found)]
+
+
+def _lowest(results: Results, found: CellResult | None) -> Verdict:
+    claim = f"In the lowest layer the memory keeps to its past: alpha is {NEAR_ONE} or more."
+    paper = "about 1.0 in lower layers (Figure 6)"
+    if found is None:
+        return verdict(results, claim, paper, None, None)
+    mean = fmean(found.values["alpha"][0])
+    return verdict(results, claim, paper, f"{mean:.3f}, mean over slots", mean >= NEAR_ONE)
+
+
+def _falls(results: Results, found: CellResult | None) -> Verdict:
+    claim = "Upper layers look ahead more than lower ones: their mean alpha is lower."
+    paper = "higher layers substantially use the future (Figure 6)"
+    lower, upper = ([], []) if found is None else _halves(found.values["alpha"])
+    if not upper:
+        return verdict(results, claim, paper, None, None)
+    low, high = (fmean(map(fmean, rows)) for rows in (lower, upper))
+    return _below(
+        results, claim, paper, f"{high:.3f} in the upper half of the layers, {low:.3f} in the lower", low - high
+    )
+
+
+def _old_slots(results: Results, found: CellResult | None) -> Verdict:
+    claim = "In upper layers old slots look ahead more than new ones."
+    paper = "especially those with a small memory index (Figure 6)"
+    upper = [] if found is None else _halves(found.values["alpha"])[1]
+    if not upper:
+        return verdict(results, claim, paper, None, None)
+    quarter = max(1, len(upper[0]) // 4)
+    old, new = fmean(fmean(row[:quarter]) for row in upper), fmean(fmean(row[-quarter:]) for row in upper)
+    return _below(
+        results, claim, paper, f"{old:.3f} in the oldest quarter of slots, {new:.3f} in the newest", new - old
+    )
+
+
+def _below(results: Results, claim: str, paper: str, ours: str, by: float) -> Verdict:
+    if abs(by) < APART:
+        return verdict(results, claim, paper, f"{ours}; one seed decides nothing below {APART}", None)
+    return verdict(results, claim, paper, ours, by > 0)
+
+
+def figures(results: Results) -> list[Figure]:
+    found = looked_at(results, LAMEMO)
+    if found is None:
+        return []
+    layers, rows = found.values["layers"], found.values["alpha"]
+    every = max(1, -(-len(rows) // LINES))
+    lines = [
+        Line(f"layer {layer + 1}", [(float(slot), value) for slot, value in enumerate(row, 1)])
+        for layer, row in list(zip(layers, rows, strict=True))[::every]
+    ]
+    caption = (
+        f"The past's share of a memory row, averaged over heads and {found.values['segments']} segments; slot 1 is "
+        "the oldest."
+    )
+    return [
+        line_figure(
+            "alpha", "Memorising coefficient (Figure 6)", caption, lines, x_label="memory slot", y_label="alpha"
+        ),
+        heat_figure(
+            "alpha-map",
+            "The same of all layers",
+            caption,
+            rows,
+            x_label="memory slot",
+            y_label="layer",
+            row_labels=[layer + 1 for layer in layers],
+        ),
+    ]
+
+
+def tables(results: Results) -> list[Table]:
+    found = looked_at(results, LAMEMO)
+    if found is None:
+        return []
+    rows = []
+    for layer, row in zip(found.values["layers"], found.values["alpha"], strict=True):
+        quarter = max(1, len(row) // 4)
+        parts = (row, row[:quarter], row[-quarter:])
+        rows.append((layer + 1, *(f"{fmean(part):.3f}" for part in parts)))
+    headers = ("layer", "all slots", "oldest quarter", "newest quarter")
+    return [Table("Mean alpha", headers, rows, "The last layer is not refreshed: nothing reads its memory.")]
+
+
+ALPHA = Experiment(
+    name="lamemo-alpha",
+    title="Where LaMemo's memory looks ahead",
+    paper=PAPER,
+    covers=("Figure 6",),
+    claim="In low layers memory rows keep to their past; in high layers, and most of all in old slots, they take up "
+    "what stands to their right.",
+    cells=cells,
+    verdicts=verdicts,
+    figures=figures,
+    tables=tables,
+    notes=(
+        "A slot's window ends at the segment's first token, so that the newest slot sees one position and the oldest "
+        "all: part of the slope over slots is that alone.",
+        TRAINED,
+        "small: bytes of novels, 8 layers.",
+    ),
+)

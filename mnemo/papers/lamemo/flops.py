@@ -1,0 +1,186 @@
+"""What a prediction costs (Table 1's FLOPS), and that LaMemo's extra grows only linearly with the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mnemo.config import from_json, to_json
+from mnemo.cost.model_cost import describe
+from mnemo.model import ModelConfig
+from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.jobs import Place, job
+from mnemo.papers.lamemo.compare import verdict
+from mnemo.papers.lamemo.models import (
+    COMPRESSIVE,
+    INFINITE,
+    LAMEMO,
+    MODELS,
+    SMOKE,
+    TRANSFORMER,
+    TRANSFORMER_XL,
+    memory_of,
+    published,
+)
+from mnemo.papers.lamemo.names import PAPER
+from mnemo.recipes.lamemo import WORDS
+from mnemo.recipes.recipe import Recipe, TrainConfig
+from mnemo.report.plots import Line, bar_figure, line_figure
+from mnemo.report.svg import slugify
+
+FLOPS = {TRANSFORMER: 148, TRANSFORMER_XL: 157, COMPRESSIVE: 169, INFINITE: 235, LAMEMO: 191}
+"""Table 1, in millions; a multiply-add counts as one."""
+PARAMETERS = {TRANSFORMER: 151, TRANSFORMER_XL: 151, COMPRESSIVE: 161, INFINITE: 160, LAMEMO: 151}
+CLOSE = 0.02
+MULTIPLES = (1, 2, 4, 8)
+"""Of the memory, at the same segment."""
+STRAIGHT = 0.01
+"""Share by which the extra work may leave a straight line."""
+WIDE, NARROW = "table", "growth"
+
+
+@job("lamemo-flops")
+def count(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    model = from_json(ModelConfig, settings["model"], "model")
+    recipe = Recipe(model=model, train=TrainConfig(batch=settings["batch"], segment=settings["segment"]))
+    info = describe("counted", recipe, memory=settings["memory"])
+    return {
+        "parameters": info.parameters.total,
+        "multiply_adds": info.training.multiply_adds,
+        "cached_multiply_adds": info.inference.multiply_adds,
+        "training_flops": info.training_step,
+        "state_bytes": info.total_bytes(info.state_bytes),
+    }
+
+
+def cells(budget: Budget) -> list[Cell]:
+    table = [_cell(budget, model, None, WIDE) for model in MODELS]
+    return table + [_cell(budget, model, times, NARROW) for times in MULTIPLES for model in (LAMEMO, TRANSFORMER_XL)]
+
+
+def _cell(budget: Budget, model: str, times: int | None, kind: str) -> Cell:
+    length = SMOKE.length if budget == "smoke" else WORDS
+    memory = memory_of(model, length)
+    recipe = SMOKE.recipe(memory) if budget == "smoke" else published("lamemo-wikitext103", memory)
+    slots = None if times is None else times * length
+    return Cell(
+        name=slugify(model) if times is None else f"{slugify(model)}-memory-{slots}",
+        job="lamemo-flops",
+        settings={
+            "model": to_json(recipe.model),
+            "batch": recipe.train.batch,
+            "segment": recipe.train.segment,
+            "memory": slots,
+        },
+        labels={"model": model, "kind": kind, "memory": slots},
+    )
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    return [*(_as_published(results, model) for model in MODELS), _linear(results)]
+
+
+def _as_published(results: Results, model: str) -> Verdict:
+    claim = f"{model} takes the published multiply-adds for a prediction, give or take {CLOSE:.0%}."
+    paper = f"{FLOPS[model]}M"
+    found = results.values("multiply_adds", model=model, kind=WIDE)
+    if not found:
+        return verdict(results, claim, paper, None, None)
+    millions = found[0] / 1e6
+    return verdict(results, claim, paper, f"{millions:.1f}M", abs(millions / FLOPS[model] - 1) <= CLOSE)
+
+
+def extra(results: Results) -> dict[int, float]:
+    """Millions of multiply-adds that LaMemo takes more than Transformer-XL, by memory length."""
+    found = {}
+    for result in results.select(model=LAMEMO, kind=NARROW):
+        memory = result.labels["memory"]
+        own, other = (
+            results.values("multiply_adds", model=model, kind=NARROW, memory=memory)
+            for model in (LAMEMO, TRANSFORMER_XL)
+        )
+        if own and other:
+            found[memory] = (own[0] - other[0]) / 1e6
+    return found
+
+
+def _linear(results: Results) -> Verdict:
+    claim = "What LaMemo takes more than Transformer-XL grows linearly with the memory."
+    paper = "overhead only linearly proportional to the memory length (abstract)"
+    found = extra(results)
+    if len(found) < 3:
+        return verdict(results, claim, paper, None, None)
+    (first, low), *between, (last, high) = sorted(found.items())
+    slope = (high - low) / (last - first)
+    bend = max(abs(value / (low + slope * (at - first)) - 1) for at, value in between)
+    ours = f"{low:.1f}M at {first}, {high:.1f}M at {last}; at most {bend:.1%} off a straight line"
+    return verdict(results, claim, paper, ours, bend <= STRAIGHT)
+
+
+def figures(results: Results) -> list[Figure]:
+    bars = [
+        (model, value / 1e6) for model in MODELS for value in results.values("multiply_adds", model=model, kind=WIDE)
+    ]
+    found = []
+    if bars:
+        caption = "Forward pass in training, per token, with a full memory."
+        found.append(bar_figure("multiply-adds", "Multiply-adds of a prediction", caption, bars, unit="million"))
+    lines = [
+        Line(model, sorted((float(each.labels["memory"]), each.values["multiply_adds"] / 1e6) for each in chosen))
+        for model in (LAMEMO, TRANSFORMER_XL)
+        if (chosen := [each for each in results.select(model=model, kind=NARROW) if each.values])
+    ]
+    if lines:
+        caption = "The same models with longer memories; the segment stays."
+        found.append(
+            line_figure(
+                "growth", "Work by memory length", caption, lines, x_label="memory", y_label="million multiply-adds"
+            )
+        )
+    return found
+
+
+def tables(results: Results) -> list[Table]:
+    rows = [
+        (
+            model,
+            f"{result.values['parameters'] / 1e6:.1f}M",
+            f"{PARAMETERS[model]}M",
+            f"{result.values['multiply_adds'] / 1e6:.1f}M",
+            f"{FLOPS[model]}M",
+            f"{result.values['training_flops'] / 1e6:.0f}M",
+            f"{result.values['state_bytes'] / 2**20:.2f} MiB",
+        )
+        for model in MODELS
+        for result in results.select(model=model, kind=WIDE)
+        if result.values
+    ]
+    headers = (
+        "model",
+        "parameters",
+        "published",
+        "multiply-adds of a prediction",
+        "published",
+        "FLOPs of training a token",
+        "state of a row",
+    )
+    caption = "Counted from the configuration, not timed; a multiply-add is two FLOPs in the last but one column."
+    return [Table("Cost", headers, rows, caption)] if rows else []
+
+
+COST = Experiment(
+    name="lamemo-flops",
+    title="What a prediction costs",
+    paper=PAPER,
+    covers=("Table 1, FLOPS and parameters",),
+    claim="LaMemo takes a fifth more work for a prediction than Transformer-XL with as many parameters; the extra "
+    "work is linear in the memory.",
+    cells=cells,
+    verdicts=verdicts,
+    figures=figures,
+    tables=tables,
+    notes=(
+        "small and paper count the published 16-layer models; nothing is trained or timed.",
+        "infinity-former's 235M would take some 4,100 samples of its signal, a number that is not published; with "
+        "the 512 of its released code it is 187.5M.",
+    ),
+)

@@ -1,0 +1,67 @@
+"""Models that are trained in order to be looked at, and how a cell opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mnemo.data.corpus import Corpus
+from mnemo.data.prepare import load
+from mnemo.papers.experiment import Budget, Cell, CellResult, Results
+from mnemo.papers.jobs import Place
+from mnemo.papers.lamemo import models
+from mnemo.papers.lamemo.comparison import cell
+from mnemo.papers.lamemo.models import SEED, memory_of, published
+from mnemo.recipes.lamemo import WORDS
+from mnemo.recipes.recipe import Recipe
+from mnemo.report.svg import slugify
+from mnemo.storage.checkpoint import LoadedRun, open_run
+
+TRAINED = "The models are trained first, in cells of the same grid."
+BEYOND = (
+    "small: training has distances below 256; in the committed results LaMemo fails beyond. In smaller models, "
+    "gradients of the memorising coefficient make position weights so large that they fail likewise; there, clamped "
+    "distances help, and so does a coefficient without gradients (docs/lamemo.md)."
+)
+
+
+def recipe_of(budget: Budget, model: str, seed: int = SEED) -> Recipe:
+    """At `paper` that of Table 1."""
+    if budget == "paper":
+        return published("lamemo-wikitext103", memory_of(model, WORDS), seed)
+    size = models.SMOKE if budget == "smoke" else models.ANALYSED
+    return size.recipe(memory_of(model, size.length), seed)
+
+
+def trained_and_looked_at(budget: Budget, names: Sequence[str], job: str, settings: dict[str, Any]) -> list[Cell]:
+    """For every model a cell that trains it, and one that looks at it afterwards."""
+    training = [cell(name, SEED, recipe_of(budget, name), budget) for name in names]
+    return training + [
+        Cell(
+            name=f"look-{slugify(name)}",
+            job=job,
+            settings=settings | {"trained": first.name, "training": first.fingerprint},
+            labels={"look": name},
+            after=(first.name,),
+        )
+        for name, first in zip(names, training, strict=True)
+    ]
+
+
+class Opened(NamedTuple):
+    run: LoadedRun
+    corpus: Corpus
+
+    @property
+    def segment(self) -> int:
+        return self.run.recipe.train.segment
+
+
+def open_trained(settings: dict[str, Any], place: Place) -> Opened:
+    run = open_run(place.of(settings["trained"]) / "run", device=place.device)
+    return Opened(run, load(run.recipe.data.corpus, show=place.progress))
+
+
+def looked_at(results: Results, model: str) -> CellResult | None:
+    found = results.one(f"look-{slugify(model)}")
+    return found if found is not None and found.values else None

@@ -1,0 +1,81 @@
+"""What a budget needs: corpora that are prepared, and a device that can hold its models. Asked before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mnemo.config import canonical, from_json
+from mnemo.cost.training_cost import training_bytes
+from mnemo.data import corpus as corpora
+from mnemo.data.published import PYTHON, missing
+from mnemo.errors import MnemoError
+from mnemo.model.memory_limits import memory_bytes
+from mnemo.papers.experiment import Budget, Cell, Experiment
+from mnemo.papers.jobs import NEEDS
+from mnemo.recipes.recipe import Recipe
+
+MOST_COUNTED = 3
+
+
+def require_needs(experiment: Experiment, budget: Budget, device: torch.device) -> None:
+    """Refuse what cannot be run here, with what it needs."""
+    cells = experiment.cells(budget)
+    recipes = {canonical(recipe): recipe for cell in cells for recipe in recipes_of(cell)}
+    if budget != "smoke":
+        _require_memory(experiment, budget, max(_training(recipes.values()), _own(cells)), device)
+    for recipe in recipes.values():
+        _require_corpus(recipe)
+
+
+def _training(recipes: Iterable[Recipe]) -> float:
+    # Counting takes a second a shape, so only the largest are counted.
+    largest = sorted(recipes, key=_work, reverse=True)[:MOST_COUNTED]
+    return max(map(training_bytes, largest), default=0.0)
+
+
+def _own(cells: Iterable[Cell]) -> float:
+    """Of models that are measured, not trained."""
+    return max((NEEDS[cell.job](cell.settings) for cell in cells if cell.job in NEEDS), default=0.0)
+
+
+def _require_memory(experiment: Experiment, budget: Budget, needed: float, device: torch.device) -> None:
+    available = memory_bytes(device)
+    if available is not None and needed > available:
+        raise MnemoError(
+            f"{experiment.name} at budget {budget} needs {needed / 2**30:,.1f} GiB of memory on one device, and this "
+            f"one has {available / 2**30:,.1f} GiB: choose a smaller --budget or another machine"
+        )
+
+
+def recipes_of(cell: Cell) -> Iterator[Recipe]:
+    """Every recipe in a cell's settings."""
+    yield from _recipes(cell.settings)
+
+
+def _recipes(value: Any) -> Iterator[Recipe]:
+    if isinstance(value, Mapping):
+        if value.get("type") == Recipe.__name__:
+            yield from_json(Recipe, dict(value))
+            return
+        for item in value.values():
+            yield from _recipes(item)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            yield from _recipes(item)
+
+
+def _work(recipe: Recipe) -> int:
+    """Grows with the memory that training needs, roughly."""
+    model, train = recipe.model, recipe.train
+    keys = sum(model.memory.lengths(model.num_layers)) // model.num_layers + train.segment
+    rows = train.batch // train.accumulate * (train.segment + train.context) * (1 + train.bptt)
+    return rows * model.num_layers * (model.dim + model.inner_dim + keys) + model.vocab_size * model.dim
+
+
+def _require_corpus(recipe: Recipe) -> None:
+    name = recipe.data.corpus
+    if recipe.data.task is None and name != PYTHON and corpora.find(name) is None:
+        raise missing(name)

@@ -1,0 +1,174 @@
+"""Several cells at once, of one or more grids, each in a process of its own: small models share a device well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mnemo.papers.experiment import Budget, Cell, Experiment
+from mnemo.papers.runner import Ran, Tell, announce, due
+from mnemo.papers.store import RESULT, cell_folder, grid_folder, read_grid, take_over
+
+POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 60.0
+"""For processes that save before they end."""
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Task:
+    experiment: Experiment
+    cell: Cell
+    grid: Path
+
+
+@dataclass
+class Worker:
+    task: Task
+    process: subprocess.Popen[bytes]
+    begin: float
+
+
+class _Stop:
+    asked = False
+
+    def receive(self, number: int, frame: object) -> None:
+        self.asked = True
+
+
+@contextmanager
+def _noting_signals() -> Iterator[_Stop]:
+    """Signals are for the workers too, which save first: nobody is to end at once."""
+    stop = _Stop()
+    before = {each: signal.signal(each, stop.receive) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def _ending(running: list[Worker]) -> Iterator[None]:
+    """No worker outlives this process, whatever goes wrong."""
+    try:
+        yield
+    finally:
+        _end(running)
+
+
+def run_together(
+    experiments: Sequence[Experiment], budget: Budget, out: Path, *, jobs: int, device: str, tell: Tell
+) -> list[Ran]:
+    """All cells that are not done, in order, `jobs` at a time; what they print goes to a log in their folders."""
+    waiting = [task for each in experiments for task in _tasks(each, budget, out)]
+    running: list[Worker] = []
+    failures: dict[str, list[str]] = {each.name: [] for each in experiments}
+    with _noting_signals() as stop, _ending(running):
+        while running or (waiting and not stop.asked):
+            while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
+                waiting.remove(task)
+                if known := take_over(task.grid, task.cell, task.experiment.cells(budget)):
+                    tell(f"{task.experiment.name} {task.cell.name} is known: {known}")
+                    continue
+                tell(_announce(task, budget))
+                running.append(_start(task, budget, device, out, jobs))
+            if not running:
+                break
+            if stop.asked:
+                _end(running)
+            time.sleep(POLL_SECONDS)
+            for worker in _take_ended(running):
+                _report(worker, failures[worker.task.experiment.name], tell, stop.asked)
+    if not stop.asked:
+        for task in waiting:
+            failures[task.experiment.name].append(f"{task.cell.name}: not all of {', '.join(task.cell.after)} are done")
+    return [
+        Ran(read_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stop.asked)
+        for each in experiments
+    ]
+
+
+def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
+    grid = grid_folder(out, experiment.name, budget)
+    return [Task(experiment, cell, grid) for cell in due(experiment, budget, grid)]
+
+
+def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
+    """The first that can begin; those that measure time when nothing else runs or is ready to.
+
+    What is being measured for one experiment is not begun for another: it will be taken over.
+    """
+    if any(worker.task.cell.alone for worker in running):
+        return None
+    begun = {worker.task.cell.fingerprint for worker in running if not worker.task.cell.after}
+    unmade = {(task.grid, task.cell.name) for task in [*waiting, *(worker.task for worker in running)]}
+    ready = [task for task in waiting if task.cell.fingerprint not in begun and _is_ready(task, unmade)]
+    together = next((task for task in ready if not task.cell.alone), None)
+    return together or (ready[0] if ready and not running else None)
+
+
+def _is_ready(task: Task, unmade: set[tuple[Path, str]]) -> bool:
+    """All that it comes after is there, and nothing of that is to be made anew."""
+    return all(
+        (task.grid, name) not in unmade and (cell_folder(task.grid, name) / RESULT).exists() for name in task.cell.after
+    )
+
+
+def _announce(task: Task, budget: Budget) -> str:
+    return f"{task.experiment.name} {announce(task.cell, task.experiment.cells(budget))}"
+
+
+def _environment(jobs: int) -> dict[str, str]:
+    """Each compiler by itself would start as many processes as there are cores."""
+    return {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
+
+
+def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Worker:
+    folder = cell_folder(task.grid, task.cell.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-W", "ignore", "-m", "mnemo", "reproduce", task.experiment.name, "--budget", budget]
+    command += ["--out", str(out), "--cell", task.cell.name, "--device", device]
+    with (folder / LOG).open("ab") as log:
+        # Ctrl-C is for this process, which asks its workers to save; whoever ends a session ends them too.
+        process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=_environment(jobs))
+    return Worker(task, process, time.monotonic())
+
+
+def _take_ended(running: list[Worker]) -> list[Worker]:
+    ended = [worker for worker in running if worker.process.poll() is not None]
+    for worker in ended:
+        running.remove(worker)
+    return ended
+
+
+def _end(running: Sequence[Worker]) -> None:
+    """Ask for checkpoints, and wait for them."""
+    for worker in running:
+        worker.process.terminate()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for worker in running:
+        try:
+            worker.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+
+
+def _report(worker: Worker, failures: list[str], tell: Tell, stopping: bool) -> None:
+    code, task = worker.process.returncode, worker.task
+    name = task.cell.name
+    if code == 0:
+        tell(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
+    elif not stopping:
+        log = cell_folder(task.grid, name) / LOG
+        said = log.read_text(errors="replace").strip().splitlines()
+        failures.append(f"{name}: {said[-1] if said else f'ended with code {code}'}")
+        tell(f"{task.experiment.name} {failures[-1]} ({log})")

@@ -1,0 +1,178 @@
+"""Recipes of the algorithmic tasks: one backbone, and four ways to remember.
+
+The published recipes stay at an accuracy of chance for most of their 250,000 to 900,000 steps. At `small` we let
+sequences grow: a model first learns one that spans few segments, and goes on with the next longer one. All models of a
+comparison take the same stages with the same number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mnemo.config import to_json
+from mnemo.data.tasks import AnyTask
+from mnemo.memory import XL as Cache
+from mnemo.memory import MemoryTokens, Plan
+from mnemo.model import InitConfig, ModelConfig
+from mnemo.model.layers import DropoutConfig
+from mnemo.papers.experiment import Cell
+from mnemo.papers.rmt.published import MT, RMT, XL
+from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+
+
+def remembering(model: ModelConfig, kind: str, memory: int, std: float = 1.0) -> ModelConfig:
+    """The backbone with a memory of its kind, of so many slots or tokens."""
+    plan = Plan(long=Cache(length=memory if kind == XL else 0))
+    tokens = MemoryTokens(num=memory, write=kind == RMT, std=std) if kind in (MT, RMT) and memory else None
+    return replace(model, memory=plan, tokens=tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What all models of a comparison share, at one budget."""
+
+    model: ModelConfig
+    batch: int
+    steps: int
+    """Updates of the last stage; a sample in one segment takes as many as one in several."""
+    first_steps: int = 0
+    """Updates of each stage before the last."""
+    lr: float
+    warmup: int = 0
+    goal: float | None = None
+    """Nats a token at which training stops."""
+    first_goal: float | None = None
+    """The same of each stage before the last."""
+    plateau: int | None = None
+    """Halve the rate after so many evaluations without improvement, as published, instead of a cosine."""
+    eval_every: int
+    eval_samples: int | None = None
+    """Samples of the validation set to watch progress on."""
+    std: float = 1.0
+    """Deviation of memory tokens at first."""
+    clip: float = 0.25
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    @property
+    def schedule(self) -> ScheduleConfig:
+        if self.plateau is None:
+            return ScheduleConfig(warmup=self.warmup)
+        return ScheduleConfig(kind="plateau", factor=0.5, patience=self.plateau, min_lr=1e-6)
+
+
+SHORT = 100
+"""Steps below which nothing that is compiled pays."""
+LONG = 10_000
+"""Steps from which on compiling a whole graph pays, and checkpoints in between do."""
+SMOKE = Training(
+    model=ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, norm="pre", final_norm=True),
+    batch=4,
+    steps=2,
+    first_steps=1,
+    lr=1e-3,
+    eval_every=2,
+    eval_samples=8,
+)
+SMALL = Training(
+    model=ModelConfig(
+        num_layers=2,
+        dim=128,
+        num_heads=4,
+        head_dim=32,
+        inner_dim=256,
+        norm="pre",
+        final_norm=True,
+        init=InitConfig(std=0.1),
+    ),
+    batch=256,
+    steps=1500,
+    first_steps=500,
+    lr=2e-3,
+    warmup=100,
+    eval_every=100,
+    eval_samples=512,
+    goal=1e-3,
+    first_goal=0.03,
+    std=0.5,
+    clip=1.0,
+    betas=(0.9, 0.98),
+)
+"""The norm before each layer, wide first weights and memory tokens no wider than the text let a model find the rule
+within some hundred steps."""
+LOOKUP = replace(SMALL, batch=1024, steps=3500, first_steps=1500, eval_every=250)
+"""For values that are found by their keys: a sample tells little of that."""
+DEEP = replace(SMALL, model=replace(SMALL.model, num_layers=4))
+"""As deep as the published models."""
+COPY_AS_PUBLISHED = Training(
+    model=ModelConfig(
+        num_layers=4, dim=128, num_heads=4, head_dim=64, inner_dim=256, dropout=DropoutConfig.published(0.1)
+    ),
+    batch=32,
+    steps=400_000,
+    lr=1e-4,
+    plateau=8,
+    eval_every=12_000,
+)
+RETRIEVAL_AS_PUBLISHED = replace(
+    COPY_AS_PUBLISHED,
+    model=replace(COPY_AS_PUBLISHED.model, num_layers=6, dim=64, head_dim=32, inner_dim=128),
+    plateau=10,
+)
+LONG_AS_PUBLISHED = replace(COPY_AS_PUBLISHED, batch=128, steps=200_000, plateau=5, eval_every=40_000)
+QUADRATIC_AS_PUBLISHED = replace(
+    COPY_AS_PUBLISHED,
+    model=replace(COPY_AS_PUBLISHED.model, num_layers=6, num_heads=6),
+    steps=600_000,
+    plateau=10,
+)
+
+
+def task_recipe(
+    task: AnyTask, model: ModelConfig, *, segment: int, seed: int, training: Training, last: bool
+) -> Recipe:
+    """A run on one task: an update for every batch of whole samples, with gradient over all their segments."""
+    steps = training.steps if last else training.first_steps
+    limit = None if training.eval_samples is None else training.eval_samples * task.num_tokens
+    evaluation = EvalConfig(batch=256, limit=limit)
+    return Recipe(
+        model=replace(model, vocab_size=task.vocab_size),
+        data=DataConfig(task=task),
+        train=TrainConfig(
+            steps=steps,
+            batch=training.batch,
+            segment=segment,
+            optimizer=OptimizerConfig(lr=training.lr, betas=training.betas, clip=training.clip),
+            schedule=training.schedule,
+            bptt=task.num_segments(segment) - 1,
+            bptt_window="tumbling",
+            seed=seed,
+            compile=None if steps >= LONG else "layers" if steps >= SHORT else False,
+            goal=training.goal if last else training.first_goal,
+            log_every=max(1, steps // 40),
+            eval_every=min(steps, training.eval_every),
+            checkpoint_every=training.eval_every if steps >= LONG else steps,
+            keep=1,
+        ),
+        evaluation=evaluation,
+        test=evaluation,
+    )
+
+
+def stages_of(
+    tasks: Sequence[AnyTask], kind: str, *, segment: int, memory: int, seed: int, training: Training
+) -> list[Recipe]:
+    """A run for every task, each going on with the weights of the one before it."""
+    model = remembering(training.model, kind, memory, training.std)
+    firsts = tasks[:-1] if training.first_steps else ()
+    return [
+        task_recipe(task, model, segment=segment, seed=seed, training=training, last=task is tasks[-1])
+        for task in (*firsts, tasks[-1])
+    ]
+
+
+def task_cell(name: str, stages: Sequence[Recipe], labels: dict[str, Any], *, maps: bool = False) -> Cell:
+    """`maps`: keep attention maps of the trained model."""
+    settings = {"stages": [to_json(stage) for stage in stages], "maps": maps}
+    return Cell(name=name, job="rmt-task", settings=settings, labels=labels)

@@ -1,0 +1,152 @@
+"""Results on disk: one file a cell while a grid runs, one file a grid to keep.
+
+OUT/NAME/BUDGET/cells/CELL/result.json    beside the cell's training run
+OUT/NAME/BUDGET/results.json              all of them
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mnemo.errors import MnemoError, one_line
+from mnemo.files.safe_load import is_finite
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Results
+from mnemo.storage.checkpoint import read_json, write_json
+
+CELLS, RESULT, RESULTS, RUN = "cells", "result.json", "results.json", "run"
+
+
+@dataclass(frozen=True)
+class Found:
+    results: Results
+    problems: tuple[str, ...]
+    """Files that are broken, or belong to other settings: they are named, and left out."""
+
+
+def grid_folder(out: Path, name: str, budget: Budget) -> Path:
+    return out / name / budget
+
+
+def cell_folder(grid: Path, cell: str) -> Path:
+    return grid / CELLS / cell
+
+
+def save_cell(grid: Path, result: CellResult) -> None:
+    folder = cell_folder(grid, result.cell.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / RESULT, _to_json(result))
+
+
+def save_grid(grid: Path, experiment: Experiment, results: Results) -> Path:
+    path = grid / RESULTS
+    cells = [_to_json(result) for result in results.cells]
+    write_json(path, {"experiment": experiment.name, "budget": results.budget, "cells": cells})
+    return path
+
+
+def _to_json(result: CellResult) -> dict[str, Any]:
+    cell = result.cell
+    return {
+        "cell": cell.name,
+        "job": cell.job,
+        "labels": cell.labels,
+        "settings": cell.settings,
+        "after": list(cell.after),
+        "values": result.values,
+        "seconds": result.seconds,
+        "hardware": result.hardware,
+        "versions": result.versions,
+    }
+
+
+def read_grid(grid: Path, experiment: Experiment, budget: Budget) -> Found:
+    """What is known of a grid, from its cells and else from its `results.json`."""
+    cells = experiment.cells(budget)
+    kept, problems = _read_kept(grid / RESULTS)
+    found = []
+    for cell in cells:
+        path = cell_folder(grid, cell.name) / RESULT
+        try:
+            data = read_json(path) if path.exists() else kept.get(cell.name)
+            if data is not None:
+                found.append(_result(data, cell))
+        except MnemoError as error:
+            problems.append(_problem(error, path if path.exists() else grid / RESULTS, cell))
+    return Found(Results(budget=budget, cells=found), tuple(problems))
+
+
+def _problem(error: MnemoError, path: Path, cell: Cell) -> str:
+    said = one_line(error)
+    return said if str(path) in said else f"{path}, cell {cell.name}: {said}"
+
+
+def _read_kept(path: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    if not path.exists():
+        return {}, []
+    try:
+        data = read_json(path)
+        cells = data["cells"]
+        return {cell["cell"]: cell for cell in cells}, []
+    except MnemoError as error:
+        return {}, [one_line(error)]
+    except (KeyError, TypeError):
+        return {}, [f"{path} lists no cells"]
+
+
+def _result(data: dict[str, Any], cell: Cell) -> CellResult:
+    made = _made(data, cell)
+    if made.fingerprint != cell.fingerprint:
+        raise MnemoError("it was made with other settings")
+    values, seconds, versions = data.get("values"), data.get("seconds"), data.get("versions")
+    if not (isinstance(values, dict) and values and is_finite(seconds) and isinstance(versions, dict)):
+        raise MnemoError("it has no values, seconds and versions")
+    hardware = str(data.get("hardware", ""))
+    return CellResult(cell=made, values=values, seconds=float(seconds), hardware=hardware, versions=versions)
+
+
+def _made(data: dict[str, Any], cell: Cell) -> Cell:
+    """The cell with the settings that a result says it was made with."""
+    job, settings, after = data.get("job"), data.get("settings"), data.get("after")
+    if not (isinstance(job, str) and isinstance(settings, dict) and isinstance(after, list)):
+        raise MnemoError("it does not say what was measured")
+    return replace(cell, job=job, settings=settings, after=tuple(after))
+
+
+def take_over(grid: Path, cell: Cell, cells: Sequence[Cell]) -> Path | None:
+    """Where another experiment of this budget has measured the same as a cell that is due: it becomes its folder too.
+
+    Where others of `cells` read what this one has trained, that must still be there.
+    """
+    folder = cell_folder(grid, cell.name)
+    if folder.is_symlink():  # to what has been removed, or made with other settings
+        folder.unlink()
+    known = None if cell.after or folder.exists() else _same_measurement(grid, cell, needed=is_read(cell, cells))
+    if known is not None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
+    return known
+
+
+def is_read(cell: Cell, cells: Sequence[Cell]) -> bool:
+    return any(cell.name in other.after for other in cells)
+
+
+def _same_measurement(grid: Path, cell: Cell, needed: bool) -> Path | None:
+    for path in sorted(grid.parent.parent.glob(f"*/{grid.name}/{CELLS}/*/{RESULT}")):
+        if needed and not (path.parent / RUN).exists():
+            continue
+        try:
+            _result(read_json(path), cell)
+        except MnemoError:
+            continue
+        return path.parent.resolve()
+    return None
+
+
+def missing(cells: Sequence[Cell], results: Results) -> list[Cell]:
+    done = {result.cell.name for result in results.cells}
+    return [cell for cell in cells if cell.name not in done]

@@ -1,0 +1,83 @@
+"""Named recipes: one for every published configuration, and small ones for a laptop.
+
+A preset is a Python function named for paper and corpus that returns a `Recipe`; its docstring gives the source of
+every number. `NAME@published` is the same recipe with the published code's quirks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mnemo.errors import MnemoError, unknown
+from mnemo.recipes import (
+    ablation,
+    baselines,
+    lamemo,
+    long_range,
+    penn_treebank,
+    penn_treebank_fast,
+    recurrent_memory,
+    small,
+    speedrun,
+    tasks,
+    transformer_xl,
+)
+from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.registry import Preset
+
+__all__ = ["LISTING", "PRESETS", "Preset", "description", "documentation", "listing", "preset", "published"]
+
+LISTING = "mnemo info --list"
+"""The command that shows all of them."""
+PRESETS: dict[str, Preset] = {
+    **small.PRESETS,
+    **transformer_xl.PRESETS,
+    **ablation.PRESETS,
+    **penn_treebank.PRESETS,
+    **penn_treebank_fast.PRESETS,
+    **long_range.PRESETS,
+    **lamemo.PRESETS,
+    **recurrent_memory.PRESETS,
+    **tasks.PRESETS,
+    **baselines.PRESETS,
+    **speedrun.PRESETS,
+}
+
+
+def preset(name: str) -> Recipe:
+    """The recipe called `name`, or `NAME@published`."""
+    plain, at, suffix = name.partition("@")
+    if plain not in PRESETS:
+        raise unknown("preset", plain, PRESETS, LISTING)
+    if at and suffix != "published":
+        raise MnemoError(f"unknown preset '{name}'; a preset's only other form is '{plain}@published'")
+    recipe = PRESETS[plain]()
+    return published(recipe) if at else recipe
+
+
+def published(recipe: Recipe) -> Recipe:
+    """The same recipe with the published code's quirks."""
+    schedule = replace(recipe.train.schedule, published=True)
+    stale = recipe.train.bptt > 0 and recipe.train.bptt_window == "sliding"
+    train = replace(recipe.train, schedule=schedule, bptt_stale=stale)
+    cached = recipe.model.tokens is None and any(recipe.model.memory.lengths(recipe.model.num_layers))
+    data = replace(recipe.data, leak=recipe.data.task is not None and cached)
+    return replace(recipe, model=recipe.model.published(), data=data, train=train)
+
+
+def documentation(name: str) -> str:
+    """Where a preset's numbers come from."""
+    plain = name.partition("@")[0]
+    if plain not in PRESETS:
+        raise unknown("preset", plain, PRESETS, LISTING)
+    return PRESETS[plain].__doc__ or ""
+
+
+def description(name: str) -> str:
+    """A preset in one line."""
+    return documentation(name).strip().splitlines()[0]
+
+
+def listing() -> list[tuple[str, str]]:
+    """Every preset's name and description."""
+    return [(name, description(name)) for name in PRESETS]

@@ -1,0 +1,110 @@
+"""Models for a laptop. The sizes and schedules are ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mnemo.model import ModelConfig
+from mnemo.model.embedding import EmbeddingConfig
+from mnemo.model.layers import DropoutConfig
+from mnemo.model.positions import Rotary
+from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipes.registry import Table
+from mnemo.recipes.transformer_xl import everywhere
+
+PRESETS = Table()
+
+
+@PRESETS.add("tiny-bytes")
+def tiny_bytes() -> Recipe:
+    """Transformer-XL, bytes of your own Python's source text, 0.9M parameters: two minutes on two CPU cores.
+
+    Needs no download. 4 layers of width 128, segments and memory of 64.
+    """
+    return Recipe(
+        model=ModelConfig(num_layers=4, dim=128, num_heads=4, head_dim=32, inner_dim=512, memory=everywhere(64)),
+        train=TrainConfig(
+            steps=1000,
+            batch=16,
+            segment=64,
+            optimizer=OptimizerConfig(lr=2e-3),
+            schedule=ScheduleConfig(warmup=50),
+        ),
+        evaluation=EvalConfig(batch=10, limit=20_000),
+        test=EvalConfig(batch=10, memory=256, limit=None),
+    )
+
+
+@PRESETS.add("small-bytes")
+def small_bytes() -> Recipe:
+    """Transformer-XL, bytes of your own Python's source text, 5M parameters: hours on a CPU, minutes on a GPU.
+
+    6 layers of width 256, segments and memory of 256: the shape of `mnemo bench`.
+    """
+    return Recipe(
+        model=ModelConfig(
+            num_layers=6,
+            dim=256,
+            num_heads=8,
+            head_dim=32,
+            inner_dim=1024,
+            memory=everywhere(256),
+            dropout=DropoutConfig.published(0.1),
+        ),
+        train=TrainConfig(
+            steps=10_000,
+            batch=8,
+            segment=256,
+            optimizer=OptimizerConfig(lr=1e-3),
+            schedule=ScheduleConfig(warmup=500, min_lr=1e-5),
+            eval_every=500,
+            checkpoint_every=500,
+        ),
+        evaluation=EvalConfig(batch=10, limit=100_000),
+        test=EvalConfig(batch=10, memory=1024),
+    )
+
+
+@PRESETS.add("small-bytes-rotary")
+def small_bytes_rotary() -> Recipe:
+    """A modern small-bytes: rotary positions, pre-norm, squared ReLU, AdamW; 5M parameters.
+
+    Otherwise small-bytes, memory included.
+    """
+    base = small_bytes()
+    model = replace(base.model, positions=Rotary(), norm="pre", final_norm=True, activation="squared_relu")
+    optimizer = OptimizerConfig(kind="adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0)
+    return replace(base, model=model, train=replace(base.train, optimizer=optimizer))
+
+
+@PRESETS.add("tiny-words")
+def tiny_words() -> Recipe:
+    """Transformer-XL, words of WikiText-2, 3M parameters, adaptive softmax: some ten minutes on two CPU cores.
+
+    4 layers of width 128, segments and memory of 64; 33,278 words in three bins.
+    """
+    return Recipe(
+        model=ModelConfig(
+            vocab_size=33_278,
+            num_layers=4,
+            dim=128,
+            num_heads=4,
+            head_dim=32,
+            inner_dim=512,
+            embedding=EmbeddingConfig(cutoffs=(4000, 12_000), div_val=2, tie_projections=(False, True, True)),
+            memory=everywhere(64),
+            dropout=DropoutConfig.published(0.1),
+        ),
+        data=DataConfig(corpus="wikitext-2"),
+        train=TrainConfig(
+            steps=3000,
+            batch=16,
+            segment=64,
+            optimizer=OptimizerConfig(lr=1e-3),
+            schedule=ScheduleConfig(warmup=200),
+            eval_every=500,
+            checkpoint_every=500,
+        ),
+        evaluation=EvalConfig(batch=10, limit=50_000),
+        test=EvalConfig(batch=10, memory=256),
+    )

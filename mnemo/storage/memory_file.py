@@ -1,0 +1,242 @@
+"""Memories as files: what a model has read, to go on from in another process.
+
+A safetensors file. Its metadata names the model by fingerprint and says how the state was made (rows, memory lengths,
+open tokens); from that the model itself builds an empty state, which the file's tensors must fit name by name. The
+tree's classes come from the model, never from the file, so that loading runs no code of the file's choosing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mnemo.config import from_json, to_json
+from mnemo.errors import MnemoError, shorten
+from mnemo.files.safe_load import parse_json
+from mnemo.inference.decoder import DecodeState
+from mnemo.inference.generation import Reading
+from mnemo.memory.state import State, leaves, tree_map
+from mnemo.model import Model, stage_layers
+from mnemo.storage.checkpoint import check_like, file_problem, sync_folder
+
+FORMAT = "mnemo-memory"
+FORMAT_VERSION = 1
+LONGEST_SEGMENT = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the stored state was made."""
+
+    contents: Literal["state", "decode", "reading"]
+    """A state between segments, one with an open segment, or everything that a continuation needs."""
+    batch: int
+    lengths: tuple[int, ...]
+    """Memory length of every layer."""
+    cached: bool
+    """Projected keys and values (the form for inference) or inputs."""
+    segment: int
+    open: int
+    """Open tokens of the row that has most."""
+
+    def __post_init__(self) -> None:
+        sizes_fit = 0 <= self.open < self.segment <= LONGEST_SEGMENT
+        if self.batch < 1 or not sizes_fit or min(self.lengths, default=0) < 0:
+            raise ValueError("a size is out of range")
+
+
+class LoadedMemory(NamedTuple):
+    memory: Any
+    """A `Reading`, a `DecodeState` or a plain state, as it was saved"""
+    layout: Layout
+
+
+def save_memory(
+    path: str | Path, model: Model, memory: Reading | DecodeState | State, *, segment: int, vocabulary: str = ""
+) -> None:
+    """Write a memory; a file of that name is replaced at once, when the new one is whole.
+
+    `segment`: the segment length it was read with. `vocabulary`: a hash of the tokenizer, where there is one.
+    """
+    layout = _layout(model, memory, segment)
+    tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in leaves(memory)}
+    _check_fits(tensors, _template(model, layout), Path(path))
+    metadata = {
+        "format": FORMAT,
+        "format_version": str(FORMAT_VERSION),
+        "fingerprint": model.fingerprint(),
+        "vocabulary": vocabulary,
+        "layout": json.dumps(to_json(layout)),
+    }
+    _write(Path(path), tensors, metadata)
+
+
+def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> LoadedMemory:
+    """Read a memory that this model wrote; any other file is refused with one line."""
+    path = Path(path)
+    problem = file_problem(path)
+    if problem:
+        raise MnemoError(f"{path} {problem}")
+    try:
+        with safe_open(path, "pt") as file:
+            layout = _read_metadata(path, file.metadata() or {}, model, vocabulary)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise MnemoError(f"{path} is not a readable memory file: {error}") from None
+    template = _template(model, layout)
+    _check_fits(tensors, template, path)
+    memory = _fill(template, tensors, _device(model))
+    _check_values(model, memory, layout, path)
+    return LoadedMemory(memory, layout)
+
+
+def _layout(model: Model, memory: Reading | DecodeState | State, segment: int) -> Layout:
+    state, count = _parts(memory)
+    cached = _is_cached(model, state)
+    return Layout(
+        contents="reading" if isinstance(memory, Reading) else "decode" if isinstance(memory, DecodeState) else "state",
+        batch=len(next(leaves(state))[1]),
+        lengths=_lengths(model, state, cached),
+        cached=cached,
+        segment=segment,
+        open=0 if count is None else int(count.max()),
+    )
+
+
+def _is_cached(model: Model, state: State) -> bool:
+    names = [name for name, _ in leaves(state)]
+    for cached in (True, False):
+        if names == [name for name, _ in leaves(model.init(1, cached=cached))]:
+            return cached
+    raise MnemoError("this memory is not one of this model")
+
+
+def _lengths(model: Model, state: State, cached: bool) -> tuple[int, ...]:
+    """The memory length of every layer that makes a state of this size."""
+    shadow, num_layers = _shadow(model), model.config.num_layers
+    one, two = (shadow.layer_states(shadow.init(1, (length,) * num_layers, cached)) for length in (1, 2))
+    lengths = [0] * num_layers
+    groups = stage_layers(model.config.memory, num_layers)
+    for part, shorter, longer, group in zip(model.layer_states(state), one, two, groups, strict=True):
+        for layer in group:
+            lengths[layer] = _length(part, shorter, longer)
+    return tuple(lengths)
+
+
+def _length(memory: Any, one: Any, two: Any) -> int:
+    """A memory's length from its size and those of lengths 1 and 2: sizes grow evenly, whatever the mechanism."""
+    for (_, leaf), (_, shorter), (_, longer) in zip(leaves(memory), leaves(one), leaves(two), strict=True):
+        for size, low, high in zip(leaf.shape, shorter.shape, longer.shape, strict=True):
+            if low != high:
+                return 1 + (size - low) // (high - low)
+    return 0
+
+
+def _parts(memory: Reading | DecodeState | State) -> tuple[State, Tensor | None]:
+    """The committed state, and the open tokens of each row where a segment is open."""
+    opened = memory.state if isinstance(memory, Reading) else memory
+    return (opened.state, opened.count) if isinstance(opened, DecodeState) else (opened, None)
+
+
+def _template(model: Model, layout: Layout) -> Any:
+    """An empty memory of this layout without storage (but for counts, which live on the CPU)."""
+    shadow = _shadow(model)
+    state = shadow.init(layout.batch, layout.lengths, cached=layout.cached)
+    if layout.contents == "state":
+        return state
+    decoder = shadow.decoder(state, segment=layout.segment)
+    if layout.open:
+        decoder.feed(torch.zeros(layout.batch, layout.open, dtype=torch.int64, device="meta"))
+    if layout.contents == "decode":
+        return decoder.state()
+    hidden = next(shadow.parameters()).new_empty(layout.batch, model.config.dim)
+    return Reading(decoder.state(), hidden, torch.zeros(layout.batch, dtype=torch.int64))
+
+
+def _shadow(model: Model) -> Model:
+    """The same model without storage, to ask for shapes."""
+    with torch.device("meta"):
+        return Model(model.config).to(next(model.parameters()).dtype).eval()
+
+
+def _read_metadata(path: Path, metadata: dict[str, str], model: Model, vocabulary: str) -> Layout:
+    if metadata.get("format") != FORMAT:
+        raise MnemoError(f"{path} is not a memory file (`mnemo read` writes them)")
+    if metadata.get("format_version") != str(FORMAT_VERSION):
+        found = shorten(str(metadata.get("format_version")))
+        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
+    if metadata.get("fingerprint") != model.fingerprint():
+        raise MnemoError(f"{path} is the memory file of another model: only the model that wrote it can read it")
+    if vocabulary and metadata.get("vocabulary") not in ("", vocabulary):
+        raise MnemoError(f"{path} was read with another vocabulary")
+    try:
+        layout = from_json(Layout, parse_json(metadata["layout"]), f"{path}: layout")
+    except (KeyError, ValueError):
+        raise MnemoError(f"{path} is damaged: its layout cannot be read") from None
+    if len(layout.lengths) != model.config.num_layers:
+        raise MnemoError(
+            f"{path} is damaged: {len(layout.lengths)} memory lengths for {model.config.num_layers} layers"
+        )
+    _check_size(path, layout)
+    return layout
+
+
+def _fill(template: Any, tensors: dict[str, Tensor], device: torch.device) -> Any:
+    """The template's tree with these tensors, those of the model on its device."""
+    ordered = iter([tensors[name].to(device if leaf.is_meta else "cpu") for name, leaf in leaves(template)])
+    return tree_map(lambda _: next(ordered), template)
+
+
+def _check_fits(tensors: dict[str, Tensor], template: Any, path: Path) -> None:
+    expected = dict(leaves(template))
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        relation = "has no" if name in expected else "has an unexpected"
+        raise MnemoError(f"{path} is of another configuration: it {relation} tensor '{name}'")
+    for name, leaf in expected.items():
+        check_like(tensors[name], leaf, name, path)
+
+
+def _check_values(model: Model, memory: Any, layout: Layout, path: Path) -> None:
+    """Counts must be possible: none negative, no more valid slots than there are, as many open tokens as stored."""
+    state, count = _parts(memory)
+    resized = leaves(model.resize(state, layout.lengths))
+    possible = (
+        all(int(leaf.min()) >= 0 for _, leaf in leaves(memory) if not leaf.is_floating_point())
+        and all(torch.equal(leaf, clamped) for (_, leaf), (_, clamped) in zip(leaves(state), resized, strict=True))
+        and (count is None or int(count.max()) == layout.open)
+    )
+    if not possible:
+        raise MnemoError(f"{path} is damaged: its counts are impossible")
+
+
+def _check_size(path: Path, layout: Layout) -> None:
+    """A layout cannot promise more than its file holds, so that nothing large is built for it in vain."""
+    if layout.batch * (sum(layout.lengths) + layout.open) > path.stat().st_size:
+        raise MnemoError(f"{path} is damaged: its layout is larger than the file")
+
+
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    partial = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        save_file(tensors, partial, metadata)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except (SafetensorError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise MnemoError(f"cannot save {path}: {reason}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _device(model: Model) -> torch.device:
+    return next(model.parameters()).device

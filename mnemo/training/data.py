@@ -1,0 +1,133 @@
+"""What a run reads and what it is scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mnemo.data.corpus import Corpus, Split
+from mnemo.data.prepare import load
+from mnemo.data.streams import ContiguousStream, SentenceStream, Stream
+from mnemo.data.tasks import AnyTask
+from mnemo.errors import MnemoError
+from mnemo.evaluation.perplexity import evaluate, first_symbols
+from mnemo.model import Model
+from mnemo.progress import ShowProgress, silent
+from mnemo.recipes.recipe import EvalConfig, Recipe
+from mnemo.training.distributed import Rows
+from mnemo.training.processes import Alone, AnyWorld
+from mnemo.training.tasks import answer_loss, check_task, task_info, task_stream
+
+
+class Scored(NamedTuple):
+    loss: float
+    """Nats per token"""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run reads and is scored on."""
+
+    info: dict[str, Any]
+    """What recipe.json says of it: name, unit, vocab_size"""
+    stream: Stream
+    score: Callable[[Model, ShowProgress], Scored] | None = None
+    """Scores a model on the validation set; None where there is none"""
+    tokenizer: dict[str, Any] | None = None
+    """How text becomes tokens, as JSON; None where it is no text"""
+    divided: bool = False
+    """Whether `score` scores only those rows of the validation set that are this process's"""
+
+
+def open_data(recipe: Recipe, show: ShowProgress = silent, world: AnyWorld | None = None) -> Data:
+    """The recipe's task or corpus; of `world`, several processes share the rows of an evaluation."""
+    if recipe.data.task is not None:
+        return _open_task(recipe, recipe.data.task)
+    corpus = load(recipe.data.corpus, show=show)
+    info = {"name": corpus.name, "unit": corpus.tokenizer.unit, "vocab_size": corpus.vocab_size}
+    valid = corpus.split("valid") if "valid" in corpus.splits else None
+
+    def score(model: Model, show: ShowProgress) -> Scored:
+        assert valid is not None
+        train, data = recipe.train, recipe.data
+        part, config = (valid, recipe.evaluation) if not divided else _own_rows(valid, recipe.evaluation, world)
+        if not config.batch:
+            return Scored(0.0, 0)
+        result = evaluate(
+            model,
+            part,
+            config,
+            segment=train.segment,
+            context=train.context,
+            documents=data.documents,
+            order=data.order,
+            progress=show,
+        )
+        return Scored(result.loss, result.tokens)
+
+    divided = world is not None and world.size > 1 and recipe.data.order == "contiguous"
+    if valid is not None:
+        _check_long_enough(recipe, valid)
+    train_split = corpus.split("train")
+    info |= {"documents": train_split.documents is not None, "fingerprint": corpus.fingerprint()}
+    stream = build_stream(recipe, train_split, corpus)
+    return Data(info, stream, None if valid is None else score, corpus.tokenizer.to_json(), divided)
+
+
+def _open_task(recipe: Recipe, task: AnyTask) -> Data:
+    check_task(recipe, task)
+
+    def score(model: Model, show: ShowProgress) -> Scored:
+        return Scored(*answer_loss(model, task, recipe.evaluation, recipe.train.segment, show))
+
+    return Data(task_info(task), task_stream(recipe, task), score)
+
+
+def _own_rows(valid: Split, config: EvalConfig, world: AnyWorld | None) -> tuple[Split, EvalConfig]:
+    """A text of this process's rows only: rows lie one after the other."""
+    rows = Rows.of(world or Alone(), config.batch)
+    if not len(rows):
+        return valid, replace(config, batch=0)
+    whole = first_symbols(valid, config.limit)
+    width = len(whole.ids) // config.batch
+    begin, end = rows.begin * width, rows.end * width
+    documents = whole.documents
+    if documents is not None:
+        documents = documents[(documents >= begin) & (documents < end)] - begin
+        # A row's beginning is an edge in any case, and there has to be one.
+        documents = documents if len(documents) else np.zeros(1, dtype=np.int64)
+    return replace(whole, ids=whole.ids[begin:end], documents=documents), replace(config, batch=len(rows), limit=None)
+
+
+def _check_long_enough(recipe: Recipe, valid: Split) -> None:
+    """Better now than at the first evaluation."""
+    config = recipe.evaluation
+    count = len(valid.ids) if config.limit is None else min(config.limit, len(valid.ids))
+    if count < 2 * config.batch:
+        raise MnemoError(f"the validation set's {count:,} tokens are too short for {config.batch} rows of evaluation")
+
+
+def why_uneven(recipe: Recipe) -> str | None:
+    """Why training's segments differ in length, where they do."""
+    if recipe.train.vary_segment:
+        return "vary_segment draws other lengths"
+    return "segments are cut at documents" if recipe.data.documents == "reset" else None
+
+
+def build_stream(recipe: Recipe, split: Split, corpus: Corpus) -> Stream:
+    train, data = recipe.train, recipe.data
+    common: dict[str, Any] = {"context": train.context, "seed": train.seed, "vocab_size": corpus.vocab_size}
+    by_document = data.documents == "reset" or data.order == "sentences"
+    if by_document and split.documents is None:
+        raise MnemoError(f"corpus '{corpus.name}' has no documents or lines to tell apart")
+    if data.order == "sentences" and (data.rotate or data.drop_last or train.vary_segment or data.documents == "reset"):
+        raise MnemoError("shuffled sentences take no rotate, no drop_last, no vary_segment and no documents=reset")
+    if data.order == "sentences" and split.documents is not None:
+        return SentenceStream(split.ids, split.documents, train.batch, train.segment, **common)
+    documents = split.documents if by_document else None
+    common |= {"documents": documents, "rotate": data.rotate, "vary": train.vary_segment, "drop_last": data.drop_last}
+    return ContiguousStream(split.ids, train.batch, train.segment, **common)

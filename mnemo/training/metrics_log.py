@@ -1,0 +1,128 @@
+"""Where a run's numbers go: lines of JSON that are always written, and a tracking service on request."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from mnemo.errors import MnemoError
+from mnemo.files.safe_load import open_own
+
+FORMAT_VERSION = 1
+PROJECT = "mnemo"
+Service = Literal["none", "wandb", "trackio"]
+
+
+class JsonLines:
+    """A file of one JSON object a line that can be cut back to an earlier size.
+
+    A line reaches the operating system before the next one is made, so a killed process leaves at most one torn line,
+    at the end. The first line carries the format version.
+    """
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        """Open `path` for appending behind its first `size` bytes; the rest is dropped."""
+        self._path = path
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:
+            raise MnemoError(f"{path} has {found:,} bytes, but its checkpoint was written behind {size:,}")
+        self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        if self._file.tell() == 0:
+            record = {"format_version": FORMAT_VERSION, **record}
+        try:
+            self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._not_written(error) from None
+
+    def sync(self) -> int:
+        """Bring every line to the disk; the file's size."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._not_written(error) from None
+        return self._file.tell()
+
+    def _not_written(self, error: OSError) -> MnemoError:
+        return MnemoError(f"cannot write {self._path}: {error.strerror}; what was saved before stays whole")
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # Whole lines are out already; half of one that found the disk full is given up.
+        with suppress(OSError):
+            self._file.close()
+
+
+class NoLines:
+    """For processes whose numbers another one writes."""
+
+    def __init__(self, path: Path, size: int = 0) -> None:
+        pass
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> int:
+        return 0
+
+    def __enter__(self) -> NoLines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Tracker(Protocol):
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def finish(self) -> None: ...
+
+
+class NoTracker:
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class ServiceTracker:
+    """wandb, or trackio, which takes the same calls."""
+
+    def __init__(self, service: str, name: str, identity: str, config: Mapping[str, Any]) -> None:
+        try:
+            self._service = importlib.import_module(service)
+        except ImportError:
+            raise MnemoError(f"--track {service} needs the {service} package: pip install 'mnemo-lm[track]'") from None
+        # A resumed run is found again by its id, for which trackio takes its name.
+        found_by = {"id": identity} if service == "wandb" else {}
+        try:
+            self._service.init(project=PROJECT, name=name, config=dict(config), resume="allow", **found_by)
+        except Exception as error:
+            raise MnemoError(f"{service} did not start: {error}") from None
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._service.log(dict(values), step=step)
+
+    def finish(self) -> None:
+        self._service.finish()
+
+
+def open_tracker(service: Service, folder: Path, config: Mapping[str, Any]) -> Tracker:
+    """The tracker of a run folder, whose recipe exists by now."""
+    if service == "none":
+        return NoTracker()
+    birth = (folder / "recipe.json").stat().st_mtime_ns
+    identity = hashlib.sha256(f"{folder.resolve()} {birth}".encode()).hexdigest()[:16]
+    return ServiceTracker(service, folder.name, identity, config)

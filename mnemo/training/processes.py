@@ -1,0 +1,273 @@
+"""The processes of one training job. `torchrun --nproc-per-node N -m mnemo train ...` starts N of them.
+
+A `World` says which of the batch's rows are this process's, and lets processes decide things together. `Alone` is one
+process, which asks nobody; `Ranks` are several, over torch.distributed. Everything that processes tell each other here
+is small and goes through the CPU; gradients take their own way (`mnemo.training.distributed`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+
+from mnemo.errors import CheckFailed, MnemoError
+from mnemo.storage.checkpoint import pick_device
+
+T = TypeVar("T")
+
+
+class World(Protocol):
+    rank: int
+    size: int
+
+    def device(self, name: str) -> torch.device:
+        """Where this process computes, for a device as a recipe names it."""
+        ...
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over all processes, in their order, so that the last bit never depends on timing."""
+        ...
+
+    def agree(self, signal: int | None) -> int | None:
+        """The signal that any process has received; None where none has."""
+        ...
+
+    def first(self, work: Callable[[], T]) -> T:
+        """The main process does the work before the others do it too; where it fails, nobody else tries."""
+        ...
+
+    def main(self, work: Callable[[], T]) -> T:
+        """What the main process gives or raises, for all."""
+        ...
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What each process gives for itself; where one fails, all do."""
+        ...
+
+
+class Told(MnemoError):
+    """An error that the main process reports for all."""
+
+
+class OfRank(MnemoError):
+    """An error of one process that is not the main one."""
+
+
+class Alone:
+    rank, size = 0, 1
+
+    def device(self, name: str) -> torch.device:
+        return pick_device(name)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def agree(self, signal: int | None) -> int | None:
+        return signal
+
+    def first(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def main(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def together(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class Ranks:
+    """One of several processes. `timeout`: seconds after which a process that waits for the others gives up."""
+
+    def __init__(self, timeout: float) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+
+    def device(self, name: str) -> torch.device:
+        if name not in ("auto", "cpu", "cuda"):
+            raise MnemoError(f"device '{name}': several processes share out the devices themselves, use cpu or cuda")
+        device = pick_device(name)
+        return torch.device("cuda", local_rank()) if device.type == "cuda" else device
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        own = torch.tensor(values, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self.group)
+        total = found[0]
+        for other in found[1:]:
+            total = total + other
+        return total.tolist()
+
+    def agree(self, signal: int | None) -> int | None:
+        flag = torch.tensor(signal or 0)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
+        return int(flag) or None
+
+    def first(self, work: Callable[[], T]) -> T:
+        made: list[T] = []
+        self.main(lambda: made.append(work()))
+        return self.together(lambda: made[0] if made else work())
+
+    def main(self, work: Callable[[], T]) -> T:
+        message: list[Any] = [None, None]
+        failure: MnemoError | OSError | None = None
+        if self.rank == 0:
+            try:
+                message[0] = work()
+            except (MnemoError, OSError) as error:
+                message[1], failure = str(error), error
+        dist.broadcast_object_list(message, src=0, group=self.group)
+        if failure is not None:
+            raise failure
+        if message[1] is not None:
+            raise Told(message[1])
+        return message[0]
+
+    def together(self, work: Callable[[], T]) -> T:
+        result: list[T] = []
+        failure: MnemoError | None = None
+        try:
+            result.append(work())
+        except MnemoError as error:
+            failure = error
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, None if failure is None else str(failure), group=self.group)
+        failed = [(rank, text) for rank, text in enumerate(found) if text is not None]
+        if not failed:
+            return result[0]
+        rank, text = failed[0]
+        if self.rank == 0:
+            raise failure or MnemoError(f"rank {rank}: {text}")
+        raise Told(text)
+
+
+AnyWorld = Alone | Ranks
+
+
+def is_main() -> bool:
+    """Whether this process speaks for its job, known before it has met the others."""
+    return _number("RANK", 0) == 0
+
+
+def starts_again() -> bool:
+    """Whether torchrun has started this job again after a failure."""
+    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+def may_start_again() -> bool:
+    return _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+
+
+def local_rank() -> int:
+    return _number("LOCAL_RANK", 0)
+
+
+def _number(variable: str, default: int) -> int:
+    try:
+        return int(os.environ.get(variable, default))
+    except ValueError:
+        raise MnemoError(f"{variable}={os.environ[variable]} is not a number") from None
+
+
+@contextmanager
+def joined(device: str, timeout: float) -> Iterator[AnyWorld]:
+    """Meet the other processes that torchrun has started, if any; what goes wrong between them is said in a line."""
+    if dist.is_available() and dist.is_initialized():
+        yield Ranks(timeout) if dist.get_world_size() > 1 else Alone()
+        return
+    if _number("WORLD_SIZE", 1) == 1:
+        yield Alone()
+        return
+    with _named_by_rank(), _contact(timeout):
+        _meet(pick_device(device if device in ("cpu", "cuda") else "auto"), timeout)
+        yield Ranks(timeout)
+        # After a failure the process ends anyway, and this could wait for others that never answer.
+        dist.destroy_process_group()
+
+
+def _meet(device: torch.device, timeout: float) -> None:
+    from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed.rendezvous import rendezvous
+
+    if device.type == "cuda":
+        if local_rank() >= torch.cuda.device_count():
+            raise MnemoError(f"process {local_rank()} of this machine has no GPU: it has {torch.cuda.device_count()}")
+        torch.cuda.set_device(local_rank())
+    # The CPU's group, whose message is clear, is to give up before NCCL's watchdog ends the process.
+    patience = timedelta(seconds=timeout if device.type == "cpu" else 1.5 * timeout)
+    store, rank, size = next(rendezvous("env://", timeout=patience))
+    own = PrefixStore(_name_of_start(PrefixStore("mnemo", store), rank, size, timeout), store)
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience)
+
+
+def _name_of_start(store: Any, rank: int, size: int, timeout: float) -> str:
+    """What the processes that are here now call this start of their job, and no earlier one was called.
+
+    torchrun's store outlives the processes that it starts again, with the addresses of those that have ended; and the
+    number of starts that it counts is not the same on all machines. So each process waits for an answer to a name
+    that is new, and the main one for all to have got theirs.
+    """
+    name = uuid4().hex
+    if rank:
+        store.set(str(rank), name)
+        start = store.get(name).decode()
+        store.set(f"{start}/{rank}", "here")
+        return start
+    others, end = range(1, size), time.monotonic() + timeout
+    while not store.check([f"{name}/{other}" for other in others]):
+        for other in others:
+            if store.check([str(other)]):
+                store.set(store.get(str(other)).decode(), name)
+        if time.monotonic() > end:
+            raise dist.DistStoreError("timed out")
+        time.sleep(0.02)
+    return name
+
+
+@contextmanager
+def _named_by_rank() -> Iterator[None]:
+    try:
+        yield
+    except (Told, CheckFailed):
+        raise
+    except MnemoError as error:
+        if is_main():
+            raise
+        raise OfRank(f"rank {_number('RANK', 0)}: {error}") from None
+
+
+@contextmanager
+def _contact(timeout: float) -> Iterator[None]:
+    """Failures of the connection between processes, in words."""
+    try:
+        yield
+    except (MnemoError, CheckFailed):
+        raise
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        raise MnemoError(f"{_lost(error, timeout)}; its last checkpoint is whole, --resume goes on from it") from None
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "connection", "timed out"))
+
+
+def _lost(error: RuntimeError, timeout: float) -> str:
+    text = str(error).lower()
+    refused = "connection refused" in text  # gloo says "timed out" of this too, long before the time is over
+    if not refused and ("timed out" in text or "timeout" in text):
+        return (
+            f"another process of this job has not answered for {timeout:g} s (--train.timeout): it hangs, or works for "
+            "longer than that"
+        )
+    return "another process of this job has ended"

@@ -1,0 +1,182 @@
+"""Starting a run and going on with it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mnemo.errors import MnemoError
+from mnemo.model import Model
+from mnemo.model.memory_limits import require_training_room
+from mnemo.recipes.recipe import Recipe, TrainConfig
+from mnemo.storage import checkpoint as checkpoints
+from mnemo.storage.checkpoint import Checkpoint, RunHeader, build_model, pick_device
+from mnemo.training.data import Data, open_data
+from mnemo.training.distributed import check as check_spread
+from mnemo.training.metrics_log import NoTracker, Tracker
+from mnemo.training.precision import safe_kernels
+from mnemo.training.processes import Alone, AnyWorld, joined
+from mnemo.training.trainer import Outcome, Trainer
+from mnemo.training.watch import Monitor, Unwatched, stop_on_signals
+
+
+def create_run(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Data | None = None,
+    preset: str | None = None,
+    source: str | Path | None = None,
+    monitor: Monitor | None = None,
+) -> Path:
+    """A new run folder, after everything that can be wrong with the recipe has been checked.
+
+    `data`: what to train on, where it is not the recipe's corpus. `source`: a run whose best weights come first.
+    """
+    monitor = monitor or Unwatched()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
+    data = data or open_data(recipe, monitor.show)
+    asked, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
+    check(recipe)
+    with torch.device("meta"):
+        model = build_model(recipe.model, recipe.train.precision)
+    origin = None
+    if source is not None:
+        first = checkpoints.find_run(source)
+        start = _first_checkpoint(first)
+        checkpoints.check_weights(model, _weights(start, model), start.file("weights"))
+        origin = {"run": str(first.resolve()), "step": start.step}
+    if recipe != asked:
+        sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
+        monitor.note(f"vocabulary: {sizes}")
+    header = RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin)
+    checkpoints.write_header(folder, header, data.tokenizer)
+    return folder
+
+
+def train(
+    folder: Path,
+    *,
+    data: Data | None = None,
+    monitor: Monitor | None = None,
+    tracker: Tracker | None = None,
+    world: AnyWorld | None = None,
+) -> Outcome:
+    """Train a run from where it stands: from its last whole checkpoint, or from the beginning.
+
+    Processes that torchrun has started train it together; `world` is for those that have met already.
+    """
+    header = checkpoints.read_header(folder)
+    if world is None:
+        config = header.recipe.train
+        with joined(config.device, config.timeout) as world:
+            return train(folder, data=data, monitor=monitor, tracker=tracker, world=world)
+    if world.rank:
+        monitor, tracker = None, None
+    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    world.together(lambda: _check_run(folder, header, world))
+    data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
+    if data.info != header.corpus:
+        raise MnemoError(f"corpus '{header.corpus.get('name')}' has changed since {folder} was started on it")
+    config = header.recipe.train
+    kernels = safe_kernels(config.precision, pick_device(config.device), monitor)
+    with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
+        world.main(lambda: stack.enter_context(checkpoints.locked(folder)))
+        trainer = Trainer(folder, header, data, monitor, tracker, world)
+        _describe(trainer, header, monitor)
+        with trainer.started(lambda: _first_weights(trainer.model, header)):
+            return trainer.run(stop)
+
+
+def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
+    check(header.recipe)
+    check_spread(header.recipe, world)
+    if checkpoints.exported(folder) is not None:
+        raise MnemoError(f"{folder} is an export, without what training depends on: start from it with --from")
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot be trained, or not on this machine."""
+    train, model = recipe.train, recipe.model
+    recurrent = len(model.memory.attending(model.num_layers)) < model.num_layers
+    carries = model.tokens is not None and model.tokens.carries
+    if train.bptt and train.bptt_window == "sliding" and not carries:
+        raise MnemoError(
+            f"bptt {train.bptt} needs memory tokens that are carried on: no other memory takes gradient back to "
+            "earlier segments (with --train.bptt-window tumbling, so many more segments share one update)"
+        )
+    if train.context and (recurrent or model.tokens is not None or any(model.memory.lengths(model.num_layers))):
+        raise MnemoError(
+            f"the context of {train.context} tokens is encoded again for every segment: "
+            "with it, all memory lengths must be 0, no layer may be recurrent, and no memory tokens may be there"
+        )
+    device = pick_device(train.device)
+    require_training_room(model, device, batch=train.batch, segment=train.segment + train.context)
+    if train.precision == "fp16" and device.type != "cuda":
+        raise MnemoError(f"precision fp16 needs a CUDA device, not {device.type}: use bf16 or fp32")
+
+
+def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
+    cutoffs = recipe.model.embedding.cutoffs
+    if cutoffs and cutoffs[-1] >= size:
+        raise MnemoError(
+            f"the adaptive softmax's cutoff {cutoffs[-1]:,} is not below the corpus's vocabulary of {size:,}: "
+            "set --model.embedding.cutoffs"
+        )
+    return replace(recipe, model=replace(recipe.model, vocab_size=size))
+
+
+def _first_checkpoint(folder: Path) -> Checkpoint:
+    found = checkpoints.best_checkpoint(folder)
+    if found is None:
+        raise MnemoError(f"{folder} has no checkpoint to start from")
+    return found
+
+
+def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
+    if header.source is None or "run" not in header.source:
+        return None
+    folder, step = Path(header.source["run"]), header.source["step"]
+    found = checkpoints.exported(folder) or checkpoints.read_checkpoint(checkpoints.checkpoint_path(folder, step))
+    return _weights(found, model)
+
+
+def _weights(source: Checkpoint, model: Model) -> dict[str, Tensor]:
+    """As they were evaluated, in the type that this model is trained in."""
+    dtype = next(model.parameters()).dtype
+    return {name: weight.to(dtype) for name, weight in checkpoints.evaluated_weights(source).items()}
+
+
+def _describe(trainer: Trainer, header: RunHeader, monitor: Monitor) -> None:
+    model, train, corpus = header.recipe.model, header.recipe.train, header.corpus
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    lengths = sorted(set(model.memory.lengths(model.num_layers)), reverse=True)
+    memory = " and ".join(map(str, lengths))
+    monitor.note(f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters, memory {memory}")
+    monitor.note(f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s")
+    monitor.note(f"batch: {train.batch} x {train.segment} tokens; {train.steps:,} steps")
+    scored = header.recipe.evaluation
+    kept = " and ".join(map(str, sorted(set(model.memory.lengths(model.num_layers, scored.memory)), reverse=True)))
+    monitor.note(f"validation: segment {scored.segment or train.segment}, memory {kept}")
+    monitor.note(f"device: {trainer.device}, {train.precision}")
+    monitor.note(f"step: {trainer.engine.describe()}")
+    if not isinstance(trainer.world, Alone):
+        monitor.note(_who_does_what(trainer, train))
+    monitor.note(f"run: {trainer.folder}")
+
+
+def _who_does_what(trainer: Trainer, train: TrainConfig) -> str:
+    least, more = divmod(train.batch, trainer.world.size)
+    rows = f"{least} to {least + 1}" if more else str(least)
+    holds = {"DDP": "all weights", "FSDP": "a share of the weights"}[trainer.spread.kind]
+    parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
+    kind = trainer.device.type
+    return (
+        f"processes: {trainer.world.size} ({trainer.spread.kind}), each with {holds} and {rows} of the "
+        f"{train.batch} rows{parts}, on its own {'GPU' if kind == 'cuda' else kind.upper()}"
+    )

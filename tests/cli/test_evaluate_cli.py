@@ -1,0 +1,235 @@
+"""`mnemo eval` from the command line to the files in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.tiny_runs import SEGMENT, tiny_run
+
+from mnemo.cli import main
+from mnemo.cli.plots import Curve, save_curve
+from mnemo.data.corpus import Corpus
+from mnemo.evaluation.perplexity import Score, evaluate
+from mnemo.recipes.recipe import EvalConfig
+from mnemo.storage.checkpoint import open_run
+
+
+@pytest.fixture
+def results() -> Iterator[Path]:
+    """The tiny run's folder of results, empty."""
+    folder = tiny_run() / "results"
+    yield folder
+    for path in folder.glob("*"):
+        path.unlink()
+
+
+def run_eval(*options: str) -> int:
+    return main(["eval", str(tiny_run()), "--device", "cpu", *options])
+
+
+def scored(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert run_eval(*options, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def expected(split: str = "valid", config: EvalConfig = EvalConfig(batch=2), **options: Any) -> Score:
+    run = open_run(tiny_run(), device="cpu")
+    return evaluate(run.model, Corpus.open("tiny-bytes").split(split), config, segment=SEGMENT, **options)
+
+
+def test_a_score_is_printed_and_saved(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_eval() == 0
+    out, err = capsys.readouterr()
+    score = expected()
+    header, _, row, saved = out.splitlines()
+    assert header.split() == ["split", "memory", "segment", "tokens", "bpc", "ppl", "word", "ppl", "tok/s"]
+    assert row.split()[:6] == [
+        "valid",
+        str(SEGMENT),
+        str(SEGMENT),
+        f"{score.tokens:,}",
+        f"{score.bits_per_token:.4f}",
+        f"{score.perplexity:.3f}",
+    ]
+    assert "scoring valid" in err
+    path = Path(saved.removeprefix("saved "))
+    assert list(results.iterdir()) == [path]
+    record = json.loads(path.read_text())
+    assert record["format_version"] == 1 and record["kind"] == "score" and record["step"] == 2
+    assert record["score"]["loss"] == score.loss
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "arguments"),
+    [
+        (["--split", "test", "--batch", "1"], EvalConfig(batch=1), {"split": "test"}),
+        (["--memory", "20", "--segment", "4"], EvalConfig(batch=2, memory=20, segment=4), {}),
+        (["--clamp", "5", "--same-length"], EvalConfig(batch=2, clamp=5, same_length=True), {}),
+        (["--context", "3"], EvalConfig(batch=2, context=3), {}),
+        (["--no-memory"], EvalConfig(batch=2), {"no_memory": True}),
+        (["--sliding-window", "--limit", "60"], EvalConfig(batch=2, limit=60), {"sliding": True}),
+        (["--documents", "reset"], EvalConfig(batch=2), {"documents": "reset"}),
+    ],
+)
+def test_options_reach_the_evaluation(
+    options: list[str],
+    config: EvalConfig,
+    arguments: dict[str, Any],
+    results: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    score = expected(config=config, **arguments).to_json()
+    found = scored(capsys, *options)["score"]
+    del score["seconds"], found["seconds"]
+    assert found == score
+
+
+def test_a_sweep_leaves_a_table_a_record_and_two_plots(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_eval("--sweep-memory", "8,0,4") == 0
+    rows = capsys.readouterr().out.splitlines()[2:5]
+    assert [row.split()[1] for row in rows] == ["0", "4", "8"]
+    (record,) = (json.loads(path.read_text()) for path in results.glob("*.json"))
+    assert record["kind"] == "sweep"
+    assert [score["loss"] for score in record["scores"]] == [
+        expected(config=EvalConfig(batch=2, memory=m)).loss for m in (0, 4, 8)
+    ]
+    check_pictures(results)
+
+
+def check_pictures(results: Path) -> None:
+    (png,), (svg,) = list(results.glob("*.png")), list(results.glob("*.svg"))
+    assert png.read_bytes().startswith(b"\x89PNG") and png.stem == svg.stem
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+
+
+def test_find_length_reports_three_numbers(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, "--find-length", "--limit", "150")
+    assert found["kind"] == "find-length"
+    assert found["initial"]["attention"] == 2 * SEGMENT
+    assert found["best"]["perplexity"] <= found["initial"]["perplexity"]
+    assert found["shortest"]["perplexity"] <= found["best"]["perplexity"] * 1.001
+    assert [score["attention"] for score in found["tried"]] == sorted(score["attention"] for score in found["tried"])
+    check_pictures(results)
+    assert run_eval("--find-length", "--limit", "150") == 0
+    assert f"within 0.1% of it: {found['shortest']['attention']}" in capsys.readouterr().out
+
+
+def test_loss_by_position(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, "--by-position")
+    assert found["kind"] == "positions"
+    assert found["score"]["by_position"] == list(expected().by_position)
+    check_pictures(results)
+    assert run_eval("--by-position") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[6:11]] == ["0", "1", "2", "4", "7"]
+
+
+def test_word_models_are_told_in_perplexity(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(tiny_run("words")), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.split()[:7] == ["split", "memory", "segment", "tokens", "bits", "ppl", "tok/s"]
+
+
+def test_a_folder_that_cannot_be_written_costs_the_file_only(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    assert run_eval() == 0
+    out, err = capsys.readouterr()
+    assert "valid" in out and "saved" not in out
+    assert "not saved: Permission denied" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "3", "--no-memory"], "exclude each other"),
+        (["--start", "zeros", "--no-memory"], "--start zeros and --no-memory exclude each other"),
+        (["--by-position", "--sliding-window"], "--by-position"),
+        (["--sweep-memory", "1,x"], "--sweep-memory takes lengths"),
+        (["--sweep-memory", "-4,1"], "negative"),
+        (["--batch", "999999"], "too short"),
+        (["--segment", "0"], "segment length 0"),
+        (["--device", "nonsense"], "device 'nonsense'"),
+        (["--temperature", "0"], "temperature 0.0 must be positive"),
+        (["--temperature", "1.1", "--fit-temperature", "valid"], "--temperature and --fit-temperature exclude"),
+        (["--sweep-memory", "1,2", "--fit-temperature", "valid"], "--fit-temperature and --sweep-memory exclude"),
+    ],
+)
+def test_bad_input_is_one_clear_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_eval(*options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_corpus_of_another_vocabulary_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_run("words")
+    monkeypatch.setattr("mnemo.cli.runs.load", lambda *_, **__: Corpus.open("tiny-words"))
+    assert run_eval() == 2
+    assert "another vocabulary" in capsys.readouterr().err
+
+
+def test_a_changed_corpus_is_told(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Corpus, "fingerprint", lambda self: "other")
+    assert run_eval() == 0
+    assert "has changed since" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lengths", [[0, 8, 16], [0, 16, 1024], [64, 96, 112, 120, 128, 256, 512, 1024], [0]])
+def test_curves_have_ticks_at_measured_lengths_that_do_not_touch(tmp_path: Path, lengths: list[int]) -> None:
+    from mnemo.cli import plots
+
+    curve = Curve(
+        x=lengths,
+        y=[float(i) for i in lengths],
+        x_label="x",
+        y_label="y",
+        title="t",
+        mark=8,
+        mark_label="m",
+        by_length=True,
+    )
+    axes = plots._draw(curve).axes[0]
+    ticks = [int(label.get_text()) for label in axes.get_xticklabels()]
+    places = [(axes.transScale + axes.transLimits).transform((tick, 1.0))[0] for tick in ticks]
+    assert set(ticks) <= set(lengths) and ticks[0] == lengths[0]
+    assert all(b - a > plots.MIN_TICK_DISTANCE for a, b in zip(places, places[1:], strict=False))
+    assert [path.name for path in save_curve(curve, tmp_path / "a.b")] == ["a.b.png", "a.b.svg"]
+
+
+def test_a_temperature_divides_the_logits(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    warm = scored(capsys, "--temperature", "1.5")["score"]
+    assert warm["temperature"] == 1.5 and warm["loss"] == pytest.approx(expected(temperature=1.5).loss)
+    assert warm["loss"] != expected().loss
+    assert (results / f"score-valid-temperature1.5-m{SEGMENT}-s{SEGMENT}.json").is_file()
+
+
+def test_a_fitted_temperature_is_the_best_of_its_split(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = scored(capsys, "--split", "test", "--fit-temperature", "valid")
+    losses = {temperature: loss for temperature, loss in found["tried"]}
+    assert found["temperature"] == min(losses, key=lambda temperature: losses[temperature])
+    assert losses[1.0] == pytest.approx(expected("valid").loss) and losses[0.9] == pytest.approx(
+        expected("valid", temperature=0.9).loss
+    )
+    plain, fitted = found["scores"]
+    assert plain["split"] == fitted["split"] == "test"
+    assert (plain["temperature"], fitted["temperature"]) == (1.0, found["temperature"])
+    assert plain["loss"] == pytest.approx(expected("test").loss)
+    assert fitted["loss"] == pytest.approx(expected("test", temperature=found["temperature"]).loss)
+
+
+def test_a_fitted_temperature_is_told(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_eval("--split", "test", "--fit-temperature", "valid") == 0
+    header, _, plain, fitted, remark, saved = capsys.readouterr().out.splitlines()
+    assert "temperature" in header.split() and plain.split()[0] == fitted.split()[0] == "test"
+    assert "fitted on valid" in remark and "temperature-test" in saved

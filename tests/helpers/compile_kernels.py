@@ -1,0 +1,111 @@
+"""Run without a GPU and with TRITON_INTERPRET=0: every kernel is compiled for a GPU, and none of them run.
+
+Triton's interpreter takes programs that its compiler refuses, such as a variable whose shape changes in a loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from helpers.registers import count_products, overwritten
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from mnemo.ops import Causal, KeyLimit
+from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda.decode_attention import Table
+from mnemo.ops.cuda.dispatch import fused_attention
+
+COMPILED: set[str] = set()
+SEARCHED: set[str] = set()
+"""Kernels with products in loops whose left operand is in registers"""
+HALF = torch.bfloat16
+MASKS = {
+    "causal": Causal(),
+    "lengths": Causal(),
+    "window": Causal(window=50),
+    "limit": KeyLimit(torch.tensor([40, 70])),
+}
+
+
+class AbsentGPU:
+    """What the compiler asks of a device."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_instead_of_running(capability: int) -> None:
+    driver.set_active(AbsentGPU(capability))  # type: ignore[arg-type]
+    run = JITFunction.run
+
+    def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
+        kernel: Any = run(self, *args, warmup=True, **options)
+        COMPILED.add(self.fn.__name__)
+        if count_products(kernel.asm["sass"]):
+            SEARCHED.add(self.fn.__name__)
+        if problems := overwritten(kernel.asm["sass"]):
+            raise SystemExit(f"{self.fn.__name__}: {problems[0]}")
+
+    JITFunction.run = only_compile
+
+
+def compile_attention(
+    dtype: torch.dtype, size: int, mask: str, *, dropout: float = 0.0, biased: bool = False, backward: bool = True
+) -> None:
+    batch, heads, queries, keys = 2, 2, 72, 160
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype).requires_grad_()
+
+    rows = (batch, heads)
+    q, k, v = zeros(*rows, queries, size), zeros(*rows, keys, size), zeros(*rows, keys, size)
+    tables = zeros(heads, keys, size), zeros(heads, size), zeros(heads, size)
+    bias = zeros(heads, keys) if biased else None
+    lengths = torch.tensor([keys, 100]) if mask == "lengths" else None
+    see = {"bias": bias, "offset": keys - queries, "ahead": 0, "mask": MASKS[mask], "lengths": lengths}
+    out, lse = fused_attention(q, k, v, *tables, **see, dropout=dropout)
+    if backward:
+        (out.sum() + lse.sum()).backward()
+
+
+def compile_decoding(dtype: torch.dtype, size: int) -> None:
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    table = Table(zeros(2, 70, size), zeros(2, size), zeros(2, size), zeros(2, 70))
+    at = torch.zeros(3, dtype=torch.int64)
+    decode_kernels.attend(
+        zeros(3, 2, size), zeros(3, 2, size), zeros(3, 2, size), zeros(2, 3, 2, 70, size), table, at, at
+    )
+    decode_kernels.add_norm(zeros(3, size), zeros(3, size), zeros(size), zeros(size), 1e-5)
+    cursors, lengths = torch.zeros(5, 4, 3, dtype=torch.int64), torch.ones(4, 1, dtype=torch.int64)
+    places, slots, valid, limits, counts = cursors
+    decode_kernels.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
+
+
+if __name__ == "__main__":
+    compile_instead_of_running(int(sys.argv[1]))
+    compile_attention(HALF, 64, "lengths", dropout=0.1)
+    compile_attention(HALF, 41, "limit")
+    compile_attention(torch.float32, 32, "window", biased=True)
+    for seen in MASKS:
+        compile_attention(HALF, 64, seen, backward=False)
+    compile_attention(HALF, 128, "limit", backward=False)
+    compile_attention(HALF, 64, "limit", dropout=0.1, backward=False)
+    compile_decoding(HALF, 64)
+    if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:
+        raise SystemExit("no product was found in the assembly: the search is in vain")
+    print("\n".join(sorted(COMPILED)))

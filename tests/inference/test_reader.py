@@ -1,0 +1,116 @@
+"""Segments read in place equal segments read by the model. Nothing is recorded here: that takes a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.models import random_model, random_tokens
+from helpers.tolerances import assert_close
+
+from mnemo.data.corpus import Split
+from mnemo.evaluation.perplexity import evaluate
+from mnemo.inference.segment_scorer import SegmentReader, Track, can_track, in_type
+from mnemo.memory import XL, Plan
+from mnemo.model import Model
+from mnemo.model.positions import Rotary, Shaw
+from mnemo.recipes.recipe import EvalConfig
+
+KINDS: dict[str, dict[str, Any]] = {
+    "long memory": dict(memory=29),
+    "short memory": dict(memory=2),
+    "no memory": dict(memory=0),
+    "plan": dict(memory=Plan(long=XL(length=21), short=XL(length=2), num_long=1)),
+    "same length": dict(memory=9, same_length=True, norm="pre"),
+    "Shaw": dict(memory=9, positions=Shaw(distances=7)),
+    "rotary": dict(memory=9, positions=Rotary()),
+}
+SEGMENT = 3
+
+
+def expected(model: Model, tokens: torch.Tensor) -> list[torch.Tensor]:
+    state, losses = model.init(2), []
+    with torch.no_grad():
+        for part in tokens.split(SEGMENT, 1):
+            out, state = model(part, state)
+            losses.append(model.loss(out, part.flip(1)))
+    return losses
+
+
+@pytest.fixture
+def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SegmentReader, "_can_record", lambda self: can_track(self.model))
+
+
+@pytest.mark.usefixtures("tracked")
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_a_track_equals_the_model(changes: dict[str, Any]) -> None:
+    """Several times through the buffers, then a short segment."""
+    model, tokens = random_model(**changes), random_tokens(2, 13 * SEGMENT + 1)
+    with torch.no_grad():
+        reader = SegmentReader(model, model.init(2, cached=True), SEGMENT)
+        assert isinstance(reader.track, Track)
+        for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
+            assert_close(reader.read(part, part.flip(1)), losses)
+    assert (reader.track is not None) == (not any(model.config.memory.lengths(model.config.num_layers)))
+
+
+@pytest.mark.usefixtures("tracked")
+def test_encoding_context_again_is_tracked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = random_model(memory=0), np.random.default_rng(0).integers(0, 11, 400)
+    config, split = EvalConfig(batch=2, segment=3, context=5), Split("test", ids, None, 400, 0, 0)
+    reads, read = [], Track.read
+    monkeypatch.setattr(Track, "read", lambda *given: reads.append(1) or read(*given))
+    found = evaluate(model, split, config, segment=3)
+    assert len(reads) > 50
+    monkeypatch.undo()
+    plain = evaluate(model, split, config, segment=3)
+    assert found.loss == plain.loss and found.tokens == plain.tokens
+
+
+@pytest.mark.usefixtures("tracked")
+def test_a_row_may_start_anew_after_a_while() -> None:
+    model, tokens = random_model(memory=7), random_tokens(2, 5 * SEGMENT)
+    state, starts = model.init(2), torch.tensor([True, False])
+    with torch.no_grad():
+        reader = SegmentReader(model, model.init(2, cached=True), SEGMENT)
+        for number, part in enumerate(tokens.split(SEGMENT, 1)):
+            reset = starts if number == 3 else None
+            out, state = model(part, state, starts=reset)
+            assert_close(reader.read(part, part, starts=reset), model.loss(out, part))
+
+
+def test_a_given_state_is_never_changed() -> None:
+    model, tokens = random_model(memory=7), random_tokens(2, 4 * SEGMENT)
+    with torch.no_grad():
+        _, state = model(tokens[:, :SEGMENT], model.init(2, cached=True))
+        before = [leaf.clone() for cache in state for leaf in cache]
+        track = Track(model, state, SEGMENT, model.tables(SEGMENT, state))
+        for part in tokens[:, SEGMENT:].split(SEGMENT, 1):
+            track.read(part, part)
+    assert all(torch.equal(a, b) for a, b in zip(before, (leaf for cache in state for leaf in cache), strict=True))
+
+
+def test_weights_of_another_type() -> None:
+    model = random_model(memory=5, dtype=torch.float32)
+    half = in_type(model, torch.bfloat16)
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert not half.training
+    assert_close(half.embedding.tables[0], model.embedding.tables[0].bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["long memory", "plan", "rotary"])
+def test_a_recorded_track_equals_the_model_on_a_gpu(name: str) -> None:
+    model = random_model(**KINDS[name]).cuda()
+    tokens = random_tokens(2, 13 * SEGMENT + 1).cuda()
+    with torch.no_grad():
+        reader = SegmentReader(model, model.init(2, cached=True), SEGMENT)
+        track = reader.track
+        for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
+            assert_close(reader.read(part, part.flip(1)), losses)
+    assert track is not None and all(step is not None and step.graph is not None for step in track.steps)

@@ -1,0 +1,423 @@
+"""The machinery of experiments: grids that go on, results that are checked, needs, pages, the verb."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mnemo import cli
+from mnemo import papers as experiments
+from mnemo.errors import MnemoError
+from mnemo.memory import XL, Plan
+from mnemo.model import ModelConfig
+from mnemo.papers import Cell, Experiment, Results, needs
+from mnemo.papers import jobs as all_jobs
+from mnemo.papers.claims import Claim
+from mnemo.papers.experiment import look_up
+from mnemo.papers.jobs import JOBS, Place, training_cell
+from mnemo.papers.needs import require_needs
+from mnemo.papers.pool import LOG, Task, Worker, next_task, run_together
+from mnemo.papers.runner import run_here
+from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, read_grid, save_grid
+from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
+from mnemo.report.findings import Table, Verdict
+from mnemo.report.plots import Line, line_figure
+from mnemo.training import Status, Unwatched
+
+CPU = torch.device("cpu")
+
+
+def tiny(steps: int = 2, **changes: Any) -> Recipe:
+    model = ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, memory=Plan(long=XL(length=4)))
+    training = TrainConfig(steps=steps, batch=2, segment=8, log_every=1, eval_every=2, device="cpu")
+    return replace(Recipe(model=model, train=training, evaluation=EvalConfig(batch=2, limit=200)), **changes)
+
+
+def made(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    if settings.get("fails"):
+        raise MnemoError("the sky is falling")
+    for name in settings.get("reads", []):
+        assert (place.of(name) / RESULT).exists()
+    place.run.mkdir(exist_ok=True)
+    with (place.grid / "made.txt").open("a") as file:
+        file.write(f"{place.folder.name}\n")
+    return {"accuracy": settings["number"] / 10}
+
+
+@pytest.fixture(autouse=True)
+def number_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(JOBS, "number", made)
+
+
+def cell(number: int, **settings: Any) -> Cell:
+    after = tuple(settings.get("reads", ()))
+    labels = {"model": "A" if number % 2 else "B", "seed": number}
+    return Cell(name=f"n{number}", job="number", settings={"number": number, **settings}, labels=labels, after=after)
+
+
+def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
+    def verdicts(results: Results) -> list[Verdict]:
+        values = results.values("accuracy", model="A")
+        holds = max(values) > 0.2 if len(values) > 1 else None
+        return [Verdict(claim="A reaches more than 0.2.", paper="0.5", ours=f"{values}", holds=holds)]
+
+    def figures(results: Results) -> list[Any]:
+        points = [(each.labels["seed"], float(each.values["accuracy"])) for each in results.cells]
+        return [line_figure("numbers", "Numbers", "All.", [Line("A", points)], x_label="seed", y_label="accuracy")]
+
+    def tables(results: Results) -> list[Table]:
+        return [
+            Table("All", ("cell", "accuracy"), [(each.cell.name, each.values["accuracy"]) for each in results.cells])
+        ]
+
+    return Experiment(
+        name=name,
+        title="Numbers <grow>",
+        paper="A paper",
+        covers=("Table 1",),
+        claim="Numbers grow.",
+        cells=lambda budget: list(cells),
+        verdicts=verdicts,
+        figures=figures,
+        tables=tables,
+        notes=("Ours are made up.",),
+    )
+
+
+def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
+    monkeypatch.setattr(experiments, "every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr("mnemo.papers.pages.every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr("mnemo.cli.reproduce.every_experiment", lambda: {each.name: each for each in those})
+
+
+def lines(grid: Path) -> list[str]:
+    return (grid / "made.txt").read_text().split()
+
+
+def test_cells_that_are_done_are_not_run_again(tmp_path: Path) -> None:
+    two = experiment(cell(1), cell(2))
+    run_here(two, "smoke", tmp_path, device="cpu")
+    ran = run_here(experiment(cell(1), cell(2), cell(3, reads=["n1"])), "smoke", tmp_path, device="cpu")
+    assert lines(tmp_path) == ["n1", "n2", "n3"] and not ran.failures
+    assert [each.cell.name for each in ran.found.results.cells] == ["n1", "n2", "n3"]
+    first = ran.found.results.cells[0]
+    assert first.values == {"accuracy": 0.1} and first.seconds >= 0 and "torch" in first.versions
+
+
+def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> None:
+    first, second = experiment(cell(1)), experiment(cell(1), cell(2), cell(3, reads=["n1"]), name="toy-more")
+    grids = [grid_folder(tmp_path, each.name, "smoke") for each in (first, second)]
+    ran = [run_here(each, "smoke", grid, device="cpu") for each, grid in zip((first, second), grids, strict=True)]
+    known = cell_folder(grids[1], "n1")
+    assert known.is_symlink() and known.resolve() == cell_folder(grids[0], "n1").resolve()
+    assert ran[1].found.results.one("n1") == ran[0].found.results.one("n1")
+    assert lines(grids[1]) == ["n2", "n3"] and not ran[1].failures
+    third = replace(second, name="toy-third")  # its n3 reads n1, whose run is gone
+    grid = grid_folder(tmp_path, third.name, "smoke")
+    (cell_folder(grids[0], "n1") / RUN).rmdir()
+    run_here(third, "smoke", grid, device="cpu")
+    assert lines(grid) == ["n1", "n3"]
+    linked = experiment(cell(2), name="toy-third")  # with links of its own: to what has other settings, and to nothing
+    for source in (cell_folder(grids[1], "n2"), tmp_path / "gone"):
+        cell_folder(grid, "n2").unlink()
+        cell_folder(grid, "n2").symlink_to(source, target_is_directory=True)
+        run_here(experiment(cell(2, more=1), name="toy-third"), "smoke", grid, device="cpu")
+        assert not cell_folder(grid, "n2").is_symlink() and lines(grid)[-1] == "n2"
+        shutil.rmtree(cell_folder(grid, "n2"))
+        run_here(linked, "smoke", grid, device="cpu")
+        assert cell_folder(grid, "n2").is_symlink()
+    assert read_grid(grids[1], second, "smoke").results.one("n2") is not None
+    changed = experiment(cell(1, more=1), name="toy-other")
+    run_here(changed, "smoke", grid_folder(tmp_path, "toy-other", "smoke"), device="cpu")
+    assert lines(grid_folder(tmp_path, "toy-other", "smoke")) == ["n1"]
+
+
+def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
+    def task(number: int, alone: bool = False) -> Task:
+        return Task(experiment(), replace(cell(number), alone=alone), Path())
+
+    slow, plain, other = task(1, alone=True), task(2), task(3)
+    beside = [Worker(plain, subprocess.Popen(["true"]), 0.0)]
+    assert next_task([slow, other], []) is other and next_task([slow], beside) is None and next_task([slow], []) is slow
+    assert next_task([other], [Worker(slow, beside[0].process, 0.0)]) is None
+    assert next_task([], []) is None
+    assert next_task([plain, other], beside) is other  # what is being measured already is waited for
+    reading = Task(experiment(), cell(4, reads=["n3"]), Path())
+    assert next_task([reading, other], []) is other  # what it reads is to be made, perhaps anew
+    beside[0].process.wait()
+
+
+@pytest.mark.parametrize("name", sorted(experiments.every_experiment()))
+def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "_require_corpus", lambda recipe: None)
+    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**60)
+    monkeypatch.setattr(needs, "MOST_COUNTED", 1)
+    require_needs(experiments.find_experiment(name), "small", CPU)
+
+
+def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
+    run_here(experiment(cell(1)), "smoke", tmp_path, device="cpu")
+    other = experiment(cell(1, more=1))
+    (problem,) = read_grid(tmp_path, other, "smoke").problems
+    assert "n1" in problem and "other settings" in problem
+    ran = run_here(other, "smoke", tmp_path, device="cpu")
+    assert lines(tmp_path) == ["n1", "n1"] and not ran.found.problems
+
+
+def test_what_only_changes_the_speed_is_not_measured_again_unless_speed_is_measured() -> None:
+    quick, slow = (replace(cell(1), settings={"recipe": [{"compile": how, "steps": 2}]}) for how in (True, False))
+    assert quick.fingerprint == slow.fingerprint != replace(slow, settings={"recipe": [{"steps": 3}]}).fingerprint
+    assert replace(quick, alone=True).fingerprint != replace(slow, alone=True).fingerprint
+
+
+def test_a_result_keeps_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
+    made, asked = cell(1, compile=False), cell(1, compile="layers")
+    run_here(experiment(made), "smoke", tmp_path, device="cpu")
+    (result,) = read_grid(tmp_path, experiment(asked), "smoke").results.cells
+    assert result.cell.settings == made.settings
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"format_version": 99}', '{"format_version": 1, "values": 3}', "\x00"])
+def test_a_broken_result_is_named_and_not_averaged_in(tmp_path: Path, broken: str) -> None:
+    grid = experiment(cell(1), cell(3))
+    run_here(grid, "smoke", tmp_path, device="cpu")
+    (cell_folder(tmp_path, "n3") / RESULT).write_text(broken)
+    found = read_grid(tmp_path, grid, "smoke")
+    assert found.results.values("accuracy", model="A") == [0.1]
+    assert len(found.problems) == 1 and "n3" in found.problems[0]
+
+
+def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> None:
+    grid = experiment(cell(1), cell(2))
+    ran = run_here(grid, "smoke", tmp_path / "a", device="cpu")
+    (tmp_path / "b").mkdir()
+    save_grid(tmp_path / "b", grid, ran.found.results)
+    found = read_grid(tmp_path / "b", grid, "smoke")
+    assert found.results == ran.found.results and not found.problems
+    (tmp_path / "b" / "results.json").write_text('{"format_version": 1, "cells": 4}')
+    assert read_grid(tmp_path / "b", grid, "smoke").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
+
+
+@pytest.mark.parametrize("values", ["{}", '{"accuracy": "much"}', '{"precision": 1}', "null"])
+def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], values: str
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(3)))
+    arguments = ["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(arguments) == 0
+    path = cell_folder(grid_folder(tmp_path, "toy-numbers", "smoke"), "n3") / RESULT
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"values": json.loads(values)}))
+    capsys.readouterr()
+    assert cli.main([*arguments, "--report"]) == 0
+    printed = capsys.readouterr()
+    assert "left out" in printed.err and "n3" in printed.err and "open: A reaches" in printed.out
+    assert "n3" in (tmp_path / "toy-numbers" / "smoke" / "report.html").read_text()
+
+
+def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+        if settings["number"] == 3:
+            raise KeyboardInterrupt
+        return made(settings, place)
+
+    known(monkeypatch, experiment(cell(1), cell(3)))
+    monkeypatch.setitem(JOBS, "number", interrupted)
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert (tmp_path / "toy-numbers" / "smoke" / "report.html").exists()
+
+
+def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: Path) -> None:
+    grid = experiment(cell(1, fails=True), cell(2), cell(3, reads=["n1"]))
+    ran = run_here(grid, "smoke", tmp_path, device="cpu")
+    assert ran.failures == ("n1: the sky is falling", "n3: n1 is not done")
+    assert [each.cell.name for each in ran.found.results.cells] == ["n2"]
+
+
+class StopsAt(Unwatched):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def trained(self, status: Status) -> None:
+        if status.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path) -> None:
+    scores = {"short": {"split": "valid", "batch": 2, "limit": 200, "memory": 2}}
+    grid = experiment(training_cell("one", tiny(steps=6), {"model": "A"}, scores))
+    whole = run_here(grid, "smoke", tmp_path / "whole", device="cpu")
+    stopped = run_here(grid, "smoke", tmp_path / "stopped", device="cpu", monitor=StopsAt(3))
+    assert stopped.interrupted and not stopped.found.results.cells
+    again = run_here(grid, "smoke", tmp_path / "stopped", device="cpu")
+    (expected,), (found,) = whole.found.results.cells, again.found.results.cells
+    same = ("steps", "tokens", "parameters", "best_valid_loss", "curve", "train_curve")
+    assert {key: found.values[key] for key in same} == {key: expected.values[key] for key in same}
+    assert found.values["scores"]["short"]["memory"] == 2
+    assert found.values["scores"]["short"]["loss"] == expected.values["scores"]["short"]["loss"]
+    assert [step for step, _ in found.values["curve"]] == [2, 4, 6]
+
+
+def test_a_claim_is_decided_by_numbers_but_not_at_smoke() -> None:
+    claim, small, smoke = (
+        Claim("It is so.", "1.0"),
+        *(Results(budget=budget, cells=[]) for budget in ("small", "smoke")),
+    )
+    assert claim.open("no runs") == Verdict(claim="It is so.", paper="1.0", ours="no runs", holds=None)
+    for holds in (True, False, None):
+        found = claim.judged(small, "0.9", holds, smoke="; a toy")
+        assert found == Verdict(claim="It is so.", paper="1.0", ours="0.9", holds=holds)
+        assert claim.judged(smoke, "0.9", holds, smoke="; a toy") == claim.open("0.9; a toy")
+
+
+def test_selection_by_labels(tmp_path: Path) -> None:
+    results = run_here(experiment(cell(1), cell(2), cell(3)), "smoke", tmp_path, device="cpu").found.results
+    assert results.values("accuracy", model="A") == [0.1, 0.3]
+    assert results.values("nothing") == [] and results.select(model="C") == []
+    assert results.one("n2") is results.cells[1] and results.one("n9") is None
+    assert look_up({"a": {"b": 1}}, "a.b") == 1 and look_up({"a": 1}, "a.b") is None
+
+
+def test_missing_corpora_and_machines_that_are_too_small_are_refused_before_training() -> None:
+    no_corpus = experiment(training_cell("one", tiny(data=DataConfig(corpus="novels-nobody-has")), {}))
+    with pytest.raises(MnemoError, match="not prepared.*mnemo prepare novels-nobody-has --from"):
+        require_needs(no_corpus, "smoke", CPU)
+    huge = replace(tiny().train, batch=2**20, segment=2**10)
+    too_large = experiment(training_cell("one", tiny(train=huge), {}))
+    with pytest.raises(MnemoError, match=r"toy-numbers at budget small needs [\d,.]+ GiB .* has [\d,.]+ GiB"):
+        require_needs(too_large, "small", CPU)
+    require_needs(experiment(training_cell("one", tiny(), {})), "small", CPU)
+
+
+@pytest.mark.parametrize("name", ["long-profile", "xl-evaluation-speed", "long-short-memory"])
+def test_a_budget_that_the_machine_cannot_hold_is_refused_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Models that are only measured too."""
+    monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**30)
+    assert cli.main(["reproduce", name, "--budget", "paper", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert f"{name} at budget paper needs " in said.err and "this one has 1.0 GiB" in said.err and not said.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_verb_judges_and_writes_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(3)), experiment(cell(2), name="toy-evens"))
+    out = tmp_path / "out"
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(out), "--device", "cpu"]) == 0
+    printed = capsys.readouterr()
+    assert "yes: A reaches more than 0.2." in printed.out and "[1/2] n1 (model A, seed 1)" in printed.err
+    page = out / "toy-numbers" / "smoke" / "report.html"
+    assert printed.out.splitlines()[-1] == str(page)
+    text = page.read_text()
+    assert "Numbers &lt;grow&gt;" in text and "Ours are made up." in text and "2 of 2 done" in text
+    assert (page.parent / "report-files" / "numbers.svg").exists()
+    assert "toy-numbers/smoke/report.html" in (out / "index.html").read_text()
+    kept = json.loads((page.parent / "results.json").read_text())
+    assert [each["cell"] for each in kept["cells"]] == ["n1", "n3"] and kept["format_version"] == 1
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(out), "--report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"][0]["holds"] is True
+    assert lines(grid_folder(out, "toy-numbers", "smoke")) == ["n1", "n3"]
+    assert cli.main(["reproduce", "--out", str(out), "--overview", str(tmp_path / "RESULTS.md")]) == 0
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "A reaches more than 0.2." in text and "(out/toy-numbers/smoke/report.html)" in text
+    assert cli.main(["reproduce", "--out", str(tmp_path / "no"), "--overview", str(tmp_path / "RESULTS.md")]) == 2
+
+
+def test_the_verb_reports_failures_and_wrong_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1, fails=True)))
+    arguments = ["--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    assert cli.main(["reproduce", "toy-numbers", *arguments]) == 1
+    assert "1 of the cells failed: n1: the sky is falling" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-number", *arguments]) == 2
+    assert "did you mean 'toy-numbers'?" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy", *arguments]) == 2
+    assert "'toy' is the beginning of several experiments: toy-numbers" in capsys.readouterr().err
+    assert cli.main(["reproduce", *arguments]) == 2
+    assert "mnemo reproduce --list" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n7"]) == 2
+    assert "no cell 'n7'" in capsys.readouterr().err
+    assert cli.main(["reproduce", "--list"]) == 0
+    assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
+
+
+class Told(list[str]):
+    """Lines that a grid tells; a signal at the first that ends with some words."""
+
+    def __init__(self, stop_after: str = "") -> None:
+        self.stop_after = stop_after
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+        if self.stop_after and self.stop_after in line:
+            self.stop_after = ""
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def first_cells(name: str, count: int) -> Experiment:
+    """An experiment that processes can find, with less to do."""
+    whole = experiments.find_experiment(name)
+    return replace(whole, cells=lambda budget: whole.cells(budget)[:count])
+
+
+def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_interruption(tmp_path: Path) -> None:
+    asked = [first_cells(name, 2) for name in ("lamemo-encoding", "lamemo-flops")]
+    total = 4
+    told = Told(stop_after="done in")
+    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", tell=told)
+    before = sum(len(each.found.results.cells) for each in ran)
+    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < total
+    again = Told()
+    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", tell=again)
+    assert not any(each.interrupted or each.failures for each in ran)
+    assert sum(len(each.found.results.cells) for each in ran) == total
+    assert sum("done in" in line for line in again) == total - before
+
+
+def test_processes_take_over_what_another_experiment_has_measured(tmp_path: Path) -> None:
+    first = first_cells("lamemo-flops", 1)
+    same = replace(first, name="lamemo-flops-again")
+    ran = run_together([first, same], "smoke", tmp_path, jobs=2, device="cpu", tell=(told := Told()))
+    assert [len(each.found.results.cells) for each in ran] == [1, 1] and not any(each.failures for each in ran)
+    assert sum("done in" in line for line in told) == 1 and sum("is known" in line for line in told) == 1
+
+
+def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
+    real = experiments.find_experiment("lamemo-flops")
+    unknown = replace(real, cells=lambda budget: [replace(real.cells(budget)[0], name="no-such-cell")])
+    other = replace(experiments.find_experiment("lamemo-encoding"), cells=unknown.cells)
+    ran = run_together([unknown, other], "smoke", tmp_path, jobs=2, device="cpu", tell=(told := Told()))
+    assert [len(each.failures) for each in ran] == [1, 1]
+    assert [f"{each.name} [1/1] no-such-cell" in "\n".join(told) for each in (unknown, other)] == [True, True]
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    real = experiments.find_experiment("lamemo-encoding")
+    first = real.cells("smoke")[0]
+    unknown = replace(real, cells=lambda budget: [replace(first, name="no-such-cell"), replace(first, after=("x",))])
+    (ran,) = run_together([unknown], "smoke", tmp_path, jobs=2, device="cpu", tell=Told())
+    said = f"{first.name}: not all of x are done"
+    assert "has no cell 'no-such-cell'" in ran.failures[0] and ran.failures[1] == said
+    assert (cell_folder(grid_folder(tmp_path, real.name, "smoke"), "no-such-cell") / LOG).exists()
+
+
+def test_two_jobs_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two jobs"):
+        all_jobs.job("train")(made)
+    with pytest.raises(MnemoError, match="unknown job 'trian'; did you mean 'train'"):
+        all_jobs.find_job("trian")

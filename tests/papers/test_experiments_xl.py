@@ -1,0 +1,487 @@
+"""The experiments of the Transformer-XL paper: every grid is sound, and verdicts follow from numbers alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mnemo.config import from_json
+from mnemo.data.corpus import Corpus
+from mnemo.data.prepare import load
+from mnemo.errors import MnemoError
+from mnemo.model import Model
+from mnemo.papers.experiment import BUDGETS, Budget, Cell, CellResult, Experiment, Results, Verdict
+from mnemo.papers.jobs import JOBS
+from mnemo.papers.runner import run_here
+from mnemo.papers.xl import (
+    EXPERIMENTS,
+    ablation,
+    attention,
+    context_length,
+    equal_memory,
+    evaluation_speed,
+    language_modelling,
+    one_billion,
+)
+from mnemo.papers.xl.ablation import ROWS, STANDARD
+from mnemo.papers.xl.comparing import Measured, is_lower, lower
+from mnemo.papers.xl.recipes import smoke
+from mnemo.papers.xl.sentences import write_shuffled
+from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.transformer_xl import everywhere
+
+BY_NAME = {experiment.name: experiment for experiment in EXPERIMENTS}
+Values = Callable[[Cell], dict[str, Any] | None]
+
+
+def made_up(name: str, values: Values, budget: Budget = "small") -> Results:
+    """Results of a grid; a cell without values is not there yet."""
+    cells = [(cell, values(cell)) for cell in BY_NAME[name].cells(budget)]
+    found = [
+        CellResult(cell=cell, values=given, seconds=1.0, hardware="made up", versions={})
+        for cell, given in cells
+        if given is not None
+    ]
+    return Results(budget=budget, cells=found)
+
+
+def holds(name: str, values: Values, budget: Budget = "small") -> list[bool | None]:
+    return [verdict.holds for verdict in BY_NAME[name].verdicts(made_up(name, values, budget))]
+
+
+def shows(experiment: Experiment, results: Results) -> list[Verdict]:
+    """Everything that is drawn from results, to see that it can be; the verdicts."""
+    for table in experiment.tables(results):
+        assert all(len(row) == len(table.headers) for row in table.rows), table.title
+    figures = experiment.figures(results)
+    assert len({figure.slug for figure in figures}) == len(figures)
+    experiment.samples(results)
+    return experiment.verdicts(results)
+
+
+def test_every_table_and_figure_of_the_paper_is_covered() -> None:
+    covered = {item for experiment in EXPERIMENTS for item in experiment.covers}
+    assert {f"Table {i}" for i in range(1, 9)} | {f"Figure {i}" for i in range(3, 8)} <= covered
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_grids_are_plain_data_in_an_order_that_can_be_run(experiment: Experiment, budget: Budget) -> None:
+    cells, done = experiment.cells(budget), set()
+    assert cells
+    for cell in cells:
+        assert cell.name not in done and set(cell.after) <= done and cell.job in JOBS
+        assert json.loads(json.dumps(cell.settings)) == cell.settings
+        done.add(cell.name)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_nothing_is_decided_before_anything_is_measured(experiment: Experiment, budget: Budget) -> None:
+    verdicts = shows(experiment, Results(budget=budget, cells=[]))
+    assert verdicts and all(verdict.holds is None for verdict in verdicts)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_models_of_a_small_grid_are_equally_large(experiment: Experiment) -> None:
+    """But for depths that are compared."""
+    sizes = {}
+    for cell in experiment.cells("small"):
+        if "recipe" in cell.settings and cell.labels.get("seed", 1) == 1:
+            config = from_json(Recipe, cell.settings["recipe"]).model
+            with torch.device("meta"):
+                sizes[cell.name] = sum(weight.numel() for weight in Model(config).parameters())
+    if experiment.name != "xl-enwik8" and sizes:
+        assert max(sizes.values()) <= 1.09 * min(sizes.values()), sizes
+
+
+def test_lower_means_by_a_noticeable_share_and_by_more_than_seeds_differ() -> None:
+    assert is_lower(Measured("", [1.0]), Measured("", [1.01]))
+    assert not is_lower(Measured("", [1.0]), Measured("", [1.0005]))
+    assert not is_lower(Measured("", [1.0, 1.2]), Measured("", [1.1, 1.12]))
+    assert is_lower(Measured("", [1.0, 1.02]), Measured("", [1.1, 1.12]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1.0, 1.02], [1.1, 1.12], True),
+        ([1.0, 1.2], [1.1, 1.12], None),
+        ([1.15, 1.17], [1.16, 1.14], None),
+        ([1.1, 1.12], [1.0, 1.02], False),
+        ([1.0], [1.005], None),
+    ],
+)
+def test_what_seeds_differ_by_decides_nothing(first: list[float], second: list[float], expected: bool | None) -> None:
+    results = Results(budget="small", cells=[])
+    verdict = lower(results, "claim", "paper", Measured("one", first), Measured("other", second))
+    assert verdict.holds is expected
+
+
+def search(initial: float, best: float, length: int, trained: int = 128, start: int = 256) -> dict[str, Any]:
+    """What a search for the best length returns, from perplexities."""
+    return {
+        "initial": {"attention": start, "loss": math.log(initial)},
+        "best": {"attention": 1024, "loss": math.log(best)},
+        "shortest": {"attention": length, "loss": math.log(best)},
+        "tried": [[start, math.log(initial)], [2 * start, math.log(best)], [1024, math.log(best)]],
+        "trained": trained,
+    }
+
+
+def table5(**changed: tuple[float, float, int] | None) -> Values:
+    """The paper's own numbers."""
+    rows = {row.name: (row.initial, row.best, row.length) for row in (*ROWS, STANDARD)} | changed
+
+    def values(cell: Cell) -> dict[str, Any] | None:
+        row = rows[cell.labels["row"]]
+        return {} if cell.labels["part"] == "training" else None if row is None else search(*row)
+
+    return values
+
+
+def test_ablation_holds_with_the_papers_numbers() -> None:
+    results = made_up("xl-ablation", table5())
+    assert [verdict.holds for verdict in shows(ablation.ABLATION, results)] == [True] * 7
+
+
+def test_ablation_fails_where_the_numbers_say_so() -> None:
+    assert holds("xl-ablation", table5(xl=(29.5, 29.1, 500)))[:4] == [False, False, False, True]
+    near = {"al-rfou-half": (2.716, 2.716, 120)}
+    verdict = ablation.verdicts(made_up("xl-ablation", table5(xl=(2.72, 2.711, 500), **near)))[3]
+    assert verdict.holds is False and "1% of the perplexity" in verdict.claim
+    assert holds("xl-ablation", table5(xl=(30.0, 29.9, 500)))[3] is True
+    assert holds("xl-ablation", table5(xl=(30.0, 29.9, 500)), "paper")[3] is False
+    assert holds("xl-ablation", table5(shaw=(27.94, 27.5, 600)))[4:6] == [False, False]
+    assert holds("xl-ablation", table5(xl=(27.02, 27.02, 256)))[4:] == [False, False, False]
+
+
+def test_ablation_is_open_where_rows_are_missing() -> None:
+    assert holds("xl-ablation", table5(shaw=None)) == [True, None, True, True, None, None, True]
+    assert holds("xl-ablation", table5(xl=None)) == [None] * 7
+
+
+def test_smoke_decides_nothing_even_with_good_numbers() -> None:
+    assert holds("xl-ablation", table5(), "smoke") == [None] * 7
+
+
+def lengthened(perplexities: dict[int, float]) -> Values:
+    """Of the standard model alone."""
+    tried = [[length, math.log(ppl)] for length, ppl in perplexities.items()]
+    return lambda cell: {"tried": tried} if cell.labels["part"] == "longer" else None
+
+
+def test_the_standard_model_is_scored_at_the_papers_attention_lengths() -> None:
+    (cell,) = (cell for cell in ablation.cells("paper") if cell.labels["part"] == "longer")
+    assert cell.settings["lengths"] == [300, 450, 640] and cell.after == ("xl-151m-seed1",)
+    assert not [cell for cell in ablation.cells("small") if cell.labels["part"] == "longer"]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({300: 23.35, 450: 23.16, 640: 23.09}, True),
+        ({300: 23.35, 450: 23.36, 640: 23.09}, False),
+        ({300: 23.35, 450: 23.34, 640: 23.34}, False),
+        ({300: 23.35}, None),
+    ],
+)
+def test_longer_attention_is_to_lower_perplexity_every_time(found: dict[int, float], expected: bool | None) -> None:
+    assert holds("xl-ablation", lengthened(found), "paper")[-1] is expected
+
+
+def test_the_last_block_of_table_5_has_the_papers_rows_and_those_that_searches_tried() -> None:
+    _, quoted = ablation.tables(made_up("xl-ablation", lambda cell: None))
+    assert [row[1:] for row in quoted.rows] == [
+        ["300", "1.00", "23.35"],
+        ["450", "1.50", "23.16"],
+        ["640", "2.13", "23.09"],
+    ]
+    _, block = ablation.tables(made_up("xl-ablation", table5()))
+    ours = [["256", "1.00", "27.02 ± 0 (2 seeds)"], ["512", "2.00", "26.77 ± 0 (2 seeds)"]]
+    assert [row[1:] for row in block.rows[3:]] == ours
+
+
+def table8(better: bool = True, length: int = 176) -> Values:
+    fitted = {row.name: row for row in equal_memory.FITTED}
+    recurrent = {row.name: row for row in equal_memory.RECURRENT}
+
+    def values(cell: Cell) -> dict[str, Any]:
+        row = (recurrent | fitted)[cell.labels["row"]]
+        if cell.labels["part"] == "fit":
+            return {"length": length, "reference_length": 128, "measured": True}
+        best = row.paper_best + (0 if better or row.name in fitted else 5)
+        return {} if cell.labels["part"] == "training" else search(row.paper_initial, best, row.paper_attention)
+
+    return values
+
+
+def test_equal_memory() -> None:
+    results = made_up("xl-equal-memory", table8())
+    assert [verdict.holds for verdict in shows(equal_memory.EQUAL_MEMORY, results)] == [True] * 3
+    assert holds("xl-equal-memory", table8(better=False, length=128)) == [False] * 3
+    only_lengths = made_up("xl-equal-memory", lambda cell: table8()(cell) if cell.labels["part"] == "fit" else None)
+    assert [verdict.holds for verdict in equal_memory.verdicts(only_lengths)] == [True, None, None]
+
+
+def test_the_longest_length_that_fits_is_found() -> None:
+    for limit in (4, 5, 176, 300, 511, 512, 9999):
+        found = equal_memory.longest_fitting(lambda length, limit=limit: length <= limit, 128)
+        assert found == min(512, limit // 4 * 4)
+    with pytest.raises(MnemoError, match="not even"):
+        equal_memory.longest_fitting(lambda length: False, 128)
+
+
+def test_an_estimate_charges_for_memory() -> None:
+    recipe = smoke()
+    plain = replace(recipe, model=replace(recipe.model, memory=everywhere(0)))
+    bytes_of = equal_memory.estimated_bytes
+    assert bytes_of(plain) < bytes_of(recipe)
+    assert bytes_of(plain) < bytes_of(equal_memory.with_segment(plain, 12))
+
+
+def table6(lengths: dict[str, tuple[int, int, int]] | None = None, limit: int | None = 128) -> Values:
+    members = {member.name: member.paper for group in context_length.GROUPS.values() for member in group}
+    members |= lengths or {}
+
+    def values(cell: Cell) -> dict[str, Any]:
+        if cell.labels["part"] == "losses":
+            reads = limit if cell.labels["model"] == "al-rfou-half" else None
+            return {"perplexity": [[32, 9.0], [64, 8.0]], "sees_at_most": reads}
+        if cell.labels["part"] == "training":
+            return {}
+        names = [member.name for member in context_length.GROUPS[cell.labels["group"]]]
+        found = {
+            name: {
+                str(share): {"length": length, "at_least": length >= 900}
+                for share, length in zip(context_length.SHARES, members[name], strict=True)
+            }
+            for name in names
+        }
+        return {"lengths": found, "gains": {name: [[64, 0.5], [96, 0.1]] for name in names}}
+
+    return values
+
+
+def test_context_length_holds_with_the_papers_numbers() -> None:
+    results = made_up("xl-context-length", table6())
+    verdicts = shows(context_length.CONTEXT_LENGTH, results)
+    assert [verdict.holds for verdict in verdicts] == [True] * 3
+    assert "at least 900" in verdicts[0].ours and "80% longer than QRNN" in verdicts[0].ours
+    assert "447% longer than Transformer" in verdicts[1].ours
+    assert holds("xl-context-length", table6(), "paper") == [True] * 3
+
+
+def test_a_shorter_context_is_told_as_such() -> None:
+    assert context_length.ratios({"A": 96, "B": 64, "C": 128}) == "A 50% longer than B, 25% shorter than C"
+
+
+def test_context_length_fails_and_is_open() -> None:
+    assert holds("xl-context-length", table6({"qrnn": (964, 700, 500)}))[0] is False
+    assert holds("xl-context-length", table6({"shaw": (400, 400, 564)}))[1] is False
+    assert holds("xl-context-length", table6({"xl": (500, 600, 700)}))[2] is False
+    one = lambda cell: table6()(cell) if cell.labels.get("group") != "ablated" else None  # noqa: E731
+    assert holds("xl-context-length", one) == [True, None, None]
+
+
+@pytest.mark.parametrize("length", [932, 900, 868])
+def test_one_seed_does_not_tell_lengths_apart_by_one_step(length: int) -> None:
+    verdict = context_length.verdicts(made_up("xl-context-length", table6({"qrnn": (length, 400, 300)})))[0]
+    assert verdict.holds is None and "one seed" in verdict.ours
+    flat = {"xl": (600, 600, 568)}
+    assert holds("xl-context-length", table6(flat))[2] is None
+
+
+def test_a_model_with_a_table_of_positions_uses_no_more_than_it_can_read() -> None:
+    longer = {"al-rfou-half": (800, 800, 800)}
+    assert holds("xl-context-length", table6(longer))[1] is True
+    assert holds("xl-context-length", table6(longer, limit=None))[1] is False
+
+
+def table7(ratios: dict[int, float]) -> Values:
+    def values(cell: Cell) -> dict[str, Any] | None:
+        ratio = ratios.get(cell.labels["attention"])
+        if ratio is None:
+            return None
+        speed = ratio if cell.labels["kind"] == evaluation_speed.REUSE else 1.0
+        tried = [{"batch": 16, "tokens_per_second": speed}, {"batch": 64, "tokens_per_second": None}]
+        return {"batch": 16, "tokens_per_second": speed, "tried": tried}
+
+    return values
+
+
+def test_evaluation_speed() -> None:
+    results = made_up("xl-evaluation-speed", table7(dict(evaluation_speed.PAPER)))
+    verdicts = shows(evaluation_speed.EVALUATION_SPEED, results)
+    assert [verdict.holds for verdict in verdicts] == [True, True]
+    assert "1,874" in verdicts[0].ours and "made up" in verdicts[0].ours
+    assert holds("xl-evaluation-speed", table7({800: 400, 1800: 300, 2800: 200, 3800: 999})) == [False, False]
+    assert holds("xl-evaluation-speed", table7({800: 400, 1800: 300})) == [None, None]
+    assert holds("xl-evaluation-speed", table7({3800: 1200})) == [True, None]
+
+
+def test_seconds_a_token_leave_out_what_both_passes_begin_with() -> None:
+    model, config = Model(smoke().model), {"attention": 8, "segment": 4}
+    score = evaluation_speed.read_reusing(model, config, 2, 3)
+    assert (score.tokens, score.memory, score.batch) == (2 * 3 * 4, 8, 2)
+    taking = lambda setup, each: lambda n: replace(score, tokens=100 * n, seconds=setup + each * n)  # noqa: E731
+    assert evaluation_speed.seconds_a_token(taking(5.0, 2.0), 2, 6) == pytest.approx(0.02)
+    assert evaluation_speed.seconds_a_token(taking(9.0, -1.0), 2, 6) == pytest.approx(3 / 600)
+
+
+def looked(near: float = 0.6, reach: float = 110.0, a: float = 0.99, b: float = 0.6, d: float = 0.8) -> Values:
+    """Attention as the paper describes it."""
+
+    def measures(evenness: float, far: float, near: float = 0.3) -> dict[str, float]:
+        return {"near": near, "evenness": evenness, "from_whole": far}
+
+    picture = {"layer": 0, "head": 1, "rows": [[0.1, 0.9]], "marked": [[False, True]], "targets": ["x"]}
+    values = {
+        "memory": 256,
+        "measures": {
+            "whole": measures(0.7, 0.0, near),
+            "a": measures(a, 0.5),
+            "b": measures(b, 0.2),
+            "d": measures(d, 0.3),
+        },
+        "reach": [10.0, reach],
+        "row_names": ["1.1", "1.2"],
+        "wide": [1],
+        "pictures": {name: [[0.5, 0.5], [0.1, 0.9]] for name in ("whole", "a", "b", "d")},
+        "maps": [picture | {"context": ["a ", "b "]}],
+    }
+    return lambda cell: values if cell.labels["part"] == "attention" else {}
+
+
+def test_attention_verdicts() -> None:
+    results = made_up("xl-attention", looked())
+    assert [verdict.holds for verdict in shows(attention.XL_ATTENTION, results)] == [True] * 5
+    assert attention.samples(results)[0].text == "a [b ]"
+    assert holds("xl-attention", looked(near=0.15, reach=40, a=0.8, d=0.5)) == [False, False, False, True, False]
+    assert holds("xl-attention", lambda cell: None) == [None] * 5
+
+
+def test_measures_of_attention() -> None:
+    even = torch.full((2, 20), 0.05, dtype=torch.float64)
+    first = torch.zeros(2, 20, dtype=torch.float64)
+    first[:, 0] = 1
+    assert attention.measures(even, even) == pytest.approx({"near": 0.1, "evenness": 1.0, "from_whole": 0.0})
+    assert attention.measures(first, even) == pytest.approx({"near": 1.0, "evenness": 0.0, "from_whole": 0.95})
+    assert attention.reach(even).tolist() == pytest.approx([9.5, 9.5])
+    assert attention.binned(even, 7) == [[pytest.approx(0.05)] * 6 + [pytest.approx(0.1 / 3)]] * 2
+
+
+def scored(values: dict[str, float], unit: str) -> Values:
+    key = {"bpc": "bits_per_token", "ppl": "perplexity"}[unit]
+
+    def given(cell: Cell) -> dict[str, Any] | None:
+        value = values.get(cell.labels.get("model", ""))
+        if value is None:
+            return None
+        return {"scores": {"test": {key: value}}, "parameters": 4e7, "curve": [[1, 3.0], [2, 2.5]]}
+
+    return given
+
+
+ENWIK8 = {"vanilla-12": 1.11, "vanilla-deep": 1.08, "xl-12": 1.06, "xl-18": 1.03, "xl-24": 0.99}
+
+
+def test_enwik8_with_the_papers_numbers() -> None:
+    paper = made_up("xl-enwik8", scored(ENWIK8, "bpc"), "paper")
+    assert [verdict.holds for verdict in shows(BY_NAME["xl-enwik8"], paper)] == [True] * 8
+    small = made_up("xl-enwik8", scored(ENWIK8, "bpc"))
+    assert [verdict.holds for verdict in shows(BY_NAME["xl-enwik8"], small)] == [True] * 4 + [None] * 4
+
+
+def test_enwik8_fails_and_is_open() -> None:
+    worse = ENWIK8 | {"xl-12": 1.13}
+    assert holds("xl-enwik8", scored(worse, "bpc"), "paper") == [False, False, True, True, True, False, True, True]
+    assert holds("xl-enwik8", scored({"xl-12": 1.06}, "bpc"))[:4] == [None] * 4
+
+
+def test_one_seed_decides_no_small_difference() -> None:
+    for value in (1.105, 1.115):
+        verdict = BY_NAME["xl-enwik8"].verdicts(made_up("xl-enwik8", scored(ENWIK8 | {"xl-12": value}, "bpc")))[0]
+        assert verdict.holds is None and "one seed" in verdict.ours
+
+
+def test_what_paper_does_not_train_is_quoted_or_open() -> None:
+    def verdict(name: str, index: int, values: dict[str, float], unit: str) -> Verdict:
+        return BY_NAME[name].verdicts(made_up(name, scored(values, unit), "paper"))[index]
+
+    deep = verdict("xl-enwik8", 1, ENWIK8, "bpc")
+    assert deep.holds is True and "as quoted" in deep.claim and "64-layer" in deep.ours
+    assert verdict("xl-enwik8", 1, {"xl-18": 1.03}, "bpc").holds is None
+    for value, expected in ((23.5, True), (29.9, None), (31.0, False)):
+        lstm = verdict("xl-one-billion", 0, {"xl": value}, "ppl")
+        assert lstm.holds is expected and "as quoted" in lstm.claim
+    vanilla = verdict("xl-wikitext103", 2, {"xl-base": 24.0}, "ppl")
+    assert vanilla.holds is None and "does not train: vanilla transformer" in vanilla.ours
+
+
+def test_quoted_numbers_are_rows_of_the_tables() -> None:
+    benchmarks = (language_modelling.ENWIK8, one_billion.ONE_BILLION)
+    for benchmark in benchmarks:
+        (quoted,) = (pair.quoted for pair in benchmark.beats if pair.quoted is not None)
+        assert (quoted.label, quoted.value) in {(row.label, float(row.value)) for row in benchmark.quoted if row.value}
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_cells_without_values_decide_nothing(experiment: Experiment) -> None:
+    verdicts = shows(experiment, made_up(experiment.name, lambda cell: {}))
+    assert {verdict.holds for verdict in verdicts} == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "good"),
+    [
+        ("xl-text8", "bpc", {"vanilla": 1.3, "xl-12": 1.2, "xl-24": 1.08}),
+        ("xl-wikitext103", "ppl", {"lstm": 48.7, "qrnn": 33.0, "vanilla": 31.0, "xl-base": 24.0, "xl-large": 18.9}),
+        ("xl-one-billion", "ppl", {"lstm": 30.0, "no-memory": 25.0, "xl": 23.5, "xl-large": 21.8}),
+    ],
+)
+def test_other_corpora(name: str, unit: str, good: dict[str, float]) -> None:
+    shows(BY_NAME[name], made_up(name, scored(good, unit), "paper"))
+    for budget in ("small", "paper"):
+        assert False not in holds(name, scored(good, unit), budget) and True in holds(name, scored(good, unit), budget)
+        turned = dict(zip(good, reversed(good.values()), strict=True))
+        assert False in holds(name, scored(turned, unit), budget)
+
+
+def test_shuffled_lines_are_the_same_lines(tmp_path) -> None:
+    corpus = load("python")
+    counts = write_shuffled(corpus, tmp_path / "lines", longest=5000)
+    shuffled = Corpus.open(tmp_path / "lines")
+    split = shuffled.split("valid")
+    assert split.documents is not None and len(split.documents) == counts["valid"] > 50
+    end = corpus.tokenizer.encode("\n")[-1]
+    ids = np.asarray(corpus.split("valid").ids[:5000])
+    before = [tuple(line) for line in np.split(ids, np.flatnonzero(ids == end) + 1) if len(line) > 1]
+    after = [tuple(line) for line in np.split(np.asarray(split.ids), split.documents[1:])]
+    assert sorted(before) == sorted(after) and before != after
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_smoke_runs_to_the_end(experiment: Experiment, tmp_path) -> None:
+    ran = run_here(experiment, "smoke", tmp_path, device="cpu")
+    assert ran.failures == () and ran.found.problems == () and not ran.interrupted
+    assert [result.cell for result in ran.found.results.cells] == experiment.cells("smoke")
+    assert all(verdict.holds is None for verdict in shows(experiment, ran.found.results))
+
+
+def test_batches_that_the_machine_cannot_hold_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cell = evaluation_speed.cells("smoke")[0]
+    few, many = (evaluation_speed.needed_bytes(cell.settings, batch) for batch in cell.settings["batches"])
+    assert few == evaluation_speed.least_bytes(cell.settings) < many
+    monkeypatch.setattr(evaluation_speed, "memory_bytes", lambda device: few)
+    one = replace(BY_NAME["xl-evaluation-speed"], cells=lambda budget: [cell])
+    (found,) = run_here(one, "smoke", tmp_path, device="cpu").found.results.cells
+    assert [each["tokens_per_second"] is None for each in found.values["tried"]] == [False, True]

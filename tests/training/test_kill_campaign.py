@@ -1,0 +1,34 @@
+"""A short campaign of kills, and torchrun that starts a job again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from campaign.kills import campaign
+from helpers.toy_runs import metrics, toy
+from test_train_resume import COMMAND
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+
+
+def test_a_short_campaign(tmp_path: Path) -> None:
+    found = campaign(kills=4, size=2, seed=1, folder=tmp_path, say=lambda line: None, steps=12)
+    assert found.total() == 4 and len(found) >= 2
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_failed_job_again(tmp_path: Path) -> None:
+    toy()
+    short = [*COMMAND, "--train.steps", "20", "--train.device", "cpu"]
+    script = str(Path(__file__).parents[1] / "helpers" / "dies_once.py")
+    done = subprocess.run(
+        [*TORCHRUN, script, *short, "--name", "again"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "going on after step 7" in done.stderr
+    whole = [*TORCHRUN, "-m", "mnemo", *short, "--name", "whole"]
+    subprocess.run(whole, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    assert metrics(tmp_path / "runs" / "again") == metrics(tmp_path / "runs" / "whole")

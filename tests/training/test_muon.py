@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers.mechanisms import MECHANISMS
+from helpers.models import random_model
+from helpers.tolerances import assert_close
+from torch import Tensor
+
+from mnemo.model import Model
+from mnemo.recipes.recipe import OptimizerConfig
+from mnemo.training.muon import ITERATIONS, Muon, orthogonal, orthogonal_updates
+from mnemo.training.optimizers import build_optimizer, layer_matrices, set_learning_rate
+
+MUON = OptimizerConfig(
+    kind="muon", lr=0.05, adam_lr=0.01, momentum=0.9, weight_decay=0.3, betas=(0.8, 0.95), embedding_lr_factor=2.0
+)
+SHAPES = [(8, 8), (6, 10), (10, 6), (3, 24)]
+
+
+def with_singular_values(rows: int, columns: int, values: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """A matrix with these singular values, and its singular vectors."""
+    torch.manual_seed(seed)
+    left, _ = torch.linalg.qr(torch.randn(rows, len(values), dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(columns, len(values), dtype=torch.float64))
+    return left @ torch.diag(values) @ right.mT, left, right
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (6, 10), (3, 24)])
+def test_singular_values_become_about_one_and_vectors_stay(rows: int, columns: int, scale: float) -> None:
+    values = torch.linspace(0.05, 1.0, rows, dtype=torch.float64)
+    matrix, left, right = with_singular_values(rows, columns, values)
+    found = orthogonal(matrix[None] * scale)[0]
+    inside = left.mT @ found @ right
+    assert_close(inside - torch.diag(inside.diagonal()), torch.zeros_like(inside))
+    assert inside.diagonal().min() > 0.65 and inside.diagonal().max() < 1.25
+
+
+def plainly_orthogonal(matrix: Tensor) -> Tensor:
+    """The iteration on one matrix, as its authors write it."""
+    x = matrix / matrix.norm()
+    for _ in range(ITERATIONS):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x
+
+
+def test_matrices_of_all_shapes_at_once_are_each_on_its_own() -> None:
+    torch.manual_seed(0)
+    matrices = [torch.randn(shape, dtype=torch.float64) for shape in [*SHAPES, *SHAPES]]
+    found = orthogonal_updates(matrices, [1] * len(matrices))
+    for matrix, update in zip(matrices, found, strict=True):
+        rows, columns = matrix.shape
+        alone = plainly_orthogonal(matrix.T).T if rows > columns else plainly_orthogonal(matrix)
+        assert_close(update, alone * math.sqrt(max(1.0, rows / columns)))
+
+
+def test_stacked_matrices_are_made_orthogonal_apart() -> None:
+    torch.manual_seed(0)
+    upper, lower = torch.randn(2, 6, 4, dtype=torch.float64)
+    together = orthogonal_updates([torch.cat([upper, 1e-3 * lower])], [2])[0]
+    apart = orthogonal_updates([upper, lower], [1, 1])
+    assert_close(together, torch.cat(apart))
+
+
+def test_nothing_comes_of_nothing() -> None:
+    assert torch.equal(orthogonal(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_parameter_of_every_memory_is_in_one_group(mechanism: str) -> None:
+    model = random_model(**MECHANISMS[mechanism])
+    optimizer = build_optimizer(model, MUON)
+    grouped = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(id(parameter) for parameter in model.parameters())
+    give_gradients(model, 0)
+    optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_matrices_of_layers_are_muons_and_the_rest_is_adams() -> None:
+    model = random_model(qk_norm=True)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {names[id(parameter)]: parts for parameter, parts in layer_matrices(model).items()}
+    layer = ("attention.query", "attention.key_value", "attention.output", "feed_forward.inner", "feed_forward.outer")
+    expected = {f"stages.{i}.layer.{name}.weight": 1 + name.endswith("key_value") for i in range(3) for name in layer}
+    assert found == expected | {f"positions.projections.{i}.weight": 1 for i in range(3)}
+
+
+def give_gradients(model: Model, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def plain_update(parameter: Tensor, momentum: Tensor, parts: int, lr: float) -> None:
+    """Nesterov's momentum, matrix by matrix."""
+    assert parameter.grad is not None
+    momentum.copy_(0.9 * momentum + 0.1 * parameter.grad)
+    direction = 0.1 * parameter.grad + 0.9 * momentum
+    for weight, part in zip(parameter.data.chunk(parts), direction.chunk(parts), strict=True):
+        tall = part.shape[0] > part.shape[1]
+        update = plainly_orthogonal(part.T).T if tall else plainly_orthogonal(part)
+        weight.mul_(1 - lr * 0.3).sub_(lr * math.sqrt(max(1.0, part.shape[0] / part.shape[1])) * update)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_updates_are_those_of_plain_muon_and_of_torchs_adam(as_tensor: bool) -> None:
+    ours, plain = random_model(), random_model()
+    optimizer = build_optimizer(ours, MUON)
+    matrices = layer_matrices(plain)
+    momenta = {parameter: torch.zeros_like(parameter) for parameter in matrices}
+    tables = list(plain.embedding.tables)
+    rest = [p for p in plain.parameters() if p not in matrices and all(p is not table for table in tables)]
+    theirs = torch.optim.Adam([{"params": rest}, {"params": tables}], betas=(0.8, 0.95), foreach=False)
+    for step in range(3):
+        lr = 0.05 / (step + 1)
+        set_learning_rate(optimizer, torch.tensor(lr, dtype=torch.float64) if as_tensor else lr)  # type: ignore[arg-type]
+        theirs.param_groups[0]["lr"], theirs.param_groups[1]["lr"] = lr * 0.2, lr * 0.4
+        give_gradients(ours, step)
+        give_gradients(plain, step)
+        optimizer.step()
+        theirs.step()
+        for parameter, parts in matrices.items():
+            plain_update(parameter, momenta[parameter], parts, lr)
+    for found, expected in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert_close(found, expected)
+
+
+def test_what_has_no_gradient_stays() -> None:
+    weights = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))]
+    optimizer = Muon([{"params": weights[:1], "parts": [1]}, {"params": weights[1:]}], 0.1, weight_decay=0.5)
+    optimizer.step()
+    assert all(torch.equal(weight, torch.ones_like(weight)) for weight in weights) and not optimizer.state
+
+
+def test_a_restored_optimizer_goes_on_alike() -> None:
+    first, second = random_model(dtype=torch.float32), random_model(dtype=torch.float32)
+    before, after = build_optimizer(first, MUON), build_optimizer(second, MUON)
+    give_gradients(first, 0)
+    before.step()
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    for model, optimizer in ((first, before), (second, after)):
+        give_gradients(model, 1)
+        optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(lr=0.0), "muon's learning rates"),
+        (dict(adam_lr=-1.0), "muon's learning rates"),
+        (dict(momentum=1.0), "1.0"),
+    ],
+)
+def test_rates_and_momentum_are_checked(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(kind="muon", **change)

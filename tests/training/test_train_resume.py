@@ -1,0 +1,231 @@
+"""Kill -9 at any moment, resume: the metrics are those of the uninterrupted run, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.toy_runs import metrics, recipe, run, toy, train_and_die
+
+from mnemo import cli
+from mnemo.memory import XL, Plan
+from mnemo.progress import Advance
+from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig
+from mnemo.storage import checkpoint as checkpoints
+from mnemo.storage.checkpoint import open_run
+from mnemo.training import Status, Unwatched, create_run, precision, train
+
+NO_MEMORY = Plan(long=XL(length=0))
+RECIPES: dict[str, dict[str, Any]] = {
+    "average-plateau-parts": {
+        "average": AverageConfig(start=3, kind="ema", decay=0.9),
+        "schedule": ScheduleConfig(kind="plateau", warmup=2),
+        "optimizer": OptimizerConfig(lr=0.05, embedding_lr_factor=2.0),
+        "accumulate": 2,
+    },
+    "varying-sgd": {
+        "data": {"rotate": True},
+        "vary_segment": True,
+        "log_every": 5,
+        "optimizer": OptimizerConfig(kind="sgd", momentum=0.9, clip=None, scale_lr_by_length=True),
+    },
+    "muon-parts": {
+        "model": {"norm": "pre", "norm_kind": "rms", "qk_norm": True},
+        "data": {"rotate": True, "drop_last": True},
+        "optimizer": OptimizerConfig(kind="muon", lr=0.02, momentum=0.95, weight_decay=0.1, clip=None),
+        "accumulate": 2,
+    },
+    "documents": {"data": {"documents": "reset"}, "average": AverageConfig(start=5), "log_every": 1},
+    "context-half": {"model": {"memory": NO_MEMORY}, "context": 4, "loss": "half", "keep": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    """Processes that start at once, because their parent has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["toy_runs", "torch._dynamo"])
+    return context
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_killed_again_and_again(name: str, processes: Any, tmp_path: Path) -> None:
+    wanted, data = recipe(**RECIPES[name]), os.environ["MNEMO_DATA"]
+    run(tmp_path / "whole", of=wanted)
+    create_run(wanted, tmp_path / "killed")
+    draw, deaths = random.Random(name), 0
+    while _train_in(processes, tmp_path / "killed", data, operation=draw.randint(1, 40)) == -signal.SIGKILL:
+        deaths += 1
+    assert deaths >= 4
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    assert _tensors(tmp_path / "killed") == _tensors(tmp_path / "whole")
+
+
+def _train_in(processes: Any, folder: Path, data: str, operation: int) -> int:
+    process = processes.Process(target=train_and_die, args=(str(folder), data, operation))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def _tensors(folder: Path) -> dict[str, bytes]:
+    """All numbers of the best and of the last checkpoint."""
+    found = [checkpoints.best_checkpoint(folder), checkpoints.last_checkpoint(folder)]
+    return {
+        f"{checkpoint.step} {part} {name}": tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for checkpoint in found
+        if checkpoint is not None
+        for part in checkpoints.PARTS
+        for name, tensor in checkpoint.tensors(part).items()
+    }
+
+
+class Signaller(Unwatched):
+    """Sends itself a signal at a step, or in the middle of an evaluation."""
+
+    def __init__(self, number: int, step: int | None = None) -> None:
+        self.number, self.step = number, step
+
+    def trained(self, status: Status) -> None:
+        if status.step == self.step:
+            os.kill(os.getpid(), self.number)
+
+    @contextmanager
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
+        yield self
+
+    def advance(self, count: float = 1, note: str = "") -> None:
+        if self.step is None:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    before = signal.getsignal(number)
+    outcome = run(tmp_path / "stopped", monitor=Signaller(number, step=10))
+    assert signal.getsignal(number) == before
+    assert (outcome.signal, outcome.step) == (number, 10)
+    assert checkpoints.checkpoint_steps(tmp_path / "stopped")[-1] == 10
+    outcome = train(tmp_path / "stopped")
+    assert (outcome.signal, outcome.step) == (None, 12)
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    assert _tensors(tmp_path / "stopped") == _tensors(tmp_path / "whole")
+
+
+TWICE = """
+import os, signal, time
+from mnemo.train.watch import ECHO_SECONDS, stop_on_signals
+with stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.signal == signal.SIGINT
+    print("saving", flush=True)
+    time.sleep(ECHO_SECONDS + 0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("too late", flush=True)
+"""
+
+
+def test_an_echo_is_no_second_signal_but_a_second_one_is_obeyed_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saving\n"), done.stderr
+
+
+def test_a_signal_in_the_middle_of_an_evaluation(tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    outcome = run(tmp_path / "stopped", monitor=Signaller(signal.SIGTERM))
+    assert (outcome.step, outcome.signal, outcome.best) == (4, signal.SIGTERM, None)
+    train(tmp_path / "stopped")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+
+
+def test_half_precision_resumes_exactly_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the processor's own bf16 instructions, which some virtual machines announce and do not have."""
+    monkeypatch.setattr(precision, "survives", lambda program: False)
+    half = recipe(precision="bf16")
+    run(tmp_path / "whole", of=half)
+    run(tmp_path / "stopped", of=half, monitor=Signaller(signal.SIGTERM, step=6))
+    train(tmp_path / "stopped")
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+    run(tmp_path / "full")
+    assert metrics(tmp_path / "full") != metrics(tmp_path / "whole")
+    assert {tensor.dtype for tensor in open_run(tmp_path / "whole").model.state_dict().values()} == {torch.float32}
+    assert torch.backends.mkldnn.enabled
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+    first = run(tmp_path / "run")
+    before = metrics(tmp_path / "run")
+    assert train(tmp_path / "run") == first
+    assert metrics(tmp_path / "run") == before
+
+
+def test_timing_is_cut_back_too_and_time_goes_on(tmp_path: Path) -> None:
+    run(tmp_path / "run", monitor=Signaller(signal.SIGTERM, step=6))
+    with (tmp_path / "run" / "timing.jsonl").open("a") as file:
+        file.write('{"step": 8, "seconds": 9')
+    train(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+
+
+COMMAND = [
+    *("train", "tiny-bytes", "--data.corpus", "toy", "--train.steps", "200", "--train.batch", "2"),
+    *("--train.segment", "4", "--model.num-layers", "1", "--model.dim", "8", "--model.num-heads", "1"),
+    *("--model.head-dim", "4", "--model.inner-dim", "8", "--model.memory.long.length", "4"),
+    *("--train.log-every", "1", "--train.eval-every", "50", "--train.checkpoint-every", "7", "--evaluation.batch", "2"),
+]
+
+
+@pytest.mark.slow
+def test_the_command_line_survives_kill_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    toy()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*COMMAND, "--name", "whole"]) == 0
+    with _process([*COMMAND, "--name", "killed"]) as process:
+        _wait_for_lines(tmp_path / "runs" / "killed", 30, process)
+        process.kill()
+    with _process(["train", "--resume", "killed"]) as process:
+        _wait_for_lines(tmp_path / "runs" / "killed", 60, process)
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM
+        assert process.stderr is not None
+        assert "mnemo train --resume runs/killed" in process.stderr.read()
+    capfd.readouterr()
+    assert cli.main(["train", "--resume", "killed"]) == 0
+    assert "next: mnemo eval runs/killed" in capfd.readouterr().out
+    assert metrics(tmp_path / "runs" / "killed") == metrics(tmp_path / "runs" / "whole")
+
+
+@contextmanager
+def _process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "mnemo", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _wait_for_lines(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+    path = folder / "metrics.jsonl"
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, "training ended before it could be killed"
+        time.sleep(0.01)
