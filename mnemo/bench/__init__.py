@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from mnemo.bench.attention_op import check_operations, measure_operations
 from mnemo.bench.cases import CASES, SECTIONS, Case, default_cases
-from mnemo.bench.contenders import builders, check
-from mnemo.bench.op import check_operations, measure_operations
 from mnemo.bench.results import HEADERS, Comparison, Measured, long_range
+from mnemo.bench.timed_steps import builders, check
 from mnemo.bench.timing import Timing, allocated, forget_peak, peak_over, take_turns
 from mnemo.errors import MnemoError, unknown
 from mnemo.progress import ShowProgress, silent

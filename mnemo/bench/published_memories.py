@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.bench.published import Positions, PublishedLayer, PublishedModel, relative_shift
+from mnemo.bench.published_xl import Positions, PublishedLayer, PublishedModel, relative_shift
 from mnemo.memory.lookahead import LookaheadStage, coefficient
 from mnemo.model import Model
 

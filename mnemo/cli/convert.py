@@ -26,8 +26,8 @@ from mnemo.data.tokenizers import WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
 from mnemo.evaluation.score import Score
-from mnemo.interop.convert.reading import Converted, Given, read
-from mnemo.interop.convert.writing import check_free, corpus_info, write_published, write_run
+from mnemo.interop.convert.load import ConvertedModel, UserOptions, load_model
+from mnemo.interop.convert.save import check_free, corpus_info, write_published, write_run
 from mnemo.memory.state import Start
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
@@ -95,7 +95,7 @@ def run(args: Args) -> int:
         raise MnemoError("--eval scores a run of mnemo: leave out --to, or score the source first")
     corpus = _corpus(args)
     with console.progress(f"reading {args.source}", 1, unit="source") as bar:
-        model = read(args.source, _given(args))
+        model = load_model(args.source, _given(args))
         bar.advance()
     model = _with_tokenizer(model, corpus)
     split = _split(args, model, corpus)
@@ -118,7 +118,7 @@ def _corpus(args: Args) -> Corpus | None:
     return None if args.corpus is None or corpora.find(args.corpus) is None else Corpus.open(args.corpus)
 
 
-def _split(args: Args, model: Converted, corpus: Corpus | None) -> Split | None:
+def _split(args: Args, model: ConvertedModel, corpus: Corpus | None) -> Split | None:
     """What is to be scored: a corpus's split, or a text in the model's own symbols."""
     if args.eval is None:
         return None
@@ -130,8 +130,8 @@ def _split(args: Args, model: Converted, corpus: Corpus | None) -> Split | None:
     return Split(path.name, encode_file(model.tokenizer, path).numpy(), None, path.stat().st_size, 0, 0)
 
 
-def _given(args: Args) -> Given:
-    terms: dict[str, Any] = {
+def _given(args: Args) -> UserOptions:
+    arguments: dict[str, Any] = {
         "mem_len": args.memory,
         "tgt_len": args.segment,
         "n_head": args.num_heads,
@@ -141,11 +141,11 @@ def _given(args: Args) -> Given:
         "pre_lnorm": None if args.norm is None else args.norm == "pre",
         "mem_at_end": None if args.mem_at_end is None else args.mem_at_end == "yes",
     }
-    given = {name: value for name, value in terms.items() if value is not None}
+    given = {name: value for name, value in arguments.items() if value is not None}
     for name, least in (("mem_len", 0), ("tgt_len", 1), ("n_head", 1)):
         if given.get(name, least) < least:
             raise MnemoError(f"{name} {given[name]} is too small")
-    return Given(terms=given, config=args.config, vocab=args.vocab, without_vocab=args.no_vocab)
+    return UserOptions(arguments=given, config=args.config, vocab=args.vocab, without_vocab=args.no_vocab)
 
 
 def _numbers(text: str) -> list[int]:
@@ -155,7 +155,7 @@ def _numbers(text: str) -> list[int]:
         raise MnemoError(f"--cutoffs takes numbers such as 20000,40000,200000, not '{text}'") from None
 
 
-def _with_tokenizer(model: Converted, corpus: Corpus | None) -> Converted:
+def _with_tokenizer(model: ConvertedModel, corpus: Corpus | None) -> ConvertedModel:
     """The model with the corpus's symbols where it came without any; an error where both have symbols that differ."""
     if corpus is None:
         return model
@@ -195,7 +195,7 @@ def _score(args: Args, split: Split) -> Score:
     )
 
 
-def _tell(args: Args, model: Converted, score: Score | None) -> int:
+def _tell(args: Args, model: ConvertedModel, score: Score | None) -> int:
     told = {
         "dest": str(args.dest),
         "to": args.to,
@@ -217,7 +217,7 @@ def _tell(args: Args, model: Converted, score: Score | None) -> int:
     return 0
 
 
-def _protocol(score: Score, model: Converted, start: str) -> str:
+def _protocol(score: Score, model: ConvertedModel, start: str) -> str:
     unit = model.tokenizer.unit if model.tokenizer else "word"
     settings: Mapping[str, Any] = {
         "rows": score.batch,

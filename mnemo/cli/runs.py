@@ -17,7 +17,7 @@ from mnemo.cli import console
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
-from mnemo.data.sources import Part
+from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json

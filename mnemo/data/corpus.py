@@ -21,8 +21,8 @@ import numpy as np
 
 from mnemo.config import from_json, to_json
 from mnemo.data import tokenizers
-from mnemo.data.counting import id_dtype
-from mnemo.data.published import missing
+from mnemo.data.known_corpora import missing
+from mnemo.data.text_statistics import id_dtype
 from mnemo.errors import MnemoError, shorten, unknown
 from mnemo.files.safe_load import is_count, is_inside, read_object, require
 

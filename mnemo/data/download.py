@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from mnemo.data.published import Download
+from mnemo.data.known_corpora import Download
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.progress import ShowProgress, silent

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mnemo.data.corpus import IdWriter, SplitHeader
-from mnemo.data.counting import TextCounter
-from mnemo.data.sources import Part
+from mnemo.data.text_parts import Part
+from mnemo.data.text_statistics import TextCounter
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.progress import Advance
 

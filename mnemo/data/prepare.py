@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from mnemo.data import corpus as corpora
-from mnemo.data import encoding, published, sources
+from mnemo.data import encoding, known_corpora, text_parts
 from mnemo.data.corpus import Corpus, IdWriter, SplitHeader
-from mnemo.data.gather import DOWNLOADS, Texts, gather
-from mnemo.data.published import CORPORA, PYTHON, Option, Published
-from mnemo.data.sources import Part
+from mnemo.data.find_texts import DOWNLOADS, Texts, gather
+from mnemo.data.known_corpora import CORPORA, PYTHON, Option, Published
+from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
@@ -48,7 +48,7 @@ def prepare(
     folder = corpora.data_root(root).absolute()
     target = folder / target_name(name, tokenizer)
     with ExitStack() as stack:
-        stack.callback(sources.release)
+        stack.callback(text_parts.release)
         texts = gather(name, None if source is None else Path(source).expanduser(), folder, stack, show)
         problems = _check_files(name, known, texts) if known else []
         _decide(problems, keep)
@@ -71,7 +71,7 @@ def prepare(
 def target_name(name: str, tokenizer: Option | None) -> str:
     """What a prepared corpus is called: by its own name, with the tokenizer where it is not the published one."""
     known = CORPORA.get(name)
-    return name if known is None else published.variant_name(name, tokenizer or known.tokenizer)
+    return name if known is None else known_corpora.variant_name(name, tokenizer or known.tokenizer)
 
 
 def load(name_or_path: str | Path, root: Path | str | None = None, show: ShowProgress = silent) -> Corpus:
@@ -86,7 +86,7 @@ def _check_arguments(name: str, source: Path | str | None, option: Option, vocab
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name == DOWNLOADS:
         raise MnemoError(f"'{name}' cannot be a corpus's name: use letters, digits, '.', '_' and '-'")
     if source is None and known is None:
-        raise published.missing(name)
+        raise known_corpora.missing(name)
     if option == "published" and (known is None or known.tokenizer != option):
         raise MnemoError(f"'{name}' has no published way of its own: choose bytes, chars, words or bpe")
     if vocab_size is not None and option not in ("words", "bpe"):

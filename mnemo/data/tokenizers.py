@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from mnemo.data.counting import NUM_CODE_POINTS, SymbolCounter, id_dtype
+from mnemo.data.text_statistics import NUM_CODE_POINTS, SymbolCounter, id_dtype
 from mnemo.errors import MnemoError, unknown
 
 Unit = Literal["byte", "char", "word", "bpe"]

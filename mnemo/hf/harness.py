@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
 from mnemo.errors import MnemoError
-from mnemo.hf.folders import from_run
 from mnemo.hf.modeling import MnemoForCausalLM
+from mnemo.hf.run_folders import from_run
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.inference.generation import read
 from mnemo.storage.run_folder import RECIPE, RUNS

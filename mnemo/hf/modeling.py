@@ -20,7 +20,7 @@ from mnemo.errors import MnemoError
 from mnemo.hf.cache import MnemoCache
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.packing import Packed, pack
-from mnemo.hf.segments import Read, read_segments
+from mnemo.hf.segment_loop import Read, read_segments
 from mnemo.memory.state import State, detach
 from mnemo.model import Model, Output
 

@@ -33,8 +33,8 @@ from mnemo.memory import Compressive, Infinite, Lookahead, Plan
 from mnemo.memory.plan import AnyMemory
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
+from mnemo.recipes.preset_table import Preset, Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, TrainConfig
-from mnemo.recipes.registry import Preset, Table
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, TEXT8_SYMBOLS, WIKITEXT103_WORDS, everywhere
 
 PRESETS = Table()

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from mnemo.memory import XL, Plan
 from mnemo.memory.plan import Arrangement
+from mnemo.recipes.preset_table import Preset, Table
 from mnemo.recipes.recipe import EvalConfig, Recipe
-from mnemo.recipes.registry import Preset, Table
 from mnemo.recipes.transformer_xl import enwik8_large, everywhere, wikitext103_large
 
 PRESETS = Table()

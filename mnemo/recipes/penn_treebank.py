@@ -7,6 +7,7 @@ from dataclasses import replace
 from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import (
     AverageConfig,
     DataConfig,
@@ -16,7 +17,6 @@ from mnemo.recipes.recipe import (
     ScheduleConfig,
     TrainConfig,
 )
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()

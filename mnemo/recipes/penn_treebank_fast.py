@@ -22,6 +22,7 @@ from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
 from mnemo.recipes.penn_treebank import DROPOUT
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import (
     AverageConfig,
     DataConfig,
@@ -31,7 +32,6 @@ from mnemo.recipes.recipe import (
     ScheduleConfig,
     TrainConfig,
 )
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()

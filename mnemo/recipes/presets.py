@@ -10,20 +10,20 @@ from dataclasses import replace
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.recipes import (
-    ablation,
-    baselines,
     lamemo,
     long_range,
     penn_treebank,
     penn_treebank_fast,
-    recurrent_memory,
+    recurrent_baselines,
+    rmt,
+    rmt_tasks,
     small,
     speedrun,
-    tasks,
     transformer_xl,
+    transformer_xl_ablation,
 )
+from mnemo.recipes.preset_table import Preset
 from mnemo.recipes.recipe import Recipe
-from mnemo.recipes.registry import Preset
 
 __all__ = ["LISTING", "PRESETS", "Preset", "description", "documentation", "listing", "preset", "published"]
 
@@ -32,14 +32,14 @@ LISTING = "mnemo info --list"
 PRESETS: dict[str, Preset] = {
     **small.PRESETS,
     **transformer_xl.PRESETS,
-    **ablation.PRESETS,
+    **transformer_xl_ablation.PRESETS,
     **penn_treebank.PRESETS,
     **penn_treebank_fast.PRESETS,
     **long_range.PRESETS,
     **lamemo.PRESETS,
-    **recurrent_memory.PRESETS,
-    **tasks.PRESETS,
-    **baselines.PRESETS,
+    **rmt.PRESETS,
+    **rmt_tasks.PRESETS,
+    **recurrent_baselines.PRESETS,
     **speedrun.PRESETS,
 }
 

@@ -13,7 +13,7 @@ from helpers.models import random_model, random_tokens
 from helpers.tolerances import assert_close
 
 from mnemo import analysis
-from mnemo.analysis.attention import by_distance
+from mnemo.analysis.attention_distance import by_distance
 from mnemo.errors import MnemoError
 from mnemo.memory import LSTM, XL, Lookahead, MemoryTokens, Plan
 from mnemo.model import Model

@@ -19,7 +19,7 @@ from mnemo import analysis
 from mnemo.analysis import Gain
 from mnemo.cli import main
 from mnemo.data.corpus import Corpus
-from mnemo.data.published import Option
+from mnemo.data.known_corpora import Option
 from mnemo.memory import LSTM, XL, Lookahead, MemoryTokens, Plan
 from mnemo.model import ModelConfig
 from mnemo.model.positions import NoPositions

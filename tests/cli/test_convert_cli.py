@@ -24,8 +24,8 @@ from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
 from mnemo.hf import from_run
 from mnemo.inference.generation import generate
-from mnemo.interop.convert import files as file_contents
-from mnemo.interop.convert import restricted
+from mnemo.interop.convert import restricted_loader
+from mnemo.interop.convert import weight_files as file_contents
 from mnemo.storage.run_folder import open_run
 
 CONFIG: dict[str, Any] = {**xl.DEFAULTS, "n_token": 12, "tgt_len": 4}
@@ -95,7 +95,7 @@ def test_no_code_of_a_malicious_pickle_runs(tmp_path: Path, started: Any, capsys
         assert "trust" not in line and "weights_only" not in line
     assert not target.exists() and not (tmp_path / "out").exists()
     assert [command[0] for command in started] == [sys.executable] * 2
-    assert all(restricted.__file__ in command for command in started)
+    assert all(restricted_loader.__file__ in command for command in started)
 
 
 def test_a_whole_pickled_module_is_refused_with_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,11 +123,11 @@ def test_a_file_that_is_no_state_dict_is_told_for_what_it_is(
 def test_plain_pickles_are_known_by_their_instructions(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(pickle.dumps({"a": [1, "b"]}, protocol=protocol))
-    assert restricted.is_plain_pickle(path)
+    assert restricted_loader.is_plain_pickle(path)
     torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=protocol > 1)
-    assert not restricted.is_plain_pickle(path)
+    assert not restricted_loader.is_plain_pickle(path)
     path.write_text("hello world")
-    assert not restricted.is_plain_pickle(path)
+    assert not restricted_loader.is_plain_pickle(path)
 
 
 @pytest.mark.parametrize(

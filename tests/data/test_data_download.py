@@ -11,7 +11,7 @@ import pytest
 
 from mnemo.data import download
 from mnemo.data.download import fetch
-from mnemo.data.published import Download
+from mnemo.data.known_corpora import Download
 from mnemo.errors import MnemoError
 
 CONTENT = bytes(range(256)) * 4000

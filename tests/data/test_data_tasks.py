@@ -35,7 +35,7 @@ from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.recipes.tasks import PRESETS
+from mnemo.recipes.rmt_tasks import PRESETS
 from mnemo.training import create_run, fresh_states, open_data, segment_loss, train, update
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer

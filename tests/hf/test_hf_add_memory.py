@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from mnemo import MnemoError
 from mnemo.hf import MemoryCache, add_memory
-from mnemo.hf.memory.places import place
-from mnemo.hf.memory.segments import cut
+from mnemo.hf.memory_tokens.position_ids import place
+from mnemo.hf.memory_tokens.split import cut
 from mnemo.memory import MemoryTokens
 
 FAMILIES = pytest.mark.parametrize("family", CAUSAL)

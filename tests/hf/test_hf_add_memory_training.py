@@ -37,8 +37,8 @@ from transformers import (
 
 from mnemo import MnemoError
 from mnemo.hf import Curriculum, CurriculumCallback, add_memory, load_adapter, save_adapter
-from mnemo.hf.memory.checks import try_out
-from mnemo.hf.memory.options import MemoryConfig
+from mnemo.hf.memory_tokens.checks import try_out
+from mnemo.hf.memory_tokens.options import MemoryConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT = 4

@@ -21,7 +21,7 @@ from torch import Tensor
 from mnemo import cli
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl as convert
-from mnemo.interop.parity import TOLERANCE, Parity, check, compare, segments, transformer_xl
+from mnemo.interop.parity import TOLERANCE, Parity, check, compare, segment_runner, transformer_xl
 from mnemo.interop.parity.reference import Reference, largest_error
 from mnemo.memory import xl
 from mnemo.model import layers, positions
@@ -190,22 +190,22 @@ def test_defects_of_the_published_code_are_refused(why: str) -> None:
 
 
 def swap_u_and_v(patch: pytest.MonkeyPatch) -> None:
-    right = convert._positions_layout
+    right = convert._positions_tensor_map
 
     def swapped(model: Any) -> Any:
-        layout = right(model)
-        return {**layout, "r_w_bias": layout["r_r_bias"], "r_r_bias": layout["r_w_bias"]}
+        tensor_map = right(model)
+        return {**tensor_map, "r_w_bias": tensor_map["r_r_bias"], "r_r_bias": tensor_map["r_w_bias"]}
 
-    patch.setattr(convert, "_positions_layout", swapped)
+    patch.setattr(convert, "_positions_tensor_map", swapped)
 
 
 def clusters_forward(patch: pytest.MonkeyPatch) -> None:
-    right = convert._softmax_layout
-    patch.setattr(convert, "_softmax_layout", lambda model, reverse_clusters: right(model, not reverse_clusters))
+    right = convert._softmax_tensor_map
+    patch.setattr(convert, "_softmax_tensor_map", lambda model, reverse_clusters: right(model, not reverse_clusters))
 
 
 def no_clamp(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(segments, "clamp_from_authors", lambda clamp_len: None)
+    patch.setattr(segment_runner, "clamp_from_authors", lambda clamp_len: None)
 
 
 def distances_one_more(patch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def no_embedding_tie(patch: pytest.MonkeyPatch) -> None:
 
 def longer_window(patch: pytest.MonkeyPatch) -> None:
     patch_config(patch, same_length=False)
-    patch.setattr(segments.Reader, "_set", lambda reader, setting: None)
+    patch.setattr(segment_runner.Reader, "_set", lambda reader, setting: None)
 
 
 def patch_config(patch: pytest.MonkeyPatch, **changes: Any) -> None:

@@ -13,7 +13,7 @@ from mnemo.model import Model
 from mnemo.recipes.lamemo import PRESETS as LAMEMO
 from mnemo.recipes.presets import PRESETS, description, preset
 from mnemo.recipes.recipe import EvalConfig, Recipe
-from mnemo.recipes.recurrent_memory import PRESETS as RECURRENT
+from mnemo.recipes.rmt import PRESETS as RECURRENT
 
 
 def count_parameters(recipe: Recipe) -> int:

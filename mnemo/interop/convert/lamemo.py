@@ -8,7 +8,7 @@ from typing import Any
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl
-from mnemo.interop.convert.layout import Layout, Place
+from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap
 from mnemo.memory import Lookahead, Plan
 from mnemo.model import Model, ModelConfig
 
@@ -31,15 +31,15 @@ def config_from_authors(config: Mapping[str, Any], memory: Lookahead | None = No
         raise MnemoError(f"configuration: {error}") from None
 
 
-def authors_layout(model: Model) -> Layout:
+def authors_tensor_map(model: Model) -> TensorMap:
     """Every name in the authors' state dict: Transformer-XL's, with queries apart and the bias for what is ahead."""
     ahead = "stages.0.v_minus"
-    layout = {"r_r_bias_future": Place(parts=(ahead,))} if ahead in dict(model.named_parameters()) else {}
-    for name, place in transformer_xl.authors_layout(model).items():
+    tensor_map = {"r_r_bias_future": TensorLocation(parts=(ahead,))} if ahead in dict(model.named_parameters()) else {}
+    for name, location in transformer_xl.authors_tensor_map(model).items():
         if name.endswith("qkv_net.weight"):
-            query, key_value = place.parts
-            layout[name.replace("qkv_net", "q_net")] = Place(parts=(query,))
-            layout[name.replace("qkv_net", "kv_net")] = Place(parts=(key_value,))
+            query, key_value = location.parts
+            tensor_map[name.replace("qkv_net", "q_net")] = TensorLocation(parts=(query,))
+            tensor_map[name.replace("qkv_net", "kv_net")] = TensorLocation(parts=(key_value,))
         else:
-            layout[name] = place
-    return layout
+            tensor_map[name] = location
+    return tensor_map

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl
-from mnemo.interop.convert.layout import Layout
+from mnemo.interop.convert.tensor_map import TensorMap
 from mnemo.memory import XL, Plan
 from mnemo.model import Model, ModelConfig
 
@@ -61,17 +61,17 @@ def _longer(config: ModelConfig, extra: int) -> ModelConfig:
     return replace(config, memory=Plan(long=replace(long, length=max(0, long.length + extra))))
 
 
-def nvidia_layout(model: Model) -> Layout:
+def nvidia_tensor_map(model: Model) -> TensorMap:
     """Every name in their state dict. What the softmax shares with the embedding: only projections are there twice."""
-    layout, shared = {}, set()
-    for name, place in transformer_xl.authors_layout(model).items():
+    tensor_map, shared = {}, set()
+    for name, location in transformer_xl.authors_tensor_map(model).items():
         if name.startswith("word_emb."):
-            shared.add(place)
-        elif place in shared:
+            shared.add(location)
+        elif location in shared:
             continue
         name = re.sub(r"^crit\.out_layers\.(\d+)\.weight$", r"crit.out_layers_weights.\1", name)
-        layout[re.sub(r"^crit\.out_layers\.(\d+)\.bias$", r"crit.out_layers_biases.\1", name)] = place
-    projections = {name: place for name, place in layout.items() if name.startswith("word_emb.emb_projs.")}
-    return layout | {
-        name.replace("word_emb.emb_projs", "crit.shared_out_projs"): place for name, place in projections.items()
+        tensor_map[re.sub(r"^crit\.out_layers\.(\d+)\.bias$", r"crit.out_layers_biases.\1", name)] = location
+    projections = {name: location for name, location in tensor_map.items() if name.startswith("word_emb.emb_projs.")}
+    return tensor_map | {
+        name.replace("word_emb.emb_projs", "crit.shared_out_projs"): location for name, location in projections.items()
     }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl
-from mnemo.interop.convert.layout import Layout, Place, put_all
+from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap, import_tensors
 from mnemo.memory import MemoryTokens
 from mnemo.model import Model, ModelConfig
 
@@ -31,13 +31,13 @@ def config_from_authors(config: Mapping[str, Any]) -> ModelConfig:
         raise MnemoError(f"configuration: {error}") from None
 
 
-def authors_layout(model: Model) -> Layout:
+def authors_tensor_map(model: Model) -> TensorMap:
     """Every name in the authors' state dict."""
     assert model.memory_tokens is not None
     num, dim = model.memory_tokens.initial.shape
     return {
-        **transformer_xl.authors_layout(model),
-        "mem_tokens": Place(parts=("memory_tokens.initial",), shape=(num, 1, dim)),
+        **transformer_xl.authors_tensor_map(model),
+        "mem_tokens": TensorLocation(parts=("memory_tokens.initial",), shape=(num, 1, dim)),
     }
 
 
@@ -45,4 +45,4 @@ def weights_from_authors(tensors: Mapping[str, Tensor], config: ModelConfig) -> 
     """Our state dict, from the authors'."""
     model = transformer_xl.empty_model(config)
     parameters = {name: tensor for name, tensor in tensors.items() if name not in transformer_xl.BUFFERS}
-    return put_all(authors_layout(model), parameters, dict(model.named_parameters()))
+    return import_tensors(authors_tensor_map(model), parameters, dict(model.named_parameters()))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mnemo.interop.convert import transformer_xl
-from mnemo.interop.convert.infer import Terms, count, narrowing, shape
-from mnemo.interop.convert.layout import Layout, Place
+from mnemo.interop.convert.infer_arguments import Arguments, count, narrowing, shape
 from mnemo.interop.convert.nvidia import one_key_more
+from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import Bins
 from mnemo.model.positions import Relative
@@ -36,7 +36,7 @@ def variables(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in inside.items() if not _OPTIMIZER.search(name)}
 
 
-def terms_of_shapes(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Terms:
+def arguments_of_shapes(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Arguments:
     """The constructor arguments that the shapes tell."""
     per_layer = tensors["transformer/r_w_bias"].dim() == 3
     *_, heads, head_dim = shape(tensors, "transformer/r_w_bias", 3 if per_layer else 2)
@@ -53,17 +53,22 @@ def terms_of_shapes(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> 
     }
 
 
-def _bins(tensors: Mapping[str, Tensor], given: Mapping[str, Any], dim: int) -> Terms:
+def _bins(tensors: Mapping[str, Tensor], given: Mapping[str, Any], dim: int) -> Arguments:
     tables = count(tensors, f"{EMBEDDING}cutoff_{{}}/lookup_table")
     scopes = [f"{EMBEDDING}cutoff_{i}/" for i in range(tables)] or [EMBEDDING]
     widths = [shape(tensors, f"{scope}lookup_table", 2)[1] for scope in scopes]
     sizes = [shape(tensors, f"{SOFTMAX}cutoff_{i}/b", 1)[0] for i in range(count(tensors, f"{SOFTMAX}cutoff_{{}}/b"))]
-    terms: Terms = {"d_embed": widths[0], "div_val": narrowing(widths, given.get("div_val")) if tables > 1 else 1}
-    terms["cutoffs"] = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    terms["n_token"] = sum(sizes) or shape(tensors, f"{SOFTMAX}bias", 1)[0]
+    arguments: Arguments = {
+        "d_embed": widths[0],
+        "div_val": narrowing(widths, given.get("div_val")) if tables > 1 else 1,
+    }
+    arguments["cutoffs"] = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    arguments["n_token"] = sum(sizes) or shape(tensors, f"{SOFTMAX}bias", 1)[0]
     projected = tables > 0 or widths[0] != dim
-    terms["tie_projs"] = [projected and f"{SOFTMAX}cutoff_{i}/proj" not in tensors for i in range(max(1, len(sizes)))]
-    return terms
+    arguments["tie_projs"] = [
+        projected and f"{SOFTMAX}cutoff_{i}/proj" not in tensors for i in range(max(1, len(sizes)))
+    ]
+    return arguments
 
 
 def with_identities(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -84,19 +89,19 @@ def config_from_tensorflow(config: Mapping[str, Any]) -> ModelConfig:
     return one_key_more(replace(ours, positions=positions, norm_eps=NORM_EPS))
 
 
-def tensorflow_layout(model: Model) -> Layout:
+def tensorflow_tensor_map(model: Model) -> TensorMap:
     """Every variable, from the authors' names in PyTorch."""
     config = model.config
     bins = Bins.of(config.embedding, config.vocab_size, config.dim)
     split = config.embedding.div_val > 1
-    layout = {}
-    for name, place in transformer_xl.hugging_face_layout(model).items():
-        layout |= _variable(name.removeprefix("transformer."), place, bins, split)
+    tensor_map = {}
+    for name, location in transformer_xl.hugging_face_tensor_map(model).items():
+        tensor_map |= _variable(name.removeprefix("transformer."), location, bins, split)
     if isinstance(config.positions, Relative):
         for kind, ours in (("r_w_bias", "positions.u"), ("r_r_bias", "positions.v")):
             index = None if config.positions.biases_per_layer else 0
-            layout[f"transformer/{kind}"] = Place(parts=(ours,), index=index)
-    return layout
+            tensor_map[f"transformer/{kind}"] = TensorLocation(parts=(ours,), index=index)
+    return tensor_map
 
 
 _LAYER = {
@@ -114,7 +119,7 @@ _LAYER = {
 }
 
 
-def _variable(name: str, place: Place, bins: Bins, split: bool) -> Layout:
+def _variable(name: str, location: TensorLocation, bins: Bins, split: bool) -> TensorMap:
     """The variables that hold what PyTorch has under `name`: none, one, or one a bin."""
     kind, _, rest = name.partition(".")
     if kind == "layers":
@@ -122,27 +127,27 @@ def _variable(name: str, place: Place, bins: Bins, split: bool) -> Layout:
         if inner.endswith(("r_w_bias", "r_r_bias")):
             return {}
         variable = _LAYER[inner]
-        return {f"transformer/layer_{layer}/{variable}": replace(place, transposed=variable.endswith("kernel"))}
+        return {f"transformer/layer_{layer}/{variable}": replace(location, transposed=variable.endswith("kernel"))}
     if kind == "word_emb":
         _, number, *_ = rest.split(".")
         scope = f"{EMBEDDING}cutoff_{number}/" if split else EMBEDDING
         is_table = rest.startswith("emb_layers")
-        return {f"{scope}{'lookup_table' if is_table else 'proj_W'}": replace(place, transposed=not is_table)}
-    return _softmax_variable(rest, place, bins, split) if kind == "crit" else {}
+        return {f"{scope}{'lookup_table' if is_table else 'proj_W'}": replace(location, transposed=not is_table)}
+    return _softmax_variable(rest, location, bins, split) if kind == "crit" else {}
 
 
-def _softmax_variable(rest: str, place: Place, bins: Bins, split: bool) -> Layout:
+def _softmax_variable(rest: str, location: TensorLocation, bins: Bins, split: bool) -> TensorMap:
     if rest.startswith("cluster_"):
-        return {f"{SOFTMAX}cutoff_0/cluster_{'W' if rest.endswith('weight') else 'b'}": place}
+        return {f"{SOFTMAX}cutoff_0/cluster_{'W' if rest.endswith('weight') else 'b'}": location}
     kind, number, *last = rest.split(".")
     if kind == "out_projs":
-        tied = place.parts[0].startswith("embedding.")
-        return {} if tied else {f"{SOFTMAX}cutoff_{number}/proj": replace(place, transposed=True)}
+        tied = location.parts[0].startswith("embedding.")
+        return {} if tied else {f"{SOFTMAX}cutoff_{number}/proj": replace(location, transposed=True)}
     if last == ["weight"]:
         return {}
     if len(bins) == 1:
-        return {f"{SOFTMAX}bias": place}
+        return {f"{SOFTMAX}bias": location}
     if split:
-        return {f"{SOFTMAX}cutoff_{number}/b": place}
+        return {f"{SOFTMAX}cutoff_{number}/b": location}
     edges = zip(bins.edges, bins.edges[1:], strict=False)
-    return {f"{SOFTMAX}cutoff_{i}/b": replace(place, rows=rows) for i, rows in enumerate(edges)}
+    return {f"{SOFTMAX}cutoff_{i}/b": replace(location, rows=rows) for i, rows in enumerate(edges)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from mnemo.data.tokenizers import AnyTokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
-from mnemo.interop.convert.files import refuse_vocabulary_pickle
+from mnemo.interop.convert.weight_files import refuse_vocabulary_pickle
 
 NAMES = ("vocab.json", "vocab.txt")
 ENDS, UNKNOWNS = ("<eos>", "<S>"), ("<unk>", "<UNK>")
@@ -25,7 +25,7 @@ def find(folder: Path) -> Path | None:
     return None
 
 
-def read(path: Path) -> list[str]:
+def load_symbols(path: Path) -> list[str]:
     """The symbols of a file in the order of their ids: JSON (a list, or ids by symbol) or one symbol a line."""
     refuse_vocabulary_pickle(path)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from mnemo.errors import MnemoError, one_line, unknown
-from mnemo.interop.parity import batches, infinite, lamemo, rmt, training, transformer_xl
+from mnemo.interop.parity import data_iterators, infinite, lamemo, rmt, training_loop, transformer_xl
 from mnemo.interop.parity.reference import LM_RMT, Reference, Refused
 
 TOLERANCE = 1e-9
@@ -19,8 +19,8 @@ TOLERANCE = 1e-9
 FORMATS: dict[str, Callable[[Reference], None]] = {
     "txl-golden-1": transformer_xl.check_authors,
     "txl-golden-hf-1": transformer_xl.check_hugging_face,
-    "txl-golden-train-1": training.check,
-    "txl-golden-data-1": batches.check,
+    "txl-golden-train-1": training_loop.check,
+    "txl-golden-data-1": data_iterators.check,
     "lamemo-golden-1": lamemo.check,
     "infinite-ltm-golden-1": infinite.check,
     LM_RMT: rmt.check,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.interop.convert import lamemo as convert
-from mnemo.interop.convert.layout import put_all
+from mnemo.interop.convert.tensor_map import import_tensors
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.parity.reference import Reference
 from mnemo.memory import Lookahead, LookaheadState
@@ -30,11 +30,11 @@ def load(reference: Reference, memory: Lookahead) -> Model:
     """The file's model, as ours with such a memory."""
     config = convert.config_from_authors(reference.config, memory)
     model = empty_model(config)
-    layout = convert.authors_layout(model)
-    parameters = {name: reference.take(name) for name in layout if name in reference}
+    tensor_map = convert.authors_tensor_map(model)
+    parameters = {name: reference.take(name) for name in tensor_map if name in reference}
     if any(tensor.dtype != torch.float64 for tensor in parameters.values()):
         raise MnemoError("reference values must be float64")
-    model.load_state_dict(put_all(layout, parameters, dict(model.named_parameters())), assign=True)
+    model.load_state_dict(import_tensors(tensor_map, parameters, dict(model.named_parameters())), assign=True)
     exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
     reference.check("positions", "pos_emb.inv_freq", 10000.0**-exponents)
     return model.eval()
@@ -91,8 +91,8 @@ def _check_gradients(reference: Reference, model: Model) -> None:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    layout = convert.authors_layout(model)
+    tensor_map = convert.authors_tensor_map(model)
     for name in reference.group("grad."):
-        if name not in layout:
-            raise unknown("parameter", name, layout)
-        reference.check("gradients", f"grad.{name}", layout[name].take(gradients))
+        if name not in tensor_map:
+            raise unknown("parameter", name, tensor_map)
+        reference.check("gradients", f"grad.{name}", tensor_map[name].take(gradients))

@@ -240,8 +240,8 @@ def _compare_gradients(reference: Reference, prefix: str, model: Model) -> None:
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    layout = convert.authors_layout(model)
+    tensor_map = convert.authors_tensor_map(model)
     for name in reference.group(prefix):
-        if name not in layout:
-            raise unknown("parameter", name, layout)
-        reference.check("gradients", f"{prefix}{name}", layout[name].take(gradients))
+        if name not in tensor_map:
+            raise unknown("parameter", name, tensor_map)
+        reference.check("gradients", f"{prefix}{name}", tensor_map[name].take(gradients))

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.interop.convert import transformer_xl as convert
-from mnemo.interop.convert.layout import Layout
+from mnemo.interop.convert.tensor_map import TensorMap
 from mnemo.interop.parity.reference import Reference, as_tensor
-from mnemo.interop.parity.segments import Reader, Setting, refuse_defects, settings
+from mnemo.interop.parity.segment_runner import Reader, Setting, refuse_defects, settings
 from mnemo.model import Model, ModelConfig, Output
 from mnemo.model.embedding import Bins
 
@@ -35,7 +35,7 @@ class Dialect:
     """Of the parameters inside the transformer."""
     config: Callable[[Mapping[str, Any]], ModelConfig]
     weights: Callable[[Mapping[str, Tensor], ModelConfig], dict[str, Tensor]]
-    layout: Callable[[Model], Layout]
+    tensor_map: Callable[[Model], TensorMap]
 
     def rows(self, tensor: Tensor) -> Tensor:
         """(B, L) from theirs, or theirs from (B, L)."""
@@ -49,7 +49,7 @@ AUTHORS = Dialect(
     prefix="",
     config=convert.config_from_authors,
     weights=convert.weights_from_authors,
-    layout=convert.authors_layout,
+    tensor_map=convert.authors_tensor_map,
 )
 HUGGING_FACE = Dialect(
     tokens="input_ids",
@@ -58,7 +58,7 @@ HUGGING_FACE = Dialect(
     prefix="transformer.",
     config=convert.config_from_hugging_face,
     weights=convert.weights_from_hugging_face,
-    layout=convert.hugging_face_layout,
+    tensor_map=convert.hugging_face_tensor_map,
 )
 
 
@@ -150,8 +150,8 @@ def _check_gradients(reference: Reference, dialect: Dialect, model: Model) -> No
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
     }
-    layout = dialect.layout(model)
+    tensor_map = dialect.tensor_map(model)
     for name in reference.group("grad/"):
-        if name not in layout:
-            raise unknown("parameter", name, layout)
-        reference.check("gradients", f"grad/{name}", layout[name].take(gradients))
+        if name not in tensor_map:
+            raise unknown("parameter", name, tensor_map)
+        reference.check("gradients", f"grad/{name}", tensor_map[name].take(gradients))

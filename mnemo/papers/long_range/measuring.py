@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.bench.cases import Case
-from mnemo.bench.contenders import Step, build_model, our_step, published_of, published_step
+from mnemo.bench.timed_steps import Step, build_model, our_step, published_of, published_step
 from mnemo.bench.timing import allocated, forget_peak, peak_over, take_turns
 from mnemo.config import from_json
 from mnemo.cost.training_cost import training_bytes

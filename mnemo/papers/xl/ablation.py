@@ -11,9 +11,9 @@ from mnemo.papers.xl.attention_length import found_columns, gains, lengths, ppl,
 from mnemo.papers.xl.comparing import NOTICEABLE, Measured, judged, lower, perplexity, shown, undecided
 from mnemo.papers.xl.longer_attention import falls_with_attention, longer_cell, longer_table
 from mnemo.papers.xl.recipes import on_gpu, seeded, seeds, small_bytes, smoke
-from mnemo.recipes.ablation import row as changed
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import EvalConfig, Recipe
+from mnemo.recipes.transformer_xl_ablation import row as changed
 from mnemo.report.plots import line_figure, lines_over_seeds
 
 Encoding = Literal["ours", "Shaw", "Vaswani", "Al-Rfou"]

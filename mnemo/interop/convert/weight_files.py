@@ -19,7 +19,7 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 from mnemo.files.safe_load import tensors_problem
 from mnemo.files.tensor_file import load_tensors
-from mnemo.interop.convert import restricted
+from mnemo.interop.convert import restricted_loader
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
 VOCABULARY_PICKLES = ("vocab.bin", "vocab.pkl", "corpus.bin", "cache.pkl", "cache.pt", "corpus-info.pkl", "vocab.pt")
@@ -40,7 +40,7 @@ NUMPY_DATA = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Content:
+class WeightsFile:
     """What a file holds."""
 
     tensors: dict[str, Tensor]
@@ -50,7 +50,7 @@ class Content:
     """Its other entries, as far as they are plain values."""
 
 
-def read(path: Path) -> Content:
+def load_weights(path: Path) -> WeightsFile:
     """The tensors of a file, by its beginning and not by its name; nothing in it is ever run."""
     refuse_vocabulary_pickle(path)
     if not path.is_file():
@@ -61,14 +61,14 @@ def read(path: Path) -> Content:
             "np.savez(OUT, **{n: tf.train.load_variable(CKPT, n) for n, _ in tf.train.list_variables(CKPT)})"
         )
     if path.suffix == ".safetensors":
-        return Content(tensors=load_tensors(path))
+        return WeightsFile(tensors=load_tensors(path))
     if path.suffix == ".npz":
-        return Content(tensors=_read_npz(path))
+        return WeightsFile(tensors=_load_npz(path))
     if path.suffix in PICKLES:
-        return _read_pickle(path)
+        return _load_pickle(path)
     problem = tensors_problem(path)
     if problem is None:
-        return Content(tensors=load_tensors(path))
+        return WeightsFile(tensors=load_tensors(path))
     raise MnemoError(f"{path} is no file of weights: known are .safetensors, .npz and {', '.join(PICKLES)}")
 
 
@@ -84,7 +84,7 @@ def refuse_vocabulary_pickle(path: Path) -> None:
     )
 
 
-def _read_npz(path: Path) -> dict[str, Tensor]:
+def _load_npz(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: torch.from_numpy(np.ascontiguousarray(archive[name])) for name in archive.files}
@@ -93,20 +93,20 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         raise MnemoError(f"{path} is damaged or no .npz of plain arrays: {reason}") from None
 
 
-def _read_pickle(path: Path) -> Content:
+def _load_pickle(path: Path) -> WeightsFile:
     with tempfile.TemporaryDirectory(prefix="mnemo-convert-") as folder:
-        command = [sys.executable, "-P", restricted.__file__, str(path.resolve()), folder]
+        command = [sys.executable, "-P", restricted_loader.__file__, str(path.resolve()), folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
-            rest = json.loads((Path(folder) / restricted.REST).read_text(encoding="utf-8"))
+            rest = json.loads((Path(folder) / restricted_loader.REST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise MnemoError(f"{path} cannot be read: its reader stopped ({reason})") from None
         if "problem" in rest:
             raise _refusal(path, rest)
-        tensors = load_tensors(Path(folder) / restricted.WEIGHTS)
+        tensors = load_tensors(Path(folder) / restricted_loader.WEIGHTS)
     tensors |= {alias: tensors[name] for alias, name in rest["aliases"].items()}
-    return Content(tensors=tensors, key=rest["key"], others=rest["others"])
+    return WeightsFile(tensors=tensors, key=rest["key"], others=rest["others"])
 
 
 def _refusal(path: Path, rest: dict[str, Any]) -> MnemoError:

@@ -7,10 +7,10 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory.backbone import check_attention
-from mnemo.hf.memory.checks import check_kind, check_positions, check_ties, embedding_weight, try_out
-from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
-from mnemo.hf.memory.options import Align, Backward, MaskPolicy, MemoryConfig, PositionPolicy, Window
+from mnemo.hf.memory_tokens.backbone import check_attention
+from mnemo.hf.memory_tokens.checks import check_kind, check_positions, check_ties, embedding_weight, try_out
+from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
+from mnemo.hf.memory_tokens.options import Align, Backward, MaskPolicy, MemoryConfig, PositionPolicy, Window
 
 AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
 AutoModelForCausalLM.register(MemoryConfig, MemoryForCausalLM, exist_ok=True)

@@ -16,9 +16,9 @@ from mnemo import __version__
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.interop.convert import formats, vocabulary
-from mnemo.interop.convert.layout import take_all
-from mnemo.interop.convert.reading import CONFIG, Converted
-from mnemo.interop.convert.terms import terms_of
+from mnemo.interop.convert.load import CONFIG, ConvertedModel
+from mnemo.interop.convert.tensor_map import export_tensors
+from mnemo.interop.convert.to_published import published_arguments
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Sinusoidal
@@ -32,7 +32,7 @@ def check_free(dest: Path) -> None:
         raise MnemoError(f"{dest} exists: name a folder that does not")
 
 
-def write_run(model: Converted, dest: Path, *, source: Path, corpus: str, corpus_info: dict[str, Any]) -> Recipe:
+def write_run(model: ConvertedModel, dest: Path, *, source: Path, corpus: str, corpus_info: dict[str, Any]) -> Recipe:
     """A run folder, as if its weights had been trained: mnemo evaluates it, writes with it, and trains from it."""
     double = any(tensor.dtype == torch.float64 for tensor in model.weights.values())
     try:
@@ -50,23 +50,23 @@ def write_run(model: Converted, dest: Path, *, source: Path, corpus: str, corpus
     return recipe
 
 
-def corpus_info(model: Converted, name: str) -> dict[str, Any]:
+def corpus_info(model: ConvertedModel, name: str) -> dict[str, Any]:
     """What the run says of its corpus, whose text it cannot know."""
     unit = None if model.tokenizer is None else model.tokenizer.unit
     return {"name": name, "unit": unit, "vocab_size": model.config.vocab_size, "fingerprint": None}
 
 
-def write_published(model: Converted, target: str, dest: Path) -> None:
+def write_published(model: ConvertedModel, target: str, dest: Path) -> None:
     """Weights and configuration for other code: loaded by it, the same numbers come out."""
     known = formats.named(target)
-    terms = terms_of(model.config, model.segment, target)
-    theirs = take_all(known.layout(empty_model(model.config)), model.weights)
+    arguments = published_arguments(model.config, model.segment, target)
+    theirs = export_tensors(known.tensor_map(empty_model(model.config)), model.weights)
     theirs |= _frequencies(model.config, target)
     check_free(dest)
     with atomic.new_folder(dest) as folder:
-        WRITERS.get(target, _write_state_dict)(folder, theirs, terms)
+        WRITERS.get(target, _write_state_dict)(folder, theirs, arguments)
         about = {"mnemo_version": __version__, "format_version": 1}
-        (folder / CONFIG).write_text(json.dumps(terms | about, indent=1), encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(arguments | about, indent=1), encoding="utf-8")
         symbols = None if model.tokenizer is None else vocabulary.symbols_of(model.tokenizer)
         if symbols is not None:
             ids = {symbol: index for index, symbol in enumerate(symbols)}
@@ -82,22 +82,22 @@ def _frequencies(config: ModelConfig, target: str) -> dict[str, Tensor]:
     return {name: 1 / 10000**exponents}
 
 
-def _write_state_dict(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
+def _write_state_dict(folder: Path, theirs: dict[str, Tensor], arguments: dict[str, Any]) -> None:
     torch.save(theirs, folder / "state_dict.pt")
 
 
-def _write_nvidia(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
-    torch.save({"model_config": terms, "model_state": theirs}, folder / "checkpoint_last.pt")
+def _write_nvidia(folder: Path, theirs: dict[str, Tensor], arguments: dict[str, Any]) -> None:
+    torch.save({"model_config": arguments, "model_state": theirs}, folder / "checkpoint_last.pt")
 
 
-def _write_hugging_face(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
+def _write_hugging_face(folder: Path, theirs: dict[str, Tensor], arguments: dict[str, Any]) -> None:
     """What the softmax shares with the embedding is left out, as the package does: it ties these itself."""
     first = {id(tensor): name for name, tensor in reversed(theirs.items())}
     kept = {name: tensor for name, tensor in theirs.items() if first[id(tensor)] == name or "crit." not in name}
     save_file({name: tensor.clone() for name, tensor in kept.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
-def _write_variables(folder: Path, theirs: dict[str, Tensor], terms: dict[str, Any]) -> None:
+def _write_variables(folder: Path, theirs: dict[str, Tensor], arguments: dict[str, Any]) -> None:
     np.savez(folder / "variables.npz", **{name: tensor.numpy() for name, tensor in theirs.items()})  # type: ignore[arg-type]
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory.options import MemoryConfig
-from mnemo.hf.memory.places import place
+from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.position_ids import place
 from mnemo.ops import Blocks, Causal
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mnemo.analysis.attention import WIDE_SHARE, place_of
-from mnemo.analysis.observing import OfText, Place, Rows, attending_layers, observe
-from mnemo.analysis.text import Ids, as_ids, checked_segment
+from mnemo.analysis.attention_distance import WIDE_SHARE, place_of
+from mnemo.analysis.inputs import Ids, as_ids, checked_segment
+from mnemo.analysis.observers import OfText, Place, Rows, attending_layers, observe
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.ops import Attended

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mnemo.analysis.text import (
+from mnemo.analysis.inputs import (
     Ids,
     as_ids,
     checked_memory,

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mnemo.analysis.observing import OfText, Place, attending_layers, observe
-from mnemo.analysis.text import Ids
+from mnemo.analysis.inputs import Ids
+from mnemo.analysis.observers import OfText, Place, attending_layers, observe
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.ops import Attended

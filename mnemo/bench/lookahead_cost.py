@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mnemo.bench.cases import CASES, Case
-from mnemo.bench.contenders import build_model, training_step
+from mnemo.bench.timed_steps import build_model, training_step
 from mnemo.bench.timing import allocated, event_timing, graph_timing, take_turns
 from mnemo.ops import Causal, KeyLimit, relative_attention
 from mnemo.progress import Advance, ShowProgress, silent

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.safe_load import tensors_problem
-from mnemo.hf.memory.attach import add_memory
-from mnemo.hf.memory.curriculum import memory_model
-from mnemo.hf.memory.modeling import MemoryForCausalLM
-from mnemo.hf.memory.options import FORMAT_VERSION
+from mnemo.hf.memory_tokens.attach import add_memory
+from mnemo.hf.memory_tokens.curriculum import memory_model
+from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
+from mnemo.hf.memory_tokens.options import FORMAT_VERSION
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
 DESCRIPTION = "mnemo_adapter.json"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory.backbone import additive, body_of, first_position, logits_of
-from mnemo.hf.memory.options import MemoryConfig
-from mnemo.hf.memory.places import positions_needed
+from mnemo.hf.memory_tokens.backbone import additive, body_of, first_position, logits_of
+from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.position_ids import positions_needed
 
 
 def check_kind(model: Any) -> None:

@@ -12,7 +12,7 @@ from mnemo.data.streams import Batch, ContiguousStream, read_on
 from mnemo.errors import unknown
 from mnemo.evaluation.perplexity import evaluate
 from mnemo.interop.parity.reference import Reference, Refused, as_tensor
-from mnemo.interop.parity.segments import refuse_defects, settings
+from mnemo.interop.parity.segment_runner import refuse_defects, settings
 from mnemo.interop.parity.transformer_xl import AUTHORS, load
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -33,11 +33,11 @@ def check(reference: Reference) -> None:
     model = load(reference, AUTHORS, config)
     _check_steps(reference, list(_train(reference, model)))
     weights = dict(model.named_parameters())
-    layout = AUTHORS.layout(model)
+    tensor_map = AUTHORS.tensor_map(model)
     for name in reference.group("final/"):
-        if name not in layout:
-            raise unknown("parameter", name, layout)
-        reference.check("final weights", f"final/{name}", layout[name].take(weights))
+        if name not in tensor_map:
+            raise unknown("parameter", name, tensor_map)
+        reference.check("final weights", f"final/{name}", tensor_map[name].take(weights))
     reference.check("evaluation", "eval/loss", as_tensor([_evaluate(reference, model)]))
 
 

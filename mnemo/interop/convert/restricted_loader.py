@@ -1,4 +1,4 @@
-"""Reads old pickled tensors in a process of its own: run as a script, `restricted.py SOURCE FOLDER`.
+"""Reads old pickled tensors in a process of its own: run as a script, `restricted_loader.py SOURCE FOLDER`.
 
 The only place that opens a pickle: with torch's restricted loader, which knows tensors and plain containers and calls
 nothing else, and with no more memory than the file can need. It leaves weights.safetensors and rest.json in FOLDER.

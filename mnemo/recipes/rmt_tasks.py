@@ -23,8 +23,8 @@ from mnemo.data.tasks import AnyTask, Copy, Quadratic, Retrieval, Reverse
 from mnemo.memory import MemoryTokens
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()

@@ -15,12 +15,12 @@ from mnemo.data import tokenizers
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json
-from mnemo.interop.convert import files, formats, vocabulary
-from mnemo.interop.convert.files import Content
+from mnemo.interop.convert import formats, vocabulary, weight_files
 from mnemo.interop.convert.formats import Format
-from mnemo.interop.convert.infer import Terms, check_types
-from mnemo.interop.convert.layout import put_all
+from mnemo.interop.convert.infer_arguments import Arguments, check_types
+from mnemo.interop.convert.tensor_map import import_tensors
 from mnemo.interop.convert.transformer_xl import empty_model
+from mnemo.interop.convert.weight_files import WeightsFile
 from mnemo.memory.state import Start
 from mnemo.model import ModelConfig
 from mnemo.storage.run_folder import RECIPE, TOKENIZER, open_run
@@ -40,10 +40,10 @@ DEFAULT_SEGMENT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class UserOptions:
     """What the user adds to the files."""
 
-    terms: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     """Constructor arguments by the authors' names, from flags."""
     config: Path | None = None
     """A JSON file of further ones."""
@@ -52,7 +52,7 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Converted:
+class ConvertedModel:
     config: ModelConfig
     weights: dict[str, Tensor]
     segment: int
@@ -63,12 +63,12 @@ class Converted:
     notes: tuple[str, ...] = ()
 
 
-def read(path: Path, given: Given) -> Converted:
+def load_model(path: Path, given: UserOptions) -> ConvertedModel:
     """A model from any of the known sources; nothing is written, and no code of a file runs."""
     if (path / RECIPE).is_file():
-        return _read_mnemo(path, given)
+        return _load_run(path, given)
     weights = _weights_file(path)
-    content = files.read(weights)
+    content = weight_files.load_weights(weights)
     known = formats.recognise(content.tensors, str(weights))
     try:
         return convert(known, content, weights, given)
@@ -76,14 +76,14 @@ def read(path: Path, given: Given) -> Converted:
         raise MnemoError(f"{weights}: {error}") from None
 
 
-def _read_mnemo(path: Path, given: Given) -> Converted:
-    if given.terms or given.config or given.vocab:
+def _load_run(path: Path, given: UserOptions) -> ConvertedModel:
+    if given.arguments or given.config or given.vocab:
         raise MnemoError(f"{path} is a run of mnemo, which knows its own configuration: leave the flags out")
     run = open_run(path, device="cpu")
     known = None
     if (path / TOKENIZER).exists():
         known = tokenizers.from_json(load_json(path / TOKENIZER).get("tokenizer"))
-    return Converted(
+    return ConvertedModel(
         config=run.recipe.model,
         weights=dict(run.model.state_dict()),
         segment=run.recipe.train.segment,
@@ -106,27 +106,27 @@ def _weights_file(path: Path) -> Path:
     )
 
 
-def convert(known: Format, content: Content, path: Path, given: Given) -> Converted:
+def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions) -> ConvertedModel:
     """A model from weights in a known format, that lie at `path`."""
     tensors = _floats(known.tensors(content.tensors))
-    said = _given_terms(content, path, given)
-    terms = known.terms(tensors, said)
-    config = known.config(terms)
+    said = _given_arguments(content, path, given)
+    arguments = known.arguments(tensors, said)
+    config = known.config(arguments)
     model = empty_model(config)
-    weights = put_all(known.layout(model), tensors, dict(model.named_parameters()))
+    weights = import_tensors(known.tensor_map(model), tensors, dict(model.named_parameters()))
     symbols = _symbols(content, path.parent, given)
     if symbols is not None:
         vocabulary.check_size(symbols, config.vocab_size, "the vocabulary")
-    notes = [f"read as {known.title}", f"taken as: {formats.describe_terms(terms)}"]
-    longer = max(config.memory.lengths(config.num_layers)) - terms["mem_len"]
+    notes = [f"read as {known.title}", f"taken as: {formats.describe_arguments(arguments)}"]
+    longer = max(config.memory.lengths(config.num_layers)) - arguments["mem_len"]
     if longer > 0:
         notes.append(f"its same_length lets a token see one key more than ours: the memory is {longer} longer for that")
     if known.start == "zeros":
         notes.append("its own code starts from a memory full of zeros: so does a run of it")
-    return Converted(
+    return ConvertedModel(
         config=config,
         weights=weights,
-        segment=terms.get("tgt_len") or DEFAULT_SEGMENT,
+        segment=arguments.get("tgt_len") or DEFAULT_SEGMENT,
         tokenizer=None if symbols is None else vocabulary.tokenizer(symbols),
         format=known.name,
         start=known.start,
@@ -143,24 +143,24 @@ def _floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.to(torch.float64 if double else torch.float32) for name, tensor in tensors.items()}
 
 
-def _given_terms(content: Content, path: Path, given: Given) -> Terms:
+def _given_arguments(content: WeightsFile, path: Path, given: UserOptions) -> Arguments:
     """From the checkpoint itself, its config.json or the one that was named, and flags, which count most."""
     inside = content.others.get("model_config")
     beside = path.parent / CONFIG
-    terms = inside if isinstance(inside, dict) else {}
+    arguments = inside if isinstance(inside, dict) else {}
     if given.config is not None or beside.is_file():
-        terms = terms | _read_config(given.config or beside)
-    terms = terms | dict(given.terms)
-    if isinstance(terms.get("d_embed"), int) and terms["d_embed"] < 0:
-        terms = terms | {"d_embed": None}
-    terms = {name: value for name, value in terms.items() if value is not None}
-    check_types(terms)
-    if terms.get("sample_softmax", -1) > 0:
-        raise MnemoError(f"sample_softmax {terms['sample_softmax']}: no published code has one that runs")
-    return terms
+        arguments = arguments | _load_config(given.config or beside)
+    arguments = arguments | dict(given.arguments)
+    if isinstance(arguments.get("d_embed"), int) and arguments["d_embed"] < 0:
+        arguments = arguments | {"d_embed": None}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    check_types(arguments)
+    if arguments.get("sample_softmax", -1) > 0:
+        raise MnemoError(f"sample_softmax {arguments['sample_softmax']}: no published code has one that runs")
+    return arguments
 
 
-def _read_config(path: Path) -> Terms:
+def _load_config(path: Path) -> Arguments:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -175,11 +175,11 @@ def _read_config(path: Path) -> Terms:
     return data
 
 
-def _symbols(content: Content, folder: Path, given: Given) -> list[str] | None:
+def _symbols(content: WeightsFile, folder: Path, given: UserOptions) -> list[str] | None:
     if given.without_vocab:
         return None
     if given.vocab is not None:
-        return vocabulary.read(given.vocab)
+        return vocabulary.load_symbols(given.vocab)
     inside = content.others.get("vocab")
     if isinstance(inside, dict) and isinstance(inside.get("idx2sym"), list):
         return inside["idx2sym"]
@@ -187,4 +187,4 @@ def _symbols(content: Content, folder: Path, given: Given) -> list[str] | None:
         beside = vocabulary.find(folder)
     except MnemoError as error:
         raise MnemoError(f"{error} (or convert the weights alone with --no-vocab)") from None
-    return None if beside is None else vocabulary.read(beside)
+    return None if beside is None else vocabulary.load_symbols(beside)

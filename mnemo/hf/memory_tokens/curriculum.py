@@ -57,7 +57,7 @@ class CurriculumCallback(TrainerCallback):
 
 def memory_model(model: Any) -> Any:
     """The model with memory inside whatever is wrapped around it."""
-    from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
+    from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
 
     for module in model.modules():
         if isinstance(module, MemoryForCausalLM | MemoryForSequenceClassification):

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from mnemo.analysis.text import Ids, as_ids, checked_segment, empty_state
+from mnemo.analysis.inputs import Ids, as_ids, checked_segment, empty_state
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model, evaluating

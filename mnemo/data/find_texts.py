@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemo.data import sources
+from mnemo.data import text_parts
 from mnemo.data.corpus import SPLITS
 from mnemo.data.download import fetch
-from mnemo.data.published import CORPORA, PYTHON, Published
-from mnemo.data.sources import Part
+from mnemo.data.known_corpora import CORPORA, PYTHON, Published
+from mnemo.data.text_parts import Part
 from mnemo.errors import MnemoError
 from mnemo.progress import ShowProgress
 
@@ -60,13 +60,13 @@ def _unpacked(paths: Sequence[Path], folder: Path, stack: ExitStack) -> list[Par
     """Every file behind the paths; tar archives are unpacked beside the prepared corpora first."""
     found = []
     for path in paths:
-        if sources.is_tar(path):
+        if text_parts.is_tar(path):
             folder.mkdir(parents=True, exist_ok=True)
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder)))
-            sources.unpack_tar(path, place)
-            found += sources.expand(place)
+            text_parts.unpack_tar(path, place)
+            found += text_parts.expand(place)
         else:
-            found += sources.expand(path)
+            found += text_parts.expand(path)
     return found
 
 
@@ -75,9 +75,9 @@ def named(name: str, published: Published, parts: Sequence[Part], source: str) -
     if "all" in published.files:
         whole = parts[0] if len(parts) == 1 else _one(name, "all", published.files["all"], parts, source)
         size = len(whole.read())
-        splits = sources.split_at(whole, (size * 90 // 100, size * 95 // 100))
+        splits = text_parts.split_at(whole, (size * 90 // 100, size * 95 // 100))
         if name == "text8":
-            splits = {split: (sources.stripped(part),) for split, (part,) in splits.items()}
+            splits = {split: (text_parts.stripped(part),) for split, (part,) in splits.items()}
         return Texts(splits, {"all": whole}, source)
     found = {key: _matching(names, parts) for key, names in published.files.items()}
     missing = [key for key, matches in found.items() if not matches]
@@ -116,7 +116,7 @@ def _no_file(name: str, missing: Sequence[str], published: Published, source: st
 
 def local(parts: Sequence[Part], source: str) -> Texts:
     """A person's own files: train, valid and test by their names, else cut in order, 90, 5 and 5 percent."""
-    splits = _by_name(parts, source) or sources.split_in_order(parts)
+    splits = _by_name(parts, source) or text_parts.split_in_order(parts)
     if not any(splits.values()):
         raise MnemoError(f"{source} is empty: there is no text to prepare")
     return Texts(splits, {}, source)

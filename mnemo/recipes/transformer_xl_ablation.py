@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from mnemo.model.positions import AnyPositions, Learned, Relative, Shaw, Sinusoidal
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import EvalConfig, Recipe
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import everywhere, wikitext103_base
 
 PRESETS = Table()

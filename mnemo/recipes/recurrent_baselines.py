@@ -14,8 +14,8 @@ from mnemo.model import ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import NoPositions
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, TrainConfig
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import SHARE_ALL_BUT_FIRST, WIKITEXT103_CUTOFFS, WIKITEXT103_WORDS
 
 PRESETS = Table()

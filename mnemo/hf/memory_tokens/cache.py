@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory.backbone import CausalRows
-from mnemo.hf.memory.options import MemoryConfig
-from mnemo.hf.memory.segments import first_length
+from mnemo.hf.memory_tokens.backbone import CausalRows
+from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.split import first_length
 from mnemo.memory import RecurrentMemory, TokensState
 from mnemo.memory.state import select
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.bench.cases import SMALL, Case
-from mnemo.bench.published import PublishedModel
 from mnemo.bench.published_memories import PublishedLamemo, PublishedTokens
+from mnemo.bench.published_xl import PublishedModel
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed
 from mnemo.inference.generation import Sampling, Writer

@@ -15,7 +15,7 @@ from mnemo.errors import MnemoError, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TensorLocation:
     """Where one foreign tensor lies."""
 
     parts: tuple[str, ...]
@@ -62,52 +62,54 @@ class Place:
         return shape[::-1] if self.transposed else shape
 
 
-Layout = Mapping[str, Place]
+TensorMap = Mapping[str, TensorLocation]
 
 
-def take_all(layout: Layout, ours: Mapping[str, Tensor], aliases: bool = True) -> dict[str, Tensor]:
-    """The foreign tensors; names of one place share one tensor, or only the first of them is there."""
-    _refuse_strangers(layout, ours)
-    taken: dict[Place, Tensor] = {}
+def export_tensors(tensor_map: TensorMap, ours: Mapping[str, Tensor], aliases: bool = True) -> dict[str, Tensor]:
+    """The foreign tensors; names of one location share one tensor, or only the first of them is there."""
+    _refuse_strangers(tensor_map, ours)
+    taken: dict[TensorLocation, Tensor] = {}
     theirs = {}
-    for name, place in layout.items():
-        if place not in taken:
-            taken[place] = place.take(ours)
+    for name, location in tensor_map.items():
+        if location not in taken:
+            taken[location] = location.take(ours)
         elif not aliases:
             continue
-        theirs[name] = taken[place]
+        theirs[name] = taken[location]
     return theirs
 
 
-def put_all(layout: Layout, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def import_tensors(
+    tensor_map: TensorMap, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Our tensors, shaped as in `like`, filled with foreign ones.
 
     A tied foreign tensor may be given under any of its names, or under several with equal values.
     """
     dtype = next(iter(theirs.values())).dtype if theirs else torch.float32
     ours = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in like.items()}
-    _refuse_strangers(layout, ours)
-    given: dict[Place, str] = {}
+    _refuse_strangers(tensor_map, ours)
+    given: dict[TensorLocation, str] = {}
     for name, tensor in theirs.items():
-        place = layout.get(name)
-        if place is None:
-            raise unknown("parameter", name, layout)
-        wanted = place.foreign_shape(ours)
+        location = tensor_map.get(name)
+        if location is None:
+            raise unknown("parameter", name, tensor_map)
+        wanted = location.foreign_shape(ours)
         if tuple(tensor.shape) != wanted:
             raise MnemoError(f"parameter '{name}' is {list(tensor.shape)}, its configuration says {list(wanted)}")
-        first = given.setdefault(place, name)
+        first = given.setdefault(location, name)
         if first == name:
-            place.put(tensor, ours)
+            location.put(tensor, ours)
         elif not torch.equal(tensor, theirs[first]):
             raise MnemoError(f"parameters '{first}' and '{name}' are tied, but differ")
-    for name, place in layout.items():
-        if place not in given:
+    for name, location in tensor_map.items():
+        if location not in given:
             raise MnemoError(f"parameter '{name}' is missing")
     return ours
 
 
-def _refuse_strangers(layout: Layout, ours: Mapping[str, Tensor]) -> None:
-    known = {part for place in layout.values() for part in place.parts}
+def _refuse_strangers(tensor_map: TensorMap, ours: Mapping[str, Tensor]) -> None:
+    known = {part for location in tensor_map.values() for part in location.parts}
     for name in ours:
         if name not in known:
             raise MnemoError(f"our '{name}' has no counterpart there")

@@ -15,7 +15,7 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 
 Tensors = Mapping[str, Tensor]
-Terms = dict[str, Any]
+Arguments = dict[str, Any]
 """Constructor arguments of the authors' `MemTransformerLM`, by their names."""
 
 FLAGS = {
@@ -49,17 +49,17 @@ def shape(tensors: Tensors, name: str, dims: int) -> tuple[int, ...]:
     return found
 
 
-def check_types(terms: Mapping[str, Any]) -> None:
+def check_types(arguments: Mapping[str, Any]) -> None:
     """An error where a configuration has something else than a number, a switch or a list where one belongs."""
     for kind, names in _TYPES.items():
         for name in names:
-            value = terms.get(name)
+            value = arguments.get(name)
             if value is not None and (not isinstance(value, kind) or kind is int and isinstance(value, bool)):
                 raise MnemoError(f"'{name}' of the configuration is {value!r}")
-    if not all(type(cutoff) is int for cutoff in terms.get("cutoffs") or ()):
-        raise MnemoError(f"'cutoffs' of the configuration are {terms['cutoffs']!r}")
-    if not all(isinstance(tied, (bool, int, type(None))) for tied in terms.get("tie_projs") or ()):
-        raise MnemoError(f"'tie_projs' of the configuration are {terms['tie_projs']!r}")
+    if not all(type(cutoff) is int for cutoff in arguments.get("cutoffs") or ()):
+        raise MnemoError(f"'cutoffs' of the configuration are {arguments['cutoffs']!r}")
+    if not all(isinstance(tied, (bool, int, type(None))) for tied in arguments.get("tie_projs") or ()):
+        raise MnemoError(f"'tie_projs' of the configuration are {arguments['tie_projs']!r}")
 
 
 _TYPES: dict[Any, tuple[str, ...]] = {
@@ -73,22 +73,22 @@ _TYPES: dict[Any, tuple[str, ...]] = {
 }
 
 
-def terms_of_shapes(tensors: Tensors, given: Mapping[str, Any]) -> Terms:
+def arguments_of_shapes(tensors: Tensors, given: Mapping[str, Any]) -> Arguments:
     """What weights under the authors' names say by themselves; `given` fills in where they say nothing."""
     attention = "layers.0.dec_attn."
     fused = f"{attention}qkv_net.weight" in tensors
     rows, dim = shape(tensors, f"{attention}{'qkv_net' if fused else 'q_net'}.weight", 2)
-    terms = {
+    arguments = {
         "n_layer": count(tensors, "layers.{}.pos_ff.CoreNet.0.weight"),
         "d_model": dim,
         "d_inner": shape(tensors, "layers.0.pos_ff.CoreNet.0.weight", 2)[0],
         **_tables(tensors, given, dim),
         **_ties(tensors, given),
     }
-    return terms | _heads(tensors, given, rows // (3 if fused else 1))
+    return arguments | _heads(tensors, given, rows // (3 if fused else 1))
 
 
-def _heads(tensors: Tensors, given: Mapping[str, Any], width: int) -> Terms:
+def _heads(tensors: Tensors, given: Mapping[str, Any], width: int) -> Arguments:
     """Heads and the kind of positions; tables of positions also say how long the context was."""
     if "r_emb" in tensors and tensors["r_emb"].dim() == 4:
         kind, (_, rows, heads, head_dim) = 1 if "r_bias" in tensors else 3, tensors["r_emb"].shape
@@ -96,14 +96,14 @@ def _heads(tensors: Tensors, given: Mapping[str, Any], width: int) -> Terms:
     if "r_w_bias" in tensors:
         heads, head_dim = shape(tensors, "r_w_bias", 2)
         return {"attn_type": 0, "n_head": heads, "d_head": head_dim}
-    heads = asked(given, "n_head", "absolute positions leave no trace of the number of heads")
+    heads = required_argument(given, "n_head", "absolute positions leave no trace of the number of heads")
     if heads < 1 or width % heads:
         raise MnemoError(f"--num-heads {heads} does not fit the weights: their queries have {width} features")
     return {"attn_type": 2, "n_head": heads, "d_head": width // heads}
 
 
-def _lengths(given: Mapping[str, Any], rows: int) -> Terms:
-    memory = asked(given, "mem_len", "the weights do not say it")
+def _lengths(given: Mapping[str, Any], rows: int) -> Arguments:
+    memory = required_argument(given, "mem_len", "the weights do not say it")
     segment = given.get("tgt_len", rows - memory - given.get("ext_len", 0))
     extended = rows - memory - segment
     if segment < 1 or extended < 0:
@@ -111,20 +111,20 @@ def _lengths(given: Mapping[str, Any], rows: int) -> Terms:
     return {"tgt_len": segment, "ext_len": extended}
 
 
-def _tables(tensors: Tensors, given: Mapping[str, Any], dim: int) -> Terms:
+def _tables(tensors: Tensors, given: Mapping[str, Any], dim: int) -> Arguments:
     name = "word_emb.emb_layers.{}.weight"
     tables = [shape(tensors, name.format(i), 2) for i in range(max(1, count(tensors, name)))]
     rows, widths = [table[0] for table in tables], [table[1] for table in tables]
-    terms: Terms = {"n_token": sum(rows), "d_embed": widths[0], "div_val": 1, "cutoffs": []}
+    arguments: Arguments = {"n_token": sum(rows), "d_embed": widths[0], "div_val": 1, "cutoffs": []}
     if len(tables) > 1:
-        terms["cutoffs"] = [sum(rows[: i + 1]) for i in range(len(rows) - 1)]
-        terms["div_val"] = narrowing(widths, given.get("div_val"))
+        arguments["cutoffs"] = [sum(rows[: i + 1]) for i in range(len(rows) - 1)]
+        arguments["div_val"] = narrowing(widths, given.get("div_val"))
     elif "word_emb.emb_projs.0" in tensors and widths[0] == dim:
-        terms["div_val"] = 2  # of a single bin: it has a projection where none would be needed
+        arguments["div_val"] = 2  # of a single bin: it has a projection where none would be needed
     clusters = _clusters(tensors)
     if clusters and len(tables) == 1:
-        terms["cutoffs"] = _single_table_cutoffs(given, clusters, sum(rows))
-    return terms
+        arguments["cutoffs"] = _single_table_cutoffs(given, clusters, sum(rows))
+    return arguments
 
 
 def narrowing(widths: list[int], said: int | None = None) -> int:
@@ -141,7 +141,7 @@ def _clusters(tensors: Tensors) -> int:
 
 
 def _single_table_cutoffs(given: Mapping[str, Any], clusters: int, vocab_size: int) -> list[int]:
-    cutoffs = list(asked(given, "cutoffs", f"one table holds all {clusters + 1} bins of the softmax"))
+    cutoffs = list(required_argument(given, "cutoffs", f"one table holds all {clusters + 1} bins of the softmax"))
     fit = len(cutoffs) == clusters and cutoffs == sorted(set(cutoffs)) and 0 < cutoffs[0] <= cutoffs[-1] < vocab_size
     if not fit:
         raise MnemoError(
@@ -151,7 +151,7 @@ def _single_table_cutoffs(given: Mapping[str, Any], clusters: int, vocab_size: i
     return cutoffs
 
 
-def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Terms:
+def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Arguments:
     """What the softmax shares with the embedding: what is equal, or not written a second time.
 
     The first bin's projection is its own in every published model, so that a file without it lacks something.
@@ -180,14 +180,14 @@ def _same(tensors: Tensors, name: str, other: str) -> bool:
     return tensors[name].shape == tensors[other].shape and torch.equal(tensors[name], tensors[other])
 
 
-def asked(given: Mapping[str, Any], term: str, why: str) -> Any:
+def required_argument(given: Mapping[str, Any], term: str, why: str) -> Any:
     """A term that only the user can know."""
     if given.get(term) is None:
         raise MnemoError(f"{FLAGS[term]} is needed: {why}")
     return given[term]
 
 
-def merge(inferred: Mapping[str, Any], given: Mapping[str, Any]) -> Terms:
+def merge(inferred: Mapping[str, Any], given: Mapping[str, Any]) -> Arguments:
     """Both together; where they disagree, an error says what the weights have."""
     for term, value in inferred.items():
         said = given.get(term)

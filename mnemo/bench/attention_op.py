@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mnemo.bench.published import relative_shift
+from mnemo.bench.published_xl import relative_shift
 from mnemo.bench.results import Comparison, Measured
 from mnemo.bench.timing import Timing, allocated, event_timing, forget_peak, graph_timing, peak_over, take_turns
 from mnemo.errors import CheckFailed

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mnemo.analysis.observing import Place, observe
-from mnemo.analysis.text import Ids, as_ids, checked_segment, empty_state
+from mnemo.analysis.inputs import Ids, as_ids, checked_segment, empty_state
+from mnemo.analysis.observers import Place, observe
 from mnemo.errors import MnemoError
 from mnemo.memory import Lookahead
 from mnemo.model import Model

@@ -13,11 +13,11 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory.backbone import CausalRows, EncoderRows, logits_of
-from mnemo.hf.memory.cache import MemoryCache, Reader
-from mnemo.hf.memory.options import MemoryConfig
-from mnemo.hf.memory.segments import Segment, cut, next_tokens, put_back
-from mnemo.hf.memory.windows import read_sample
+from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, logits_of
+from mnemo.hf.memory_tokens.cache import MemoryCache, Reader
+from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.split import Segment, cut, next_tokens, put_back
+from mnemo.hf.memory_tokens.truncated_bptt import read_sample
 from mnemo.hf.modeling import check_prompt
 from mnemo.memory import RecurrentMemory, TokensState
 from mnemo.training.bptt import Read

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mnemo.memory import MemoryTokens
+from mnemo.recipes.preset_table import Preset, Table
 from mnemo.recipes.recipe import EvalConfig, Recipe
-from mnemo.recipes.registry import Preset, Table
 from mnemo.recipes.transformer_xl import enwik8_base, everywhere, in_training, wikitext103_base
 
 PRESETS = Table()

@@ -7,7 +7,7 @@ from typing import Any
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import formats
-from mnemo.interop.convert.infer import Terms
+from mnemo.interop.convert.infer_arguments import Arguments
 from mnemo.interop.convert.nvidia import one_key_less
 from mnemo.memory import Lookahead, Plan
 from mnemo.model import InitConfig, ModelConfig
@@ -18,36 +18,36 @@ from mnemo.model.positions import Learned, Relative, Shaw, Sinusoidal
 _KINDS = {Relative: 0, Shaw: 1, Sinusoidal: 2, Learned: 3}
 
 
-def terms_of(config: ModelConfig, segment: int, target: str) -> Terms:
+def published_arguments(config: ModelConfig, segment: int, target: str) -> Arguments:
     """Constructor arguments that give this model there; reading them back must give this configuration."""
     per_layer = isinstance(config.positions, Relative) and config.positions.biases_per_layer
     if per_layer and target not in ("hf", "tf"):
         raise MnemoError(f"u and v are one pair a layer, and '{target}' has one pair for all: write it as 'hf' or 'tf'")
     said = one_key_less(config) if target in ("nvidia", "tf") else config
-    terms = _authors(said, segment)
+    arguments = _authors(said, segment)
     if target == "hf":
-        terms = _hugging_face(terms, config)
+        arguments = _hugging_face(arguments, config)
     elif target == "lamemo":
-        terms = terms | {"attn_type": 3, "layer_norm_eps": config.norm_eps, **_lookahead(config)}
+        arguments = arguments | {"attn_type": 3, "layer_norm_eps": config.norm_eps, **_lookahead(config)}
     elif target == "rmt" and config.tokens is not None:
         tokens = config.tokens
-        terms |= {"num_mem_tokens": tokens.num, "mem_at_end": tokens.write}
-        terms["read_mem_from_cache"] = tokens.memory_sees_cache
+        arguments |= {"num_mem_tokens": tokens.num, "mem_at_end": tokens.write}
+        arguments["read_mem_from_cache"] = tokens.memory_sees_cache
     elif target == "rmt":
         raise MnemoError("this model has no memory tokens: it cannot be written as 'rmt'")
     if target not in ("hf", "tf"):
-        terms.pop("untie_r", None)  # their constructors do not take it
-    back = formats.named(target).config(terms)
+        arguments.pop("untie_r", None)  # their constructors do not take it
+    back = formats.named(target).config(arguments)
     _refuse_difference(comparable(config), comparable(back), target)
-    return terms
+    return arguments
 
 
-def _authors(config: ModelConfig, segment: int) -> Terms:
+def _authors(config: ModelConfig, segment: int) -> Arguments:
     embedding, positions = config.embedding, config.positions
     if not isinstance(positions, (Relative, Shaw, Sinusoidal, Learned)):
         raise MnemoError(f"positions {type(positions).__name__}: the published code has none of that kind")
     memory = max(config.memory.lengths(config.num_layers))
-    terms: Terms = {
+    arguments: Arguments = {
         "n_token": config.vocab_size,
         "n_layer": config.num_layers,
         "n_head": config.num_heads,
@@ -71,28 +71,28 @@ def _authors(config: ModelConfig, segment: int) -> Terms:
         "sample_softmax": -1,
     }
     if isinstance(positions, Shaw):
-        terms["tgt_len"] = positions.distances - memory
+        arguments["tgt_len"] = positions.distances - memory
     elif isinstance(positions, Learned):
-        terms["tgt_len"] = positions.length - memory
+        arguments["tgt_len"] = positions.length - memory
     elif isinstance(positions, Relative):
-        terms["untie_r"] = positions.biases_per_layer
-    return terms
+        arguments["untie_r"] = positions.biases_per_layer
+    return arguments
 
 
-def _lookahead(config: ModelConfig) -> Terms:
+def _lookahead(config: ModelConfig) -> Arguments:
     long = config.memory.long
     return {"eps": long.epsilon} if isinstance(long, Lookahead) else {}
 
 
-def _hugging_face(terms: Terms, config: ModelConfig) -> Terms:
-    shared = all(terms["tie_projs"][1:])
+def _hugging_face(arguments: Arguments, config: ModelConfig) -> Arguments:
+    shared = all(arguments["tie_projs"][1:])
     names = {"n_token": "vocab_size", "tie_weight": "tie_word_embeddings"}
-    renamed = {names.get(name, name): value for name, value in terms.items()}
+    renamed = {names.get(name, name): value for name, value in arguments.items()}
     return {
         "model_type": "transfo-xl",
         "architectures": ["TransfoXLLMHeadModel"],
         **renamed,
-        "adaptive": bool(terms["cutoffs"]),
+        "adaptive": bool(arguments["cutoffs"]),
         "layer_norm_epsilon": config.norm_eps,
         "proj_share_all_but_first": shared,
     }
