@@ -27,7 +27,7 @@ from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
 from mnemo.evaluation.score import Score
 from mnemo.interop.convert.load import ConvertedModel, UserOptions, load_model
-from mnemo.interop.convert.save import check_free, corpus_info, write_published, write_run
+from mnemo.interop.convert.save import check_free, unknown_corpus, write_published, write_run
 from mnemo.memory.state import Start
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
@@ -104,7 +104,13 @@ def run(args: Args) -> int:
         return _tell(args, model, None)
     known = args.corpus or (args.eval if args.eval and not _is_text(args.eval) else None)
     name = known or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN_CORPUS)
-    write_run(model, args.dest, source=args.source, corpus=name, corpus_info=corpus_info(model, name))
+    write_run(
+        model,
+        args.dest,
+        source=args.source,
+        corpus=name,
+        corpus_info=unknown_corpus(name, model.tokenizer, model.config.vocab_size),
+    )
     return _tell(args, model, None if split is None else _score(args, split))
 
 

@@ -3,7 +3,7 @@
     import mnemo.hf
     model = AutoModelForCausalLM.from_pretrained(FOLDER)
 
-Adapters outside the core, which never imports transformers. Names are loaded at first use.
+This package is an adapter: the core never imports transformers. Names are loaded at first use.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def __dir__() -> list[str]:
 def _register() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    importlib.import_module("mnemo.hf.memory_tokens.attach")  # which registers models with memory tokens
+    importlib.import_module("mnemo.hf.memory_tokens.attach")  # registers the models with memory tokens
     from mnemo.hf.configuration import MnemoConfig
     from mnemo.hf.modeling import MnemoForCausalLM
     from mnemo.hf.tokenization import MnemoTokenizer

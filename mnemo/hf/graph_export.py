@@ -1,8 +1,8 @@
-"""One step of a model as a graph, with the state in and out: `torch.export`, and ONNX from it.
+"""Export one step of a model as a graph, with the state as input and output: `torch.export` and ONNX.
 
-A step reads one segment of a fixed number of tokens behind a state and gives the logits and the next state. A state is
-a dictionary of tensors, named as `mnemo.memory.state.leaves` names them; `step_state(model, batch)` is the first one.
-With `tokens=1` every token is a segment of its own, which enters the memory at once.
+A step takes a state and one segment with a fixed number of tokens, and returns the logits and the next state. A state
+is a dictionary of tensors with the names of `mnemo.memory.state.leaves`; `step_state(model, batch)` is the initial one.
+With `tokens=1` a segment is a single token, which enters the memory immediately.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, one_line
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
@@ -28,32 +28,35 @@ class Step(nn.Module):
 
     def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         given = iter(state.values())
-        # the reference path: plain operations that every runtime has
+        # The reference path uses only operations that every runtime supports.
         out, after, _ = self.model.explain(tokens, tree_map(lambda _: next(given), self._form))
         return self.model.logits(out), dict(leaves(after))
 
 
 def step_state(model: MnemoForCausalLM, batch: int = 1) -> dict[str, Tensor]:
-    """What a text starts with."""
+    """Return the state at the start of a text."""
     return dict(leaves(model.start_state(batch)))
 
 
 def export_step(model: MnemoForCausalLM, *, batch: int = 1, tokens: int | None = None) -> torch.export.ExportedProgram:
-    """`logits, state = program.module()(tokens, state)` for tokens (batch, tokens); a segment when left out."""
+    """Return a program: `logits, state = program.module()(tokens, state)` with tokens (batch, tokens).
+
+    `tokens`: tokens of a step; by default the configured segment.
+    """
     width = model.config.segment if tokens is None else tokens
     if batch < 1 or width < 1:
         raise MnemoError(f"a step reads at least one token of one row, not {width} of {batch}")
     step = Step(model.model, model.start_state(batch)).eval()
     example = torch.zeros(batch, width, dtype=torch.int64, device=model.device)
     with torch.no_grad():
-        step(example, step_state(model, batch))  # tables of positions are kept from call to call: let them be real ones
+        step(example, step_state(model, batch))  # fills the cache of position tables with real tensors before tracing
         return torch.export.export(step, (example, step_state(model, batch)))
 
 
 def export_onnx(model: MnemoForCausalLM, path: str | Path, *, batch: int = 1, tokens: int | None = None) -> Path:
-    """Write a step as an ONNX file: inputs `tokens` and `state.NAME`, outputs `logits` and `next.NAME`.
+    """Write a step as an ONNX file with inputs `tokens`, `state.NAME` and outputs `logits`, `next.NAME`.
 
-    The file is run once and must give the model's numbers; else it is removed.
+    The file is run once and compared with the model; if they differ, the file is removed and an error is raised.
     """
     try:
         import onnxruntime
@@ -72,7 +75,7 @@ def export_onnx(model: MnemoForCausalLM, path: str | Path, *, batch: int = 1, to
         _check(onnxruntime.InferenceSession(str(path)), program, tokens_of, step_state(model, batch))
     except Exception as error:
         Path(path).unlink(missing_ok=True)
-        raise MnemoError(f"this model's memory does not fit ONNX: {str(error).splitlines()[0]}") from None
+        raise MnemoError(f"this model cannot be exported to ONNX: {one_line(error)}") from None
     return Path(path)
 
 

@@ -1,4 +1,4 @@
-"""Runs of mnemo and folders of the transformers library: one into the other, and back."""
+"""Convert run folders of mnemo to transformers models, and back."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from mnemo.data.tokenizers import AnyTokenizer, from_json
+from mnemo.data.tokenizers import from_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
+from mnemo.interop.convert.save import unknown_corpus, write_untrained_run
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.checkpoint import save_checkpoint
-from mnemo.storage.run_folder import TOKENIZER, RunHeader, open_run, write_header
+from mnemo.storage.run_folder import TOKENIZER, RunHeader, open_run
 
 
 class Pretrained(NamedTuple):
     model: MnemoForCausalLM
     tokenizer: MnemoTokenizer | None
-    """None where the run was not trained on text"""
+    """None if the run was not trained on text"""
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """A folder that `AutoModelForCausalLM` and `AutoTokenizer` read."""
+        """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` can load."""
         self.model.save_pretrained(folder)
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
 
 
 def from_run(run: str | Path, which: Literal["best", "last"] = "best", device: str = "cpu") -> Pretrained:
-    """A trained run, given by its folder or by its name under `runs`, as model and tokenizer."""
+    """Load a trained run, given by its folder or by its name under `runs`, as model and tokenizer."""
     opened = open_run(run, which, device)
     path = opened.path / TOKENIZER
     core = from_json(load_json(path).get("tokenizer")) if path.exists() else None
@@ -46,10 +46,10 @@ def from_run(run: str | Path, which: Literal["best", "last"] = "best", device: s
 
 
 def to_run(model: MnemoForCausalLM, folder: str | Path, tokenizer: MnemoTokenizer | None = None) -> Path:
-    """A run folder with these weights, as if they had been trained there: mnemo evaluates and trains on from it."""
+    """Write a run folder with these weights, which mnemo can evaluate and train further."""
     folder = Path(folder)
     if folder.exists():
-        raise MnemoError(f"{folder} exists: name a folder that does not")
+        raise MnemoError(f"{folder} exists already: name a new folder")
     core = None if tokenizer is None else tokenizer.core
     if core is not None and core.vocab_size != model.config.vocab_size:
         raise MnemoError(f"the tokenizer has {core.vocab_size} symbols, the model {model.config.vocab_size}")
@@ -59,13 +59,7 @@ def to_run(model: MnemoForCausalLM, folder: str | Path, tokenizer: MnemoTokenize
         raise MnemoError("a run keeps float32 or float64 weights: call model.float() first")
     precision = "fp64" if types == {torch.float64} else "fp32"
     recipe = Recipe(model=model.config.core, train=TrainConfig(segment=model.config.segment, precision=precision))
-    source = {"starts_from": model.config.start}
-    header = RunHeader(recipe=recipe, corpus=_corpus(recipe, core), source=source)
-    write_header(folder, header, None if core is None else core.to_json())
-    save_checkpoint(folder, {"step": 0, "average_count": 0}, {"weights": weights, "training": {}, "memory": {}})
+    corpus = unknown_corpus(recipe.data.corpus, core, recipe.model.vocab_size)
+    header = RunHeader(recipe=recipe, corpus=corpus, source={"starts_from": model.config.start})
+    write_untrained_run(folder, header, weights, core)
     return folder
-
-
-def _corpus(recipe: Recipe, tokenizer: AnyTokenizer | None) -> dict[str, object]:
-    unit = None if tokenizer is None else tokenizer.unit
-    return {"name": recipe.data.corpus, "unit": unit, "vocab_size": recipe.model.vocab_size, "fingerprint": None}

@@ -1,6 +1,6 @@
-"""Reading rows of any length segment by segment, with gradient.
+"""Run the core model over rows of any length, segment by segment, with gradient.
 
-Where a memory carries gradient (memory tokens), it flows through all segments of one call.
+Memories that carry gradient (memory tokens) pass it through all segments of one call.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from mnemo.memory.state import State
 from mnemo.model import Model
 
 
-class Read(NamedTuple):
+class SegmentsOutput(NamedTuple):
     hidden: Tensor
     """(B, N, D), ready for the softmax"""
     state: State
-    """Behind the last segment"""
+    """After the last segment"""
     nll: Tensor | None
-    """The sum over all targets, in nats"""
+    """Sum over all targets, in nats; None without targets"""
     aux: Tensor
-    """Auxiliary losses, a mean over segments"""
+    """Auxiliary losses, averaged over segments"""
 
 
-def read_segments(
+def no_outputs(model: Model, batch: int) -> Tensor:
+    """Return outputs (B, 0, D) for rows that consist of padding only."""
+    return model.embedding.tables[0].new_zeros(batch, 0, model.config.dim)
+
+
+def run_segments(
     model: Model,
     packed: Packed,
     state: State,
@@ -36,8 +41,11 @@ def read_segments(
     targets: Tensor | None = None,
     starts: Tensor | None = None,
     checkpoint: Callable[..., Any] | None = None,
-) -> Read:
-    """`checkpoint`: a function that runs a segment and computes it again for the gradient, keeping only its state."""
+) -> SegmentsOutput:
+    """Run all segments of packed rows.
+
+    `checkpoint`: like torch's function; it runs a segment without storing activations, and again in the backward pass.
+    """
     hidden, nlls, auxes = [], [], []
     for begin in range(0, packed.tokens.shape[1], segment):
         part = slice(begin, begin + segment)
@@ -49,11 +57,11 @@ def read_segments(
         hidden.append(out)
         nlls.append(nll)
         auxes.append(aux)
-    if not hidden:  # nothing but padding
-        none = model.embedding.tables[0].new_zeros(len(packed.tokens), 0, model.config.dim)
-        return Read(none, state, None if targets is None else none.sum(), none.sum())
+    if not hidden:  # only padding
+        none = no_outputs(model, len(packed.tokens))
+        return SegmentsOutput(none, state, None if targets is None else none.sum(), none.sum())
     nll = None if targets is None else torch.stack(nlls).sum()
-    return Read(torch.cat(hidden, 1), state, nll, torch.stack(auxes).mean())
+    return SegmentsOutput(torch.cat(hidden, 1), state, nll, torch.stack(auxes).mean())
 
 
 def _segment(

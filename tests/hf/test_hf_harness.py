@@ -129,5 +129,5 @@ def test_the_harness_runs_tasks(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="no run and no folder 'nothing'"):
+    with pytest.raises(MnemoError, match="'nothing' is neither a run nor a folder"):
         harness.MnemoLM("nothing")

@@ -282,9 +282,9 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (dict(inputs_embeds=torch.zeros(1, 2, 12)), "inputs_embeds are not supported"),
-        (dict(past_key_values=DynamicCache()), "DynamicCache; a Mnemo model goes on from a MnemoCache"),
+        (dict(past_key_values=DynamicCache()), "DynamicCache; a Mnemo model needs a MnemoCache"),
         (dict(output_attentions=True), "attentions and hidden states"),
-        (dict(position_ids=torch.zeros(1, 2)), "takes no 'position_ids'"),
+        (dict(position_ids=torch.zeros(1, 2)), "does not accept the argument 'position_ids'"),
         (dict(attention_mask=torch.ones(1, 1)), "does not fit"),
         (dict(labels=torch.ones(1, 3, dtype=torch.int64)), "do not fit"),
         (dict(input_ids=torch.tensor([[1, PADDING + 1]])), "outside the vocabulary"),
@@ -322,7 +322,7 @@ def test_assisted_decoding_and_new_words_are_refused() -> None:
 def test_an_empty_prompt_is_one_clear_error() -> None:
     empty: Any = MnemoTokenizer.of(ByteTokenizer())("", return_tensors="pt")
     for prompt in (empty, {"inputs": torch.zeros(1, 0, dtype=torch.int64)}):
-        with pytest.raises(MnemoError, match="nothing to go on from: the prompt is empty"):
+        with pytest.raises(MnemoError, match="cannot generate: the prompt is empty"):
             hf_model().generate(**prompt, max_new_tokens=5)
 
 

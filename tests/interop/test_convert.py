@@ -239,7 +239,7 @@ def test_projections_are_tied_as_proj_share_all_but_first_says(tmp_path: Path) -
     folder = files.hugging_face(tmp_path, config, files.full(config), tie_projs=None, proj_share_all_but_first=False)
     assert convert(folder).config.embedding.ties() == (False, False, False)
     change_config(folder, {"proj_share_all_but_first": True})
-    with pytest.raises(MnemoError, match="tied, but differ"):
+    with pytest.raises(MnemoError, match="tied but differ"):
         convert(folder)
 
 
@@ -374,10 +374,10 @@ def _without_a_process(monkeypatch: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "changes", "message"),
     [
-        ("authors", {"untie_r": True}, "one pair a layer"),
-        ("tf", {}, "norm_eps cannot be said"),
+        ("authors", {"untie_r": True}, "u and v differ by layer"),
+        ("tf", {}, "cannot represent norm_eps"),
         ("rmt", {}, "no memory tokens"),
-        ("lamemo", {}, "memory cannot be said"),
+        ("lamemo", {}, "cannot represent memory"),
     ],
 )
 def test_what_other_code_has_no_word_for_is_refused(target: str, changes: Config, message: str, tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def wider(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "no config.json beside the weights"),
         (break_config, "config.json is damaged or truncated"),
         (another_type, "type 'bert', not 'transfo-xl'"),
-        (another_vocabulary, "has 2 symbols, the weights 13: another vocabulary"),
+        (another_vocabulary, "has 2 symbols, but the weights have 13"),
         (only_a_pickled_vocabulary, "CVE-2023-6730"),
         (cut_weights, "is truncated"),
         (sampled, "sample_softmax 100"),
@@ -542,7 +542,7 @@ def cut(path: Path) -> None:
         ("model.ckpt.index", Path.touch, "TensorFlow checkpoint"),
         ("vocab.bin", Path.touch, "json.dump"),
         ("corpus.bin", Path.touch, "CVE-2023-7018"),
-        ("notes.txt", Path.touch, "no file of weights"),
+        ("notes.txt", Path.touch, "not a file of weights"),
         ("empty", Path.mkdir, "neither a run of mnemo nor a folder"),
         ("none.pt", lambda path: None, "does not exist"),
     ],

@@ -50,5 +50,5 @@ def test_symbols_tell_their_tokenizer_and_come_back(symbols: list[str], expected
 @pytest.mark.parametrize("content", [{"a": 0, "b": 2}, {"a": "x"}, [1, 2], 7])
 def test_other_json_is_no_vocabulary(content: Any, tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(content))
-    with pytest.raises(MnemoError, match="is no vocabulary"):
+    with pytest.raises(MnemoError, match="is not a vocabulary"):
         vocabulary.load_symbols(tmp_path / "vocab.json")

@@ -1,1 +1,1 @@
-"""Recurrent memory tokens for models of the transformers library."""
+"""Recurrent memory tokens (RMT) around models of the transformers library."""

@@ -1,4 +1,4 @@
-"""`add_memory`: memory for a model that has none."""
+"""`add_memory`: add recurrent memory tokens to a transformers model."""
 
 from __future__ import annotations
 
@@ -32,21 +32,23 @@ def add_memory(
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
-    """Recurrent memory tokens for a causal language model or an encoder with a classification head.
+    """Add recurrent memory tokens to a causal language model or an encoder with a classification head.
 
-    The given model becomes the backbone of the new one, weights and all; it is not copied.
+    The given model becomes the backbone of the returned model; it is not copied.
 
-    tokens:    memory tokens
-    segment:   tokens that the backbone reads at once, memory not counted
-    bptt:      segments before its own that a loss sends gradient to; None for all
-    mask:      "causal", as the backbone has it, or "block": memory tokens of a block see each other
-    positions: "continue" through memory and text; "tokens" keep the places they have without memory; "fixed" memory
-    align:     the short segment is a row's last one ("left") or its first ("right")
-    window:    "sliding": exactly `bptt` segments for every loss; "tumbling": windows of bptt + 1, each read once
-    score:     so many of the last segments of a sample have a loss; None for all
-    backward:  "checkpoint": the activations of one segment; "plain": those of all
+    tokens:    number of memory tokens
+    segment:   tokens per segment, without memory tokens
+    bptt:      number of earlier segments that the gradient of a loss reaches; None for all
+    mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
+    positions: "continue": positions count through memory and text; "tokens": text has the same positions as without
+               memory; "fixed": the positions of memory tokens do not depend on the segment length
+    align:     which segment of a row is shorter: the last one ("left") or the first one ("right")
+    window:    "sliding": every loss reaches exactly `bptt` earlier segments; "tumbling": windows of bptt + 1 segments,
+               each read once
+    score:     number of last segments of a sample that have a loss; None for all
+    backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
-    std:       deviation of the learned memory at first; that of the embeddings when left out
+    std:       standard deviation of the initial memory; by default that of the embeddings
     """
     check_kind(model)
     deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
@@ -68,7 +70,7 @@ def add_memory(
     kind = _kind_of(model)
     _check(model, config, kind._encoder)
     for module in model.modules():
-        module._is_hf_initialized = True  # its weights are what they are: nothing is to be drawn again
+        module._is_hf_initialized = True  # keep the given weights: do not initialise them again
     wrapped = kind(config, model)
     wrapped.train(model.training)
     if isinstance(wrapped, MemoryForCausalLM) and model.generation_config is not None:
@@ -82,18 +84,18 @@ def _kind_of(model: Any) -> type[MemoryForCausalLM] | type[MemoryForSequenceClas
     if type(model).__name__.endswith("ForSequenceClassification"):
         return MemoryForSequenceClassification
     raise MnemoError(
-        f"{type(model).__name__} is neither a language model, which has output embeddings, nor a model for sequence "
+        f"{type(model).__name__} is neither a language model with output embeddings nor a model for sequence "
         "classification"
     )
 
 
 def _check(model: Any, config: MemoryConfig, encoder: bool) -> None:
     if encoder and config.mask != "causal":
-        raise MnemoError("an encoder's rows all see each other: mask policies are for language models")
+        raise MnemoError("an encoder attends in both directions: mask policies are for language models")
     if encoder and config.score not in (None, 1):
-        raise MnemoError("classification is on the last segment: score is for language models")
+        raise MnemoError("classification uses the last segment only: score is for language models")
     if not encoder and config.wrap is not None:
-        raise MnemoError("wrap is for encoders: a language model's text goes on across borders")
+        raise MnemoError("wrap is for encoders: a language model predicts across segment borders")
     check_attention(model, config)
     check_positions(model, config, write=not encoder)
     check_ties(model)

@@ -1,7 +1,7 @@
-"""A model of the transformers library as the backbone of the core's memory tokens.
+"""A transformers model as the backbone of the core's memory tokens.
 
-Rows are [read block, tokens, write block, padding]. Padding is on the right, where causal rows never look, so stock
-causal masks need no help; block masks are handed over as 4-D masks.
+Rows are [read block, tokens, write block, padding]. Padding is on the right, which causal attention never sees, so the
+backbone's causal mask is enough; block masks are passed as 4-D masks.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.options import MemoryConfig
-from mnemo.hf.memory_tokens.position_ids import place
+from mnemo.hf.memory_tokens.position_ids import position_ids
 from mnemo.ops import Blocks, Causal
 
 
 def body_of(backbone: Any) -> nn.Module:
-    """The model without its head."""
+    """Return the model without its head."""
     return backbone.base_model
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Who sees whom, (B, Q, K), as a 4-D mask: 0 where seen, the lowest number elsewhere."""
+    """Return a 4-D additive mask from (B, Q, K) booleans: 0 where visible, the lowest number elsewhere."""
     return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[:, None]
 
 
 def check_attention(backbone: Any, config: MemoryConfig) -> None:
-    """Refuse flash attention where it would silently do something else than the policies say."""
+    """Refuse flash attention where it would silently ignore the mask or position policy."""
     attention = backbone.config._attn_implementation or ""
     if "flash" not in attention or config.tokens == 0:
         return
     if config.positions != "continue":
         raise MnemoError(
-            f'{attention} takes positions that do not count upwards for several texts: use positions="continue" or '
+            f'{attention} interprets positions that do not increase as several texts: use positions="continue" or '
             'attn_implementation="sdpa"'
         )
     if config.mask == "block":
-        raise MnemoError(f'{attention} takes no 4-D mask: use mask="causal" or attn_implementation="sdpa"')
+        raise MnemoError(f'{attention} supports no 4-D mask: use mask="causal" or attn_implementation="sdpa"')
 
 
 def first_position(backbone: Any) -> int:
-    """0, but RoBERTa and its kind count positions from behind their padding token's."""
+    """Return the first position: 0, or in models like RoBERTa the one after the padding token's."""
     for name, module in body_of(backbone).named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
@@ -50,7 +50,7 @@ def first_position(backbone: Any) -> int:
 
 
 class CausalRows:
-    """A causal language model between its embeddings and its head, whole segments at a time or row by row."""
+    """A causal language model without embeddings and head; runs whole segments, or parts of them with a cache."""
 
     def __init__(self, backbone: Any, config: MemoryConfig) -> None:
         check_attention(backbone, config)
@@ -59,15 +59,15 @@ class CausalRows:
     def __call__(
         self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, Any]:
-        """Hidden rows (B, Q, D) of a whole segment's; it keeps no state of its own."""
+        """Return hidden rows (B, Q, D) of a whole segment; the backbone itself has no state."""
         memory = 2 * self.config.tokens
         total = torch.full((len(rows),), rows.shape[1], device=rows.device) if lengths is None else lengths
         return self.feed(rows, None, 0, (total - memory).clamp(min=0), mask), state
 
     def feed(self, rows: Tensor, cache: Any, begin: int, counts: Tensor, mask: Causal | Blocks) -> Tensor:
-        """Hidden rows of those that follow `begin` earlier ones, which the cache holds.
+        """Return the hidden rows of `rows`, which follow the first `begin` rows of the segment; those are in the cache.
 
-        `counts` (B,) are the tokens between the segment's memory blocks.
+        `counts` (B,): number of tokens between the memory blocks of the segment.
         """
         num = rows.shape[1]
         index = torch.arange(begin, begin + num, device=rows.device)
@@ -77,17 +77,19 @@ class CausalRows:
         if isinstance(mask, Blocks):
             visible = mask.visible(num, begin + num, begin, rows.device)
             options["attention_mask"] = additive(visible, rows.dtype)
-        positions = place(self.config.positions, index, self.config.tokens, True, counts)
+        positions = position_ids(self.config.positions, index, self.config.tokens, True, counts)
         if positions is not None:
             options["position_ids"] = positions + first_position(self.backbone)
-            # without a mask, positions that do not count upwards are taken for several texts in one row
+            # Without a mask, transformers interprets positions that do not increase as several texts in one row.
             options.setdefault("attention_mask", torch.ones(len(rows), begin + num, device=rows.device).long())
         return self.body(inputs_embeds=rows, **options).last_hidden_state
 
 
 class EncoderRows:
-    """An encoder with its classification head, which looks at the first row: the first token moves in front of the
-    memory, and the logits go where a backbone's state goes."""
+    """An encoder with its classification head, which uses the first row: the first token is moved before the memory.
+
+    The logits are returned in place of the backbone's state.
+    """
 
     def __init__(self, backbone: Any, config: MemoryConfig) -> None:
         check_attention(backbone, config)
@@ -99,19 +101,19 @@ class EncoderRows:
         num, total = self.config.tokens, rows.shape[1]
         order = torch.tensor([num, *range(num), *range(num + 1, total)], device=rows.device)
         counts = torch.full((len(rows),), total, device=rows.device) if lengths is None else lengths
-        places = place(self.config.positions, positions, num, False, (counts - num).clamp(min=0))
+        placed = position_ids(self.config.positions, positions, num, False, (counts - num).clamp(min=0))
         options: dict[str, Any] = {}
-        if places is not None:
-            options["position_ids"] = places[:, order] + first_position(self.backbone)
+        if placed is not None:
+            options["position_ids"] = placed[:, order] + first_position(self.backbone)
         if lengths is not None:
-            seen = (positions < lengths[:, None]) | (lengths == 0)[:, None]  # a row that sees nothing would be NaN
+            seen = (positions < lengths[:, None]) | (lengths == 0)[:, None]  # an empty row would give NaN
             options["attention_mask"] = seen.long()
         out = self.backbone(inputs_embeds=rows[:, order], output_hidden_states=True, **options)
         return out.hidden_states[-1][:, order.argsort()], out.logits
 
 
 def logits_of(backbone: Any, hidden: Tensor) -> Tensor:
-    """The head of a causal language model."""
+    """Apply the head of a causal language model."""
     logits = backbone.get_output_embeddings()(hidden)
     config = backbone.config.get_text_config()
     cap = getattr(config, "final_logit_softcapping", None)

@@ -1,4 +1,4 @@
-"""More segments as training goes on: memory is learnt over short distances first."""
+"""A curriculum: the number of segments per sample grows during training, so short distances are learned first."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from mnemo.errors import MnemoError
 @dataclass(frozen=True)
 class Curriculum:
     stages: tuple[tuple[int, int], ...]
-    """(from this step on, so many segments), the first of them from step 0"""
+    """Pairs (first step, number of segments); the first stage begins at step 0"""
     vary: bool = False
-    """Draw the number anew at every step, from 1 to the stage's, so that short texts are not forgotten"""
+    """Draw the number of each step from 1 to the stage's number, so that short texts remain in training"""
     seed: int = 0
 
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
-            raise MnemoError(f"curriculum {self.stages} must begin at step 0 and go on in rising order")
+            raise MnemoError(f"curriculum {self.stages} must begin at step 0 and have increasing steps")
         if min(number for _, number in self.stages) < 1:
             raise MnemoError(f"curriculum {self.stages} must have at least one segment at every stage")
 
     def segments(self, step: int) -> int:
-        """How many segments samples have at a step; the same answer whenever it is asked."""
+        """Return the number of segments at a step; it depends on the step and the seed only."""
         most = [number for begin, number in self.stages if begin <= max(step, 0)][-1]
         return random.Random(f"{self.seed} {step}").randint(1, most) if self.vary else most
 
 
 class CurriculumCallback(TrainerCallback):
-    """Follows a curriculum in a transformers Trainer.
+    """Apply a curriculum in a transformers Trainer.
 
-    `apply` is told the number of segments before every step: a data set may make samples of that length. Without it
-    the model reads only so many of the last segments of each sample.
+    `apply` is called with the number of segments before every step, for example to set the length of samples in a data
+    set. Without it, the model uses only that many of the last segments of each sample.
     """
 
     def __init__(self, curriculum: Curriculum, apply: Callable[[int], None] | None = None) -> None:
@@ -56,10 +56,10 @@ class CurriculumCallback(TrainerCallback):
 
 
 def memory_model(model: Any) -> Any:
-    """The model with memory inside whatever is wrapped around it."""
+    """Return the model with memory inside its wrappers."""
     from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
 
     for module in model.modules():
         if isinstance(module, MemoryForCausalLM | MemoryForSequenceClassification):
             return module
-    raise MnemoError(f"a {type(model).__name__} without memory: add it with add_memory")
+    raise MnemoError(f"this {type(model).__name__} has no memory: add it with add_memory")

@@ -1,4 +1,4 @@
-"""Models of the transformers library with memory, as models of that library."""
+"""Transformers models with memory tokens, with the interface of the transformers library."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from transformers.utils.generic import ModelOutput
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, logits_of
-from mnemo.hf.memory_tokens.cache import MemoryCache, Reader
+from mnemo.hf.memory_tokens.cache import DecodingModel, MemoryCache
 from mnemo.hf.memory_tokens.options import MemoryConfig
-from mnemo.hf.memory_tokens.split import Segment, cut, next_tokens, put_back
+from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
-from mnemo.hf.modeling import check_prompt
+from mnemo.hf.modeling import IGNORED, check_prompt
 from mnemo.memory import RecurrentMemory, TokensState
 from mnemo.training.bptt import Read
-
-IGNORED = -100
 
 
 @dataclass
@@ -31,7 +29,7 @@ class MemoryOutput(ModelOutput):
     logits: Tensor | None = None
     past_key_values: MemoryCache | None = None
     memory: Tensor | None = None
-    """(B, m, D) behind the last segment: give it to the next call to read on"""
+    """(B, m, D) after the last segment; pass it to the next call to continue the text"""
 
 
 class _WithMemory(PreTrainedModel):
@@ -54,7 +52,7 @@ class _WithMemory(PreTrainedModel):
         tokens = config.memory_tokens(self._encoder)
         self.memory_tokens = RecurrentMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
         self.num_segments: int | None = None
-        """Read only so many of the last segments of each sample in training, as a curriculum wants it"""
+        """In training, use only this many of the last segments of each sample (set by a curriculum)"""
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -74,13 +72,13 @@ class _WithMemory(PreTrainedModel):
         self.backbone.set_output_embeddings(new_embeddings)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings of token ids; embeddings stay what they are."""
+        """Embed token ids; floating-point input is taken as embeddings and returned unchanged."""
         if tokens.is_floating_point():
             return tokens
         embeddings: Any = self.get_input_embeddings()
         try:
             return embeddings(tokens)
-        except IndexError:  # of a CPU: a GPU is not waited for
+        except IndexError:  # raised on a CPU only; a check on a GPU would force it to synchronize
             raise _beyond("token ids", tokens, len(embeddings.weight)) from None
 
     def _start(self, batch: int, memory: Tensor | None) -> TokensState:
@@ -88,14 +86,17 @@ class _WithMemory(PreTrainedModel):
         if memory is None:
             return state
         if memory.shape != state.memory.shape:
-            raise MnemoError(f"memory {tuple(memory.shape)} is not {tuple(state.memory.shape)}, as this model's is")
+            needed = tuple(state.memory.shape)
+            raise MnemoError(f"memory has shape {tuple(memory.shape)}; this model needs {needed}")
         return TokensState(memory.to(state.memory), torch.ones_like(state.started), None)
 
-    def _cut(self, batch: int, width: int, mask: Tensor | None, segment: int, device: torch.device) -> list[Segment]:
+    def _split(
+        self, batch: int, width: int, mask: Tensor | None, segment: int, device: torch.device
+    ) -> list[SegmentColumns]:
         if mask is not None and mask.shape != (batch, width):
             raise MnemoError(f"attention_mask {tuple(mask.shape)} does not fit input of {(batch, width)}")
         most = self.num_segments if self.training else None
-        return cut(batch, width, mask, segment, self.config.align, device, most)
+        return split_into_segments(batch, width, mask, segment, self.config.align, device, most)
 
     def _read(self, step: Any, segments: list[tuple[Any, bool]], state: TokensState) -> list[Read]:
         config = self.config
@@ -112,7 +113,7 @@ class _WithMemory(PreTrainedModel):
 class MemoryForCausalLM(_WithMemory, GenerationMixin):
     _auto = AutoModelForCausalLM
     accepts_loss_kwargs = True
-    _is_stateful = True  # so that assisted decoding, which would have to take tokens back, is refused
+    _is_stateful = True  # refuses assisted decoding: memory cannot be rolled back
 
     def forward(
         self,
@@ -130,17 +131,17 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> MemoryOutput | tuple[Any, ...]:
-        """Read tokens, segment by segment, behind `memory`, or behind the learned memory.
+        """Read tokens, segment by segment, starting from `memory`, or from the learned memory.
 
-        `labels` are those of the same tokens: the next token is predicted, across borders too. `return_logits`: in
-        training with labels they are left out unless asked for, as they would be most of the memory it takes.
-        `num_items_in_batch`: the labels of all parts of a batch, of which the loss gets this part's share.
+        `labels`: the tokens again; the next token is predicted, also across segment borders. `return_logits`: by
+        default logits are omitted in training with labels, where they would use most of the GPU memory.
+        `num_items_in_batch`: number of labels in all parts of a batch; the loss is multiplied by this part's share.
         """
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
         if past_key_values is not None or use_cache:
             if labels is not None or input_ids is None:
-                raise MnemoError("decoding with a cache takes input_ids, and no labels")
+                raise MnemoError("decoding with a cache needs input_ids and no labels")
             out = self._decode(input_ids, attention_mask, past_key_values, memory, logits_to_keep)
         else:
             source = self._source(input_ids, inputs_embeds)
@@ -151,7 +152,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
     def _source(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         source = inputs_embeds if input_ids is None else input_ids
         if source is None or (input_ids is not None and inputs_embeds is not None):
-            raise MnemoError("give input_ids or inputs_embeds, one of them")
+            raise MnemoError("give either input_ids or inputs_embeds")
         return source
 
     def _parallel(
@@ -167,7 +168,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         batch, width = source.shape[:2]
         if labels is not None and labels.shape != (batch, width):
             raise MnemoError(f"labels {tuple(labels.shape)} do not fit input of {(batch, width)}")
-        segments = self._cut(batch, width, mask, self.config.segment, source.device)
+        segments = self._split(batch, width, mask, self.config.segment, source.device)
         targets = self._targets(labels, mask, segments)
         step = _CausalStep(self, source, targets, keep)
         scored = step.scored(segments)
@@ -182,8 +183,8 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
             loss = share * _mean([read.loss for read in reads], targets)
         return MemoryOutput(loss=loss, logits=logits, memory=reads[-1].state.memory)
 
-    def _targets(self, labels: Tensor | None, mask: Tensor | None, segments: list[Segment]) -> Tensor | None:
-        """(B, T): what each token is to predict, where that counts."""
+    def _targets(self, labels: Tensor | None, mask: Tensor | None, segments: list[SegmentColumns]) -> Tensor | None:
+        """Return targets (B, T): the next token, -100 in segments without a loss."""
         if labels is None:
             return None
         targets = next_tokens(labels, mask, IGNORED)
@@ -199,14 +200,14 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
     ) -> MemoryOutput:
         cache = MemoryCache(memory) if cache is None else cache
         if not isinstance(cache, MemoryCache):
-            raise MnemoError(f"a {type(cache).__name__} has no place for memory: leave it out, or give a MemoryCache")
-        reader = Reader(self.backbone, self.memory_tokens, self.config, self._embed)  # type: ignore[arg-type]
-        hidden = cache.feed(tokens, mask, reader)
+            raise MnemoError(f"past_key_values is a {type(cache).__name__}; use a MemoryCache or leave it out")
+        decoding = DecodingModel(self.backbone, self.memory_tokens, self.config, self._embed)  # type: ignore[arg-type]
+        hidden = cache.feed(tokens, mask, decoding)
         logits = logits_of(self.backbone, hidden[:, -logits_to_keep:])
         return MemoryOutput(logits=logits, past_key_values=cache, memory=cache.written())
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' `generate`, with memory that rolls at segment ends; `memory` is what it starts from."""
+        """Generate like transformers does; the memory is written at segment ends. `memory`: the initial memory."""
         check_prompt(*args, **kwargs)
         if kwargs.get("past_key_values") is None and kwargs.get("use_cache", True):
             kwargs["past_key_values"] = MemoryCache(kwargs.pop("memory", None))
@@ -214,21 +215,21 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
 
 
 class _CausalStep:
-    """Reads a segment: the sum of its losses, the memory behind it, and its logits where they are kept."""
+    """Read a segment: returns the sum of its losses, the memory after it, and its logits if they are kept."""
 
     def __init__(self, model: MemoryForCausalLM, source: Tensor, targets: Tensor | None, keep: bool) -> None:
         self.model, self.source, self.targets, self.keep = model, source, targets, keep
         self.rows = CausalRows(model.backbone, model.config)
 
-    def scored(self, segments: list[Segment]) -> list[bool]:
-        """Whose losses, or logits, need gradient."""
+    def scored(self, segments: list[SegmentColumns]) -> list[bool]:
+        """Return which segments have losses, or logits, that need gradient."""
         if self.targets is None or self.keep:
             return [True] * len(segments)
         counts = [((segment.take(self.targets) != IGNORED) & segment.valid()).any() for segment in segments]
         scored = torch.stack(counts).tolist()
-        return scored if any(scored) else [*scored[:-1], True]  # a loss of 0 that can be differentiated
+        return scored if any(scored) else [*scored[:-1], True]  # gives a loss of 0 that can be differentiated
 
-    def __call__(self, segment: Segment, state: TokensState, scored: bool, /) -> Read:
+    def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> Read:
         model = self.model
         embeddings = model._embed(segment.take(self.source))
         hidden, after = model.memory_tokens(embeddings, state, self.rows, segment.lengths)
@@ -255,7 +256,7 @@ def _beyond(what: str, ids: Tensor, vocabulary: int) -> MnemoError:
 
 
 def _at_least_single(logits: Tensor) -> Tensor:
-    """Losses of half precision logits are computed in single precision."""
+    """Convert half precision logits to single precision, in which losses are computed."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -279,13 +280,13 @@ class MemoryForSequenceClassification(_WithMemory):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> MemoryOutput | tuple[Any, ...]:
-        """Read tokens, segment by segment; each row's last one, which reads the memory of the others, is classified."""
+        """Read tokens, segment by segment, and classify each row by its last segment and the memory before it."""
         if input_ids is None or inputs_embeds is not None or output_attentions or output_hidden_states:
-            raise MnemoError("classification with memory takes input_ids, and gives logits and memory only")
+            raise MnemoError("classification with memory needs input_ids, and returns only logits and memory")
         mask = self._without_wrap(input_ids, attention_mask)
         size = self.config.segment - (0 if self.config.wrap is None else 2)
         batch, width = input_ids.shape
-        segments = self._cut(batch, width, mask, size, input_ids.device)
+        segments = self._split(batch, width, mask, size, input_ids.device)
         step = _EncoderStep(self, input_ids)
         scored = [False] * (len(segments) - 1) + [True]
         reads = self._read(step, list(zip(segments, scored, strict=True)), self._start(len(input_ids), memory))
@@ -295,7 +296,7 @@ class MemoryForSequenceClassification(_WithMemory):
         return out if return_dict is not False else out.to_tuple()
 
     def _without_wrap(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
-        """The tokens that every segment gets anyway are not text."""
+        """Mask the special tokens in the input: they are added to every segment."""
         if self.config.wrap is None:
             return mask
         first, last = self.config.wrap
@@ -308,7 +309,7 @@ class _EncoderStep:
         self.model, self.tokens = model, tokens
         self.rows = EncoderRows(model.backbone, model.config)
 
-    def __call__(self, segment: Segment, state: TokensState, scored: bool, /) -> Read:
+    def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> Read:
         tokens, lengths = _wrapped(segment.take(self.tokens), segment.lengths, self.model.config.wrap)
         embeddings = self.model._embed(tokens)
         _, after = self.model.memory_tokens(embeddings, state, self.rows, lengths)
@@ -316,7 +317,7 @@ class _EncoderStep:
 
 
 def _wrapped(tokens: Tensor, lengths: Tensor | None, wrap: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:
-    """Tokens (B, W) with the two special ones around each row's; rows that have none stay empty."""
+    """Put the two special tokens around the tokens (B, W) of each row; empty rows stay empty."""
     if wrap is None:
         return tokens, lengths
     first, last = (tokens.new_full((len(tokens), 1), token) for token in wrap)
@@ -328,7 +329,7 @@ def _wrapped(tokens: Tensor, lengths: Tensor | None, wrap: tuple[int, int] | Non
 
 
 def classification_loss(logits: Tensor, labels: Tensor, config: Any) -> Tensor:
-    """By the problem type, or by what the labels look like where none is set."""
+    """Return the loss for the configured problem type; if none is set, it follows from the labels."""
     kind, logits = config.problem_type, _at_least_single(logits)
     if kind == "regression" or (kind is None and config.num_labels == 1):
         return F.mse_loss(logits.view(labels.shape), labels.to(logits.dtype))

@@ -1,4 +1,4 @@
-"""What can be chosen when memory is added to a model, and the configuration file that keeps it."""
+"""The options of `add_memory`, and the configuration that stores them."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ CHOICES = {
 
 
 class MemoryConfig(PreTrainedConfig):
-    """The backbone's configuration and the memory's, in one file."""
+    """The configuration of the backbone and of the memory, in one file."""
 
     model_type = "mnemo-memory"
     keys_to_ignore_at_inference = ["past_key_values", "memory"]
 
     text_config: Any = None
-    """The backbone's own configuration"""
+    """Configuration of the backbone"""
     tokens: int = 16
-    """Memory tokens; 0 cuts the text into segments that know nothing of each other"""
+    """Memory tokens; with 0, segments are independent of each other"""
     segment: int = 1024
-    """Tokens that the backbone reads at once, memory not counted"""
+    """Tokens per segment, without memory tokens"""
     bptt: int | None = 2
-    """Segments before its own that a loss sends gradient to; None for all of them"""
+    """Number of earlier segments that the gradient of a loss reaches; None for all"""
     mask: str = "causal"
-    """How rows see each other, see MaskPolicy"""
+    """Which rows attend to each other, see MaskPolicy"""
     positions: str = "continue"
-    """Where rows stand, see PositionPolicy"""
+    """Position ids of the rows, see PositionPolicy"""
     align: str = "left"
-    """Which segment is the short one: the last ("left") or the first ("right")"""
+    """Which segment of a row is shorter: the last one ("left") or the first one ("right")"""
     window: str = "sliding"
-    """Every loss reaches back exactly `bptt` segments, which costs reading them again; or windows of bptt + 1 segments
-    follow each other, and a loss reaches to the beginning of its window ("tumbling")"""
+    """"sliding": every loss reaches exactly `bptt` earlier segments, which are read again for it; "tumbling": groups
+    of bptt + 1 segments follow each other, and a loss reaches the start of its group"""
     score: int | None = None
-    """How many of the last segments of a sample have a loss; None for all of them"""
+    """Number of last segments of a sample that have a loss; None for all"""
     backward: str = "checkpoint"
-    """Compute every segment again in the backward pass, which needs the activations of one; or keep all of them"""
+    """"checkpoint": compute every segment again in the backward pass, which stores the activations of one segment at a
+    time; "plain": store those of all segments"""
     wrap: tuple[int, int] | None = None
-    """Encoders: the tokens that stand in front of and behind every segment, such as [CLS] and [SEP]"""
+    """Encoders: ids of the tokens before and after every segment, such as [CLS] and [SEP]"""
     std: float = 1.0
-    """Deviation of the learned memory at first"""
+    """Standard deviation of the initial memory"""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -65,16 +66,19 @@ class MemoryConfig(PreTrainedConfig):
         check_options(self)
 
     def memory_tokens(self, encoder: bool = False) -> MemoryTokens:
-        """The core's part: a block in front and one behind; one in front, read and written, for encoders."""
+        """Return the core's configuration: a read block before and a write block after the tokens.
+
+        Encoders have one block before the tokens, which is read and written.
+        """
         mask = "causal" if encoder else self.mask
         return MemoryTokens(num=self.tokens, write=not encoder, carry_read=encoder, mask=mask, std=self.std)  # type: ignore[arg-type]
 
 
 def check_options(config: MemoryConfig) -> None:
-    """Refuse what contradicts itself whatever the backbone is."""
+    """Refuse options that are wrong for every backbone."""
     if config.format_version > FORMAT_VERSION:
         raise MnemoError(
-            f"this model was saved in format {config.format_version}, and this version of mnemo reads "
+            f"this model was saved with format_version {config.format_version}; this version of mnemo loads "
             f"{FORMAT_VERSION} and older"
         )
     for name, choices in CHOICES.items():
@@ -90,4 +94,4 @@ def check_options(config: MemoryConfig) -> None:
     if not isinstance(config.std, int | float) or not config.std >= 0:
         raise MnemoError(f"std={config.std!r} must be a number of at least 0")
     if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):
-        raise MnemoError("wrap is two token ids around each segment, which must have room for at least one more token")
+        raise MnemoError("wrap needs two token ids, and a segment that has room for at least one more token")

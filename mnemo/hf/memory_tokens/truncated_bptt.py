@@ -1,10 +1,10 @@
-"""Reading the segments of a sample so that each loss sends gradient to exactly the segments asked for.
+"""Truncated backpropagation through the segments of a sample: gradient reaches exactly k earlier segments.
 
-    sliding    the loss of segment t reaches segments t - k ... t. Those before a cut are read again for each loss, as
-               their numbers are needed once with and once without gradient.
-    tumbling   windows of k + 1 segments, the last of them at the end; a loss reaches to the beginning of its window.
+    sliding    the gradient of the loss of segment t reaches segments t - k ... t. Segments are read again for each
+               loss, because their outputs are needed with and without gradient.
+    tumbling   groups of k + 1 segments, aligned with the end of the sample; gradient reaches the start of its group.
 
-The memory in front of a window is a constant. Segments that no loss reaches are read without gradient.
+The memory before a group is a constant. Segments that no gradient reaches are read without gradient.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def read_sample(
     window: str,
     method: Literal["plain", "checkpoint"],
 ) -> list[Read]:
-    """Segments, each with whether it is scored -> a read for each; the scored ones carry gradient."""
+    """Read all segments; returns one result for each. Scored segments (the flag of a pair) carry gradient."""
     if not torch.is_grad_enabled() or bptt is None or len(segments) <= bptt + 1:
         return forward(step, segments, state, method if torch.is_grad_enabled() else "plain")
     sample = _Sample(step, segments, state, method)
-    windows = _sliding(sample, bptt) if window == "sliding" else _tumbling(len(segments), bptt)
-    for begin, end, scored_from in windows:
-        sample.read_window(begin, end, scored_from)
+    groups = _sliding(sample, bptt) if window == "sliding" else _tumbling(len(segments), bptt)
+    for begin, end, scored_from in groups:
+        sample.read_group(begin, end, scored_from)
     sample.state_before(len(segments))
     return sample.reads()
 
 
 def _sliding(sample: _Sample, bptt: int) -> list[tuple[int, int, int]]:
-    """(begin, end, first scored): all losses that reach back to the very beginning share one window."""
+    """Return (begin, end, first scored) of each group; all losses that reach the first segment share one group."""
     scored = [number for number, (_, score) in enumerate(sample.segments) if score]
     early = [number for number in scored if number <= bptt]
     shared = [(0, early[-1] + 1, 0)] if early else []
@@ -53,12 +53,12 @@ def _tumbling(number: int, bptt: int) -> list[tuple[int, int, int]]:
 
 
 class _Sample:
-    """What is known of a sample's segments: the states between them, and what reading them gave."""
+    """The segments of a sample, the states between them and their results."""
 
     def __init__(self, step: Step, segments: Sequence[tuple[Any, bool]], state: State, method: Any) -> None:
         self.step, self.segments, self.method = step, segments, method
         self.borders: list[State] = [state]
-        """Before each segment as far as they are known; all but the first without gradient"""
+        """States before each segment, as far as computed; all but the first are detached"""
         self.done: dict[int, Read] = {}
 
     def state_before(self, number: int) -> State:
@@ -70,8 +70,8 @@ class _Sample:
             self.borders.append(read.state)
         return self.borders[number]
 
-    def read_window(self, begin: int, end: int, scored_from: int) -> None:
-        """Read segments begin ... end - 1 with gradient between them, and score those from `scored_from` on."""
+    def read_group(self, begin: int, end: int, scored_from: int) -> None:
+        """Read segments begin ... end - 1 with gradient between them, and score those from `scored_from`."""
         wanted = [
             (segment, score and number >= scored_from)
             for number, (segment, score) in enumerate(self.segments[begin:end], begin)

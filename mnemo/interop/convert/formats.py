@@ -1,4 +1,4 @@
-"""The published layouts: how to tell them apart, what their configurations say, where their weights lie in ours."""
+"""The checkpoint formats of published code: how to recognise each, its configuration, and its tensor map."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Format:
     name: str
     title: str
     marks: tuple[str, ...]
-    """Names that together tell its weights from those of the formats after it."""
+    """Tensor names that together distinguish it from the formats after it in `FORMATS`."""
     start: Start
-    """What its own code starts from: nothing, or a memory full of zeros that are attended to."""
+    """Initial memory of the published code: empty, or full of zeros that are attended to."""
     tensors: Callable[[Tensors], dict[str, Tensor]]
-    """Its weights without what belongs to an optimizer or is computed."""
+    """Select the weights: without optimizer state and computed buffers."""
     arguments: Callable[[Tensors, Arguments], Arguments]
-    """The whole configuration in its own words, from weights and from what is given."""
+    """All constructor arguments of the published model, from the weights and the given arguments."""
     config: Callable[[Arguments], ModelConfig]
     tensor_map: Callable[[Model], TensorMap]
 
 
 def parameters(tensors: Tensors) -> dict[str, Tensor]:
-    """Without buffers, and without the prefix that DataParallel puts before every name."""
+    """Return the tensors without buffers, and their names without DataParallel's prefix."""
     named = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if name not in transformer_xl.BUFFERS}
 
@@ -155,14 +155,14 @@ BY_NAME = {tensor_map.name: tensor_map for tensor_map in FORMATS}
 
 
 def recognise(tensors: Tensors, where: str) -> Format:
-    """The format that these names are of."""
+    """Return the format that these tensor names belong to."""
     names = {name.removeprefix("module.") for name in tensors} | set(tensorflow.variables(tensors))
     for known in FORMATS:
         if names.issuperset(known.marks):
             return known
     expected = "; ".join(f"{known.title} has {_few(known.marks)}" for known in FORMATS)
     found = f"{len(tensors)} tensors: {_few(sorted(tensors))}" if tensors else "no tensors"
-    raise MnemoError(f"{where} is of an unknown layout: found {found}; expected one of: {expected}")
+    raise MnemoError(f"{where} has an unknown format: found {found}; expected one of: {expected}")
 
 
 def _few(names: Iterable[str], most: int = 3) -> str:
@@ -177,7 +177,7 @@ def named(name: str) -> Format:
 
 
 def describe_arguments(arguments: Mapping[str, Any]) -> str:
-    """What the weights do not say, as it was taken."""
+    """Describe the arguments that cannot be inferred from the weights."""
     clamp = transformer_xl.clamp_from_authors(arguments.get("clamp_len"))
     return ", ".join(
         [

@@ -1,7 +1,7 @@
-"""A published model's constructor arguments, from the shapes of its weights.
+"""Infer a published model's constructor arguments from the shapes of its weights.
 
-What shapes leave open (memory length, clamp, where the norm is, bins of a single table, heads of absolute positions)
-is asked for by the flag that says it; what is given is checked against the shapes.
+Arguments that shapes do not determine (memory length, clamp, pre- or post-norm, bins of a single table, heads of
+absolute positions) must be given; an error names the flag. Given arguments are checked against the shapes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FLAGS = {
     "pre_lnorm": "--norm",
     "mem_at_end": "--mem-at-end",
 }
-"""The flag that gives a term, where it has one of its own."""
+"""The command-line flag of an argument, if it has one."""
 
 
 def count(tensors: Tensors, pattern: str) -> int:
-    """How many of `pattern.format(0)`, `pattern.format(1)`, ... there are."""
+    """Count the names `pattern.format(0)`, `pattern.format(1)`, ... up to the first missing one."""
     found = 0
     while pattern.format(found) in tensors:
         found += 1
@@ -40,17 +40,17 @@ def count(tensors: Tensors, pattern: str) -> int:
 
 
 def shape(tensors: Tensors, name: str, dims: int) -> tuple[int, ...]:
-    """The shape of a tensor that every model of its kind has, with so many dimensions."""
+    """Return the shape of a required tensor, which must have `dims` dimensions."""
     if name not in tensors:
         raise MnemoError(f"parameter '{name}' is missing")
     found = tuple(tensors[name].shape)
     if len(found) != dims:
-        raise MnemoError(f"parameter '{name}' is {list(found)}: {dims} dimensions were expected")
+        raise MnemoError(f"parameter '{name}' has shape {list(found)}; expected {dims} dimensions")
     return found
 
 
 def check_types(arguments: Mapping[str, Any]) -> None:
-    """An error where a configuration has something else than a number, a switch or a list where one belongs."""
+    """Raise an error if an argument of a configuration has the wrong type."""
     for kind, names in _TYPES.items():
         for name in names:
             value = arguments.get(name)
@@ -74,7 +74,7 @@ _TYPES: dict[Any, tuple[str, ...]] = {
 
 
 def arguments_of_shapes(tensors: Tensors, given: Mapping[str, Any]) -> Arguments:
-    """What weights under the authors' names say by themselves; `given` fills in where they say nothing."""
+    """Infer arguments from weights with the authors' names; `given` is used where shapes do not determine them."""
     attention = "layers.0.dec_attn."
     fused = f"{attention}qkv_net.weight" in tensors
     rows, dim = shape(tensors, f"{attention}{'qkv_net' if fused else 'q_net'}.weight", 2)
@@ -89,7 +89,7 @@ def arguments_of_shapes(tensors: Tensors, given: Mapping[str, Any]) -> Arguments
 
 
 def _heads(tensors: Tensors, given: Mapping[str, Any], width: int) -> Arguments:
-    """Heads and the kind of positions; tables of positions also say how long the context was."""
+    """Infer heads and the kind of positions; the size of a position table also gives the context length."""
     if "r_emb" in tensors and tensors["r_emb"].dim() == 4:
         kind, (_, rows, heads, head_dim) = 1 if "r_bias" in tensors else 3, tensors["r_emb"].shape
         return {"attn_type": kind, "n_head": heads, "d_head": head_dim, **_lengths(given, rows)}
@@ -128,15 +128,15 @@ def _tables(tensors: Tensors, given: Mapping[str, Any], dim: int) -> Arguments:
 
 
 def narrowing(widths: list[int], said: int | None = None) -> int:
-    """The div_val of tables so wide; several may give the same, so that the one that is said comes first."""
+    """Return the div_val that gives these widths. Several may fit; the given one is tried first."""
     for value in (*([said] if said else []), *range(2, widths[0] + 1)):
         if [widths[0] // value**i for i in range(len(widths))] == widths:
             return value
-    raise MnemoError(f"the embedding's tables are {widths} wide: no div_val gives that")
+    raise MnemoError(f"the embedding tables have widths {widths}, which no div_val gives")
 
 
 def _clusters(tensors: Tensors) -> int:
-    """Bins of the softmax after the first."""
+    """Return the number of softmax bins after the first."""
     return shape(tensors, "crit.cluster_weight", 2)[0] if "crit.cluster_weight" in tensors else 0
 
 
@@ -152,14 +152,14 @@ def _single_table_cutoffs(given: Mapping[str, Any], clusters: int, vocab_size: i
 
 
 def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Arguments:
-    """What the softmax shares with the embedding: what is equal, or not written a second time.
+    """Infer which softmax weights are tied to the embedding: those that are equal or absent.
 
-    The first bin's projection is its own in every published model, so that a file without it lacks something.
+    The first bin's projection is untied in every published model; a file without it is incomplete.
     """
     weights, projections = "word_emb.emb_layers.{}.weight", "word_emb.emb_projs.{}"
     tied = all(_same(tensors, f"crit.out_layers.{i}.weight", weights.format(i)) for i in range(count(tensors, weights)))
     if given.get("tie_weight") is False and "crit.out_layers.0.weight" in tensors:
-        tied = False  # two tables that have not gone apart yet
+        tied = False  # two separate tables that are still equal, as before training
     shared = count(tensors, projections)
     said = is_tied(*(given.get("tie_projs") or [False])[:1])
     ties = []
@@ -170,7 +170,7 @@ def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Arguments:
 
 
 def is_tied(entry: Any) -> bool:
-    """Their lists say no by False, None, 0 or -1."""
+    """Return whether an entry of their `tie_projs` means tied; False, None, 0 and -1 do not."""
     return entry is not None and entry > 0
 
 
@@ -181,18 +181,18 @@ def _same(tensors: Tensors, name: str, other: str) -> bool:
 
 
 def required_argument(given: Mapping[str, Any], term: str, why: str) -> Any:
-    """A term that only the user can know."""
+    """Return an argument that only the user can know; an error names its flag if it is missing."""
     if given.get(term) is None:
         raise MnemoError(f"{FLAGS[term]} is needed: {why}")
     return given[term]
 
 
 def merge(inferred: Mapping[str, Any], given: Mapping[str, Any]) -> Arguments:
-    """Both together; where they disagree, an error says what the weights have."""
+    """Merge both; where they disagree, an error states the value that the weights have."""
     for term, value in inferred.items():
         said = given.get(term)
         if said is None or term == "tie_projs" or term == "div_val" and not inferred["cutoffs"]:
-            continue  # the weights show ties; a single bin is never narrowed
+            continue  # ties follow from the weights; div_val has no effect on a single bin
         if said != value:
             name = FLAGS.get(term, f"'{term}' of the configuration")
             raise MnemoError(f"{name} {said} does not fit the weights, which have {value}")

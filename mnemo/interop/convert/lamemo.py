@@ -1,4 +1,4 @@
-"""LaMemo of its authors: their configuration and weights as ours."""
+"""Configuration and tensor map of the LaMemo authors' code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mnemo.memory import Lookahead, Plan
 from mnemo.model import Model, ModelConfig
 
 ATTENTION_TYPE = 3
-"""Of LaMemo as published; their other numbers are Transformer-XL and ablations."""
+"""Their `attn_type` of LaMemo; other numbers are Transformer-XL and ablations."""
 
 
 def config_from_authors(config: Mapping[str, Any], memory: Lookahead | None = None) -> ModelConfig:
-    """Our configuration for their constructor arguments, with the published memory or the given one."""
+    """Return our configuration for their constructor arguments, with `memory` or by default the published one."""
     if config.get("attn_type", ATTENTION_TYPE) != ATTENTION_TYPE:
         raise MnemoError(f"attn_type {config['attn_type']} is not LaMemo's, which is {ATTENTION_TYPE}")
     norm_eps = config.get("layer_norm_eps", 1e-5)
@@ -32,7 +32,7 @@ def config_from_authors(config: Mapping[str, Any], memory: Lookahead | None = No
 
 
 def authors_tensor_map(model: Model) -> TensorMap:
-    """Every name in the authors' state dict: Transformer-XL's, with queries apart and the bias for what is ahead."""
+    """Map every name in the authors' state dict: as Transformer-XL's, with separate queries and a look-ahead bias."""
     ahead = "stages.0.v_minus"
     tensor_map = {"r_r_bias_future": TensorLocation(parts=(ahead,))} if ahead in dict(model.named_parameters()) else {}
     for name, location in transformer_xl.authors_tensor_map(model).items():

@@ -1,4 +1,4 @@
-"""Published weights as a model of ours: `read(path, given)`."""
+"""Load published weights as a Mnemo model: `load_model(path, given)`."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ WEIGHTS = (
     "variables.npz",
     "model.pt",
 )
-"""Files that published code leaves in its folders, the first that is there counts."""
+"""File names of weights in published folders; the first one that exists is loaded."""
 DEFAULT_SEGMENT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserOptions:
-    """What the user adds to the files."""
+    """Options from the user that supplement the files."""
 
     arguments: Mapping[str, Any]
-    """Constructor arguments by the authors' names, from flags."""
+    """Constructor arguments from flags, by the authors' names."""
     config: Path | None = None
-    """A JSON file of further ones."""
+    """A JSON file with further constructor arguments."""
     vocab: Path | None = None
     without_vocab: bool = False
 
@@ -59,12 +59,12 @@ class ConvertedModel:
     tokenizer: AnyTokenizer | None
     format: str
     start: Start
-    """What the model's own code starts from."""
+    """Initial memory in the published code."""
     notes: tuple[str, ...] = ()
 
 
 def load_model(path: Path, given: UserOptions) -> ConvertedModel:
-    """A model from any of the known sources; nothing is written, and no code of a file runs."""
+    """Load a model in any known format. Nothing is written, and no code in a file is run."""
     if (path / RECIPE).is_file():
         return _load_run(path, given)
     weights = _weights_file(path)
@@ -78,7 +78,7 @@ def load_model(path: Path, given: UserOptions) -> ConvertedModel:
 
 def _load_run(path: Path, given: UserOptions) -> ConvertedModel:
     if given.arguments or given.config or given.vocab:
-        raise MnemoError(f"{path} is a run of mnemo, which knows its own configuration: leave the flags out")
+        raise MnemoError(f"{path} is a run of mnemo, which includes its configuration: leave the flags out")
     run = open_run(path, device="cpu")
     known = None
     if (path / TOKENIZER).exists():
@@ -107,7 +107,7 @@ def _weights_file(path: Path) -> Path:
 
 
 def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions) -> ConvertedModel:
-    """A model from weights in a known format, that lie at `path`."""
+    """Convert weights in a known format, loaded from `path`."""
     tensors = _floats(known.tensors(content.tensors))
     said = _given_arguments(content, path, given)
     arguments = known.arguments(tensors, said)
@@ -117,12 +117,12 @@ def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions)
     symbols = _symbols(content, path.parent, given)
     if symbols is not None:
         vocabulary.check_size(symbols, config.vocab_size, "the vocabulary")
-    notes = [f"read as {known.title}", f"taken as: {formats.describe_arguments(arguments)}"]
+    notes = [f"recognised as {known.title}", f"settings: {formats.describe_arguments(arguments)}"]
     longer = max(config.memory.lengths(config.num_layers)) - arguments["mem_len"]
     if longer > 0:
-        notes.append(f"its same_length lets a token see one key more than ours: the memory is {longer} longer for that")
+        notes.append(f"its same_length lets a token see one key more than ours: the memory is {longer} longer")
     if known.start == "zeros":
-        notes.append("its own code starts from a memory full of zeros: so does a run of it")
+        notes.append("the published code starts from a memory full of zeros, and so does the converted run")
     return ConvertedModel(
         config=config,
         weights=weights,
@@ -135,7 +135,7 @@ def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions)
 
 
 def _floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All in one type that holds every number exactly."""
+    """Convert all tensors to one type that represents every value exactly."""
     strange = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
     if strange:
         raise MnemoError(f"'{strange[0]}' holds no floating-point numbers")
@@ -144,7 +144,7 @@ def _floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _given_arguments(content: WeightsFile, path: Path, given: UserOptions) -> Arguments:
-    """From the checkpoint itself, its config.json or the one that was named, and flags, which count most."""
+    """Merge arguments from the checkpoint, from config.json or the given file, and from flags; flags win."""
     inside = content.others.get("model_config")
     beside = path.parent / CONFIG
     arguments = inside if isinstance(inside, dict) else {}
@@ -156,7 +156,7 @@ def _given_arguments(content: WeightsFile, path: Path, given: UserOptions) -> Ar
     arguments = {name: value for name, value in arguments.items() if value is not None}
     check_types(arguments)
     if arguments.get("sample_softmax", -1) > 0:
-        raise MnemoError(f"sample_softmax {arguments['sample_softmax']}: no published code has one that runs")
+        raise MnemoError(f"sample_softmax {arguments['sample_softmax']} is not supported: it runs in no published code")
     return arguments
 
 
@@ -171,7 +171,7 @@ def _load_config(path: Path) -> Arguments:
         raise MnemoError(f"{path} holds no configuration")
     kind = data.get("model_type", "transfo-xl")
     if kind != "transfo-xl":
-        raise MnemoError(f"{path} is of a model of type '{kind}', not 'transfo-xl'")
+        raise MnemoError(f"{path} describes a model of type '{kind}', not 'transfo-xl'")
     return data
 
 

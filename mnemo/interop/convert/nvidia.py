@@ -1,8 +1,8 @@
-"""Transformer-XL of NVIDIA's DeepLearningExamples (PyTorch): their checkpoints as ours.
+"""Configuration and tensor map of NVIDIA's Transformer-XL (DeepLearningExamples, PyTorch).
 
-Their model is the authors', cluster rows in reverse order included, but the softmax keeps weights and biases in lists
-of their own and does not store what it shares with the embedding. With `same_length` a query sees one key more than
-with the authors: `mem_len` + 1, itself included. Our memory is then longer by that one, which is the same attention.
+Their model is the authors', including the reverse order of cluster rows, but the softmax has separate lists of weights
+and biases and does not store weights that it shares with the embedding. With `same_length` a query sees one key more
+than in the authors' code: `mem_len` + 1, itself included. We reproduce that attention with a memory longer by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def authors_name(name: str) -> str:
-    """The authors' name for one of theirs."""
+    """Translate one of NVIDIA's names to the authors' name."""
     for pattern, replacement in _NAMES.items():
         name = re.sub(pattern, replacement, name)
     return name
@@ -39,14 +39,14 @@ def authors_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def config_from_nvidia(config: Mapping[str, Any]) -> ModelConfig:
-    """Our configuration for the `model_config` of a checkpoint."""
+    """Return our configuration for the `model_config` of a checkpoint."""
     if config.get("attn_type", 0) != 0:
-        raise MnemoError(f"of NVIDIA's models only attn_type 0 is known, not {config['attn_type']}")
+        raise MnemoError(f"NVIDIA's models are supported with attn_type 0 only, not {config['attn_type']}")
     return one_key_more(transformer_xl.config_from_authors(config))
 
 
 def one_key_more(config: ModelConfig) -> ModelConfig:
-    """With `same_length`, queries that see the memory's length and themselves."""
+    """With `same_length`, lengthen the memory by one key."""
     return _longer(config, 1)
 
 
@@ -62,7 +62,7 @@ def _longer(config: ModelConfig, extra: int) -> ModelConfig:
 
 
 def nvidia_tensor_map(model: Model) -> TensorMap:
-    """Every name in their state dict. What the softmax shares with the embedding: only projections are there twice."""
+    """Map every name in their state dict. Of the weights shared with the embedding, only projections occur twice."""
     tensor_map, shared = {}, set()
     for name, location in transformer_xl.authors_tensor_map(model).items():
         if name.startswith("word_emb."):

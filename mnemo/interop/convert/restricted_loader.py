@@ -1,8 +1,8 @@
-"""Reads old pickled tensors in a process of its own: run as a script, `restricted_loader.py SOURCE FOLDER`.
+"""Load pickled tensors in a separate process: a script, `restricted_loader.py SOURCE FOLDER`.
 
-The only place that opens a pickle: with torch's restricted loader, which knows tensors and plain containers and calls
-nothing else, and with no more memory than the file can need. It leaves weights.safetensors and rest.json in FOLDER.
-Classes that NVIDIA's checkpoints name are read as empty stand-ins, so that nothing of theirs is imported or called.
+This is the only file that opens a pickle. It uses torch's restricted loader, which creates tensors and plain containers
+and calls nothing else, and it limits its memory to what the file can need. It writes weights.safetensors and rest.json
+into FOLDER. Classes named in NVIDIA's checkpoints are replaced by empty classes; none of their code is imported.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from safetensors.torch import save_file
 
 WEIGHTS, REST = "weights.safetensors", "rest.json"
 STATE_DICTS = ("model_state", "state_dict", "model_state_dict", "model")
-"""Where checkpoints that hold more than weights keep them."""
+"""Entries under which checkpoints store their weights."""
 SPARE_BYTES = 512 * 2**20
 OLD_FILE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
-"""How torch.save began a file before it wrote zip archives."""
+"""First bytes of files by old versions of torch.save, before it wrote zip archives."""
 
 
 class Namespace:
-    """Stands for argparse.Namespace."""
+    """Replaces argparse.Namespace."""
 
 
 class Vocab:
-    """Stands for the vocabulary of NVIDIA's code."""
+    """Replaces the vocabulary class of NVIDIA's code."""
 
 
 STAND_INS: list[Any] = [(Namespace, "argparse.Namespace"), (Vocab, "utils.vocabulary.Vocab")]
@@ -45,12 +45,12 @@ def main(source: Path, folder: Path) -> None:
         save(tensors, rest, folder)
     except MemoryError:
         write(folder, {"problem": "memory"})
-    except Exception as error:  # the loader meets broken files with every kind of exception
+    except Exception as error:  # the loader raises all kinds of exceptions for damaged files
         write(folder, describe(error, source))
 
 
 def limit_memory(size: int) -> None:
-    """Allow what this process has, and four copies of the file; nothing where the system tells no sizes."""
+    """Limit memory to the current use plus four copies of the file; no limit if the system does not report its use."""
     try:
         import resource
 
@@ -62,7 +62,7 @@ def limit_memory(size: int) -> None:
 
 
 def describe(error: Exception, source: Path) -> dict[str, Any]:
-    """What kind of problem it is; not in torch's words, which advise to load the file without restrictions."""
+    """Classify the error. Torch's own message is not used: it advises loading the file without restrictions."""
     name = re.search(r"GLOBAL ([\w.]+)", str(error))
     if name is not None:
         return {"problem": "class", "name": name[1]}
@@ -72,7 +72,7 @@ def describe(error: Exception, source: Path) -> dict[str, Any]:
 
 
 def is_plain_pickle(source: Path) -> bool:
-    """Whether Python's pickle wrote the file, not torch.save; its instructions are listed, and none is followed."""
+    """Return whether the file is a plain pickle, not one by torch.save. Its opcodes are listed, not executed."""
     with source.open("rb") as file:
         begin = file.read(len(OLD_FILE))
         if begin[:1] == b"\x80":
@@ -80,12 +80,12 @@ def is_plain_pickle(source: Path) -> bool:
         file.seek(0)
         try:
             return any(step.name == "STOP" for step, _, _ in pickletools.genops(file))
-        except Exception:  # as many kinds as there are instructions
+        except Exception:  # opcodes raise all kinds of exceptions
             return False
 
 
 def split(content: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors of the state dict in a file, and what else it says in plain values."""
+    """Separate the tensors of the state dict from the other entries, which are reduced to plain values."""
     if not isinstance(content, dict):
         return {}, {"problem": "content", "name": type(content).__name__}
     inner = [key for key in STATE_DICTS if isinstance(content.get(key), dict)]
@@ -96,7 +96,7 @@ def split(content: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def plain(value: Any, depth: int = 4) -> Any:
-    """The part of a value that JSON can say; tensors and what is too deep become null."""
+    """Return the part of a value that JSON can represent; tensors and values nested too deeply become null."""
     if isinstance(value, (Namespace, Vocab)):
         value = vars(value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -109,13 +109,13 @@ def plain(value: Any, depth: int = 4) -> Any:
 
 
 def save(tensors: dict[str, torch.Tensor], rest: dict[str, Any], folder: Path) -> None:
-    """Tied tensors are written once, their other names into the rest."""
+    """Write every tensor once; further names of tied tensors go into rest.json."""
     first: dict[Any, str] = {}
     aliases, kept = {}, {}
     for name, tensor in tensors.items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and first.setdefault(place, name) != name:
-            aliases[name] = first[place]
+        storage = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and first.setdefault(storage, name) != name:
+            aliases[name] = first[storage]
         else:
             kept[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     save_file(kept, folder / WEIGHTS)

@@ -1,4 +1,4 @@
-"""A model of ours into a folder: a run of mnemo, or what published code reads. Complete, or not there at all."""
+"""Save a converted model as a run folder of mnemo, or as a folder for published code; both are written atomically."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mnemo import __version__
+from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.interop.convert import formats, vocabulary
@@ -29,11 +30,11 @@ from mnemo.storage.run_folder import RunHeader, write_header
 
 def check_free(dest: Path) -> None:
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
-        raise MnemoError(f"{dest} exists: name a folder that does not")
+        raise MnemoError(f"{dest} exists already: name a new folder")
 
 
 def write_run(model: ConvertedModel, dest: Path, *, source: Path, corpus: str, corpus_info: dict[str, Any]) -> Recipe:
-    """A run folder, as if its weights had been trained: mnemo evaluates it, writes with it, and trains from it."""
+    """Write a run folder with the converted weights, which mnemo can evaluate, generate with and train further."""
     double = any(tensor.dtype == torch.float64 for tensor in model.weights.values())
     try:
         train = TrainConfig(segment=model.segment, precision="fp64" if double else "fp32")
@@ -41,23 +42,31 @@ def write_run(model: ConvertedModel, dest: Path, *, source: Path, corpus: str, c
     except ValueError as error:
         raise MnemoError(f"configuration: {error}") from None
     origin = {"run": str(source.resolve()), "step": 0, "format": model.format, "starts_from": model.start}
-    header = RunHeader(recipe=recipe, corpus=corpus_info, source=origin)
     check_free(dest)
-    with atomic.new_folder(dest) as folder:
-        write_header(folder, header, None if model.tokenizer is None else model.tokenizer.to_json())
-        parts: dict[str, dict[str, Tensor]] = {"weights": model.weights, "training": {}, "memory": {}}
-        save_checkpoint(folder, {"step": 0, "average_count": 0}, parts)
+    write_untrained_run(
+        dest, RunHeader(recipe=recipe, corpus=corpus_info, source=origin), model.weights, model.tokenizer
+    )
     return recipe
 
 
-def corpus_info(model: ConvertedModel, name: str) -> dict[str, Any]:
-    """What the run says of its corpus, whose text it cannot know."""
-    unit = None if model.tokenizer is None else model.tokenizer.unit
-    return {"name": name, "unit": unit, "vocab_size": model.config.vocab_size, "fingerprint": None}
+def write_untrained_run(
+    dest: Path, header: RunHeader, weights: dict[str, Tensor], tokenizer: AnyTokenizer | None
+) -> None:
+    """Write a run folder with a checkpoint of the given weights at step 0."""
+    with atomic.new_folder(dest) as folder:
+        write_header(folder, header, None if tokenizer is None else tokenizer.to_json())
+        parts: dict[str, dict[str, Tensor]] = {"weights": weights, "training": {}, "memory": {}}
+        save_checkpoint(folder, {"step": 0, "average_count": 0}, parts)
+
+
+def unknown_corpus(name: str, tokenizer: AnyTokenizer | None, vocab_size: int) -> dict[str, Any]:
+    """Describe the corpus in the header of a run whose training text is unknown."""
+    unit = None if tokenizer is None else tokenizer.unit
+    return {"name": name, "unit": unit, "vocab_size": vocab_size, "fingerprint": None}
 
 
 def write_published(model: ConvertedModel, target: str, dest: Path) -> None:
-    """Weights and configuration for other code: loaded by it, the same numbers come out."""
+    """Write weights and configuration in the format of published code, which then computes the same numbers."""
     known = formats.named(target)
     arguments = published_arguments(model.config, model.segment, target)
     theirs = export_tensors(known.tensor_map(empty_model(model.config)), model.weights)
@@ -74,7 +83,7 @@ def write_published(model: ConvertedModel, target: str, dest: Path) -> None:
 
 
 def _frequencies(config: ModelConfig, target: str) -> dict[str, Tensor]:
-    """The buffer of sinusoids that their PyTorch modules keep among the weights."""
+    """Return the buffer of sinusoid frequencies that their PyTorch modules store with the weights."""
     if target == "tf" or not isinstance(config.positions, (Relative, Sinusoidal)):
         return {}
     exponents = torch.arange(0.0, config.dim, 2.0) / config.dim
@@ -91,7 +100,7 @@ def _write_nvidia(folder: Path, theirs: dict[str, Tensor], arguments: dict[str, 
 
 
 def _write_hugging_face(folder: Path, theirs: dict[str, Tensor], arguments: dict[str, Any]) -> None:
-    """What the softmax shares with the embedding is left out, as the package does: it ties these itself."""
+    """Omit softmax weights shared with the embedding, as transformers does; it ties them when loading."""
     first = {id(tensor): name for name, tensor in reversed(theirs.items())}
     kept = {name: tensor for name, tensor in theirs.items() if first[id(tensor)] == name or "crit." not in name}
     save_file({name: tensor.clone() for name, tensor in kept.items()}, folder / "model.safetensors", {"format": "pt"})

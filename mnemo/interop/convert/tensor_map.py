@@ -1,6 +1,6 @@
-"""Where another implementation's tensors lie in our model: one table, read in both directions.
+"""A table of where another implementation's tensors are in our model, used in both directions.
 
-Weights go in through it, weights and gradients come out.
+It imports weights, and exports weights and gradients.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from mnemo.errors import MnemoError, unknown
 
 @dataclass(frozen=True, kw_only=True)
 class TensorLocation:
-    """Where one foreign tensor lies."""
+    """The location of one foreign tensor in our tensors."""
 
     parts: tuple[str, ...]
-    """Our tensors, one above the other."""
+    """Names of our tensors, concatenated along the first dimension."""
     index: int | None = None
-    """Only this entry of our first dimension."""
+    """Select this entry of our first dimension."""
     reverse: bool = False
     """The foreign rows are in reverse order."""
     shape: tuple[int, ...] | None = None
-    """The foreign shape, where it is not that of the parts."""
+    """The foreign shape, if it differs from that of the parts."""
     rows: tuple[int, int] | None = None
-    """Only these rows of the parts, from the first up to but not including the second."""
+    """Select the rows [begin, end) of the parts."""
     transposed: bool = False
-    """The foreign matrix has inputs first."""
+    """The foreign matrix has the input dimension first."""
 
     def views(self, ours: Mapping[str, Tensor]) -> list[Tensor]:
         tensors = [ours[name] for name in self.parts]
@@ -38,7 +38,7 @@ class TensorLocation:
         return tensors if self.index is None else [tensor[self.index] for tensor in tensors]
 
     def take(self, ours: Mapping[str, Tensor]) -> Tensor:
-        """The foreign tensor, from our values."""
+        """Return the foreign tensor, made from our values."""
         values = torch.cat(self.views(ours))
         values = values.flip(0) if self.reverse else values
         values = values.T.contiguous() if self.transposed else values
@@ -66,8 +66,8 @@ TensorMap = Mapping[str, TensorLocation]
 
 
 def export_tensors(tensor_map: TensorMap, ours: Mapping[str, Tensor], aliases: bool = True) -> dict[str, Tensor]:
-    """The foreign tensors; names of one location share one tensor, or only the first of them is there."""
-    _refuse_strangers(tensor_map, ours)
+    """Return the foreign tensors. Tied names share a tensor; without `aliases` only the first of them is returned."""
+    _check_complete(tensor_map, ours)
     taken: dict[TensorLocation, Tensor] = {}
     theirs = {}
     for name, location in tensor_map.items():
@@ -82,13 +82,13 @@ def export_tensors(tensor_map: TensorMap, ours: Mapping[str, Tensor], aliases: b
 def import_tensors(
     tensor_map: TensorMap, theirs: Mapping[str, Tensor], like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Our tensors, shaped as in `like`, filled with foreign ones.
+    """Return our tensors, with the shapes of `like`, filled from foreign tensors.
 
-    A tied foreign tensor may be given under any of its names, or under several with equal values.
+    A tied foreign tensor may be given under any of its names, or under several names with equal values.
     """
     dtype = next(iter(theirs.values())).dtype if theirs else torch.float32
     ours = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in like.items()}
-    _refuse_strangers(tensor_map, ours)
+    _check_complete(tensor_map, ours)
     given: dict[TensorLocation, str] = {}
     for name, tensor in theirs.items():
         location = tensor_map.get(name)
@@ -96,20 +96,21 @@ def import_tensors(
             raise unknown("parameter", name, tensor_map)
         wanted = location.foreign_shape(ours)
         if tuple(tensor.shape) != wanted:
-            raise MnemoError(f"parameter '{name}' is {list(tensor.shape)}, its configuration says {list(wanted)}")
+            raise MnemoError(f"parameter '{name}' is {list(tensor.shape)}, but its configuration says {list(wanted)}")
         first = given.setdefault(location, name)
         if first == name:
             location.put(tensor, ours)
         elif not torch.equal(tensor, theirs[first]):
-            raise MnemoError(f"parameters '{first}' and '{name}' are tied, but differ")
+            raise MnemoError(f"parameters '{first}' and '{name}' are tied but differ")
     for name, location in tensor_map.items():
         if location not in given:
             raise MnemoError(f"parameter '{name}' is missing")
     return ours
 
 
-def _refuse_strangers(tensor_map: TensorMap, ours: Mapping[str, Tensor]) -> None:
+def _check_complete(tensor_map: TensorMap, ours: Mapping[str, Tensor]) -> None:
+    """Raise an error if the map misses one of our tensors."""
     known = {part for location in tensor_map.values() for part in location.parts}
     for name in ours:
         if name not in known:
-            raise MnemoError(f"our '{name}' has no counterpart there")
+            raise MnemoError(f"Mnemo's tensor '{name}' has no counterpart in the other implementation")

@@ -1,8 +1,9 @@
-"""Transformer-XL of its authors in TensorFlow: the variables of a checkpoint, given as .npz, as our weights.
+"""Configuration and tensor map of the Transformer-XL authors' TensorFlow code; variables are given as .npz.
 
-Matrices have inputs first there. Clusters are in the order of the bins, u and v one pair or one a layer. A bin as wide
-as the model may have no projection (`proj_same_dim` False): ours is then the identity, which changes no number. With
-`same_length` a query sees one key more than in PyTorch, so that our memory is longer by one (see `nvidia`).
+Their matrices have the input dimension first. Clusters are in the order of the bins; u and v are one pair, or one pair
+per layer. A bin as wide as the model may lack a projection (`proj_same_dim` False): ours is then the identity, which
+gives the same numbers. With `same_length` a query sees one key more than in PyTorch, so our memory is longer by one
+(see `nvidia`).
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from mnemo.model.embedding import Bins
 from mnemo.model.positions import Relative
 
 NORM_EPS = 1e-12
-"""Of tf.contrib.layers.layer_norm."""
+"""Epsilon of tf.contrib.layers.layer_norm."""
 EMBEDDING, SOFTMAX = "transformer/adaptive_embed/", "transformer/adaptive_softmax/"
 _OPTIMIZER = re.compile(r"/(Adam|Adam_1|Momentum|adam_m|adam_v)$|^(global_step|beta[12]_power)$")
 
 
 def variables(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the model, by the names of the code."""
+    """Return the variables of the model, without optimizer state, by their names in the code."""
     named = {name.removesuffix(":0"): tensor for name, tensor in tensors.items()}
     inside = {re.sub(r"^.*?(?=transformer/)", "", name): tensor for name, tensor in named.items()}
     return {name: tensor for name, tensor in inside.items() if not _OPTIMIZER.search(name)}
 
 
 def arguments_of_shapes(tensors: Mapping[str, Tensor], given: Mapping[str, Any]) -> Arguments:
-    """The constructor arguments that the shapes tell."""
+    """Infer the constructor arguments that shapes determine."""
     per_layer = tensors["transformer/r_w_bias"].dim() == 3
     *_, heads, head_dim = shape(tensors, "transformer/r_w_bias", 3 if per_layer else 2)
     dim, inner = shape(tensors, "transformer/layer_0/ff/layer_1/kernel", 2)
@@ -72,7 +73,7 @@ def _bins(tensors: Mapping[str, Tensor], given: Mapping[str, Any], dim: int) -> 
 
 
 def with_identities(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The projections that `proj_same_dim` False leaves out of an adaptive embedding."""
+    """Add identities for the projections that `proj_same_dim` False omits from an adaptive embedding."""
     result = dict(tensors)
     for i in range(count(tensors, f"{EMBEDDING}cutoff_{{}}/lookup_table")):
         table = tensors[f"{EMBEDDING}cutoff_{i}/lookup_table"]
@@ -90,7 +91,7 @@ def config_from_tensorflow(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def tensorflow_tensor_map(model: Model) -> TensorMap:
-    """Every variable, from the authors' names in PyTorch."""
+    """Map every variable, derived from the PyTorch names."""
     config = model.config
     bins = Bins.of(config.embedding, config.vocab_size, config.dim)
     split = config.embedding.div_val > 1
@@ -120,7 +121,7 @@ _LAYER = {
 
 
 def _variable(name: str, location: TensorLocation, bins: Bins, split: bool) -> TensorMap:
-    """The variables that hold what PyTorch has under `name`: none, one, or one a bin."""
+    """Return the variables of the PyTorch tensor `name`: none, one, or one per bin."""
     kind, _, rest = name.partition(".")
     if kind == "layers":
         layer, _, inner = rest.partition(".")

@@ -1,11 +1,10 @@
-"""Our configuration in other implementations' words, or an error that names what they have no word for."""
+"""Express our configuration as constructor arguments of other implementations; an error names what they lack."""
 
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, shorten
 from mnemo.interop.convert import formats
 from mnemo.interop.convert.infer_arguments import Arguments
 from mnemo.interop.convert.nvidia import one_key_less
@@ -19,10 +18,10 @@ _KINDS = {Relative: 0, Shaw: 1, Sinusoidal: 2, Learned: 3}
 
 
 def published_arguments(config: ModelConfig, segment: int, target: str) -> Arguments:
-    """Constructor arguments that give this model there; reading them back must give this configuration."""
+    """Return constructor arguments of the target; converting them back must give this configuration."""
     per_layer = isinstance(config.positions, Relative) and config.positions.biases_per_layer
     if per_layer and target not in ("hf", "tf"):
-        raise MnemoError(f"u and v are one pair a layer, and '{target}' has one pair for all: write it as 'hf' or 'tf'")
+        raise MnemoError(f"u and v differ by layer, but '{target}' has one pair for all layers: use 'hf' or 'tf'")
     said = one_key_less(config) if target in ("nvidia", "tf") else config
     arguments = _authors(said, segment)
     if target == "hf":
@@ -34,9 +33,9 @@ def published_arguments(config: ModelConfig, segment: int, target: str) -> Argum
         arguments |= {"num_mem_tokens": tokens.num, "mem_at_end": tokens.write}
         arguments["read_mem_from_cache"] = tokens.memory_sees_cache
     elif target == "rmt":
-        raise MnemoError("this model has no memory tokens: it cannot be written as 'rmt'")
+        raise MnemoError("this model has no memory tokens: it cannot be saved as 'rmt'")
     if target not in ("hf", "tf"):
-        arguments.pop("untie_r", None)  # their constructors do not take it
+        arguments.pop("untie_r", None)  # not an argument of their constructors
     back = formats.named(target).config(arguments)
     _refuse_difference(comparable(config), comparable(back), target)
     return arguments
@@ -45,7 +44,7 @@ def published_arguments(config: ModelConfig, segment: int, target: str) -> Argum
 def _authors(config: ModelConfig, segment: int) -> Arguments:
     embedding, positions = config.embedding, config.positions
     if not isinstance(positions, (Relative, Shaw, Sinusoidal, Learned)):
-        raise MnemoError(f"positions {type(positions).__name__}: the published code has none of that kind")
+        raise MnemoError(f"positions {type(positions).__name__} do not exist in the published code")
     memory = max(config.memory.lengths(config.num_layers))
     arguments: Arguments = {
         "n_token": config.vocab_size,
@@ -99,7 +98,7 @@ def _hugging_face(arguments: Arguments, config: ModelConfig) -> Arguments:
 
 
 def comparable(config: ModelConfig) -> ModelConfig:
-    """The configuration without what decides only training, equal choices written alike."""
+    """Return the configuration without training-only fields, and with equivalent choices made equal."""
     embedding = config.embedding
     projected = Bins.of(embedding, config.vocab_size, config.dim).projected
     ties = tuple(tied and projected for tied in embedding.ties())
@@ -123,10 +122,6 @@ def _refuse_difference(ours: ModelConfig, theirs: ModelConfig, target: str) -> N
         mine, there = getattr(ours, field.name), getattr(theirs, field.name)
         if mine != there:
             raise MnemoError(
-                f"{field.name} cannot be said in the words of '{target}': {_short(mine)}, there {_short(there)}"
+                f"'{target}' cannot represent {field.name}: it is {shorten(str(mine), 160)}, "
+                f"but would become {shorten(str(there), 160)}"
             )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) < 160 else text[:157] + "..."

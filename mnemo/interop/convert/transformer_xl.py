@@ -1,4 +1,4 @@
-"""Transformer-XL of its authors (PyTorch) and of Hugging Face: their configurations and weights as ours."""
+"""Configurations and tensor maps of the Transformer-XL authors' PyTorch code and of Hugging Face's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mnemo.model.layers import DropoutConfig, TransformerLayer
 from mnemo.model.positions import AnyPositions, Learned, Relative, Shaw, Sinusoidal
 
 BUFFERS = {"pos_emb.inv_freq", "transformer.pos_emb.inv_freq"}
-"""In their files, but computed in ours."""
+"""Stored in their files, but computed in our model."""
 HUGGING_FACE_DEFAULTS = {
     "clamp_len": 1000,
     "cutoffs": [20000, 40000, 200000],
@@ -26,18 +26,18 @@ HUGGING_FACE_DEFAULTS = {
     "same_length": True,
     "untie_r": True,
 }
-"""Those of `TransfoXLConfig` that decide what the weights mean."""
+"""Defaults of `TransfoXLConfig` that the meaning of the weights depends on."""
 
 
 def config_from_authors(config: Mapping[str, Any]) -> ModelConfig:
-    """Our configuration for the constructor arguments of the authors' `MemTransformerLM`."""
+    """Return our configuration for the constructor arguments of the authors' `MemTransformerLM`."""
     return _config(config, vocab_size=_get(config, "n_token"), tie_weights=_get(config, "tie_weight"))
 
 
 def config_from_hugging_face(config: Mapping[str, Any]) -> ModelConfig:
-    """Our configuration for a `TransfoXLConfig` in JSON form."""
+    """Return our configuration for a `TransfoXLConfig` in JSON form."""
     if config.get("attn_type", 0) != 0:
-        raise MnemoError(f"Hugging Face has attn_type 0 only, not {config['attn_type']}")
+        raise MnemoError(f"Hugging Face supports attn_type 0 only, not {config['attn_type']}")
     config = {**HUGGING_FACE_DEFAULTS, **config}
     shared = bool(config.get("proj_share_all_but_first", True))
     ties = config.get("tie_projs") or [False, *[shared] * len(config["cutoffs"])]
@@ -78,7 +78,7 @@ def _get(config: Mapping[str, Any], name: str) -> Any:
 def _embedding(config: Mapping[str, Any], tie_weights: bool) -> EmbeddingConfig:
     cutoffs = tuple(config.get("cutoffs") or ())
     given = [is_tied(entry) for entry in config.get("tie_projs") or ()]
-    untied = [False] * (len(cutoffs) + 1)  # bins that their list does not reach
+    untied = [False] * (len(cutoffs) + 1)  # default of bins for which their list has no entry
     return EmbeddingConfig(
         dim=config.get("d_embed"),
         cutoffs=cutoffs,
@@ -105,22 +105,22 @@ def _positions(config: Mapping[str, Any]) -> AnyPositions:
 
 
 def clamp_from_authors(clamp_len: int | None) -> int | None:
-    """They write any number that is not positive for no clamp."""
+    """Translate the authors' clamp_len, where any number that is not positive means no clamp."""
     return clamp_len if clamp_len is not None and clamp_len > 0 else None
 
 
 def weights_from_authors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our state dict, from the authors'."""
-    return _weights(tensors, config, authors_tensor_map)
+    """Return our state dict, converted from the authors'."""
+    return import_weights(tensors, config, authors_tensor_map)
 
 
 def weights_from_hugging_face(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our state dict, from that of `TransfoXLLMHeadModel`."""
-    return _weights(tensors, config, hugging_face_tensor_map)
+    """Return our state dict, converted from that of `TransfoXLLMHeadModel`."""
+    return import_weights(tensors, config, hugging_face_tensor_map)
 
 
 def empty_model(config: ModelConfig) -> Model:
-    """Shapes and names only, no weights."""
+    """Return a model on the meta device: names and shapes without weights."""
     try:
         with torch.device("meta"):
             return Model(config)
@@ -128,7 +128,7 @@ def empty_model(config: ModelConfig) -> Model:
         raise MnemoError(f"configuration: {error}") from None
 
 
-def _weights(
+def import_weights(
     tensors: Mapping[str, Tensor], config: ModelConfig, tensor_map: Callable[[Model], TensorMap]
 ) -> dict[str, Tensor]:
     model = empty_model(config)
@@ -137,7 +137,7 @@ def _weights(
 
 
 def authors_tensor_map(model: Model) -> TensorMap:
-    """Every name in the authors' state dict. Their cluster rows are in reverse order of the bins."""
+    """Map every name in the authors' state dict. Their cluster rows are in reverse order of the bins."""
     return {
         **_embedding_tensor_map(model),
         **_softmax_tensor_map(model, reverse_clusters=True),
@@ -147,7 +147,7 @@ def authors_tensor_map(model: Model) -> TensorMap:
 
 
 def hugging_face_tensor_map(model: Model) -> TensorMap:
-    """Every name in Hugging Face's. Its cluster rows are in the order of the bins, as ours."""
+    """Map every name in Hugging Face's state dict. Its cluster rows are in the order of the bins, as ours."""
     inner = {**_embedding_tensor_map(model), **_layers_tensor_map(model), **_positions_tensor_map(model)}
     tensor_map = {f"transformer.{name}": location for name, location in inner.items()}
     return {**tensor_map, **_hugging_face_biases(model), **_softmax_tensor_map(model, reverse_clusters=False)}
@@ -233,7 +233,7 @@ def _positions_tensor_map(model: Model) -> TensorMap:
 
 
 def _hugging_face_biases(model: Model) -> TensorMap:
-    """Every layer names its u and v; with `untie_r` false all of them are one pair."""
+    """Map u and v, which every layer has a name for; without `untie_r` all names are one pair."""
     per_layer = isinstance(model.config.positions, Relative) and model.config.positions.biases_per_layer
     tensor_map = {}
     for i in range(model.config.num_layers):

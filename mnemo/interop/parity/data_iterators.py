@@ -1,4 +1,4 @@
-"""Reference files of the published data iterators: the same ids must come out in the same batches."""
+"""Compare with reference files of the published data iterators: all batches must be equal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _batches(reference: Reference, name: str, case: Mapping[str, Any]) -> list[B
 
 
 def _epoch(stream: Callable[[], Stream]) -> list[Batch]:
-    """One epoch's batches; none where our stream refuses a text that is too short for one, as theirs gives none."""
+    """Return the batches of one epoch; none if the text is too short (our stream then raises an error)."""
     try:
         return list(one_epoch(stream()))
     except MnemoError:

@@ -1,6 +1,6 @@
-"""Reads segments with our model the way the published code reads them.
+"""Run segments with our model in the way of the published Transformer-XL code.
 
-Its lengths are attributes that may change between segments, and its memory grows from nothing.
+There, lengths are attributes that may change between segments, and the memory grows from empty.
 Shapes: B batch, L segment, M memory, D model width.
 """
 
@@ -23,17 +23,17 @@ from mnemo.model.positions import Relative, Shaw, Sinusoidal
 
 @dataclass(frozen=True)
 class Setting:
-    """What is in force while a segment is read."""
+    """Settings of the published code during one segment."""
 
     memory: int
     clamp: int | None
     same_length: bool
     extended: int
-    """Tokens before the segment that are read again without a loss (their ext_len)."""
+    """Tokens before the segment that are encoded again, without a loss (their ext_len)."""
 
 
 def settings(config: Mapping[str, Any], resets: Mapping[str, Any], count: int) -> list[Setting]:
-    """The setting of every segment: the constructor's, then what each reset changes for good."""
+    """Return the settings of every segment: the constructor's, changed permanently by each reset."""
     if "mem_len" not in config:
         raise MnemoError("configuration has no 'mem_len'")
     current, result = dict(config), []
@@ -51,12 +51,12 @@ def settings(config: Mapping[str, Any], resets: Mapping[str, Any], count: int) -
 
 
 def refuse_defects(attn_type: int, pre_norm: bool, steps: list[Setting]) -> None:
-    """Stop at configurations whose published numbers come from a defect that our model does not repeat."""
+    """Refuse configurations whose published numbers come from a defect that our model does not reproduce."""
     remembers = any(step.memory > 0 for step in steps)
     if attn_type == 3 and remembers:
         raise Refused(
-            "defect of the published code: attn_type 3 with memory adds positions to the stored memory again at "
-            "every segment, so that they pile up"
+            "defect of the published code: attn_type 3 with memory adds positions to the stored memory again in "
+            "every segment, so that they accumulate"
         )
     if attn_type == 2 and remembers:
         raise Refused("defect of the published code: attn_type 2 with memory fails in its first segment")
@@ -69,8 +69,8 @@ def refuse_defects(attn_type: int, pre_norm: bool, steps: list[Setting]) -> None
         raise Refused("defect of the published code: same_length without memory masks every key")
 
 
-class Reader:
-    """Our model, its state, and the last layer's outputs, which the published code stores with the memory."""
+class SegmentRunner:
+    """Our model with its state, and the last layer's outputs, which the published code stores with the memory."""
 
     def __init__(self, model: Model, batch: int, first: Setting, zeros: bool = False) -> None:
         self.model = model
@@ -80,7 +80,7 @@ class Reader:
     def read(self, tokens: Tensor, setting: Setting) -> Output:
         self._set(setting)
         valid = self._valid()
-        # When the memory is cut, this segment still sees all of it, and only what is kept afterwards is shorter.
+        # When the memory length decreases, this segment still sees the old memory; only the stored one is shorter.
         slots = setting.memory if setting.same_length else max(valid, setting.memory)
         state = self.model.resize(self.state, slots)
         kept = self._kept(tokens.shape[1], valid, setting)
@@ -91,9 +91,9 @@ class Reader:
         return out
 
     def _kept(self, length: int, valid: int, setting: Setting) -> int:
-        """Tokens of the segment that enter the memory: not those that the next one reads again.
+        """Return the number of tokens that enter the memory: all but those that the next segment encodes again.
 
-        The published code swaps two arguments here, so that they do enter while the memory is shorter than they are.
+        The published code swaps two arguments here, so those do enter while the memory is shorter than ext_len.
         """
         kept = length - min(setting.extended, valid)
         if kept < 0:
@@ -117,7 +117,10 @@ class Reader:
         return list(self.state)
 
     def memory(self, with_top: bool) -> Tensor:
-        """(layers, M, B, D) as they store it: valid slots only, above them the last layer's outputs."""
+        """Return the memory as the published code stores it, (layers, M, B, D): valid slots of each layer.
+
+        `with_top`: with the last layer's outputs as a further layer.
+        """
         valid = self._valid()
         rows = [layer.hidden[:, layer.hidden.shape[1] - valid :] for layer in self._layers()]
         return torch.stack([*rows, self.top] if with_top else rows).transpose(1, 2)

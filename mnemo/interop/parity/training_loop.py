@@ -1,4 +1,4 @@
-"""Reference files of the authors' training loop: the same losses, rates and weights, step by step."""
+"""Compare with reference files of the authors' training loop: losses, learning rates and weights of every step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from mnemo.evaluation.perplexity import evaluate
 from mnemo.interop.parity.reference import Reference, Refused, as_tensor
 from mnemo.interop.parity.segment_runner import refuse_defects, settings
 from mnemo.interop.parity.transformer_xl import AUTHORS, load
+from mnemo.interop.parity.weights import check_tensors
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import EvalConfig, OptimizerConfig, ScheduleConfig
 from mnemo.training.optimizers import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 
 SCHEDULES = {"cosine": "cosine", "inv_sqrt": "inverse_sqrt", "constant": "constant", "dev_perf": "plateau"}
-"""Their names and ours; theirs for a plateau is never told of an evaluation here."""
+"""Their names and ours. Their plateau schedule gets no evaluations in these files."""
 NUMBER = r"([0-9.eE+-]*[0-9])"
 
 
@@ -29,15 +30,11 @@ def check(reference: Reference) -> None:
     (setting,) = settings(config, {}, 1)
     refuse_defects(config.get("attn_type", 0), bool(config.get("pre_lnorm", False)), [setting])
     if setting.extended and setting.memory:
-        raise Refused("defect of the published code: with ext_len the memory holds tokens that are also read again")
+        raise Refused("defect of the published code: with ext_len the memory holds tokens that are also encoded again")
     model = load(reference, AUTHORS, config)
     _check_steps(reference, list(_train(reference, model)))
     weights = dict(model.named_parameters())
-    tensor_map = AUTHORS.tensor_map(model)
-    for name in reference.group("final/"):
-        if name not in tensor_map:
-            raise unknown("parameter", name, tensor_map)
-        reference.check("final weights", f"final/{name}", tensor_map[name].take(weights))
+    check_tensors(reference, "final weights", "final/", weights, AUTHORS.tensor_map(model))
     reference.check("evaluation", "eval/loss", as_tensor([_evaluate(reference, model)]))
 
 
@@ -48,7 +45,7 @@ def _check_steps(reference: Reference, steps: list[dict[str, float]]) -> None:
 
 
 def _train(reference: Reference, model: Model) -> Iterator[dict[str, float]]:
-    """Update the model `steps` times; what the authors' loop logs of each."""
+    """Update the model `steps` times and yield what the authors' loop logs for each step."""
     base, parts, count = _optimizer(reference), reference.setting("batch_chunk", int), reference.setting("steps", int)
     schedule, stream = _schedule(reference), _stream(reference, "train_stream", "batch", "tgt_len")
     optimizer, cursor = build_optimizer(model, base), stream.start()
@@ -68,7 +65,7 @@ def _train(reference: Reference, model: Model) -> Iterator[dict[str, float]]:
 
 
 def _accumulate(model: Model, batch: Batch, states: list[State | None]) -> float:
-    """Add up the gradients of the batch's parts, each with a memory of its own."""
+    """Accumulate the gradients of the batch's parts; each part has its own memory."""
     total = 0.0
     parts = [_split(part, len(states)) for part in (batch.tokens, batch.targets, batch.starts)]
     for index, (tokens, targets, starts) in enumerate(zip(*parts, strict=True)):
@@ -89,7 +86,7 @@ def _stream(reference: Reference, key: str, batch: str, segment: str) -> Contigu
 
 
 def _optimizer(reference: Reference) -> OptimizerConfig:
-    """From a line such as `adam betas 0.9 0.999 eps 1e-8, no weight decay`."""
+    """Parse a description such as `adam betas 0.9 0.999 eps 1e-8, no weight decay`."""
     text = reference.setting("optimizer", str)
     kind = text.split()[0]
     if kind not in ("adam", "sgd"):
