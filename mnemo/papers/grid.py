@@ -122,9 +122,9 @@ class Grid:
 
     @staticmethod
     def found(results: Results, row: Row, part: str = "") -> list[tuple[int, CellResult]]:
-        """A row's results that are there, by seed."""
+        """A row's results that have values, by seed."""
         cells = ((seed, results.one(f"{row.name}-seed{seed}{part}")) for seed in row.seeds)
-        return [(seed, each) for seed, each in cells if each is not None]
+        return [(seed, each) for seed, each in cells if each is not None and each.values]
 
     def missing(self, results: Results, keys: Sequence[str], measure: Measure | None = None) -> str | None:
         """Why these rows cannot be compared yet; None if all have a result."""

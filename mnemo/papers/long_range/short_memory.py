@@ -131,9 +131,9 @@ def _speed_figure(rates: dict[int, float]) -> list[Figure]:
     if not rates:
         return []
     lines = [Line("training", [(float(length), rate) for length, rate in rates.items()])]
-    caption, unit = "Training steps on random tokens, timed one length after the other.", "tokens per second"
-    axes = {"x_label": X_LABEL, "y_label": unit}
-    return [line_figure("speed", "Speed by short memory", caption, lines, x_kind="doubling", **axes)]
+    caption, title = "Training steps on random tokens, timed one length after the other.", "Speed by short memory"
+    unit = "tokens per second"
+    return [line_figure("speed", title, caption, lines, x_label=X_LABEL, y_label=unit, x_kind="doubling")]
 
 
 def _trade(trained: Grid, results: Results, rates: dict[int, float]) -> list[Figure]:
