@@ -13,9 +13,9 @@ from typing import Any
 from mnemo.papers import every_experiment
 from mnemo.papers.experiment import BUDGETS, Budget, Experiment, Results
 from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, read_grid
-from mnemo.report.experiment_markdown import markdown_overview
+from mnemo.report.experiment_markdown import MOST_ROWS, markdown_overview
 from mnemo.report.experiment_page import ANSWERS, ExperimentPage, write_experiment, write_overview
-from mnemo.report.findings import Verdict
+from mnemo.report.findings import Table, Verdict
 
 INDEX, REPORT = "index.html", "report.html"
 LEAD = (
@@ -137,11 +137,15 @@ def all_pages(out: Path) -> list[ExperimentPage]:
 def results_markdown(out: Path, beside: Path) -> str | None:
     """All results in `out` for a Markdown file in the folder `beside`; None without results.
 
-    It depends on the results alone, and links to them: figures are in the pages, which are not kept.
+    It depends on the results alone and links to them. Figures and long tables are in the pages, which are not kept.
     """
     prefix = Path(os.path.relpath(out.resolve(), beside)).as_posix()
-    pages = [replace(page, figures=()) for page in all_pages(out)]
+    pages = [replace(page, figures=(), tables=_short(page.tables)) for page in all_pages(out)]
     if not pages:
         return None
     text = markdown_overview([(page, f"{prefix}/{page.name}/{page.budget}/{RESULTS}") for page in pages])
     return f"# Results\n\n{LEAD}\n\n{text}"
+
+
+def _short(tables: Sequence[Table]) -> list[Table]:
+    return [table for table in tables if len(table.rows) <= MOST_ROWS]
