@@ -68,6 +68,8 @@ class Row:
     job: str = "train"
     labels: Mapping[str, Any] = field(default_factory=dict)
     """Of its cells, besides the seed."""
+    after: tuple[str, ...] = ()
+    """Cells of the same grid whose folders its cells read."""
     paper: tuple[str, ...] = ()
     """Published values, in the order of the table's columns for them."""
     color: int | None = None
@@ -79,6 +81,7 @@ class Row:
             job=self.job,
             settings=self.settings(seed),
             labels={**self.labels, "seed": seed},
+            after=self.after,
         )
 
 
@@ -97,15 +100,17 @@ class Grid:
 
     rows: Sequence[Row] = ()
     measure: Measure = BPC
-    extra: Sequence[Cell] = ()
-    """Cells of no row, made after all others: timings, for example."""
+    first: Sequence[Cell] = ()
+    """Cells that rows read, made before all others: a shuffled corpus, for example."""
+    last: Sequence[Cell] = ()
+    """Cells that read trained rows, made after all others: timings and searches, for example."""
 
     @property
     def cells(self) -> list[Cell]:
         """Seed by seed, so that an interrupted grid has a first result of every row."""
         seeds = sorted({seed for row in self.rows for seed in row.seeds})
         trained = [row.cell(seed) for seed in seeds for row in self.rows if seed in row.seeds]
-        return [*trained, *self.extra]
+        return [*self.first, *trained, *self.last]
 
     def row(self, key: str) -> Row | None:
         return next((row for row in self.rows if row.key == key), None)

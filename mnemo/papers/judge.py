@@ -293,3 +293,8 @@ class Observed:
 
     def outcome(self, grid: Grid, results: Results, decisions: Decisions) -> Outcome:
         return self.observe(results) or Outcome("not measured yet", None)
+
+
+def undecided(text: str, paper: str, why: str) -> Observed:
+    """A claim that this budget cannot decide."""
+    return Observed(text, paper, lambda results: Outcome(why, None))

@@ -26,6 +26,7 @@ from mnemo.papers.judge import (
     Solves,
     far_below,
     judge,
+    undecided,
 )
 from mnemo.report.findings import Verdict
 
@@ -294,12 +295,15 @@ def test_observations() -> None:
     for holds in (True, False, None):
         assert observed(Outcome("0.9", holds)) == Verdict(claim="It is so.", paper="1.0", ours="0.9", holds=holds)
     assert observed(Outcome("0.9", True, 1)).ours == "0.9; preliminary, n = 1"
+    assert one(grid(), {}, undecided("It is so.", "1.0", "too small")) == observed(Outcome("too small", None))
 
 
-def test_cells_of_a_grid_come_seed_by_seed_with_the_extra_ones_last() -> None:
-    whole = replace(grid("a"), rows=[row("a", 2), row("b", 1)], extra=[row("speed").cell(9)])
-    assert [cell.name for cell in whole.cells] == ["a-seed1", "b-seed1", "a-seed2", "speed-seed9"]
-    assert whole.cells[2].settings == {"seed": 2} and whole.cells[2].labels == {"seed": 2}
+def test_cells_of_a_grid_come_seed_by_seed_between_the_first_and_the_last_ones() -> None:
+    text, speed = row("text").cell(7), row("speed").cell(9)
+    reading = replace(row("a", 2), after=(text.name,))
+    cells = Grid(rows=[reading, row("b", 1)], first=[text], last=[speed]).cells
+    assert [cell.name for cell in cells] == ["text-seed7", "a-seed1", "b-seed1", "a-seed2", "speed-seed9"]
+    assert cells[3].settings == cells[3].labels == {"seed": 2} and cells[3].after == ("text-seed7",)
 
 
 def test_the_share_that_counts_is_that_of_the_rule() -> None:

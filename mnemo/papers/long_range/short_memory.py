@@ -10,7 +10,7 @@ from mnemo.config import to_json
 from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table
 from mnemo.papers.figures import scores_over
 from mnemo.papers.grid import BPC, Grid, Measure
-from mnemo.papers.judge import Better, Claim, Every, Observed, Outcome, judge
+from mnemo.papers.judge import Better, Claim, Every, Observed, Outcome, judge, undecided
 from mnemo.papers.long_range.arrangement import PAPER
 from mnemo.papers.long_range.grids import SIXTH, Scale, characters, novels
 from mnemo.papers.tables import Column, grid_table, label, published, score
@@ -51,7 +51,7 @@ def grid(budget: Budget) -> Grid:
     setting, lengths = scale(budget), LENGTHS[budget]
     rows = [setting.short_row(length, PUBLISHED.get(length, "-")) for length in lengths]
     trained = Grid(rows=rows, measure=BPC)
-    return replace(trained, extra=[_timing(budget, setting, tuple(cell.name for cell in trained.cells))])
+    return replace(trained, last=[_timing(budget, setting, tuple(cell.name for cell in trained.cells))])
 
 
 def _timing(budget: Budget, setting: Scale, trained: tuple[str, ...]) -> Cell:
@@ -93,7 +93,7 @@ def is_complete(results: Results) -> bool:
 def claims(results: Results) -> list[Claim]:
     """The lengths that are compared are chosen by validation scores."""
     if not is_complete(results):
-        return [Observed(*each, lambda results: None) for each in (INSIDE, TOO_SHORT, SLOWS)]
+        return [undecided(*each, "not measured yet") for each in (INSIDE, TOO_SHORT, SLOWS)]
     shortest, *inner, longest = LENGTHS[results.budget]
     middle, best = (str(best_length(results, lengths)) for lengths in (inner, [*inner, longest]))
     ends = tuple(Better("", "", middle, str(end)) for end in (shortest, longest))
