@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from mnemo.evaluation.perplexity import bits, perplexity
 from mnemo.papers.experiment import Cell, CellResult, Results, look_up
 from mnemo.papers.jobs import training_settings
 from mnemo.recipes.recipe import Recipe
+from mnemo.units import bits, perplexity
 
 BySeed = Callable[[int], dict[str, Any]]
 
