@@ -18,6 +18,7 @@ import tyro
 
 from mnemo.bench import CASES
 from mnemo.cli import console
+from mnemo.cost.flops import flops_per_token
 from mnemo.cost.gpu_specs import (
     ASSUMED,
     EFFICIENCY,
@@ -31,7 +32,7 @@ from mnemo.cost.gpu_specs import (
     custom_gpu,
     find_gpu,
 )
-from mnemo.cost.model_cost import find_recipe, flops_per_token
+from mnemo.cost.model_cost import find_recipe
 from mnemo.cost.training_cost import (
     Estimate,
     LayoutEstimate,
