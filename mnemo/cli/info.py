@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, state size and memory plan of a preset or a run, without loading any weights."""
+"""Show parameters, FLOPs, state size and memory plan of a preset or a run, without loading weights."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from mnemo.errors import MnemoError
 from mnemo.recipes.presets import PRESETS, documentation, listing
 
 WIDTH = 100
-"""Of text that is wrapped."""
+"""Characters of a line of wrapped text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A preset, or a run's name or folder (runs/NAME where a preset has the same name)."""
+    """A preset, or a run's name or folder (runs/NAME if a preset has the same name)."""
     memory: int | None = None
-    """Memory length of the long-range layers; as trained when left out."""
+    """Memory length of the long-range layers; if unset, as in training."""
     segment: int | None = None
-    """Segment length; as trained when left out."""
+    """Segment length; if unset, as in training."""
     batch: int | None = None
-    """Rows that are read side by side; as trained when left out."""
+    """Rows of text in a batch; if unset, as in training."""
     list: bool = False
-    """Print every preset, one a line."""
+    """List the presets."""
     json: bool = False
     """Print JSON."""
 
@@ -140,7 +140,7 @@ def _marks(info: ModelCost) -> list[str]:
 
 
 def _kind(kind: MemoryKind) -> str:
-    """One memory in words; what belongs together is not torn apart at a line's end."""
+    """One kind of memory in words; a name and its value stay on one line."""
     how = " together" if kind.together else " each" if kind.tensors else ""
     keep = "keeps" if len(kind.layers) == 1 else f"keep{how}"
     tensors = [f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()]
