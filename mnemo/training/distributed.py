@@ -24,7 +24,7 @@ from mnemo.memory.protocol import Stage
 from mnemo.memory.state import State, tree_map
 from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.checkpoint import build_model, check_weights, load_weights
+from mnemo.storage.weights import build_model, check_weights, load_weights
 from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.segment_window import Window
 
