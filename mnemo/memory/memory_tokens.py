@@ -13,12 +13,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mnemo.memory.protocol import DrawsOwnWeights
+from mnemo.memory.protocol import Backbone, DrawsOwnWeights
 from mnemo.memory.state import State
 from mnemo.ops import Ahead, Blocks, Causal, as_text
 
@@ -138,92 +138,6 @@ def with_memory_of(state: State, other: State) -> State:
     if isinstance(state, TokensState):
         return state._replace(memory=other.memory, started=other.started)
     return tuple(with_memory_of(*parts) for parts in zip(state, other, strict=True))
-
-
-class Backbone(Protocol):
-    """Any model between its embeddings and its output layer."""
-
-    def __call__(
-        self,
-        embeddings: Tensor,
-        state: Any,
-        /,
-        *,
-        mask: Causal | Blocks,
-        positions: Tensor,
-        lengths: Tensor | None,
-    ) -> tuple[Tensor, Any]:
-        """Embedded rows (B, Q, D) after a state -> hidden rows (B, Q, D) and the next state.
-
-        `mask` tells which rows see which (`mask.visible` returns it as a tensor), `positions` (Q,) are the positions of
-        the rows in the segment, `lengths` (B,) their valid number; the others are padding on the right.
-        """
-        ...
-
-
-class InputMemory(Protocol):
-    """A memory at the input and output of a model's layers, as the model uses it."""
-
-    @property
-    def num_read(self) -> int:
-        """Rows before the tokens of a segment."""
-        ...
-
-    @property
-    def num_extra(self) -> int:
-        """Rows of a segment besides its tokens."""
-        ...
-
-    @property
-    def reach(self) -> int:
-        """Largest number of positions between a row and a later row that it sees."""
-        ...
-
-    def init(self, batch: int, inner: State) -> State:
-        """A state without memory, around a new state of the layers."""
-        ...
-
-    def inner(self, state: State) -> State:
-        """The layers' part of a state."""
-        ...
-
-    def own(self, state: State) -> State:
-        """The state without the layers' part; None if nothing is left."""
-        ...
-
-    def with_inner(self, state: State, inner: State) -> State:
-        """The state with another state of the layers."""
-        ...
-
-    def __call__(
-        self, embeddings: Tensor, state: State, backbone: Backbone, lengths: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Hidden rows of embedded tokens (B, L, D) after a state, and the next state."""
-        ...
-
-
-class NoInputMemory:
-    """Tokens pass through the layers alone, and a state is the state of the layers."""
-
-    num_read = num_extra = reach = 0
-
-    def init(self, batch: int, inner: State) -> State:
-        return inner
-
-    def inner(self, state: State) -> State:
-        return state
-
-    def own(self, state: State) -> None:
-        return None
-
-    def with_inner(self, state: State, inner: State) -> State:
-        return inner
-
-    def __call__(
-        self, embeddings: Tensor, state: State, backbone: Backbone, lengths: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        positions = torch.arange(embeddings.shape[1], device=embeddings.device)
-        return backbone(embeddings, state, mask=Causal(), positions=positions, lengths=lengths)
 
 
 class RecurrentMemory(nn.Module, DrawsOwnWeights):

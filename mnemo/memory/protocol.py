@@ -7,6 +7,7 @@ A mechanism is three classes; `CONTRIBUTING.md` has a whole one, and a test runs
 - `OpenSegment`, its decoder: 6 methods (`feed`, `commit`, `state`, `contents`, `restore`, `select`).
   `mnemo.memory.replay.ReplayedSegment` is one for any stage.
 
+`InputMemory` is a memory around all layers, at the model's input and output (memory tokens).
 `Traits` answers the questions of training, cost estimates and inference, so that they test no mechanism by its class.
 
 Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H heads, d head size.
@@ -352,6 +353,92 @@ class OpenSegment(Protocol):
     def select(self, rows: Tensor) -> OpenSegment:
         """A copy of the given rows of the batch."""
         ...
+
+
+class Backbone(Protocol):
+    """Any model between its embeddings and its output layer."""
+
+    def __call__(
+        self,
+        embeddings: Tensor,
+        state: Any,
+        /,
+        *,
+        mask: Causal | Blocks,
+        positions: Tensor,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        """Embedded rows (B, Q, D) after a state -> hidden rows (B, Q, D) and the next state.
+
+        `mask` tells which rows see which (`mask.visible` returns it as a tensor), `positions` (Q,) are the positions of
+        the rows in the segment, `lengths` (B,) their valid number; the others are padding on the right.
+        """
+        ...
+
+
+class InputMemory(Protocol):
+    """A memory at the input and output of a model's layers, as the model uses it."""
+
+    @property
+    def num_read(self) -> int:
+        """Rows before the tokens of a segment."""
+        ...
+
+    @property
+    def num_extra(self) -> int:
+        """Rows of a segment besides its tokens."""
+        ...
+
+    @property
+    def reach(self) -> int:
+        """Largest number of positions between a row and a later row that it sees."""
+        ...
+
+    def init(self, batch: int, inner: Any) -> Any:
+        """A state without memory, around a new state of the layers."""
+        ...
+
+    def inner(self, state: Any) -> Any:
+        """The layers' part of a state."""
+        ...
+
+    def own(self, state: Any) -> Any:
+        """The state without the layers' part; None if nothing is left."""
+        ...
+
+    def with_inner(self, state: Any, inner: Any) -> Any:
+        """The state with another state of the layers."""
+        ...
+
+    def __call__(
+        self, embeddings: Tensor, state: Any, backbone: Backbone, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Hidden rows of embedded tokens (B, L, D) after a state, and the next state."""
+        ...
+
+
+class NoInputMemory:
+    """Tokens pass through the layers alone, and a state is the state of the layers."""
+
+    num_read = num_extra = reach = 0
+
+    def init(self, batch: int, inner: Any) -> Any:
+        return inner
+
+    def inner(self, state: Any) -> Any:
+        return state
+
+    def own(self, state: Any) -> None:
+        return None
+
+    def with_inner(self, state: Any, inner: Any) -> Any:
+        return inner
+
+    def __call__(
+        self, embeddings: Tensor, state: Any, backbone: Backbone, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        positions = torch.arange(embeddings.shape[1], device=embeddings.device)
+        return backbone(embeddings, state, mask=Causal(), positions=positions, lengths=lengths)
 
 
 def projection_work(layer: Layer) -> int:

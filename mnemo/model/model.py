@@ -17,8 +17,18 @@ from torch import Tensor, nn
 
 from mnemo.config import digest
 from mnemo.errors import MnemoError
-from mnemo.memory.memory_tokens import InputMemory, NoInputMemory
-from mnemo.memory.protocol import AuxiliaryLosses, Call, Extent, PositionTables, Record, Segment, Stage, widened
+from mnemo.memory.protocol import (
+    AuxiliaryLosses,
+    Call,
+    Extent,
+    InputMemory,
+    NoInputMemory,
+    PositionTables,
+    Record,
+    Segment,
+    Stage,
+    widened,
+)
 from mnemo.memory.state import State, reset
 from mnemo.model import positions
 from mnemo.model.config import ModelConfig, fingerprint_config, with_clamp
