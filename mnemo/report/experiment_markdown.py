@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from mnemo.report.cells import written
 from mnemo.report.experiment_page import ANSWERS, FILES, ExperimentPage, table_files, tally
 from mnemo.report.findings import Table
 from mnemo.report.svg import clean, slugify
+from mnemo.report.table_text import cell_texts
 
 MOST_ROWS = 16
 """Longer tables are links."""
@@ -68,7 +68,7 @@ def _listed(listed: Table, link: str) -> list[str]:
     title = f"**{_plain(listed.title)}**"
     if len(listed.rows) > MOST_ROWS:
         return [f"{title}: {_link(f'{len(listed.rows)} rows', link)}"]
-    texts, numeric = written(listed.rows, len(listed.headers))
+    texts, numeric = cell_texts(listed.rows, len(listed.headers))
     caption = f": {_plain(listed.caption)}" if listed.caption else ""
     rows = [tuple(map(_plain, row)) for row in texts]
     return [f"{title}{caption}", _table([_plain(header) for header in listed.headers], rows, numeric)]

@@ -1,26 +1,18 @@
-"""What a reader wants to know first: cards and the table of runs."""
+"""The first things to know about runs: cards and the table of runs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mnemo.model import ModelConfig
-from mnemo.report.figures import Group, layer_memories
-from mnemo.report.markup import Markup, dot, join, table, tag
-from mnemo.report.measures import bits, measure, perplexity
+from mnemo.report.loss_units import bits, loss_unit, perplexity
+from mnemo.report.number_text import amount, duration, number
+from mnemo.report.page_template import Card
 from mnemo.report.results import Answered, Scored
+from mnemo.report.run_figures import Group, layer_memories
 from mnemo.report.runs import Run
-from mnemo.report.scales import amount, duration, number
-
-
-@dataclass(frozen=True)
-class Card:
-    label: str
-    value: str
-    unit: str
-    detail: str
 
 
 def plan_words(model: ModelConfig) -> str:
@@ -40,30 +32,20 @@ def plan_words(model: ModelConfig) -> str:
 
 
 def _kept(kind: str, length: int) -> str:
-    """Transformer-XL's memory is the usual one and goes without its name."""
+    """Length and mechanism; Transformer-XL's memory is the usual one and is not named."""
     return f"{length:,}" if kind == "XL" else f"{kind} {length:,}" if length else kind
 
 
-def cards(groups: Sequence[Group]) -> Markup:
-    found = [card for group in groups for card in _group_cards(group)][:6]
-    found += _effort_cards([run for group in groups for run in group.runs])
-    return tag("dl", *(_draw(card) for card in found), class_="cards") if found else Markup("")
-
-
-def _draw(card: Card) -> Markup:
-    value = tag("div", card.value, tag("small", f" {card.unit}"), class_="big")
-    return tag("div", tag("dt", card.label), tag("dd", value, tag("div", card.detail, class_="detail")), class_="card")
-
-
-def _group_cards(group: Group) -> list[Card]:
-    return [card for card in (_best_card(group), _memory_card(group)) if card is not None]
+def cards(groups: Sequence[Group]) -> list[Card]:
+    found = [card for group in groups for card in (_best_card(group), _memory_card(group)) if card is not None]
+    return found[:6] + _effort_cards([run for group in groups for run in group.runs])
 
 
 def _best_card(group: Group) -> Card | None:
     ranked = sorted(((run.best.loss, run) for run in group.runs if run.best), key=lambda pair: pair[0])
     if not ranked:
         return None
-    unit, (loss, run) = group.measure, ranked[0]
+    unit, (loss, run) = group.unit, ranked[0]
     detail = run.name
     if len(ranked) > 1:
         detail += f"; {ranked[1][1].name} reaches {number(unit.of(ranked[1][0]))}"
@@ -72,7 +54,7 @@ def _best_card(group: Group) -> Card | None:
 
 def _memory_card(group: Group) -> Card | None:
     """The largest gain of a memory over none, with the same weights."""
-    unit = group.measure
+    unit = group.unit
     gains = []
     for run in group.runs:
         for sweep in run.results.sweeps:
@@ -96,73 +78,74 @@ def _effort_cards(runs: Sequence[Run]) -> list[Card]:
         found.append(Card("Training speed", amount(fastest.tokens_per_second), "tokens/s", fastest.name))
     tokens, seconds = sum(run.tokens or 0 for run in runs), sum(run.seconds or 0.0 for run in runs)
     if tokens:
-        found.append(Card("Trained on", amount(tokens), "tokens", f"{_count(runs, 'run')} in {duration(seconds)}"))
+        count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+        found.append(Card("Trained on", amount(tokens), "tokens", f"{count} in {duration(seconds)}"))
     return found
 
 
-def _count(things: Sequence[object], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+Cell = list[tuple[str, list[str]]]
+"""Texts of a table's cell, each with details in small print; empty for no value."""
 
 
-HEADERS = ("Run", "Parameters", "Memory", "Corpus", "Best validation", "Scores", "Steps", "Tokens/s")
+class RunTable(NamedTuple):
+    headers: list[str]
+    rows: list[tuple[Run, list[Cell]]]
 
 
-def run_table(runs: Sequence[Run]) -> Markup:
-    rows = [(_name(run), *_size(run), _corpus(run), _best(run), _scores(run), _steps(run), _speed(run)) for run in runs]
-    shown = [i for i in range(len(HEADERS)) if i == 0 or any(row[i] != "–" for row in rows)]
-    content = table([HEADERS[i] for i in shown], [[row[i] for i in shown] for row in rows])
-    return tag("div", content, class_="card wide scroll stacked")
+def run_table(runs: Sequence[Run]) -> RunTable:
+    """Every run's cells, without columns that are empty for all runs."""
+    columns = {
+        "Parameters": _size,
+        "Memory": _memory,
+        "Corpus": _corpus,
+        "Best validation": _best,
+        "Scores": _scores,
+        "Steps": _steps,
+        "Tokens/s": _speed,
+    }
+    found = {header: [describe(run) for run in runs] for header, describe in columns.items()}
+    shown = {header: cells for header, cells in found.items() if any(cells)}
+    return RunTable(list(shown), [(run, [cells[at] for cells in shown.values()]) for at, run in enumerate(runs)])
 
 
-def _name(run: Run) -> Markup:
-    preset = run.header.get("preset")
-    return join([dot(run.color), tag("span", run.name, class_="name"), _small(f"preset {preset}") if preset else None])
-
-
-def _small(words: object) -> Markup:
-    return tag("small", words)
-
-
-def _size(run: Run) -> tuple[object, object]:
+def _size(run: Run) -> Cell:
     if run.recipe is None:
-        return "–", "–"
+        return []
     model = run.recipe.model
-    shape = f"{model.num_layers} layers, width {model.dim}"
-    return join([amount(run.parameters), _small(shape)]), join(
-        [plan_words(model), _small(f"segment {run.recipe.train.segment:,}")]
-    )
+    return [(amount(run.parameters), [f"{model.num_layers} layers, width {model.dim}"])]
 
 
-def _corpus(run: Run) -> Markup:
+def _memory(run: Run) -> Cell:
+    if run.recipe is None:
+        return []
+    return [(plan_words(run.recipe.model), [f"segment {run.recipe.train.segment:,}"])]
+
+
+def _corpus(run: Run) -> Cell:
     unit, size = run.corpus.get("unit"), run.corpus.get("vocab_size")
     about = f"{size:,} {unit}s" if isinstance(size, int) and unit else unit
-    return join([run.corpus_name, _small(about) if about else None])
+    return [(run.corpus_name, [str(about)] if about else [])]
 
 
-def _best(run: Run) -> object:
-    if run.best is None:
-        return "–"
-    return join([_both(run, run.best.loss), _small(f"step {run.best.step:,}")])
-
-
-def _both(run: Run, loss: float) -> Markup:
+def _best(run: Run) -> Cell:
     """In the corpus's usual unit, and in the other one."""
-    unit = measure(run.corpus.get("unit"))
+    if run.best is None:
+        return []
+    loss, unit = run.best.loss, loss_unit(run.corpus.get("unit"))
     other = f"{number(bits(loss))} bits" if unit.short == "ppl" else f"ppl {number(perplexity(loss))}"
-    return join([tag("strong", f"{number(unit.of(loss))} {unit.short}"), _small(other)])
+    return [(f"{number(unit.of(loss))} {unit.short}", [other, f"step {run.best.step:,}"])]
 
 
-def _scores(run: Run) -> object:
-    unit = measure(run.corpus.get("unit"))
-    entries = [
-        join([f"{score.split} {number(unit.of(score.loss))} {unit.short}", _small(_about_score(score))])
+def _scores(run: Run) -> Cell:
+    unit = loss_unit(run.corpus.get("unit"))
+    losses = [
+        (f"{score.split} {number(unit.of(score.loss))} {unit.short}", [_about_score(score)])
         for score in run.results.scores
     ]
-    entries += [
-        join([f"{score.split} {score.characters:.1%} of symbols right", _small(_about_answers(score))])
+    return losses + [
+        (f"{score.split} {score.characters:.1%} of symbols right", [_about_answers(score)])
         for score in run.results.answers
     ]
-    return join(entries) if entries else "–"
 
 
 def _about_answers(score: Answered) -> str:
@@ -176,15 +159,12 @@ def _about_score(score: Scored) -> str:
     return f"{right}memory {score.memory:,}, segment {score.segment:,}{how}, {score.tokens:,} tokens"
 
 
-def _steps(run: Run) -> object:
+def _steps(run: Run) -> Cell:
     if not run.last_step:
-        return "–"
+        return []
     planned = run.recipe.train.steps if run.recipe else None
-    of = _small(f"of {planned:,}") if planned and planned != run.last_step else None
-    return join([f"{run.last_step:,}", of])
+    return [(f"{run.last_step:,}", [f"of {planned:,}"] if planned and planned != run.last_step else [])]
 
 
-def _speed(run: Run) -> object:
-    if run.tokens_per_second is None:
-        return "–"
-    return join([amount(run.tokens_per_second), _small(duration(run.seconds))])
+def _speed(run: Run) -> Cell:
+    return [] if run.tokens_per_second is None else [(amount(run.tokens_per_second), [duration(run.seconds)])]
