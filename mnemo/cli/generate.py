@@ -17,7 +17,7 @@ import tyro
 from torch import Tensor
 
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Precision, Which
+from mnemo.cli.runs import OpenedRun, Precision
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
@@ -25,6 +25,7 @@ from mnemo.inference.generation import Sampling, generate, read
 from mnemo.inference.ring_decoder import suits
 from mnemo.inference.segment_scorer import in_type
 from mnemo.memory.state import to
+from mnemo.storage.run_folder import Which
 
 LONG_PROMPT = 4096
 """Tokens from which on reading the prompt shows its progress."""

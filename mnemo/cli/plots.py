@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mnemo.files import atomic
 from mnemo.report.charts import LineChart, Series, draw_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mnemo.report.files import write_text
+from mnemo.report.svg import Drawing, for_page, slugify, standalone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,27 +28,23 @@ class Curve:
 
 def save_curve(curve: Curve, path: Path) -> list[Path]:
     """Write `path` with the suffixes .png and .svg."""
-    figure = draw_curve(curve)
-    paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    for target in paths:
-        partial = target.with_name(f".tmp-{os.getpid()}-{target.name}")
-        try:
-            figure.savefig(partial, format=target.suffix[1:], dpi=160)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-    return paths
+    png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
+    drawing = draw_curve(curve)
+    with atomic.new_file(png) as partial:
+        drawing.canvas.savefig(partial, format="png", dpi=160, facecolor="white")
+    description = f"{curve.y_label} against {curve.x_label}."
+    write_text(svg, standalone(for_page(drawing, slugify(path.name), curve.title, description)))
+    return [png, svg]
 
 
-def draw_curve(curve: Curve) -> Figure:
+def draw_curve(curve: Curve) -> Drawing:
+    points = [(float(x), y) for x, y in zip(curve.x, curve.y, strict=True)]
     chart = LineChart(
-        [Series(curve.title, [(float(x), y) for x, y in zip(curve.x, curve.y, strict=True)], 0)],
+        [Series(curve.title, points, 0)],
         curve.x_label,
         curve.y_label,
         x_kind="doubling" if curve.by_length else "linear",
         mark=None if curve.mark is None else (curve.mark_label, float(curve.mark)),
         markers=curve.by_length,
     )
-    figure = draw_lines(chart).canvas
-    figure.patch.set(visible=True, facecolor="white")
-    return figure
+    return draw_lines(chart)

@@ -17,10 +17,10 @@ from mnemo.report.figure import Figure
 from mnemo.report.figure_files import write_figures
 from mnemo.report.files import csv_text, write_text
 from mnemo.report.findings import Table
-from mnemo.report.loss_units import bits
 from mnemo.report.number_text import number
 from mnemo.report.page_template import Card, Section, figure_section
 from mnemo.report.plots import Line, heat_figure, line_figure
+from mnemo.units import bits
 
 FILES = "report-files"
 TOKENS, WIDE_HEADS = "tokens.csv", "wide-heads.csv"
@@ -77,8 +77,8 @@ def _token_table(found: TextAnalysis) -> str:
 def _cards(found: TextAnalysis) -> list[Card]:
     gain = found.gain
     kept, lost, saved = (bits(float(part.mean())) for part in (gain.with_memory, gain.without, gain.gain))
-    helped = float((bits_of(gain.gain) > shaded_text.EDGES[0]).mean())
-    harmed = float((bits_of(gain.gain) < -shaded_text.EDGES[0]).mean())
+    helped = float((bits(gain.gain) > shaded_text.EDGES[0]).mean())
+    harmed = float((bits(gain.gain) < -shaded_text.EDGES[0]).mean())
     token = {"byte": "byte", "char": "character", "word": "word"}.get(found.unit, "token")
     return [
         Card("With memory", number(kept), "bits", f"per {token}, on average"),
@@ -86,10 +86,6 @@ def _cards(found: TextAnalysis) -> list[Card]:
         Card("Memory saves", number(saved), "bits", f"{saved / lost:.1%} of the loss" if lost > 0 else ""),
         Card("Tokens it helps", f"{helped:.0%}", "", f"by {shaded_text.EDGES[0]} bits or more; it harms {harmed:.0%}"),
     ]
-
-
-def bits_of(nats: np.ndarray) -> np.ndarray:
-    return nats / np.log(2)
 
 
 def _sections(found: TextAnalysis) -> list[Section | None]:
@@ -119,8 +115,8 @@ def binned(values: np.ndarray, first: int = 0, most: int = MOST_POINTS) -> list[
 
 def _curve(found: TextAnalysis) -> Figure:
     lines = [
-        Line("without memory", binned(bits_of(found.gain.without), 1)),
-        Line("with memory", binned(bits_of(found.gain.with_memory), 1)),
+        Line("without memory", binned(bits(found.gain.without), 1)),
+        Line("with memory", binned(bits(found.gain.with_memory), 1)),
     ]
     return line_figure(
         "losses-along-the-text", "Along the text", _averaged(found), lines, x_label="token", y_label="bits per token"
@@ -137,7 +133,7 @@ def _along(found: TextAnalysis) -> Figure:
         "gain-along-the-text",
         "Savings along the text",
         _averaged(found),
-        [Line("gain", binned(bits_of(found.gain.gain), 1))],
+        [Line("gain", binned(bits(found.gain.gain), 1))],
         x_label="token",
         y_label="bits saved per token",
         reference=("no gain", 0.0),
@@ -145,7 +141,7 @@ def _along(found: TextAnalysis) -> Figure:
 
 
 def _by_position(found: TextAnalysis) -> Figure:
-    lines = [Line("gain", binned(bits_of(found.gain.by_position()), 1))]
+    lines = [Line("gain", binned(bits(found.gain.by_position()), 1))]
     return line_figure(
         "gain-by-position",
         "Inside a segment",
@@ -158,7 +154,7 @@ def _by_position(found: TextAnalysis) -> Figure:
 
 
 def _passages(found: TextAnalysis) -> Section | None:
-    gains = bits_of(found.gain.gain)
+    gains = bits(found.gain.gain)
     chosen = shaded_text.passages(found.gain, found.unit)
     about = (
         "The passages on which memory saves most, compared with its usual savings at the same positions of a segment. "
@@ -170,7 +166,7 @@ def _passages(found: TextAnalysis) -> Section | None:
 
 def _text(found: TextAnalysis) -> Section:
     shown = min(len(found.pieces), shaded_text.MOST_SHOWN)
-    pieces = shaded_text.shaded(found.pieces[:shown], bits_of(found.gain.gain), found.gain.segment)
+    pieces = shaded_text.shaded(found.pieces[:shown], bits(found.gain.gain), found.gain.segment)
     cut = f" The first {shown:,} tokens are shown." if shown < len(found.pieces) else ""
     about = f"Shaded by the bits that memory saves on each token; a vertical bar begins every segment.{cut}"
     content = {"levels": shaded_text.LEVELS, "pieces": pieces, "file": TOKENS}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from mnemo.units import bits, perplexity
 
 
 @dataclass(frozen=True)
@@ -15,14 +16,6 @@ class LossUnit:
     """Converts nats per token."""
     logarithmic: bool = False
     """Whether curves are drawn on a logarithmic axis."""
-
-
-def bits(nats: float) -> float:
-    return nats / math.log(2)
-
-
-def perplexity(nats: float) -> float:
-    return math.exp(nats) if nats < 700 else math.inf
 
 
 UNITS = {

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mnemo.model import ModelConfig
-from mnemo.report.loss_units import bits, loss_unit, perplexity
+from mnemo.report.loss_units import loss_unit
 from mnemo.report.number_text import amount, duration, number
 from mnemo.report.page_template import Card
 from mnemo.report.results import Answered, Scored
 from mnemo.report.run_figures import Group, layer_memories
 from mnemo.report.runs import Run
+from mnemo.units import bits, perplexity
 
 
 def plan_words(model: ModelConfig) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mnemo.analysis import Gain
+from mnemo.units import bits
 
 EDGES = (0.25, 1.0, 2.0, 4.0)
 """Bits at which the first, second ... shade begins."""
@@ -44,17 +45,17 @@ class Piece(NamedTuple):
     opens_segment: bool
 
 
-def shade(bits: float) -> str | None:
+def shade(saved: float) -> str | None:
     """`p1` ... `p4` for tokens that memory helps, `n1` ... `n4` for those that it harms, None for the rest."""
-    level = sum(abs(bits) >= edge for edge in EDGES)
-    return f"{'p' if bits > 0 else 'n'}{level}" if level else None
+    level = sum(abs(saved) >= edge for edge in EDGES)
+    return f"{'p' if saved > 0 else 'n'}{level}" if level else None
 
 
-def shaded(texts: Sequence[str], bits: np.ndarray, segment: int, first: int = 0) -> list[Piece]:
-    """Tokens from index `first` on; `bits` are the gains of all tokens of the text but the first."""
+def shaded(texts: Sequence[str], saved: np.ndarray, segment: int, first: int = 0) -> list[Piece]:
+    """Tokens from index `first` on; `saved` are the bits saved on all tokens of the text but the first."""
     tokens = []
     for place, text in enumerate(texts, first):
-        kind = shade(float(bits[place - 1])) if place else None
+        kind = shade(float(saved[place - 1])) if place else None
         tokens.append(((max(0, place - 1) // segment, kind), visible(text)))
     pieces: list[Piece] = []
     last = 0
@@ -78,10 +79,11 @@ def passages(gain: Gain, unit: str) -> list[Passage]:
     chosen: list[Passage] = []
     while len(chosen) < MOST_PASSAGES and np.isfinite(sums).any():
         begin = int(np.nanargmax(sums))
-        saved = float(gain.gain[begin : begin + width].sum() / np.log(2))
-        if min(sums[begin] / np.log(2), saved) < FEWEST_BITS:
+        saved = bits(float(gain.gain[begin : begin + width].sum()))
+        beyond = bits(float(sums[begin]))
+        if min(beyond, saved) < FEWEST_BITS:
             break
-        chosen.append(Passage(begin + 1, begin + 1 + width, saved, float(sums[begin] / np.log(2))))
+        chosen.append(Passage(begin + 1, begin + 1 + width, saved, beyond))
         sums[max(0, begin - width + 1) : begin + width] = np.nan
     return chosen
 
@@ -94,12 +96,12 @@ def unusual(gain: Gain) -> np.ndarray:
     return np.where(later, gain.gain - gain.by_position()[np.arange(len(gain.gain)) % gain.segment], 0.0)
 
 
-def passage_content(passage: Passage, texts: Sequence[str], bits: np.ndarray) -> dict[str, object]:
+def passage_content(passage: Passage, texts: Sequence[str], saved: np.ndarray) -> dict[str, object]:
     """A passage for its template: heading, details, the text before it, its shaded tokens."""
     width = passage.end - passage.begin
     return {
         "heading": f"{passage.bits:.1f} bits",
         "details": f"{passage.unusual:.1f} more than usual; tokens {passage.begin:,} to {passage.end - 1:,}",
         "before": visible("".join(texts[max(0, passage.begin - width) : passage.begin])),
-        "pieces": shaded(texts[passage.begin : passage.end], bits, len(texts), passage.begin),
+        "pieces": shaded(texts[passage.begin : passage.end], saved, len(texts), passage.begin),
     }

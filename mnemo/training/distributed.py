@@ -26,7 +26,7 @@ from mnemo.memory.lookahead import LookaheadStage
 from mnemo.memory.state import State, tree_map
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.checkpoint import build_model, check_weights, load_weights
+from mnemo.storage.weights import build_model, check_weights, load_weights
 from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.segment_window import Window
 

@@ -18,7 +18,10 @@ from mnemo.errors import CheckFailed, MnemoError
 from mnemo.memory.state import to
 from mnemo.model import Model
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage.checkpoint import Checkpoint, RunHeader, build_model
+from mnemo.storage import run_folder
+from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.weights import build_model, load_weights
 from mnemo.training.data import Data, Scored, why_uneven
 from mnemo.training.distributed import Rows, load_whole, spread
 from mnemo.training.engine import Engine, choose_forward
@@ -165,7 +168,7 @@ class Trainer:
             self._restore(found)
             self.monitor.note(f"going on after step {self.progress.step:,}")
         elif (weights := first_weights()) is not None:
-            load = load_whole if self.spread.kind == "FSDP" else checkpoints.load_weights
+            load = load_whole if self.spread.kind == "FSDP" else load_weights
             load(self.model, weights, self.folder)
         sizes = found.progress if found else {}
         self.clock = Clock(self.progress.seconds, self.progress.step)
@@ -187,7 +190,7 @@ class Trainer:
             return None if found is None else found.step
 
         step = self.world.main(look)
-        return None if step is None else checkpoints.read_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+        return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
 
     def run(self, stop: Stop) -> Outcome:
         """Train to the end, or to the first signal; the last thing either way is a checkpoint."""
@@ -369,7 +372,7 @@ class Trainer:
         if saved is None or saved.step != self.progress.step:
             with self.clock.pause():
                 path = save_together(self.folder, self._progress(), self._parts(), self.world)
-            self.saved = checkpoints.read_checkpoint(path)
+            self.saved = checkpoints.load_checkpoint(path)
         elif saved.progress["evaluated"] != self.progress.evaluated:
             self.saved = self.world.main(lambda: checkpoints.save_progress(saved, self._progress()))
         self.world.main(self._tidy)
@@ -377,7 +380,7 @@ class Trainer:
     def _tidy(self) -> None:
         best = self.progress.best
         if best is not None:
-            checkpoints.write_best(self.folder, best.step, best.loss)
+            run_folder.write_best(self.folder, best.step, best.loss)
         checkpoints.prune(self.folder, self.config.keep, best.step if best else None)
 
     def _progress(self) -> dict[str, Any]:
@@ -398,7 +401,7 @@ class Trainer:
 
     def _restore(self, found: Checkpoint) -> None:
         self.progress = Progress.from_json(found.progress, found.path)
-        checkpoints.load_weights(self.model, whole_or_pieces(found, "weights", self.model), found.file("weights"))
+        load_weights(self.model, whole_or_pieces(found, "weights", self.model), found.file("weights"))
         memory = memory_of_rows(found, self.rows, self.config.accumulate)
         self.states = restore_memory(memory, self.states, found.file("memory"))
         if self.scaler is not None:

@@ -17,7 +17,7 @@ from mnemo.data.corpus import Corpus
 from mnemo.evaluation.perplexity import Score, evaluate
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.report.charts import TICK_DISTANCE
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_curves_have_ticks_at_measured_lengths_that_do_not_touch(tmp_path: Path,
         mark_label="m",
         by_length=True,
     )
-    axes = draw_curve(curve).axes[0]
+    axes = draw_curve(curve).canvas.axes[0]
     ticks = [int(label.get_text().replace(",", "")) for label in axes.get_xticklabels()]
     places = [(axes.transScale + axes.transLimits).transform((tick, 1.0))[0] for tick in ticks]
     assert set(ticks) <= set(lengths) and ticks[-1] == lengths[-1]

@@ -141,7 +141,7 @@ def shades(figure: Figure, mode: str = "light") -> list[list[int | None]]:
     (image,) = (element for element in drawn(figure) if element.attrib.get("class") == mode)
     data = base64.b64decode(image.attrib["href"].removeprefix("data:image/png;base64,"))
     pixels = np.rint(matplotlib.image.imread(io.BytesIO(data)) * 255).astype(int).tolist()
-    return [[numbers["#%02x%02x%02x" % tuple(rgb)] if alpha else None for *rgb, alpha in row] for row in pixels]
+    return [[numbers[f"#{bytes(rgb).hex()}"] if alpha else None for *rgb, alpha in row] for row in pixels]
 
 
 def assert_on_one_scale(values: Sequence[float], at: Sequence[float]) -> None:
