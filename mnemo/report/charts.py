@@ -129,66 +129,35 @@ def series_color(color: int) -> str:
 
 
 def draw_lines(chart: LineChart) -> Drawing:
-    entries = _legend_entries(chart)
-    num_columns = _legend_columns([entry.get_label() for entry in entries])
-    top = 28.0 + 18.5 * -(-len(entries) // num_columns)
+    main = [series for series in chart.series if not series.faint]
+    names = [series.label for series in main] + [level[0] for level in (chart.reference, chart.mark) if level]
+    labels = [fit(name, WIDTH - LEFT - RIGHT - 36) for name in names]
+    num_columns = max(1, int((WIDTH - LEFT) // (36 + max(map(len, labels)) * CHAR_WIDTH)))
+    top = 28.0 + 18.5 * -(-len(labels) // num_columns)
     canvas = new_canvas(top + PLOT_HEIGHT + BOTTOM)
     axes = new_axes(canvas, LEFT, top, WIDTH - RIGHT, top + PLOT_HEIGHT)
     _scale_axes(axes, chart)
     _label_axes(axes, chart)
-    _draw_legend(canvas, entries, num_columns)
-    for series in sorted(chart.series, key=lambda series: not series.faint):
-        _draw_series(axes, chart, series)
-    _draw_levels(axes, chart)
-    return Drawing(canvas, _draw_markers(axes, chart))
-
-
-def _line_style(series: Series) -> dict[str, Any]:
-    dashes = DASHES[series.color // len(MARKERS) % len(DASHES)]
-    width, opacity = (1.1, 0.5) if series.faint else (2.0, 1.0)
-    return {"color": series_color(series.color), "linestyle": dashes, "linewidth": width, "alpha": opacity}
-
-
-def _marker_style(series: Series) -> dict[str, Any]:
-    shape = list(MARKERS)[series.color % len(MARKERS)]
-    return {
-        "marker": shape,
-        "markersize": MARKERS[shape],
-        "markerfacecolor": series_color(series.color),
-        "markeredgecolor": LIGHT["card"],
-        "markeredgewidth": 1,
-    }
-
-
-REFERENCE_STYLE: dict[str, Any] = {"color": LIGHT["muted"], "linewidth": 1.2, "linestyle": (0, (2, 3))}
-MARK_STYLE: dict[str, Any] = {"color": LIGHT["c1"], "linewidth": 1.2, "linestyle": (0, (4, 3))}
-
-
-def _legend_entries(chart: LineChart) -> list[Line2D]:
-    from matplotlib.lines import Line2D
-
-    entries = []
     for series in chart.series:
-        line = _line_style(series) if chart.joined else {"linestyle": "none"}
-        if not series.faint:
-            entries.append(
-                Line2D([], [], label=series.label, **line, **(_marker_style(series) if chart.markers else {}))
-            )
-    levels = [(chart.reference, REFERENCE_STYLE), (chart.mark, MARK_STYLE)]
-    entries += [Line2D([], [], label=level[0], **style) for level, style in levels if level is not None]
-    for entry in entries:
-        entry.set_label(fit(str(entry.get_label()), WIDTH - LEFT - RIGHT - 36))
-    return entries
+        if series.faint:
+            _draw_line(axes, series, linewidth=1.1, alpha=0.5)
+    handles, tips = [], {}
+    for series in main:
+        dashes = DASHES[series.color // len(MARKERS) % len(DASHES)] if len(main) > len(MARKERS) else "solid"
+        artists = [_draw_line(axes, series, linewidth=2, linestyle=dashes)] if chart.joined else []
+        if chart.markers:
+            name, points = f"markers-{len(tips)}", _marked_points(series, chart)
+            artists.append(_draw_markers(axes, series, points, name))
+            tips[name] = [f"{series.label}: {number(y)} at {chart.x_label} {plain(x)}" for x, y in points]
+        handles.append(tuple(artists))
+    _draw_legend(canvas, [*handles, *_draw_levels(axes, chart)], labels, num_columns)
+    return Drawing(canvas, tips)
 
 
-def _legend_columns(labels: Sequence[object]) -> int:
-    widest = 36 + max((len(str(label)) for label in labels), default=1) * CHAR_WIDTH
-    return max(1, int((WIDTH - LEFT) // widest))
-
-
-def _draw_legend(canvas: Canvas, entries: Sequence[Line2D], num_columns: int) -> None:
+def _draw_legend(canvas: Canvas, handles: Sequence[Any], labels: Sequence[str], num_columns: int) -> None:
     canvas.legend(
-        handles=entries,
+        handles,
+        labels,
         ncols=num_columns,
         loc="upper left",
         bbox_to_anchor=(LEFT / WIDTH, 1),
@@ -285,15 +254,15 @@ def _label_axes(axes: Axes, chart: LineChart) -> None:
     write(axes, 0, 1, fit(chart.y_label, WIDTH), **above)
 
 
-def _draw_series(axes: Axes, chart: LineChart, series: Series) -> None:
-    if not chart.joined or len(series.points) < 2:
-        return
+def _draw_line(axes: Axes, series: Series, **style: Any) -> Line2D:
+    """The line of a series, and the band around it if there is one."""
     xs, ys = zip(*thinned(series.points, MAX_LINE_POINTS), strict=True)
-    axes.plot(xs, ys, solid_capstyle="round", dash_capstyle="butt", **_line_style(series))
     if any(low < high for low, high in series.band):
         edges = [thinned(list(enumerate(edge)), MAX_LINE_POINTS) for edge in zip(*series.band, strict=True)]
         low, high = ([value for _, value in edge] for edge in edges)
         axes.fill_between(xs, low, high, color=series_color(series.color), alpha=0.18, linewidth=0)
+    (line,) = axes.plot(xs, ys, color=series_color(series.color), solid_capstyle="round", **style)
+    return line
 
 
 def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
@@ -305,26 +274,40 @@ def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
     return [(sum(p[0] for p in group) / len(group), sum(p[1] for p in group) / len(group)) for group in groups]
 
 
-def _draw_markers(axes: Axes, chart: LineChart) -> dict[str, list[str]]:
-    """Markers above all lines; returns the words for each."""
-    tips = {}
-    for at, series in enumerate(chart.series):
-        visible = [point for point in series.points if chart.y_max is None or point[1] <= chart.y_max]
-        stride = -(-len(visible) // (MAX_LINE_MARKERS if chart.joined else MAX_MARKERS)) or 1
-        marked = visible[::-1][::stride]  # the last point always
-        if chart.markers and marked and not series.faint:
-            xs, ys = zip(*marked, strict=True)
-            name, style = f"markers-{at}", _marker_style(series)
-            axes.plot(xs, ys, linestyle="none", gid=name, clip_on=False, zorder=3, **style)
-            tips[name] = [f"{series.label}: {number(y)} at {chart.x_label} {plain(x)}" for x, y in marked]
-    return tips
+def _marked_points(series: Series, chart: LineChart) -> Sequence[Point]:
+    """Points that are not cut off, thinned out if they are many; the last one always."""
+    visible = [point for point in series.points if chart.y_max is None or point[1] <= chart.y_max]
+    stride = -(-len(visible) // (MAX_LINE_MARKERS if chart.joined else MAX_MARKERS)) or 1
+    return visible[::-1][::stride]
 
 
-def _draw_levels(axes: Axes, chart: LineChart) -> None:
+def _draw_markers(axes: Axes, series: Series, points: Sequence[Point], name: str) -> Line2D:
+    """Markers above all lines, also on the edges of the plot."""
+    shape = list(MARKERS)[series.color % len(MARKERS)]
+    (markers,) = axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        linestyle="none",
+        marker=shape,
+        markersize=MARKERS[shape],
+        color=series_color(series.color),
+        markeredgecolor=LIGHT["card"],
+        gid=name,
+        clip_on=False,
+        zorder=3,
+    )
+    return markers
+
+
+def _draw_levels(axes: Axes, chart: LineChart) -> list[Line2D]:
+    lines = []
     if chart.reference:
-        axes.axhline(chart.reference[1], zorder=1, **REFERENCE_STYLE)
+        dots = (0, (2, 3))
+        lines.append(axes.axhline(chart.reference[1], color=LIGHT["muted"], linewidth=1.2, linestyle=dots, zorder=1))
     if chart.mark:
-        axes.axvline(chart.mark[1], zorder=1, **MARK_STYLE)
+        dashes = (0, (4, 3))
+        lines.append(axes.axvline(chart.mark[1], color=LIGHT["c1"], linewidth=1.2, linestyle=dashes, zorder=1))
+    return lines
 
 
 def draw_nothing() -> Drawing:

@@ -16,7 +16,6 @@ from mnemo.report.svg import IMAGES, Drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.figure import Figure as Canvas
 
@@ -42,55 +41,22 @@ class HeatMap:
     """Rows with an outline."""
 
 
-@dataclass(frozen=True)
-class Shades:
-    """The range of values and their shades; `low` and `high` are equal if all values are."""
-
-    low: float
-    high: float
-    logarithmic: bool
-    cut: bool
-    """Whether smaller values than `low` have its shade."""
-
-    @staticmethod
-    def of(grid: np.ndarray, logarithmic: bool) -> Shades:
-        values = grid[np.isfinite(grid)]
-        positive = values[values > 0]
-        if not logarithmic or not positive.size:
-            low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-            return Shades(low, high, False, False)
-        high = float(positive.max())
-        low = max(float(positive.min()), high / 10**DECADES)
-        return Shades(low, high, True, bool(values.min() < low))
-
-    def norm(self) -> Normalize:
-        from matplotlib.colors import LogNorm, Normalize
-
-        if self.high <= self.low:  # the only value gets a middle shade
-            return Normalize(self.low - 1, self.low + 1, clip=True)
-        return (LogNorm if self.logarithmic else Normalize)(self.low, self.high, clip=True)
-
-    def shade(self, value: float) -> int:
-        return min(int(float(self.norm()(value)) * NUM_SHADES), NUM_SHADES - 1)
-
-
 def draw_heat(chart: HeatMap) -> Drawing:
     shown = reduced(chart)
     num_rows, num_columns = shown.grid.shape
     left = min(150.0, 16 + max(map(len, shown.row_labels)) * CHAR_WIDTH)
     width = min((WIDTH - left - 14) / num_columns, 64.0)
     height = min(max(width, 20.0), 30.0) if num_rows <= 16 else min(max(width, 320 / num_rows), 20.0)
-    right, bottom = left + num_columns * width, 22 + num_rows * height
+    bottom = 22 + num_rows * height
     canvas = new_canvas(bottom + 86)
-    axes = new_axes(canvas, left, 22, right, bottom)
-    shades = Shades.of(shown.grid, shown.logarithmic)
-    _draw_cells(axes, shown, shades)
+    axes = new_axes(canvas, left, 22, left + num_columns * width, bottom)
+    norm = value_range(shown.grid, shown.logarithmic)
+    _draw_cells(axes, shown, norm)
     if num_rows * num_columns <= 400:
-        _separate(axes, num_rows, num_columns)
-        _write_values(axes, shown, shades, width)
+        _write_values(axes, shown.grid, norm, width)
     _label_cells(axes, shown, left, width, height)
     _outline(axes, shown, height)
-    _draw_key(canvas, shown, shades, bottom + 46)
+    _draw_key(canvas, shown.grid, norm, bottom + 46)
     return Drawing(canvas)
 
 
@@ -99,8 +65,20 @@ def reduced(chart: HeatMap) -> HeatMap:
     rows, columns = (np.arange(0, count, -(-count // MAX_CELLS)) for count in chart.grid.shape)
     grid = np.fmax.reduceat(np.fmax.reduceat(chart.grid, rows, axis=0), columns, axis=1)
     marked = frozenset(int(np.searchsorted(rows, row, side="right")) - 1 for row in chart.marked)
-    labels = [chart.row_labels[row] for row in rows], [chart.column_labels[column] for column in columns]
-    return HeatMap(grid, chart.x_label, chart.y_label, *labels, chart.logarithmic, marked)
+    row_labels, column_labels = [chart.row_labels[at] for at in rows], [chart.column_labels[at] for at in columns]
+    return HeatMap(grid, chart.x_label, chart.y_label, row_labels, column_labels, chart.logarithmic, marked)
+
+
+def value_range(grid: np.ndarray, logarithmic: bool) -> Normalize:
+    """Maps the values to shares from 0 to 1."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    values = grid[np.isfinite(grid)]
+    positive = values[values > 0]
+    if logarithmic and positive.size and positive.min() < positive.max():
+        return LogNorm(max(positive.min(), positive.max() / 10**DECADES), positive.max(), clip=True)
+    low, high = (values.min(), values.max()) if values.size else (0.0, 0.0)
+    return Normalize(low, high, clip=True) if low < high else Normalize(low - 1, low + 1, clip=True)
 
 
 def _colormap(colors: dict[str, str]) -> ListedColormap:
@@ -109,12 +87,12 @@ def _colormap(colors: dict[str, str]) -> ListedColormap:
     return ListedColormap([colors[f"h{shade}"] for shade in range(NUM_SHADES)])
 
 
-def _draw_cells(axes: Axes, chart: HeatMap, shades: Shades) -> None:
-    """The same image in both modes' colours, of which the page shows one; cells without a value are hatched."""
+def _draw_cells(axes: Axes, chart: HeatMap, norm: Normalize) -> None:
+    """The same image in the colours of both modes, of which the page shows one; cells without a value are hatched."""
+    grid = np.ma.masked_invalid(chart.grid)
     for name, colors in zip(IMAGES, (LIGHT, DARK), strict=True):
-        grid = np.ma.masked_invalid(chart.grid)
-        axes.imshow(grid, cmap=_colormap(colors), norm=shades.norm(), interpolation="none", aspect="auto", gid=name)
-    if not np.isfinite(chart.grid).all():
+        axes.imshow(grid, cmap=_colormap(colors), norm=norm, interpolation="none", aspect="auto", gid=name)
+    if grid.mask.any():
         _hatch(axes)
 
 
@@ -122,75 +100,60 @@ def _hatch(axes: Axes) -> None:
     axes.patch.set(visible=True, facecolor=LIGHT["card"], edgecolor=LIGHT["muted"], hatch="//", linewidth=0)
 
 
-def _separate(axes: Axes, num_rows: int, num_columns: int) -> None:
-    lines = {"color": LIGHT["card"], "linewidth": 1}
-    for at in range(1, num_rows):
-        axes.axhline(at - 0.5, **lines)
-    for at in range(1, num_columns):
-        axes.axvline(at - 0.5, **lines)
-
-
-def _write_values(axes: Axes, chart: HeatMap, shades: Shades, width: float) -> None:
-    for (row, column), value in np.ndenumerate(chart.grid):
-        text = plain(value) if math.isfinite(value) else ""
-        if len(text) * CHAR_WIDTH <= width - 2:
-            color = text_color(shades.shade(value)) if text else BLACK
-            axes.text(column, row, text, color=color, ha="center", va="center", fontsize=12)
+def _write_values(axes: Axes, grid: np.ndarray, norm: Normalize, width: float) -> None:
+    """Values in cells that are wide enough, and gaps between the cells."""
+    for (row, column), value in np.ndenumerate(grid):
+        if math.isfinite(value) and len(plain(value)) * CHAR_WIDTH <= width - 2:
+            color = text_color(min(int(norm(value) * NUM_SHADES), NUM_SHADES - 1))
+            axes.text(column, row, plain(value), color=color, ha="center", va="center", fontsize=12)
+    num_rows, num_columns = grid.shape
+    gaps = {"colors": LIGHT["card"], "linewidth": 1}
+    axes.hlines(np.arange(1, num_rows) - 0.5, -0.5, num_columns - 0.5, **gaps)
+    axes.vlines(np.arange(1, num_columns) - 0.5, -0.5, num_rows - 0.5, **gaps)
 
 
 def text_color(shade: int) -> str:
-    """Light mode's colour of text that can be read on a shade, and whose variable can in dark mode."""
+    """A colour of text that can be read on a shade; in dark mode its variable can."""
     if shade == MIDDLE_SHADE:
         return BLACK
     return LIGHT["card" if shade > MIDDLE_SHADE else "ink"]
 
 
 def _label_cells(axes: Axes, chart: HeatMap, left: float, width: float, height: float) -> None:
+    """Labels of as many rows and columns as leave room for each other."""
     num_rows, num_columns = chart.grid.shape
-    rows = range(0, num_rows, max(1, math.ceil(15 / height)))
+    rows = range(0, num_rows, math.ceil(15 / height))
     widest = max(map(len, chart.column_labels)) * CHAR_WIDTH + 10
-    columns = range(0, num_columns, max(1, math.ceil(widest / width)))
+    columns = range(0, num_columns, math.ceil(widest / width))
     axes.set_yticks(rows, [fit(chart.row_labels[row], left - 14) for row in rows])
-    axes.set_xticks(columns, [fit(chart.column_labels[at], WIDTH / 2) for at in columns])
+    axes.set_xticks(columns, [fit(chart.column_labels[column], WIDTH / 2) for column in columns])
     axes.set_xlabel(fit(chart.x_label, WIDTH), color=LIGHT["muted"], fontsize=12)
     write(axes, -0.5, -0.5, fit(chart.y_label, WIDTH), xytext=(4 - left, 8), textcoords="offset points")
 
 
 def _outline(axes: Axes, chart: HeatMap, height: float) -> None:
-    """A frame around every marked row, and a bar beside it in case rows are thin."""
-    from matplotlib.patches import Rectangle
-
-    num_columns = chart.grid.shape[1]
+    """A frame around every marked row that is high enough, and a bar beside it."""
     for row in sorted(chart.marked):
         if height >= 8:
-            frame = Rectangle((-0.5, row - 0.5), num_columns, 1, fill=False, edgecolor=LIGHT["c1"], linewidth=2)
-            axes.add_patch(frame).set_clip_on(False)
-        ends = [row - 0.4, row + 0.4]
-        beside = axes.get_yaxis_transform()
-        axes.plot(
-            [1.015] * 2, ends, color=LIGHT["c1"], linewidth=5, transform=beside, clip_on=False, solid_capstyle="butt"
-        )
+            frame = {"fill": False, "edgecolor": LIGHT["c1"], "linewidth": 2, "clip_on": False}
+            axes.barh(row, chart.grid.shape[1], 1.0, -0.5, **frame)
+        axes.barh(row, 0.01, 0.8, 1.01, color=LIGHT["c1"], clip_on=False, transform=axes.get_yaxis_transform())
 
 
-def _draw_key(canvas: Canvas, chart: HeatMap, shades: Shades, top: float) -> None:
+def _draw_key(canvas: Canvas, grid: np.ndarray, norm: Normalize, top: float) -> None:
     from matplotlib.cm import ScalarMappable
 
-    absent = not np.isfinite(chart.grid).all()
-    if np.isfinite(chart.grid).any():
+    present = np.isfinite(grid)
+    if present.any():
         bar = new_axes(canvas, 46, top, 270, top + 12)
-        _draw_shades(canvas, bar, shades, ScalarMappable(shades.norm(), _colormap(LIGHT)))
-    if absent:
+        key = canvas.colorbar(ScalarMappable(norm, _colormap(LIGHT)), cax=bar, orientation="horizontal")
+        key.outline.set_visible(False)
+        least, largest = grid[present].min(), grid[present].max()
+        values = [float(norm.inverse(share)) for share in ((0, 0.5, 1) if least < largest else (0.5,))]
+        cut = "≤ " if least < values[0] else ""
+        key.set_ticks(values, labels=[f"{cut}{plain(values[0])}", *map(plain, values[1:])], color=LIGHT["muted"])
+        bar.tick_params(which="both", length=0, labelsize=12)
+    if not present.all():
         swatch = new_axes(canvas, 310, top, 324, top + 12)
         _hatch(swatch)
         write(swatch, 1, 0.5, "no value", xytext=(6, 0), textcoords="offset points", va="center")
-
-
-def _draw_shades(canvas: Canvas, bar: Axes, shades: Shades, colors: ScalarMappable) -> None:
-    key = canvas.colorbar(colors, cax=bar, orientation="horizontal")
-    key.outline.set_visible(False)
-    norm = shades.norm()
-    values = [shades.low] if shades.high <= shades.low else [float(norm.inverse(share)) for share in (0, 0.5, 1)]
-    labels = [plain(value) for value in values]
-    key.set_ticks(values, labels=[f"≤ {labels[0]}" if shades.cut else labels[0], *labels[1:]], minor=False)
-    key.minorticks_off()
-    bar.tick_params(length=0, labelcolor=LIGHT["muted"], labelsize=12)

@@ -186,7 +186,7 @@ def _heat_words(chart: HeatMap) -> str:
         return ""
     ends = []
     for place in (np.nanargmin(chart.grid), np.nanargmax(chart.grid)):
-        row, column = np.unravel_index(place, chart.grid.shape)
+        row, column = divmod(int(place), chart.grid.shape[1])
         ends.append(f"{plain(chart.grid[row, column])} ({chart.row_labels[row]}, {chart.column_labels[column]})")
     outlined = ", ".join(chart.row_labels[row] for row in sorted(chart.marked))
     return f" From {ends[0]} to {ends[1]}." + (f" Outlined: {outlined}." if outlined else "")

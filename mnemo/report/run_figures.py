@@ -133,7 +133,7 @@ def _run_bars(slug: str, title: str, caption: str, bars: Sequence[Bar], column: 
 
 def memory_sweep(group: Group) -> Figure | None:
     """Loss against memory length, of each run's newest sweep."""
-    chosen = [(run, run.results.sweeps[-1].scores) for run in group.runs if run.results.sweeps]
+    chosen = [(run, run.results.sweeps[-1]) for run in group.runs if run.results.sweeps]
     if not chosen:
         return None
     unit = group.unit
@@ -160,14 +160,15 @@ def memory_sweep(group: Group) -> Figure | None:
 
 
 def loss_by_position(group: Group) -> Figure | None:
-    """A line for every memory length that was scored; the newer result of a length that was scored twice."""
-    found = [(run, {result.score.memory: result.losses for result in run.results.positions}) for run in group.runs]
+    """A line for every memory length that was scored."""
     scored = [
-        (run, memory, losses) for run, results in found for memory, losses in sorted(results.items(), reverse=True)
+        (run, memory, losses)
+        for run in group.runs
+        for memory, losses in sorted(run.results.by_position.items(), reverse=True)
     ]
     if not scored:
         return None
-    unit, one_each = group.unit, all(len(results) <= 1 for _, results in found)
+    unit, one_each = group.unit, all(len(run.results.by_position) <= 1 for run in group.runs)
     lines = [
         Line(
             run.name if one_each else f"{run.name}, memory {memory:,}",

@@ -59,7 +59,7 @@ def _memory_card(group: Group) -> Card | None:
     gains = []
     for run in group.runs:
         for sweep in run.results.sweeps:
-            without, best = sweep.scores[0], min(sweep.scores, key=lambda score: score.loss)
+            without, best = sweep[0], min(sweep, key=lambda score: score.loss)
             if without.memory == 0 and best.loss < without.loss:
                 gains.append((unit.of(without.loss) - unit.of(best.loss), run, without, best))
     if not gains:
