@@ -25,7 +25,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def read_json(path: Path, notes: list[str]) -> Record | None:
-    """The object in a JSON file, or None and a note."""
+    """The object in a JSON file, or None and a note about the problem."""
     text = _read_text(path, notes)
     if text is None:
         return None

@@ -65,7 +65,8 @@ def reduced(chart: HeatMap) -> HeatMap:
     rows, columns = (np.arange(0, count, -(-count // MAX_CELLS)) for count in chart.grid.shape)
     grid = np.fmax.reduceat(np.fmax.reduceat(chart.grid, rows, axis=0), columns, axis=1)
     marked = frozenset(int(np.searchsorted(rows, row, side="right")) - 1 for row in chart.marked)
-    row_labels, column_labels = [chart.row_labels[at] for at in rows], [chart.column_labels[at] for at in columns]
+    row_labels = [chart.row_labels[at] for at in rows.tolist()]
+    column_labels = [chart.column_labels[at] for at in columns.tolist()]
     return HeatMap(grid, chart.x_label, chart.y_label, row_labels, column_labels, chart.logarithmic, marked)
 
 

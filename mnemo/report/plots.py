@@ -5,7 +5,7 @@ Values that are None or not finite are left out of the picture and are empty in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -124,25 +124,32 @@ def _kept(value: object) -> float | int | None:
     return value if is_number(value) else None
 
 
-def bar_figure(slug: str, title: str, caption: str, bars: Sequence[tuple[str, Value]], *, unit: str) -> Figure:
-    """Horizontal bars from 0; a bar without a value keeps its row and says so."""
+def bar_figure(
+    slug: str,
+    title: str,
+    caption: str,
+    bars: Sequence[tuple[str, Value]],
+    *,
+    unit: str,
+    colors: Sequence[int] | None = None,
+    shown: Callable[[float], str] | None = None,
+) -> Figure:
+    """Horizontal bars from 0; a bar without a value keeps its row and says so.
+
+    `shown`: text of a value; by default its digits and the unit.
+    """
+    text = shown or (lambda value: f"{_measured(value)} {unit}".strip())
     drawn = [
-        Bar(label, _kept(value), color, f"{_measured(value)} {unit}".strip() if is_number(value) else "no value")
-        for color, (label, value) in enumerate(bars)
+        Bar(label, _kept(value), color, text(value) if is_number(value) else "no value")
+        for (label, value), color in zip(bars, colors or range(len(bars)), strict=True)
     ]
-    return figure_of_bars(slug, title, caption, drawn, f"In {unit}:", ("name", unit))
+    description = f"In {unit}: " + ", ".join(f"{bar.label}: {bar.shown}" for bar in drawn) + "."
+    numbers = Numbers(("name", unit), tuple((bar.label, bar.value) for bar in drawn))
+    return make_figure(slug, title, caption, description, charts.draw_bars(drawn) if drawn else None, numbers)
 
 
 def _measured(value: float) -> str:
     return number(value) if value == 0 or abs(value) >= 0.1 else plain(value)
-
-
-def figure_of_bars(
-    slug: str, title: str, caption: str, bars: Sequence[Bar], introduction: str, headers: tuple[str, str]
-) -> Figure:
-    description = f"{introduction} " + ", ".join(f"{bar.label}: {bar.shown}" for bar in bars) + "."
-    numbers = Numbers(headers, tuple((bar.label, bar.value) for bar in bars))
-    return make_figure(slug, title, caption, description, charts.draw_bars(bars) if bars else None, numbers)
 
 
 def heat_figure(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mnemo.model import ModelConfig
-from mnemo.report.charts import Bar, LayerMemory, draw_plans
+from mnemo.report.charts import LayerMemory, draw_plans
 from mnemo.report.figure import Figure, Numbers
 from mnemo.report.loss_units import LossUnit, loss_unit
 from mnemo.report.number_text import amount, number
-from mnemo.report.plots import Line, figure_of_bars, line_figure, make_figure
+from mnemo.report.plots import Line, bar_figure, line_figure, make_figure
 from mnemo.report.runs import Run
 from mnemo.report.svg import slugify
 
@@ -95,40 +95,39 @@ def final_values(group: Group) -> Figure | None:
 
 
 def accuracies(group: Group) -> Figure | None:
-    shares = [
-        (run, score.accuracy) for run in group.runs for score in run.results.scores[-1:] if score.accuracy is not None
-    ]
-    if len(shares) < len(group.runs):
+    scores = [(run, run.results.scores[-1].accuracy) for run in group.runs if run.results.scores]
+    known = [(run, share) for run, share in scores if share is not None]
+    if len(known) < len(group.runs):
         return None
-    bars = [Bar(run.name, share, run.color, f"{share:.1%}") for run, share in shares]
     caption = "Share of the symbols whose likeliest guess is right."
-    return _run_bars(f"accuracy-{group.slug}", f"Right answers: {group.corpus}", caption, bars, "accuracy")
+    title = f"Right answers: {group.corpus}"
+    return _run_bars(f"accuracy-{group.slug}", title, caption, known, "accuracy", "{:.1%}".format)
 
 
 def best_losses(group: Group) -> Figure | None:
     unit = group.unit
     best = [(run, unit.of(run.best.loss)) for run in group.runs if run.best is not None]
-    if len(best) < 2:
-        return None
-    bars = [Bar(run.name, loss, run.color, number(loss)) for run, loss in best]
-    caption = f"In {unit.long}; shorter is better."
-    return _run_bars(f"best-{group.slug}", f"Best validation loss: {group.corpus}", caption, bars, unit.short)
+    caption, title = f"In {unit.long}; shorter is better.", f"Best validation loss: {group.corpus}"
+    return _run_bars(f"best-{group.slug}", title, caption, best, unit.short, number) if len(best) > 1 else None
 
 
 def speeds(runs: Sequence[Run]) -> Figure | None:
-    bars = [
-        Bar(run.name, run.tokens_per_second, run.color, amount(run.tokens_per_second))
-        for run in runs
-        if run.tokens_per_second is not None
-    ]
-    if len(bars) < 2:
-        return None
+    known = [(run, run.tokens_per_second) for run in runs if run.tokens_per_second is not None]
     caption = "Tokens per second, median; longer is better."
-    return _run_bars("speed", "Training speed", caption, bars, "tokens_per_second")
+    return _run_bars("speed", "Training speed", caption, known, "tokens_per_second", amount) if len(known) > 1 else None
 
 
-def _run_bars(slug: str, title: str, caption: str, bars: Sequence[Bar], column: str) -> Figure:
-    return figure_of_bars(slug, title, caption, bars, caption, ("run", column))
+def _run_bars(
+    slug: str,
+    title: str,
+    caption: str,
+    values: Sequence[tuple[Run, float]],
+    unit: str,
+    shown: Callable[[float], str],
+) -> Figure:
+    bars, colors = [(run.name, value) for run, value in values], [run.color for run, _ in values]
+    figure = bar_figure(slug, title, caption, bars, unit=unit, colors=colors, shown=shown)
+    return replace(figure, numbers=Numbers(("run", unit), figure.numbers.rows))
 
 
 def memory_sweep(group: Group) -> Figure | None:

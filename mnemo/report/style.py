@@ -1,7 +1,7 @@
 """Colours of pages and figures, in light and in dark, and their style sheets.
 
-Text has a contrast of at least 4.5 to its background, lines at least 3. The first three series colours can be told
-apart with any colour vision.
+Text has a contrast of at least 4.5 to its background, lines at least 3. The first three series colours can be
+distinguished with any colour vision.
 """
 
 from __future__ import annotations

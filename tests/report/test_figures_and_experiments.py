@@ -21,6 +21,7 @@ from mnemo.report.experiment_markdown import markdown_overview
 from mnemo.report.experiment_page import ExperimentPage, tally, write_experiment, write_overview
 from mnemo.report.figure import Figure
 from mnemo.report.findings import Sample, Table, Verdict
+from mnemo.report.heat_map import BLACK
 from mnemo.report.plots import Line
 from mnemo.report.svg import standalone
 
@@ -265,6 +266,19 @@ def test_labels_must_fit_the_grid() -> None:
         heat([[1.0, 2.0]], columns=["a"])
 
 
+@pytest.mark.parametrize("figure", every_figure(), ids=lambda figure: figure.slug)
+def test_figures_are_plain_svg_whose_colours_follow_the_page(figure: Figure) -> None:
+    """Text is text; nothing of Matplotlib's style sheet, fonts, links and date is left."""
+    assert "<text" in figure.svg and "var(--" in figure.svg
+    assert not re.search(r"<style|<metadata|xlink|style=|font-family|DejaVu", figure.svg)
+    assert set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]+)"', figure.svg)) <= {BLACK}
+    assert re.findall(r"var\(", standalone(figure.svg)) == []
+
+
+def test_figures_are_drawn_alike_twice() -> None:
+    assert [figure.svg for figure in every_figure()] == [figure.svg for figure in every_figure()]
+
+
 EMPTY: list[Callable[[], Figure]] = [
     lambda: lines([]),
     lambda: lines([Line("a", [])]),
@@ -500,8 +514,8 @@ def test_the_overview_lists_experiments_by_paper(tmp_path: Path) -> None:
 
 
 def test_no_line_ends_before_a_deviation(tmp_path: Path) -> None:
-    told = Table("Bits", ("model", "bpc"), [("RMT", "1.72 ± 0.01")])
-    page = write_experiment(experiment(tables=[told]), tmp_path).read_text(encoding="utf-8")
+    table = Table("Bits", ("model", "bpc"), [("RMT", "1.72 ± 0.01")])
+    page = write_experiment(experiment(tables=[table]), tmp_path).read_text(encoding="utf-8")
     assert "1.72\u00a0±\u00a00.01" in page and "0.99\u00a0±\u00a00.01" in page and " ± " not in page
 
 
