@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,12 +62,16 @@ def draw_heat(chart: HeatMap) -> Drawing:
 
 def reduced(chart: HeatMap) -> HeatMap:
     """The same map with at most `MAX_CELLS` rows and columns, each cell the largest of its neighbours."""
-    rows, columns = (np.arange(0, count, -(-count // MAX_CELLS)) for count in chart.grid.shape)
+    down, across = (-(-count // MAX_CELLS) for count in chart.grid.shape)
+    rows, columns = (np.arange(0, count, step) for count, step in zip(chart.grid.shape, (down, across), strict=True))
     grid = np.fmax.reduceat(np.fmax.reduceat(chart.grid, rows, axis=0), columns, axis=1)
-    marked = frozenset(int(np.searchsorted(rows, row, side="right")) - 1 for row in chart.marked)
-    row_labels = [chart.row_labels[at] for at in rows.tolist()]
-    column_labels = [chart.column_labels[at] for at in columns.tolist()]
-    return HeatMap(grid, chart.x_label, chart.y_label, row_labels, column_labels, chart.logarithmic, marked)
+    return replace(
+        chart,
+        grid=grid,
+        row_labels=chart.row_labels[::down],
+        column_labels=chart.column_labels[::across],
+        marked=frozenset(row // down for row in chart.marked),
+    )
 
 
 def value_range(grid: np.ndarray, logarithmic: bool) -> Normalize:
