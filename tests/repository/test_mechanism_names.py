@@ -22,7 +22,7 @@ MAY_NAME = {
     "mnemo/interop": "checkpoints and reference values of a mechanism",
     "mnemo/analysis/memorising.py": "the look-ahead memory's coefficient",
     "mnemo/hf/memory": "memory tokens in other models",
-    "mnemo/cli/demo_runs.py": "the demonstration's configurations",
+    "mnemo/cli/demo_training.py": "the demonstration's configurations",
     "mnemo/report": "names of mechanisms in stored recipes, for captions",
     "mnemo/__init__.py": "the public names",
 }
