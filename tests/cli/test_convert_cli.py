@@ -258,7 +258,7 @@ def test_a_converted_run_starts_from_what_its_own_code_starts_from(
 ) -> None:
     source, run = Path(__file__).parents[1] / "golden" / "transfo-xl-4.30" / "adaptive", tmp_path / "run"
     assert convert(source, run) == 0
-    assert "the published code starts from a memory full of zeros, and so does the converted run" in capsys.readouterr().out
+    assert "the published code starts from a memory full of zeros" in capsys.readouterr().out
     words = ["generate", str(run), "--prompt", "w2", "--tokens", "30", "--temperature", "0", "--no-save"]
     assert main([*words, "--device", "cpu", "--json"]) == 0
     (tokens,) = json.loads(capsys.readouterr().out)["tokens"]
