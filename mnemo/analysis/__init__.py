@@ -1,6 +1,6 @@
-"""What a trained model does with a text: attention, memorising coefficients, and what every token costs.
+"""Analyse a trained model on a text: attention, LaMemo's alpha, and the loss of every token.
 
-Every function takes a model and token ids (T,), reads them segment by segment with the state, and keeps no gradient.
+Every function takes a model and token ids (T,), and reads them segment by segment with the state, without gradient.
 """
 
 from __future__ import annotations

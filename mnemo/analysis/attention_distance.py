@@ -1,8 +1,8 @@
-"""Where heads look: attention by relative distance, wide heads, score terms, maxima per interval, whole maps.
+"""Attention by relative distance: mean attention, wide heads, score terms, maxima per interval of distances.
 
-Distance 0 is the token itself. Distances count keys: in a compressive memory a compressed slot is one, and cached rows
-of memory tokens are too. What tokens give to the memory tokens that they read is counted apart. What an infinite memory
-reads of its signal is no attention to keys, and not shown.
+Distance 0 is the token itself. Distances count keys: a compressed slot of a compressive memory counts as one, and so do
+cached rows of memory tokens. Attention to the memory tokens at the start of a segment is counted separately. Attention
+of an infinite memory to its continuous signal is not included.
 
 Shapes: N layers that attend, H heads, L tokens, K keys, D distances.
 """
@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from mnemo.analysis.inputs import Ids
-from mnemo.analysis.observers import OfText, Place, attending_layers, observe
+from mnemo.analysis.observers import AttentionSource, TextAttention, attending_layers, observe
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.ops import Attended
 from mnemo.progress import ShowProgress
 
 WIDE_SHARE = 0.2
-"""The paper marks the top fifth."""
+"""Share of all heads that count as wide: the paper marks the top fifth."""
 
 
 def by_distance(scores: Tensor) -> Tensor:
-    """(..., L, K) of queries that stand on the last L keys -> (..., L, K), key j of query i in column K - L + i - j.
+    """Reorder the keys of (..., L, K) by distance: key j of query i moves to column K - L + i - j.
 
-    Keys ahead of a query are dropped; columns beyond a query's first key are zero.
+    The queries are the last L keys. Keys after a query are dropped; columns beyond the first key are zero.
     """
     num_queries, num_keys = scores.shape[-2:]
     wide = torch.nn.functional.pad(scores.flip(-2), (0, num_queries)).flatten(-2)
@@ -39,13 +39,13 @@ def by_distance(scores: Tensor) -> Tensor:
 
 
 class _Sums:
-    """Sums by distance of layers and heads, in float64; on their device, which need not be waited for then."""
+    """Sums by distance for each layer and head, in float64; kept on their device to avoid synchronization."""
 
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
 
     def add(self, layer: int, part: Tensor) -> None:
-        """(..., D) of one segment; segments may differ in D."""
+        """Add the values (..., D) of one segment; D may differ between segments."""
         part = (part.cpu() if part.device.type == "mps" else part).double()  # mps has no float64
         have = self.layers.get(layer)
         if have is not None:
@@ -54,7 +54,7 @@ class _Sums:
         self.layers[layer] = part
 
     def stacked(self) -> Tensor:
-        """(N, ..., D) on the CPU, the layers in order."""
+        """Return (N, ..., D) on the CPU, layers in order."""
         size = max(part.shape[-1] for part in self.layers.values())
         return torch.stack([_widen(self.layers[layer], size) for layer in sorted(self.layers)]).cpu()
 
@@ -69,14 +69,14 @@ class Head(NamedTuple):
     head: int
     """From 0"""
     reach: float
-    """Mean distance of what it attends to"""
+    """Mean distance of its attention"""
 
 
 class Buckets(NamedTuple):
     labels: tuple[str, ...]
-    """`0`, `1`, `2-3`, ... tokens back"""
+    """Distances of each bucket: `0`, `1`, `2-3`, ..."""
     shares: Tensor
-    """(N, buckets): of each layer's attention, its heads averaged"""
+    """(N, buckets): share of each layer's attention, averaged over heads"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,39 +84,39 @@ class AttentionByDistance:
     layers: tuple[int, ...]
     """Indices (from 0) of the layers that attend."""
     mass: Tensor
-    """(N, H, D): a query's attention at each distance, averaged over queries."""
+    """(N, H, D): attention at each distance, averaged over queries."""
     reachable: Tensor
-    """(N, D): share of the queries that could see that far."""
+    """(N, D): share of queries that have a key at that distance."""
     memory_tokens: Tensor
-    """(N, H): what a query gives to the memory tokens it reads, on average."""
+    """(N, H): attention to the memory tokens at the start of the segment, averaged over queries."""
     queries: int
-    """How many tokens were averaged over."""
+    """Number of queries in the averages."""
 
     def where_visible(self) -> Tensor:
-        """(N, H, D): averaged only over the queries that could see that far; 0 where none could."""
+        """Return attention (N, H, D) averaged over the queries that have a key at that distance; 0 if none has."""
         return self.mass / self.reachable.clamp(min=1 / max(1, self.queries))[:, None]
 
     def reach(self) -> Tensor:
-        """(N, H): mean distance of the attention that goes to text."""
+        """Return the mean distance (N, H) of attention to text."""
         distance = torch.arange(self.mass.shape[-1], dtype=self.mass.dtype)
         return (self.mass * distance).sum(-1) / self.mass.sum(-1).clamp(min=1e-12)
 
     def wide_heads(self, share: float = WIDE_SHARE) -> list[Head]:
-        """The share of all heads that reaches farthest, at least one of them, the widest first."""
+        """Return the given share of all heads with the largest reach, at least one, in descending order."""
         if not 0 < share <= 1:
-            raise MnemoError(f"a share of {share} of the heads is not in (0, 1]")
+            raise MnemoError(f"the share of heads must be in (0, 1], not {share}")
         reach = self.reach()
         count = max(1, round(share * reach.numel()))
         order = reach.flatten().argsort(descending=True, stable=True)[:count].tolist()
-        places = [divmod(index, reach.shape[1]) for index in order]
-        return [Head(self.layers[layer], head, float(reach[layer, head])) for layer, head in places]
+        heads = [divmod(index, reach.shape[1]) for index in order]
+        return [Head(self.layers[layer], head, float(reach[layer, head])) for layer, head in heads]
 
     def rows(self) -> list[str]:
-        """Names of the N x H heads in order: layer and head, counted from 1."""
+        """Return the names of the N x H heads in order: layer and head, counted from 1."""
         return [f"{layer + 1}.{head + 1}" for layer in self.layers for head in range(self.mass.shape[1])]
 
     def buckets(self, edges: Sequence[int] | None = None) -> Buckets:
-        """Shares of attention at distances from each edge to the next; edges 0, 1, 2, 4, 8 ... when left out."""
+        """Return shares of attention at distances from each edge to the next; default edges are 0, 1, 2, 4, 8 ..."""
         size = self.mass.shape[-1]
         edges = list(edges) if edges is not None else [0, *(2**i for i in range(size.bit_length()) if 2**i < size)]
         ends = [*edges[1:], max(size, edges[-1] + 1)]
@@ -129,16 +129,16 @@ class AttentionByDistance:
 
 
 class DistanceObserver:
-    """Gathers attention by distance."""
+    """Accumulates attention by distance."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self.layers, self.queries = layers, 0
         self.mass, self.reachable, self.to_memory = _Sums(), _Sums(), _Sums()
 
-    def see(self, place: Place, seen: OfText, whole: Attended) -> None:
-        if not place.warm:
+    def see(self, source: AttentionSource, seen: TextAttention, whole: Attended) -> None:
+        if not source.warm:
             return
-        layer, probabilities, visible = place.place, seen.probabilities, seen.visible.to(seen.probabilities.dtype)
+        layer, probabilities, visible = source.layer, seen.probabilities, seen.visible.to(seen.probabilities.dtype)
         self.to_memory.add(layer, probabilities[..., seen.read].sum((-1, -2))[:, None])
         self.mass.add(layer, by_distance(_without(probabilities, seen.read)).sum(-2))
         self.reachable.add(layer, by_distance(_without(visible, seen.read)).sum(-2))
@@ -166,7 +166,7 @@ def _without(scores: Tensor, keys: slice) -> Tensor:
 def attention_by_distance(
     model: Model, ids: Ids, *, segment: int, memory: int | None = None, progress: ShowProgress | None = None
 ) -> AttentionByDistance:
-    """Every head's attention over a text (T,), averaged over tokens (Transformer-XL's figure 5)."""
+    """Return the attention of every head on a text (T,), averaged over tokens (Transformer-XL's figure 5)."""
     observer = DistanceObserver(attending_layers(model))
     observe(model, ids, [observer], segment=segment, memory=memory, progress=progress)
     return observer.result()
@@ -176,23 +176,23 @@ def attention_by_distance(
 class ScoreTerms:
     layers: tuple[int, ...]
     means: dict[str, Tensor]
-    """(N, H, D) of each term `a` ... `d`: its mean at each distance, over the queries that see it."""
+    """(N, H, D) for each term `a` ... `d`: mean at each distance, over the queries that have such a key."""
     attention: dict[str, Tensor]
-    """(N, H, D) of each term: the softmax of that term alone, averaged over queries (Transformer-XL's figure 7)."""
+    """(N, H, D) for each term: softmax of that term alone, averaged over queries (Transformer-XL's figure 7)."""
 
 
 class TermsObserver:
-    """Gathers the terms of the scores by distance."""
+    """Accumulates the terms of the scores by distance."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self.layers, self.queries, self.counts = layers, 0, _Sums()
         self.values: dict[str, _Sums] = {}
         self.attention: dict[str, _Sums] = {}
 
-    def see(self, place: Place, seen: OfText, whole: Attended) -> None:
-        if not place.warm:
+    def see(self, source: AttentionSource, seen: TextAttention, whole: Attended) -> None:
+        if not source.warm:
             return
-        layer, hidden = place.place, ~seen.visible
+        layer, hidden = source.layer, ~seen.visible
         self.counts.add(layer, by_distance(_without(seen.visible.to(seen.probabilities.dtype), seen.read)).sum(-2))
         for name, term in seen.terms.items():
             shown = _without(term.masked_fill(hidden, 0.0), seen.read)
@@ -213,7 +213,7 @@ class TermsObserver:
 def score_terms(
     model: Model, ids: Ids, *, segment: int, memory: int | None = None, progress: ShowProgress | None = None
 ) -> ScoreTerms:
-    """The terms (a) q.k, (b) q.r, (c) u.k and (d) v.r by distance; absolute and rotary positions have (a) alone."""
+    """Return the score terms (a) q.k, (b) q.r, (c) u.k, (d) v.r by distance; without relative positions, (a) only."""
     observer = TermsObserver(attending_layers(model))
     observe(model, ids, [observer], segment=segment, memory=memory, progress=progress)
     return observer.result()
@@ -221,25 +221,25 @@ def score_terms(
 
 class Maxima(NamedTuple):
     begins: tuple[int, ...]
-    """The nearest distance of each interval"""
+    """Smallest distance of each interval"""
     by_head: Tensor
-    """(H, intervals): the largest attention inside an interval, averaged over the queries that see all of it"""
+    """(H, intervals): largest attention in the interval, averaged over the queries that see all of it"""
 
     @property
     def mean(self) -> Tensor:
-        """(intervals,), the heads averaged."""
+        """(intervals,), averaged over heads."""
         return self.by_head.mean(0)
 
 
 class MaximaObserver:
-    """Gathers the largest attention of every interval of distances in one layer."""
+    """Accumulates the largest attention in every interval of distances in one layer."""
 
-    def __init__(self, place: int, interval: int) -> None:
-        self.place, self.interval = place, interval
+    def __init__(self, layer: int, interval: int) -> None:
+        self.layer, self.interval = layer, interval
         self.maxima, self.counts = _Sums(), _Sums()
 
-    def see(self, place: Place, seen: OfText, whole: Attended) -> None:
-        if not place.warm or place.place != self.place:
+    def see(self, source: AttentionSource, seen: TextAttention, whole: Attended) -> None:
+        if not source.warm or source.layer != self.layer:
             return
         probabilities = by_distance(_without(seen.probabilities, seen.read))
         visible = by_distance(_without(seen.visible.to(probabilities.dtype), seen.read))
@@ -269,19 +269,21 @@ def interval_maxima(
     memory: int | None = None,
     progress: ShowProgress | None = None,
 ) -> Maxima:
-    """A layer's largest attention per interval of distances (LaMemo's figure 1): the final layer when left out."""
+    """Return a layer's largest attention in each interval of distances (LaMemo's figure 1); default: the last layer."""
     if interval < 1:
-        raise MnemoError(f"an interval of {interval} tokens must be positive")
-    observer = MaximaObserver(place_of(model, layer), interval)
+        raise MnemoError(f"the interval must be positive, not {interval}")
+    observer = MaximaObserver(attending_index(model, layer), interval)
     observe(model, ids, [observer], segment=segment, memory=memory, progress=progress)
     return observer.result()
 
 
-def place_of(model: Model, layer: int | None) -> int:
-    """A layer's place among those that attend; the last one's when left out."""
+def attending_index(model: Model, layer: int | None) -> int:
+    """Return the index of a layer among the layers with attention; by default that of the last one."""
     attending = attending_layers(model)
     if layer is None:
         return len(attending) - 1
     if layer not in attending:
-        raise MnemoError(f"layer {layer} does not attend: {', '.join(map(str, attending))} do (counted from 0)")
+        raise MnemoError(
+            f"layer {layer} has no attention; layers {', '.join(map(str, attending))} have (counted from 0)"
+        )
     return attending.index(layer)

@@ -1,4 +1,4 @@
-"""One segment's whole attention map: who reads memory, who writes it (figures 6 and 8 of the RMT paper).
+"""The attention map of one segment, including memory tokens (figures 6 and 8 of the RMT paper).
 
 Shapes: H heads, Q rows [memory tokens to read, tokens, memory tokens to write], K keys, those of the memory first.
 """
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mnemo.analysis.attention_distance import WIDE_SHARE, place_of
+from mnemo.analysis.attention_distance import WIDE_SHARE, attending_index
 from mnemo.analysis.inputs import Ids, as_ids, checked_segment
-from mnemo.analysis.observers import OfText, Place, Rows, attending_layers, observe
+from mnemo.analysis.observers import AttentionSource, Rows, TextAttention, attending_layers, observe
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.ops import Attended
@@ -33,21 +33,21 @@ class AttentionMap:
     column_kinds: tuple[str, ...]
     """`empty`, `compressed`, `memory`, and those of rows."""
     row_ids: tuple[int, ...]
-    """The tokens; -1 where there is none."""
+    """Token ids of the rows; -1 for other rows."""
     column_ids: tuple[int, ...]
-    """Likewise; of a slot of memory, the token whose row it keeps."""
+    """Token ids of the columns, -1 for others; a memory slot has the id of the token that it stores."""
 
     def blocks(self) -> dict[tuple[str, str], float]:
-        """How much rows of each kind give to columns of each kind, on average of rows and heads."""
+        """Return the attention from each kind of row to each kind of column, averaged over rows and heads."""
         mean = self.heads.mean(0)
         rows, columns = (dict.fromkeys(kinds) for kinds in (self.row_kinds, self.column_kinds))
-        return {(row, column): self._given(mean, row, column) for row in rows for column in columns}
+        return {(row, column): self._block(mean, row, column) for row in rows for column in columns}
 
-    def _given(self, mean: Tensor, row: str, column: str) -> float:
+    def _block(self, mean: Tensor, row: str, column: str) -> float:
         return float(mean[_of_kind(self.row_kinds, row)][:, _of_kind(self.column_kinds, column)].sum(-1).mean())
 
     def strongest(self, head: int, share: float = WIDE_SHARE) -> Tensor:
-        """Boolean (Q, K): the memory's share of columns that each row gives most to (Transformer-XL's figure 6)."""
+        """Return booleans (Q, K): per row, the given share of memory columns with most attention (XL's figure 6)."""
         inside = _of_kind(self.column_kinds, "memory") | _of_kind(self.column_kinds, "compressed")
         count = round(share * int(inside.sum()))
         rows = self.heads[head].masked_fill(~inside, float("-inf"))
@@ -60,14 +60,14 @@ def _of_kind(kinds: tuple[str, ...], kind: str) -> Tensor:
 
 
 class MapObserver:
-    """Keeps one layer's attention in one segment."""
+    """Stores the attention of one layer in one segment."""
 
-    def __init__(self, place: int, segment: int) -> None:
-        self.place, self.segment = place, segment
+    def __init__(self, layer: int, segment: int) -> None:
+        self.layer, self.segment = layer, segment
         self.kept: Attended | None = None
 
-    def see(self, place: Place, seen: OfText, whole: Attended) -> None:
-        if (place.place, place.segment) == (self.place, self.segment):
+    def see(self, source: AttentionSource, seen: TextAttention, whole: Attended) -> None:
+        if (source.layer, source.segment) == (self.layer, self.segment):
             self.kept = whole
 
 
@@ -80,21 +80,21 @@ def attention_map(
     number: int | None = None,
     memory: int | None = None,
 ) -> AttentionMap:
-    """The map of one layer, the last when left out, in segment `number` (from 0, the last when left out)."""
+    """Return the map of one layer (default: the last) in segment `number` (from 0; default: the last)."""
     text, segment = as_ids(model, ids, at_least=1), checked_segment(segment)
     parts = list(text.split(segment))
     number = len(parts) - 1 if number is None else number
     if not 0 <= number < len(parts):
         raise MnemoError(f"there is no segment {number}: the text has {len(parts)}, counted from 0")
-    place = place_of(model, layer)
-    observer = MapObserver(place, number)
+    index = attending_index(model, layer)
+    observer = MapObserver(index, number)
     observe(model, text[: (number + 1) * segment], [observer], segment=segment, memory=memory)
     assert observer.kept is not None
-    return _labelled(model, observer.kept, place, parts[: number + 1], memory)
+    return _labelled(model, observer.kept, index, parts[: number + 1], memory)
 
 
-def _labelled(model: Model, kept: Attended, place: int, parts: list[Tensor], memory: int | None) -> AttentionMap:
-    layer = attending_layers(model)[place]
+def _labelled(model: Model, kept: Attended, index: int, parts: list[Tensor], memory: int | None) -> AttentionMap:
+    layer = attending_layers(model)[index]
     kinds, ids = _rows(model, parts[-1])
     earlier = [token for part in parts[:-1] for token in _rows(model, part)[1]]
     num_cached = kept.probabilities.shape[3] - len(kinds)
@@ -114,7 +114,7 @@ def _labelled(model: Model, kept: Attended, place: int, parts: list[Tensor], mem
 
 
 def _rows(model: Model, part: Tensor) -> tuple[list[str], list[int]]:
-    """Kinds and tokens of a segment's rows, as layers see them and caches keep them."""
+    """Return kinds and token ids of the rows of a segment, including memory tokens."""
     rows = Rows.of(model, len(part))
     kinds = ["read"] * rows.read + ["token"] * rows.tokens + ["write"] * rows.write
     return kinds, [NO_TOKEN] * rows.read + part.tolist() + [NO_TOKEN] * rows.write

@@ -1,9 +1,9 @@
 """Relative effective context length (Transformer-XL, section 4.3 and appendix C).
 
-It is defined on a group of models. Their best loss behind a short context c is the baseline b(c, t) of every token t.
-Behind a longer one c', model i has the relative loss f_i(c, c'), the mean of min(b(c, t), l_i(c', t)) over the top-r
-tokens, those with the largest b(c, t); its relative gain g_i(c, c') is the share of the perplexity exp f_i(c, c) that
-it saves. From the shortest context on, contexts grow by a fixed step until a model's gain is under the threshold.
+It is defined for a group of models. The baseline b(c, t) of token t is the lowest loss of any model given a short
+context c. Given a longer context c', model i has the relative loss f_i(c, c'): the mean of min(b(c, t), l_i(c', t))
+over the top-r tokens, which are those with the largest b(c, t). The relative gain g_i(c, c') is the share by which the
+perplexity exp f_i(c, c) decreases. Contexts grow by a fixed step until the gain of a model is below the threshold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mnemo.errors import MnemoError, unknown
 
 THRESHOLD = 0.01
 Losses = Mapping[str, Mapping[int, np.ndarray]]
-"""By model and context length: nats of the same tokens."""
+"""Losses in nats of the same tokens, by model and context length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class EffectiveLength:
     length: int
     """The relative effective context length."""
     at_least: bool
-    """Whether the longest context still gained: the length itself is longer."""
+    """True if the longest context still gained, so that the real length is larger."""
     gains: tuple[tuple[int, int, float], ...]
-    """Contexts c and c' and the relative gain, step by step, as far as they were followed."""
+    """c, c' and the relative gain of every step, up to the first below the threshold."""
 
 
 class Group:
@@ -35,7 +35,7 @@ class Group:
 
     def __init__(self, losses: Losses, *, top: float = 1.0) -> None:
         if not 0 < top <= 1:
-            raise MnemoError(f"a share r = {top} of the tokens is not in (0, 1]")
+            raise MnemoError(f"the share r of tokens must be in (0, 1], not {top}")
         self.losses = {
             name: {at: np.asarray(row, np.float64) for at, row in own.items()} for name, own in losses.items()
         }
@@ -43,11 +43,11 @@ class Group:
         self.top = top
 
     def baseline(self, context: int) -> np.ndarray:
-        """b(c, t): the group's best loss on every token."""
+        """b(c, t): the lowest loss of the group on every token."""
         return np.min([own[context] for own in self.losses.values()], axis=0)
 
     def hardest(self, context: int) -> np.ndarray:
-        """The top-r tokens: places of the largest baselines, earlier ones first where they are equal."""
+        """Return the indices of the top-r tokens, those with the largest baselines; earlier tokens first if equal."""
         baseline = self.baseline(context)
         count = max(1, round(self.top * len(baseline)))
         return np.argsort(-baseline, kind="stable")[:count]
@@ -82,23 +82,23 @@ class Group:
 def relative_effective_context_length(
     losses: Losses, *, top: float = 1.0, threshold: float = THRESHOLD
 ) -> dict[str, EffectiveLength]:
-    """Of every model of a group; `top` is the paper's r."""
+    """Return the effective length of every model of a group; `top` is the paper's r."""
     group = Group(losses, top=top)
     return {model: group.effective_length(model, threshold) for model in group.losses}
 
 
 def _contexts(losses: Mapping[str, Mapping[int, np.ndarray]]) -> tuple[int, ...]:
-    """The context lengths, all models' alike, in steps of one size; as many tokens everywhere."""
+    """Return the context lengths. They must be the same for all models, equally spaced, with equally many tokens."""
     if not losses:
         raise MnemoError("a relative effective context length needs at least one model")
     name, first = next(iter(losses.items()))
     contexts = sorted(first)
     for other, own in losses.items():
         if sorted(own) != contexts:
-            raise MnemoError(f"models of a group are compared behind the same contexts: {name} and {other} differ")
+            raise MnemoError(f"models of a group need the same context lengths: {name} and {other} differ")
     if len(contexts) < 2 or len(set(np.diff(contexts).tolist())) > 1:
-        raise MnemoError(f"context lengths {contexts} must be two or more, in equal steps")
+        raise MnemoError(f"context lengths must be two or more and equally spaced, not {contexts}")
     sizes = {array.shape for own in losses.values() for array in own.values()}
     if len(sizes) > 1 or len(next(iter(sizes))) != 1 or next(iter(sizes)) == (0,):
-        raise MnemoError("losses of a group are rows of equally many tokens, the same ones in every context")
+        raise MnemoError("losses of a group must be rows of the same tokens in every context")
     return tuple(contexts)

@@ -1,4 +1,4 @@
-"""A text as analyses read it: token ids on the model's device, segment by segment, from one state to the next."""
+"""Check the inputs of analyses: token ids, segment length and memory length."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Ids = Tensor | np.ndarray | Sequence[int]
 
 
 def as_ids(model: Model, ids: Ids, at_least: int = 2) -> Tensor:
-    """The text (T,) on the model's device."""
+    """Return the text (T,) on the model's device."""
     text = torch.from_numpy(ids.astype(np.int64)) if isinstance(ids, np.ndarray) else torch.as_tensor(ids)
     if text.dim() != 1:
-        raise MnemoError(f"an analysis reads one text, a row of token ids, not {list(text.shape)}")
+        raise MnemoError(f"an analysis needs one row of token ids, not shape {list(text.shape)}")
     if len(text) < at_least:
         raise MnemoError(f"a text of {len(text)} tokens is too short: this analysis needs at least {at_least}")
     text = text.to(torch.int64)
@@ -32,7 +32,7 @@ def device_of(model: Model) -> torch.device:
 
 
 def keeps_memory(model: Model, memory: int | None = None) -> bool:
-    """Whether anything passes from one segment to the next."""
+    """Return whether the model passes anything from one segment to the next."""
     state = model.init(1, checked_memory(memory))
     return any(leaf.is_floating_point() and leaf.numel() for _, leaf in leaves(state))
 

@@ -1,4 +1,4 @@
-"""LaMemo's memorising coefficient: how much of a memory row is its past, and how much it has looked up ahead."""
+"""LaMemo's memorising coefficient alpha: the weight of a memory row's old context against the look-ahead context."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from mnemo.analysis.inputs import Ids, as_ids, checked_segment, empty_state
-from mnemo.analysis.observers import Place, observe
+from mnemo.analysis.observers import AttentionSource, observe
 from mnemo.errors import MnemoError
 from mnemo.memory import Lookahead
 from mnemo.model import Model
 from mnemo.progress import ShowProgress
 
-NOTE = "alpha."
-"""How look-ahead memories name their coefficients, before the place of the layer."""
+PREFIX = "alpha."
+"""Prefix of the diagnostics of look-ahead memories; the layer's index among the attending layers follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +25,16 @@ class Alpha:
     by_head: Tensor
     """(layers, heads, slots), averaged over segments; slot 0 is the oldest."""
     segments: int
-    """How many were averaged over."""
+    """Number of segments in the averages."""
 
     @property
     def mean(self) -> Tensor:
-        """(layers, slots), the heads averaged (figure 6 of the paper)."""
+        """(layers, slots), averaged over heads (figure 6 of the paper)."""
         return self.by_head.mean(1)
 
 
 def has_alpha(model: Model) -> bool:
-    """Whether any layer interpolates, and something above reads its memory."""
+    """Return whether a layer interpolates and a layer above it uses the refreshed memory."""
     config = model.config
     memories = config.memory.memories(config.num_layers)
     return any(
@@ -46,29 +46,29 @@ def has_alpha(model: Model) -> bool:
 
 
 class AlphaObserver:
-    """Gathers the coefficients of segments whose memory is full: slots that hold nothing have none."""
+    """Accumulates the coefficients of segments with a full memory; empty slots have no coefficient."""
 
     def __init__(self, layers: tuple[int, ...], most: int | None = None) -> None:
         self.layers, self.most, self.segments = layers, most, 0
         self.sums: dict[int, Tensor] = {}
 
-    def hear(self, place: Place, notes: dict[str, Tensor]) -> None:
-        found = {name: note for name, note in notes.items() if name.startswith(NOTE)}
-        if not place.full or not found or self.segments == self.most:
+    def see_diagnostics(self, source: AttentionSource, diagnostics: dict[str, Tensor]) -> None:
+        found = {name: alpha for name, alpha in diagnostics.items() if name.startswith(PREFIX)}
+        if not source.full or not found or self.segments == self.most:
             return
-        for name, note in found.items():
-            index = int(name.removeprefix(NOTE))
-            alpha = note[0].transpose(0, 1).cpu().double()  # (H, M)
+        for name, rows in found.items():
+            index = int(name.removeprefix(PREFIX))
+            alpha = rows[0].transpose(0, 1).cpu().double()  # (H, M)
             self.sums[index] = self.sums.get(index, 0) + alpha
         self.segments += 1
 
     def result(self) -> Alpha | None:
-        """None where no memory was full."""
+        """Return the averages; None if the memory was never full."""
         if not self.segments:
             return None
-        places = sorted(self.sums)
-        by_head = torch.stack([self.sums[place] for place in places]) / self.segments
-        return Alpha(layers=tuple(self.layers[place] for place in places), by_head=by_head, segments=self.segments)
+        indices = sorted(self.sums)
+        by_head = torch.stack([self.sums[index] for index in indices]) / self.segments
+        return Alpha(layers=tuple(self.layers[index] for index in indices), by_head=by_head, segments=self.segments)
 
 
 def alpha(
@@ -80,15 +80,16 @@ def alpha(
     memory: int | None = None,
     progress: ShowProgress | None = None,
 ) -> Alpha:
-    """The coefficient of every refreshed layer and slot, averaged over so many segments behind a full memory."""
+    """Return alpha of every refreshed layer and slot, averaged over `segments` segments with a full memory."""
     if not has_alpha(model):
-        raise MnemoError("this model has no look-ahead memory that interpolates: there is no coefficient alpha")
+        raise MnemoError("this model has no look-ahead memory with interpolation, so there is no coefficient alpha")
     text, segment = as_ids(model, ids), checked_segment(segment)
     filling = max(model.memory_lengths(empty_state(model, memory)))
     needed = filling + segment * segments
     observer = AlphaObserver(model.config.memory.attending(model.config.num_layers), segments)
-    observe(model, text[: needed + segment], [], segment=segment, memory=memory, notes=[observer], progress=progress)
+    text = text[: needed + segment]
+    observe(model, text, [], segment=segment, memory=memory, diagnostics=[observer], progress=progress)
     found = observer.result()
     if found is None:
-        raise MnemoError(f"a text of {len(text)} tokens never fills a memory of {filling}: a longer one has an alpha")
+        raise MnemoError(f"a text of {len(text)} tokens never fills a memory of {filling}: use a longer text")
     return found

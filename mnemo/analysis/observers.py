@@ -1,7 +1,7 @@
-"""Reading a text while watching attention: observers are shown every layer's probabilities as they are computed.
+"""Run a model on a text and pass the attention of every layer to observers.
 
-The reference operation computes them, and one layer of one segment is held at a time. Shapes: H heads, L tokens of a
-segment, K keys up to its last token, Q rows and all keys of a segment with its memory tokens.
+The reference operation computes attention; the probabilities of one layer in one segment exist at a time. Shapes: H
+heads, L tokens of a segment, K keys up to its last token.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from mnemo.ops import Attended
 from mnemo.progress import ShowProgress, silent
 
 
-class Place(NamedTuple):
-    """Which attention an observer is shown."""
+class AttentionSource(NamedTuple):
+    """The layer and segment that an observed attention comes from."""
 
-    place: int
-    """Of the layer among those that attend"""
+    layer: int
+    """Index of the layer among the layers with attention"""
     segment: int
     """Number of the segment, from 0"""
     begin: int
-    """The segment's first token in the text"""
+    """Index of the segment's first token in the text"""
     full: bool
-    """Whether the memory was full already"""
+    """Whether the memory was full before the segment"""
     warm: bool
-    """Likewise, or the whole text does not fill it"""
+    """The same, but always True if the text is too short to fill the memory"""
 
 
-class OfText(NamedTuple):
-    """One layer's attention in one segment, as its tokens see it: the last L of K keys are their own."""
+class TextAttention(NamedTuple):
+    """Attention of the tokens of one segment in one layer, without memory tokens as queries.
+
+    The last L of K keys are the tokens themselves.
+    """
 
     probabilities: Tensor
     """(H, L, K)"""
@@ -45,17 +48,17 @@ class OfText(NamedTuple):
     visible: Tensor
     """(L, K)"""
     read: slice
-    """The keys that are memory tokens"""
+    """The keys that are memory tokens at the start of the segment"""
 
 
 class Observer(Protocol):
-    def see(self, place: Place, seen: OfText, whole: Attended) -> None: ...
+    def see(self, source: AttentionSource, seen: TextAttention, whole: Attended) -> None: ...
 
 
-class Notes(Protocol):
-    """An observer of what memories tell of themselves, once a segment."""
+class DiagnosticsObserver(Protocol):
+    """An observer of the diagnostics that memories report in every segment."""
 
-    def hear(self, place: Place, notes: dict[str, Tensor]) -> None: ...
+    def see_diagnostics(self, source: AttentionSource, diagnostics: dict[str, Tensor]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,11 @@ class Rows:
         around = model.config.tokens
         return cls(0, tokens, 0) if around is None else cls(around.num, tokens, around.num_extra - around.num)
 
-    def text(self, attended: Attended) -> OfText:
+    def text(self, attended: Attended) -> TextAttention:
         keys = attended.probabilities.shape[3] - self.write
         rows = slice(self.read, self.read + self.tokens)
         begin = keys - self.tokens - self.read
-        return OfText(
+        return TextAttention(
             attended.probabilities[0, :, rows, :keys],
             {name: term[0, :, rows, :keys] for name, term in attended.terms.items()},
             attended.visible[0, 0, rows, :keys],
@@ -84,24 +87,24 @@ class Rows:
 
 
 class _Record:
-    """What a model's layers report to, one after the other."""
+    """Receives the attention of a model's layers in order, and passes it to the observers."""
 
-    def __init__(self, observers: Sequence[Observer], rows: Rows, place: Place) -> None:
-        self.observers, self.rows, self.place = observers, rows, place
+    def __init__(self, observers: Sequence[Observer], rows: Rows, source: AttentionSource) -> None:
+        self.observers, self.rows, self.source = observers, rows, source
 
     def append(self, attended: Attended, /) -> None:
         text = self.rows.text(attended)
         for observer in self.observers:
-            observer.see(self.place, text, attended)
-        self.place = self.place._replace(place=self.place.place + 1)
+            observer.see(self.source, text, attended)
+        self.source = self.source._replace(layer=self.source.layer + 1)
 
 
 def attending_layers(model: Model) -> tuple[int, ...]:
-    """Indices (from 0) of the layers that attend; an error where none does."""
+    """Return the indices (from 0) of the layers with attention; an error if there are none."""
     found = model.config.memory.attending(model.config.num_layers)
     if not found:
         kinds = ", ".join(sorted({type(memory).__name__ for memory in model.config.memory.memories(1)}))
-        raise MnemoError(f"no layer of this model attends to anything: {kinds} layers have no attention to show")
+        raise MnemoError(f"no layer of this model has attention: {kinds} layers have none to show")
     return found
 
 
@@ -112,28 +115,27 @@ def observe(
     *,
     segment: int,
     memory: int | None = None,
-    notes: Sequence[Notes] = (),
+    diagnostics: Sequence[DiagnosticsObserver] = (),
     state: State | None = None,
     progress: ShowProgress | None = None,
 ) -> None:
-    """Read a text (T,) in segments and show observers what its tokens attend to.
+    """Read a text (T,) in segments and pass the attention of its tokens to observers.
 
-    `memory`: slots of the long-range layers, as configured when left out. `state`: what the text begins behind, an
-    empty memory when left out. Segments count as warm once the memory before them is full; where the text is too short
-    for that to happen, all of them do.
+    `memory`: slots of the long-range layers; default: as configured. `state`: the initial state; default: empty.
+    Segments are warm once the memory before them is full; if the text is too short for that, all segments are.
     """
     attending_layers(model)
     text, segment = as_ids(model, ids, at_least=1), checked_segment(segment)
     state = empty_state(model, memory) if state is None else state
     slots = max(model.memory_lengths(state))
     never_full = slots + segment > len(text)
-    with evaluating(model), (progress or silent)("watching attention", len(text), unit="tokens") as bar:
+    with evaluating(model), (progress or silent)("recording attention", len(text), unit="tokens") as bar:
         for number, part in enumerate(text.split(segment)):
             full = number * segment >= slots
-            place = Place(0, number, number * segment, full, full or never_full)
-            told: dict[str, Tensor] = {}
-            record = _Record(observers, Rows.of(model, len(part)), place)
-            _, state = model.observe(part[None], state, record, told)
-            for observer in notes:
-                observer.hear(place, told)
+            source = AttentionSource(0, number, number * segment, full, full or never_full)
+            reported: dict[str, Tensor] = {}
+            record = _Record(observers, Rows.of(model, len(part)), source)
+            _, state = model.observe(part[None], state, record, reported)
+            for observer in diagnostics:
+                observer.see_diagnostics(source, reported)
             bar.advance(len(part))

@@ -1,4 +1,4 @@
-"""What every token of a text costs: with memory and without, at any memory length, behind any length of context."""
+"""The loss of every token of a text: with and without memory, for any memory length or context length."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from mnemo.model.memory_limits import require_state_room
 from mnemo.progress import ShowProgress, silent
 
 KEYS_AT_ONCE = {"cuda": 2**18}
-"""Keys of all rows that are read side by side, by device"""
+"""Largest number of keys, over all rows of a batch, by device type"""
 FEW_KEYS = 2**14
-"""on others."""
+"""The same for other device types"""
 
 
 def token_losses(
@@ -41,9 +41,9 @@ def token_losses(
     state: State | None = None,
     progress: ShowProgress | None = None,
 ) -> np.ndarray:
-    """Nats (T - 1,) of every token of a text (T,) but the first, read in segments behind each other.
+    """Return the losses (T - 1,) in nats of every token of a text (T,) but the first.
 
-    `memory`: slots of the long-range layers, as configured when left out. `state`: what the text begins behind.
+    `memory`: slots of the long-range layers; default: as configured. `state`: the initial state; default: empty.
     """
     text, segment = as_ids(model, ids), checked_segment(segment)
     _require_room(model, 1, segment, memory)
@@ -59,7 +59,7 @@ def token_losses(
 def token_losses_without_memory(
     model: Model, ids: Ids, *, segment: int, progress: ShowProgress | None = None
 ) -> np.ndarray:
-    """As `token_losses`, with the memory emptied before every segment."""
+    """Return losses like `token_losses`, but with the memory reset before every segment."""
     text, segment = as_ids(model, ids), checked_segment(segment)
     at_once = _rows_at_once(model, segment, None)
     whole = (len(text) - 1) // segment * segment
@@ -78,21 +78,21 @@ def token_losses_without_memory(
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What the same tokens cost with and without memory."""
+    """Losses of the same tokens with and without memory."""
 
     with_memory: np.ndarray
-    """Nats (T - 1,) of the tokens ids[1:]."""
+    """Losses (T - 1,) in nats of the tokens ids[1:]."""
     without: np.ndarray
-    """Likewise, the memory emptied before every segment."""
+    """The same, with the memory reset before every segment."""
     segment: int
 
     @property
     def gain(self) -> np.ndarray:
-        """Nats that memory saves, (T - 1,); the first segment has none to gain from."""
+        """Nats (T - 1,) that memory saves; 0 in the first segment, which has no memory."""
         return self.without - self.with_memory
 
     def by_position(self) -> np.ndarray:
-        """Mean gain at each position of a segment, the first segment left out where there are others."""
+        """Return the mean gain at each position of a segment, without the first segment if there are others."""
         later = self.gain[self.segment :] if len(self.gain) > self.segment else self.gain
         return np.array([later[i :: self.segment].mean() for i in range(min(self.segment, len(later)))])
 
@@ -106,7 +106,7 @@ def gain_from_memory(
     state: State | None = None,
     progress: ShowProgress | None = None,
 ) -> Gain:
-    """Where memory helps: losses of a text with it and without it."""
+    """Return the losses of a text with and without memory."""
     return Gain(
         with_memory=token_losses(model, ids, segment=segment, memory=memory, state=state, progress=progress),
         without=token_losses_without_memory(model, ids, segment=segment, progress=progress),
@@ -117,18 +117,18 @@ def gain_from_memory(
 def losses_at_memory(
     model: Model, ids: Ids, lengths: Sequence[int], *, segment: int, progress: ShowProgress | None = None
 ) -> dict[int, np.ndarray]:
-    """`token_losses` at every memory length, on the same tokens."""
+    """Return `token_losses` for every memory length."""
     return {length: token_losses(model, ids, segment=segment, memory=length, progress=progress) for length in lengths}
 
 
 def context_targets(num_tokens: int, longest: int, count: int, *, block: int = 1) -> np.ndarray:
-    """Where to score a text of so many tokens behind contexts of up to `longest`: `count` blocks spread evenly.
+    """Return `count` evenly spaced targets in a text of `num_tokens`, each with `longest` tokens before it.
 
-    Each number is the place of a block's first token.
+    A target is the index of the first token of a block of `block` tokens.
     """
     last = num_tokens - block
     if last < longest:
-        raise MnemoError(f"a text of {num_tokens} tokens has none behind a context of {longest}")
+        raise MnemoError(f"a text of {num_tokens} tokens is too short for a context of {longest}")
     return np.unique(np.linspace(longest, last, min(count, last - longest + 1)).astype(np.int64))
 
 
@@ -143,12 +143,12 @@ def losses_at_context(
     memory: int | None = None,
     progress: ShowProgress | None = None,
 ) -> np.ndarray:
-    """-log P(x_t | x_{t-1} ... x_{t-c}) in nats: every target behind `context` tokens of its own and an empty memory.
+    """Return -log P(x_t | x_{t-1} ... x_{t-c}) in nats for every target t, given only the `context` tokens before it.
 
-    `targets`: the places t, at least `context`; those of `context_targets` suit several lengths. Behind them the model
-    reads segments as in evaluation, the last one full; one that keeps nothing between segments reads the context in one
-    piece. `block`: score so many tokens from each target on in one go, the k-th behind context + k - 1 tokens
-    (exact for 1): (targets * block,) losses.
+    `targets`: indices t >= `context`; `context_targets` gives some that suit several lengths. The memory is empty
+    before the context, which is read in segments as in evaluation, the last one full; a model without memory reads it
+    in one segment. `block`: score this many tokens from each target at once, the k-th of them given context + k - 1
+    tokens, so results are exact for 1 only: (targets * block,) losses.
     """
     text, segment = as_ids(model, ids), checked_segment(segment)
     places = torch.as_tensor(np.asarray(targets), dtype=torch.int64)
@@ -172,15 +172,15 @@ def losses_at_context(
 
 def _check_targets(places: Tensor, context: int, block: int, num_tokens: int) -> None:
     if context < 1 or block < 1:
-        raise MnemoError(f"a context of {context} and blocks of {block} tokens must be positive")
+        raise MnemoError(f"context {context} and block {block} must be positive")
     if not len(places):
         raise MnemoError("there are no targets to score")
     if int(places.min()) < context or int(places.max()) > num_tokens - block:
-        raise MnemoError(f"targets must have {context} tokens before them and end inside the {num_tokens} of the text")
+        raise MnemoError(f"targets need {context} tokens before them and must end within the {num_tokens} tokens")
 
 
 def _read_rows(model: Model, rows: Tensor, segment: int, state: State, tables: PositionTables) -> Output:
-    """What the last segment of rows (B, T) gives; the first one is what does not fill a segment."""
+    """Read rows (B, T) in segments and return the output of the last one; the first segment may be shorter."""
     first = rows.shape[1] % segment or min(segment, rows.shape[1])
     out, state = model(rows[:, :first], state, tables=tables)
     for part in rows[:, first:].split(segment, 1) if rows.shape[1] > first else ():

@@ -1,8 +1,7 @@
-"""The one hot operation: relative attention beside the published formulation, and the limit that is attention without
-positions through the vendor's library.
+"""Measure relative attention, its published formulation, and as a limit attention without positions by the vendor.
 
-Nothing is timed before outputs and all gradients agree with the equation in float64. On a GPU the time is that of
-replayed CUDA graphs, without gaps between launches; one call from Python at a time is measured too ("eager").
+Before timing, outputs and all gradients are compared with the reference equation in float64. On a GPU, CUDA graphs are
+replayed, so there are no gaps between launches; single calls from Python are measured too ("eager").
 
 Shapes: B batch, H heads, L queries, M memory, K = M + L keys, D head size.
 """
@@ -19,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mnemo.bench.published_xl import relative_shift
 from mnemo.bench.results import Comparison, Measured
-from mnemo.bench.timing import Timing, allocated, event_timing, forget_peak, graph_timing, peak_over, take_turns
+from mnemo.bench.timing import Timing, allocated, event_timing, graph_timing, peak_over, reset_peak, take_turns
 from mnemo.errors import CheckFailed
 from mnemo.ops import Causal, relative_attention, relative_attention_reference
 from mnemo.progress import ShowProgress, silent
@@ -46,7 +45,7 @@ GPU_SHAPES = (
 )
 CPU_SHAPES = (Shape(name="small", batch=4, heads=8, size=32, segment=256, memory=256),)
 ODD = Shape(name="odd", batch=2, heads=3, size=41, segment=70, memory=133)
-"""Lengths and sizes that no tile fits"""
+"""Lengths and sizes that are no multiple of any tile size"""
 
 
 def shapes(device: torch.device) -> tuple[Shape, ...]:
@@ -57,7 +56,7 @@ Inputs = dict[str, Tensor]
 
 
 def inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> Inputs:
-    """N(0, 1) in the given type; leaves that want gradient."""
+    """Draw inputs from N(0, 1) in the given type; all require gradients."""
     generator = torch.Generator(device).manual_seed(0)
     keys, heads = shape.segment + shape.memory, (shape.heads, shape.size)
     rows = (shape.batch, shape.heads)
@@ -77,12 +76,12 @@ def inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> Inputs:
 
 
 Call = Callable[[], Tensor]
-"""The forward pass: contexts in whatever layout"""
+"""The forward pass; returns contexts in the formulation's order of dimensions"""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One formulation of the operation on inputs of its own layout."""
+    """One formulation of the operation, with inputs in its order of dimensions."""
 
     forward: Call
     leaves: tuple[Tensor, ...]
@@ -119,8 +118,8 @@ def published(given: Inputs, memory: int) -> Operation:
 
 
 def limit(given: Inputs, memory: int) -> Operation:
-    """No positions at all."""
-    from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler with it, seconds of importing
+    """Attention without positions, by torch's fused kernels."""
+    from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes seconds
 
     q, k, v = (given[name] for name in ("q", "k", "v"))
     mask = causal_lower_right(q.shape[2], k.shape[2])
@@ -137,7 +136,7 @@ FORMULATIONS = {"mnemo": mnemo, "published": published, "limit": limit}
 
 
 def check_operation(shape: Shape, device: torch.device, dtype: torch.dtype) -> float:
-    """The largest relative error of the output and of all gradients against float64; beyond the limit an error."""
+    """Return the largest relative error of output and gradients against float64; raises CheckFailed above the limit."""
     given = inputs(replace(shape, batch=min(shape.batch, CHECKED_BATCH)), device, dtype)
     exact = {name: value.detach().double().requires_grad_() for name, value in given.items()}
     weight = torch.randn(given["q"].shape, generator=torch.Generator(device).manual_seed(1), device=device).to(dtype)
@@ -156,7 +155,7 @@ def check_operation(shape: Shape, device: torch.device, dtype: torch.dtype) -> f
 
 
 def check_operations(device: torch.device, show: ShowProgress = silent) -> float:
-    """Every shape that is measured, in the type that it is measured in, and an odd one in float32."""
+    """Check every measured shape in its measured type, and an odd shape in float32."""
     wanted = [(shape, _dtype(device)) for shape in shapes(device)] + [(ODD, torch.float32)]
     with show("checking relative attention", len(wanted), unit="shapes") as bar:
         errors = []
@@ -173,7 +172,7 @@ def _dtype(device: torch.device) -> torch.dtype:
 def measure_operations(
     device: torch.device, *, error: float, repeats: int, show: ShowProgress = silent
 ) -> Iterator[Comparison]:
-    """Forward, and forward with backward, at every shape."""
+    """Measure the forward pass, and forward with backward, for every shape."""
     for shape in shapes(device):
         for backward in (False, True):
             name = f"op {shape.name} {'forward+backward' if backward else 'forward'}"
@@ -225,9 +224,9 @@ def _on_gpu(shape: Shape, device: torch.device, backward: bool, repeats: int) ->
 
 
 def _peak(call: Callable[[], object], device: torch.device, shape: Shape) -> int | None:
-    """Over the inputs and the contexts; gradients are part of it."""
+    """Return the peak memory without inputs and contexts, including gradients."""
     before = allocated(device)
-    forget_peak(device)
+    reset_peak(device)
     call()
     peak = peak_over(before, device)
     contexts = shape.batch * shape.heads * shape.segment * shape.size * _dtype(device).itemsize

@@ -1,7 +1,7 @@
-"""What looking ahead costs: a training step of LaMemo beside Transformer-XL's, and its refresh beside a naive one.
+"""Measure the cost of look-ahead: training steps of LaMemo and Transformer-XL, and the refresh against a naive one.
 
-The refresh lets every memory row look at what is new since the last segment, so its work grows with the memory; a
-naive one that lets it look at everything on its right grows with the memory's square.
+In the refresh, a memory row attends only to the rows added since the last segment, so the cost is linear in the memory
+length. In a naive refresh it attends to all later rows, so the cost is quadratic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Overhead:
     """Seconds of a training step"""
     refresh: float
     naive: float
-    """Seconds of one layer's look-ahead attention, forward and backward: over what is new, over everything"""
+    """Seconds of one layer's look-ahead attention, forward and backward, to new rows only and to all later rows"""
 
     @property
     def ratio(self) -> float:
@@ -48,7 +48,7 @@ class Overhead:
 def default_case(device: torch.device) -> tuple[Case, Sequence[int]]:
     if device.type != "cuda":
         return CASES["train"], CPU_LENGTHS
-    # Compiled, eight models would take minutes before anything is timed.
+    # Not compiled: compiling eight models would take minutes.
     return replace(CASES["lamemo"], mechanism="xl", batch=8, compile=False), GPU_LENGTHS
 
 
@@ -74,7 +74,7 @@ def _at_length(case: Case, device: torch.device, repeats: int, bar: Advance) -> 
     }
     if device.type == "cuda":
         timed = take_turns(steps, repeats=repeats, warmup=2, device=device, bar=bar)
-        # One layer's kernels are shorter than the calls that launch them.
+        # CUDA graphs, because launching one layer's kernels takes longer than running them.
         timed |= {name: graph_timing(call) or event_timing(call, repeats=repeats) for name, call in attentions.items()}
     else:
         timed = take_turns(steps | attentions, repeats=repeats, warmup=2, device=device, bar=bar)
@@ -89,9 +89,9 @@ def _step(case: Case, device: torch.device) -> Callable[[], object]:
 
 
 def _refresh(case: Case, num_keys: int, device: torch.device) -> Callable[[], object]:
-    """Look-ahead attention of all memory rows, which is causal over reversed sequences, at their first keys.
+    """Return look-ahead attention of all memory rows to their first `num_keys` keys, as causal attention in reverse.
 
-    As the memory itself asks for it: on a CPU other keys are left out, on a GPU a limit hides them.
+    As in the memory itself, other keys are omitted on a CPU and hidden by a limit on a GPU.
     """
     generator = torch.Generator(device).manual_seed(0)
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32

@@ -1,6 +1,6 @@
-"""Whether fast attention trains as the equation does: loss curves of both, beside the spread of two seeds.
+"""Compare loss curves of fast attention and of the reference equation with the spread between two seeds.
 
-Everything but the operation is the same: first weights, text, dropout. What is left is rounding, which must not move a
+Both have the same initial weights, text and dropout. The remaining difference is rounding, which must not change a
 curve by more than another seed does.
 """
 
@@ -24,27 +24,27 @@ from mnemo.training import create_run, train
 
 SEEDS = (1, 2)
 WINDOWS = 20
-"""Parts of a run whose mean losses are compared."""
+"""Number of parts of a run whose mean losses are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     steps: int
     fast: tuple[tuple[float, ...], ...]
-    """Nats per token in each part of the run, for each seed"""
+    """Loss in nats per token in each part of the run, for each seed"""
     reference: tuple[tuple[float, ...], ...]
     fast_valid: tuple[float, ...]
-    """At the end, on the validation set, for each seed"""
+    """Final validation loss for each seed"""
     reference_valid: tuple[float, ...]
 
     @property
     def difference(self) -> float:
-        """Largest distance of the two curves of one seed."""
+        """Largest difference between the two curves of one seed."""
         return max(map(_distance, self.fast, self.reference))
 
     @property
     def spread(self) -> float:
-        """Largest distance of two seeds, both trained by the equation."""
+        """Largest difference between the curves of two seeds of the reference."""
         return _distance(*self.reference)
 
     @property
@@ -60,7 +60,7 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def curve_recipe(device: torch.device, steps: int) -> Recipe:
-    """A byte model with a memory of a segment; bf16 on a GPU."""
+    """Return a byte model with a memory as long as the segment; bf16 on a GPU."""
     is_gpu = device.type == "cuda"
     dim, layers, segment = (256, 6, 256) if is_gpu else (64, 2, 32)
     return Recipe(
@@ -93,7 +93,7 @@ def curve_recipe(device: torch.device, steps: int) -> Recipe:
 
 
 def loss_curves(device: torch.device, steps: int, show: ShowProgress = silent) -> Curves:
-    """Train twice with each, for two seeds; in a folder that is gone afterwards."""
+    """Train with both implementations and two seeds, in a temporary folder."""
     ways: tuple[Implementation, ...] = ("auto", "reference")
     found: dict[Implementation, list[tuple[tuple[float, ...], float]]] = {way: [] for way in ways}
     with show("training", len(ways) * len(SEEDS)) as bar, tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def loss_curves(device: torch.device, steps: int, show: ShowProgress = silent) -
 
 
 class _Losses:
-    """A tracker that keeps the losses of a run."""
+    """A tracker that stores the losses of a run."""
 
     def __init__(self) -> None:
         self.train: list[float] = []

@@ -1,9 +1,9 @@
-"""Transformer-XL in the formulation of its published code, plainly: what `mnemo bench` measures against.
+"""Transformer-XL in the formulation of its published code, which `mnemo bench` compares with.
 
-Time comes first and heads last, so scores are (q, k, B, H) and every matrix product copies its operands into another
-layout; queries, keys and values of memory and segment are projected together, in every segment anew; the position
-scores are shifted into place by padding and reshaping; n_layer + 1 memories are kept, the last of which is never read.
-Relative positions, post-norm and a plain tied softmax only.
+Time is the first dimension and heads the last, so scores are (q, k, B, H) and matrix products copy their operands into
+another order. Queries, keys and values of memory and segment are projected together, again in every segment. Position
+scores are shifted by padding and reshaping. n_layer + 1 memories are stored; the last one is never used. Only relative
+positions, post-norm and a plain tied softmax are supported.
 
 Shapes: q segment, m memory, k = m + q keys, B batch, D model width, H heads, d head size.
 """
@@ -24,19 +24,24 @@ Memories = list[Tensor]
 
 
 class Positions(NamedTuple):
-    """What all layers share in one call."""
+    """Values that all layers share in one call."""
 
     r: Tensor
-    """(k, 1, D) sinusoids, and more behind them where rows look ahead"""
+    """(k, 1, D) sinusoids, followed by those of negative distances if rows look ahead"""
     u: Tensor
     v: Tensor
     """(H, d)"""
     hidden: Tensor
-    """(q, k, 1): true where a query must not look"""
+    """(q, k, 1): True where a key is hidden from a query"""
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return losses (q, B) from logits (q * B, V)."""
+    return -F.log_softmax(logits, -1).gather(1, targets.reshape(-1, 1)).view(targets.shape)
 
 
 def relative_shift(x: Tensor) -> Tensor:
-    """(q, k, B, H): move row i left by q - 1 - i, by padding one column and reading the buffer in another shape."""
+    """Shift row i of (q, k, B, H) left by q - 1 - i, by padding one column and reshaping."""
     padding = x.new_zeros(x.shape[0], 1, *x.shape[2:])
     padded = torch.cat([padding, x], 1).view(x.shape[1] + 1, x.shape[0], *x.shape[2:])
     return padded[1:].view_as(x)
@@ -70,6 +75,9 @@ class PublishedAttention(nn.Module):
             scores = scores.masked_fill(positions.hidden[..., None], float("-inf"))
         probabilities = self.drop_attention(F.softmax(scores, 1))
         context = torch.einsum("ijbn,jbnd->ibnd", probabilities, v).contiguous().view(*x.shape[:2], -1)
+        return self.finish(x, context)
+
+    def finish(self, x: Tensor, context: Tensor) -> Tensor:
         return self.norm(x + self.drop(self.output(context)))
 
 
@@ -84,13 +92,15 @@ class PublishedLayer(nn.Module):
         self.norm = nn.LayerNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, memory: Tensor, positions: Positions) -> Tensor:
-        x = self.attention(x, memory, positions)
+        return self.feed_forward(self.attention(x, memory, positions))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
         y = self.drop_inner(F.relu(self.inner(x), inplace=True))
         return self.norm(x + self.drop_outer(self.outer(y)))
 
 
 class PublishedModel(nn.Module):
-    """`memory`: slots of every layer, or of each one (which its authors did not have, but Rae & Razavi built on it)."""
+    """`memory`: slots of all layers, or of each layer as in Rae & Razavi's extension."""
 
     def __init__(self, config: ModelConfig, memory: int | Sequence[int]) -> None:
         super().__init__()
@@ -110,8 +120,7 @@ class PublishedModel(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, memories: Memories | None = None) -> tuple[Tensor, Memories]:
         """tokens, targets (q, B) -> losses (q, B) and the memories after this segment, each (m, B, D)."""
         logits, memories = self.read(tokens, memories)
-        losses = -F.log_softmax(logits, -1).gather(1, targets.reshape(-1, 1)).view(targets.shape)
-        return losses, memories
+        return token_losses(logits, targets), memories
 
     def read(self, tokens: Tensor, memories: Memories | None = None) -> tuple[Tensor, Memories]:
         """tokens (q, B) -> logits (q * B, V) and the memories after this segment."""
@@ -132,7 +141,7 @@ class PublishedModel(nn.Module):
         return F.linear(self.drop_output(x).reshape(-1, x.shape[-1]), self.embedding.weight, self.bias)
 
     def zeros(self, batch: int) -> Memories:
-        """A full memory of zeros."""
+        """Return full memories of zeros."""
         return [self.bias.new_zeros(length, batch, self.config.dim) for length in self.lengths]
 
     def _positions(self, num_queries: int, num_memories: int, like: Tensor) -> Positions:
@@ -162,7 +171,7 @@ class PublishedModel(nn.Module):
     @staticmethod
     @torch.no_grad()
     def of(model: Model, memory: int | Sequence[int]) -> PublishedModel:
-        """The published formulation with a model's weights."""
+        """Return the published formulation with the weights of a model."""
         table = model.embedding.tables[0]
         with table.device:
             other = PublishedModel(model.config, memory).to(table.dtype)

@@ -1,7 +1,7 @@
-"""Both sides of every comparison, built from the same weights: Mnemo as it is used, and the published formulation.
+"""The timed steps of every case, with equal weights: Mnemo as users run it, and the published formulation.
 
-A contender is built when its turn comes. One call of its step is one training update, one evaluated segment, or some
-generated tokens; both sides read the same random text.
+A contender is built right before it is timed. One call of its step is one training update, some evaluated segments, or
+some generated tokens. Both sides read the same random text.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from mnemo.training.precision import autocast, state_dtype
 from mnemo.training.segment_window import Window
 
 EXACT = 1e-10
-"""Largest difference of losses, logits and weights in float64, relative to max(1, largest value)."""
+"""Largest allowed difference of losses, logits and weights in float64, relative to max(1, largest value)."""
 CLIP = 0.25
 RATE = 2.0**-12
-"""Near the papers' 2.5e-4, and exact in float32 too, in which recorded steps read it."""
+"""Learning rate, close to the papers' 2.5e-4 and exact in float32, which CUDA graphs use."""
 NUM_SEGMENTS = 16
-"""Different ones, read over and over."""
+"""Number of different segments, which are repeated."""
 
 Step = Callable[[], Tensor]
-"""Reads on, and returns what both sides must agree on: a mean loss, a segment's losses, or logits."""
+"""Runs one step and returns values that must be equal on both sides: a mean loss, a segment's losses, or logits."""
 
 
 @dataclass(frozen=True)
 class Contender:
     step: Step
     tokens: int
-    """Of one call"""
+    """Tokens of one call"""
     weights: int = 0
     """Bytes of weights, gradients and optimizer state"""
 
 
 def segments(case: Case, device: torch.device) -> Iterator[Batch]:
-    """Random tokens and targets (B, L), the same for every reader, and already where they are read."""
+    """Return an endless iterator of random tokens and targets (B, L) on the device, equal for all contenders."""
     shape = (NUM_SEGMENTS, 2, case.batch, case.segment)
     drawn = torch.randint(case.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(device)
     return cycle([Batch(tokens, targets) for tokens, targets in drawn])
@@ -66,7 +66,7 @@ def build_model(case: Case, device: torch.device, dtype: torch.dtype = torch.flo
 
 
 def published_of(case: Case, model: Model) -> nn.Module:
-    """The published formulation with a model's weights."""
+    """Return the published formulation with the weights of a model."""
     if case.mechanism == "lookahead":
         return PublishedLamemo.of(model, case.memory).train(model.training)
     if case.mechanism == "tokens":
@@ -75,7 +75,7 @@ def published_of(case: Case, model: Model) -> nn.Module:
 
 
 def builders(case: Case, device: torch.device) -> dict[str, Callable[[], Contender]]:
-    """The contenders of a case, behind full memories."""
+    """Return functions that build the contenders of a case, with full memories."""
 
     def ours() -> Contender:
         model = build_model(case, device)
@@ -101,7 +101,7 @@ def _contender(case: Case, model: nn.Module, step: Step) -> Contender:
 
 
 def our_step(case: Case, model: Model, full: bool) -> Step:
-    """`full`: behind a memory full of zeros; else training starts from an empty one."""
+    """Return Mnemo's step; `full`: training starts with a memory full of zeros, else with an empty one."""
     if case.training:
         dtype = state_dtype(case.precision)
         state = model.zeros(case.batch, dtype=dtype) if full else model.init(case.batch, dtype=dtype)
@@ -117,7 +117,7 @@ def published_step(case: Case, model: nn.Module, full: bool) -> Step:
 
 
 class Trainer:
-    """How Mnemo's training step is called, in one place."""
+    """Runs Mnemo's training steps."""
 
     def __init__(self, case: Case, model: Model, state: State) -> None:
         config = TrainConfig(
@@ -133,7 +133,7 @@ class Trainer:
         self.engine = Engine(model, build_optimizer(model, config.optimizer), config)
 
     def step(self, batches: list[Batch]) -> Tensor:
-        """The mean loss of the batches, which gradient flows through, before the update."""
+        """Update the model with one window of batches and return their mean loss before the update."""
         counts = tuple(batch.targets.numel() for batch in batches)
         done = self.engine.update(Window(tuple(batches), counts), self.states, self.lr)
         self.states = done.states
@@ -141,7 +141,7 @@ class Trainer:
 
 
 def training_step(case: Case, model: Model, state: State) -> Step:
-    """Steps that train the model from a state on."""
+    """Return a step that trains the model, starting from the given state."""
     trainer, data = Trainer(case, model, state), segments(case, _device(model))
     return lambda: trainer.step([next(data) for _ in range(1 + case.bptt)])
 
@@ -205,7 +205,7 @@ def _published_evaluation(case: Case, model: PublishedModel) -> Step:
 
 
 def _generation(case: Case, model: Model) -> Step:
-    """Token by token behind a first one, always the likeliest."""
+    """Return a step that generates greedily, token by token."""
     model = model.to(torch.bfloat16) if case.precision == "bf16" else model
     decoder = model.decoder(model.zeros(case.batch, cached=True), segment=case.segment)
     first = decoder.feed(torch.zeros(case.batch, 1, dtype=torch.int64, device=_device(model)))
@@ -222,7 +222,7 @@ def _generation(case: Case, model: Model) -> Step:
 
 
 def _published_generation(case: Case, model: PublishedModel) -> Step:
-    """The same; every layer projects the whole memory again for every token."""
+    """Return the same step; here every layer projects the whole memory again for every token."""
     half = autocast(case.precision, _device(model))
     first = torch.zeros(1, case.batch, dtype=torch.int64, device=_device(model))
 
@@ -247,17 +247,19 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def check(case: Case, device: torch.device) -> float:
-    """The largest difference between both sides on a small model in float64, over calls that fill the memory: what
-    the steps return and, in training, updated weights. Above `EXACT` it is an error, and nothing should be timed."""
+    """Return the largest difference between both sides, for a small model in float64 and four calls.
+
+    Compared are the returned values and, in training, the updated weights. Raises CheckFailed above `EXACT`.
+    """
     small = replace(case, **SMALL, num_long=None if case.num_long is None else 1)
     small = replace(small, memory=min(small.memory, case.memory))
     if case.section == "generation":
         small = replace(small, segment=case.segment)
     model = build_model(small, device, torch.float64)
     published = published_of(small, model)
-    full = case.mechanism == "lookahead"  # else its own bias has no gradient in the first step, which Adam counts
+    full = case.mechanism == "lookahead"  # with an empty memory its bias would have no gradient in Adam's first step
     ours, theirs = our_step(small, model, full=full), published_step(small, published, full=full)
-    with using("eager"):  # no kernel computes in float64, and nobody has to hear of that
+    with using("eager"):  # no kernel supports float64; this avoids the warning
         worst = max(_difference(ours(), theirs()) for _ in range(4))
     if case.training:
         expected = dict(published_of(small, model).named_parameters())

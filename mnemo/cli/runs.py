@@ -136,7 +136,7 @@ def encode_file(tokenizer: AnyTokenizer, path: Path) -> Tensor:
     """Token ids of a text file, compressed or not."""
     if not path.is_file():
         raise MnemoError(f"{path} is not a file")
-    return encode(tokenizer, Part(path).read().tobytes(), str(path))
+    return encode(tokenizer, Part(path).load().tobytes(), str(path))
 
 
 def vocabulary_digest(tokenizer: AnyTokenizer) -> str:

@@ -1,4 +1,4 @@
-"""Finds the texts of a corpus: in a folder, in an archive, at its published address, or in this Python."""
+"""Find the texts of a corpus: in a folder, in an archive, at its published address, or in Python's library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mnemo.errors import MnemoError
 from mnemo.progress import ShowProgress
 
 DOWNLOADS = "downloads"
-"""Folder beside the prepared corpora; no corpus may have its name."""
+"""Folder of downloads in the folder of prepared corpora; no corpus may have this name."""
 PYTHON_LIMIT = 8_000_000
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 _SPLIT_WORDS = {split: split for split in SPLITS} | dict.fromkeys(("validation", "val", "dev"), "valid")
@@ -31,50 +31,50 @@ _SPLIT_WORDS = {split: split for split in SPLITS} | dict.fromkeys(("validation",
 class Texts:
     splits: Mapping[str, tuple[Part, ...]]
     files: Mapping[str, Part]
-    """The published files behind them, for checks."""
+    """The published files that the splits come from, for checks."""
     source: str
     vocabulary: Part | None = None
-    """A file that lists the words."""
+    """A file that lists the words of the vocabulary."""
 
 
-def gather(name: str, source: Path | None, folder: Path, stack: ExitStack, show: ShowProgress) -> Texts:
-    """The texts of a corpus. `folder` takes downloads; what is unpacked lives as long as `stack`."""
+def find_texts(name: str, source: Path | None, folder: Path, stack: ExitStack, show: ShowProgress) -> Texts:
+    """Return the texts of a corpus. Downloads go to `folder`; unpacked archives are removed when `stack` closes."""
     published = CORPORA.get(name)
     if published is None:
         assert source is not None
         return local(_unpacked([source], folder, stack), str(source))
     if name == PYTHON:
         if source is not None:
-            raise MnemoError("the corpus 'python' is this Python's own library: give your text another name")
+            raise MnemoError("the corpus 'python' is Python's own library: use another name for your text")
         return python_library()
     if source is not None:
         return named(name, published, _unpacked([source], folder, stack), str(source))
     if not published.downloads:
-        raise MnemoError(f"'{name}' has no address to download from: mnemo prepare {name} --from DIR")
+        raise MnemoError(f"'{name}' cannot be downloaded; run: mnemo prepare {name} --from DIR")
     files = [fetch(download, folder / DOWNLOADS / name, show) for download in published.downloads]
     urls = ", ".join(download.urls[0] for download in published.downloads)
     return named(name, published, _unpacked(files, folder, stack), urls)
 
 
 def _unpacked(paths: Sequence[Path], folder: Path, stack: ExitStack) -> list[Part]:
-    """Every file behind the paths; tar archives are unpacked beside the prepared corpora first."""
+    """Return every file of the paths; tar archives are unpacked into `folder` first."""
     found = []
     for path in paths:
         if text_parts.is_tar(path):
             folder.mkdir(parents=True, exist_ok=True)
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder)))
-            text_parts.unpack_tar(path, place)
-            found += text_parts.expand(place)
+            unpacked = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder)))
+            text_parts.unpack_tar(path, unpacked)
+            found += text_parts.expand(unpacked)
         else:
             found += text_parts.expand(path)
     return found
 
 
 def named(name: str, published: Published, parts: Sequence[Part], source: str) -> Texts:
-    """The files of a published corpus among those given."""
+    """Select the files of a published corpus among those given."""
     if "all" in published.files:
         whole = parts[0] if len(parts) == 1 else _one(name, "all", published.files["all"], parts, source)
-        size = len(whole.read())
+        size = len(whole.load())
         splits = text_parts.split_at(whole, (size * 90 // 100, size * 95 // 100))
         if name == "text8":
             splits = {split: (text_parts.stripped(part),) for split, (part,) in splits.items()}
@@ -97,7 +97,7 @@ def _one(name: str, key: str, names: Sequence[str], parts: Sequence[Part], sourc
 
 
 def _matching(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
-    """Parts of the first name that any of them has; of the same file found twice, the one less deep."""
+    """Return the parts that match the first pattern with any match; of equal names, the least deeply nested."""
     for pattern in names:
         matches: dict[str, Part] = {}
         for part in sorted(parts, key=lambda part: (len(part.path.parts), part.label)):
@@ -111,11 +111,11 @@ def _matching(names: Sequence[str], parts: Sequence[Part]) -> list[Part]:
 def _no_file(name: str, missing: Sequence[str], published: Published, source: str) -> MnemoError:
     wanted = [f"{key} ({' or '.join(published.files[key])})" for key in missing]
     what = published.files["all"][0] if missing == ["all"] else ", ".join(wanted)
-    return MnemoError(f"{name}: {source} has no file for {what}; .xz, .gz, .bz2 and .zip are read too")
+    return MnemoError(f"{name}: {source} has no file for {what} (also as .xz, .gz, .bz2 or .zip)")
 
 
 def local(parts: Sequence[Part], source: str) -> Texts:
-    """A person's own files: train, valid and test by their names, else cut in order, 90, 5 and 5 percent."""
+    """Split the user's files into train, valid and test: by their names, else in order, 90, 5 and 5 percent."""
     splits = _by_name(parts, source) or text_parts.split_in_order(parts)
     if not any(splits.values()):
         raise MnemoError(f"{source} is empty: there is no text to prepare")
@@ -135,9 +135,9 @@ def _by_name(parts: Sequence[Part], source: str) -> dict[str, tuple[Part, ...]] 
 
 
 def _split_of(part: Part, base: Path) -> str | None:
-    """The split that a file belongs to, by a word in its name (`wiki.train.tokens`) or its folder's (`train/a.txt`)."""
-    place = Path(part.member) if part.member else part.path.relative_to(base)
-    for text in (part.name, *reversed(place.parts[:-1])):
+    """Return the split of a file, by a word in its name (`wiki.train.tokens`) or in a folder's (`train/a.txt`)."""
+    path = Path(part.member) if part.member else part.path.relative_to(base)
+    for text in (part.name, *reversed(path.parts[:-1])):
         for word in re.split(r"[^a-zA-Z]+", text.lower()):
             if word in _SPLIT_WORDS:
                 return _SPLIT_WORDS[word]
@@ -145,11 +145,11 @@ def _split_of(part: Part, base: Path) -> str | None:
 
 
 def python_library() -> Texts:
-    """The standard library's source files as documents: of every 20 one for valid and one for test."""
+    """Return the source files of Python's standard library as documents; of every 20, one is valid and one test."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = _source_files(root)
     if not files:
-        raise MnemoError(f"this Python has no source files in {root}: mnemo prepare NAME --from FILE_OR_DIR")
+        raise MnemoError(f"no Python source files in {root}; use your own text: mnemo prepare NAME --from FILE_OR_DIR")
     parts = [Part(file) for file in _thinned(files)]
     splits = {
         "train": tuple(part for i, part in enumerate(parts) if i % 20 not in (9, 19)),
@@ -168,7 +168,7 @@ def _source_files(root: Path) -> list[Path]:
 
 
 def _thinned(files: Sequence[Path]) -> list[Path]:
-    """Files of at most PYTHON_LIMIT bytes in all, spread evenly over the list."""
+    """Select files with at most PYTHON_LIMIT bytes in total, spread evenly over the list."""
     sizes = [file.stat().st_size for file in files]
     share = min(1.0, PYTHON_LIMIT / sum(sizes))
     kept, seen, taken = [], 0, 0

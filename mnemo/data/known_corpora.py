@@ -1,4 +1,4 @@
-"""The corpora that mnemo knows by name: their files, published sizes, checksums and addresses."""
+"""Corpora that mnemo knows by name: their files, published sizes, checksums and addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from mnemo.errors import MnemoError, unknown
 
 Option = Literal["published", "bytes", "chars", "words", "bpe"]
-"""How a corpus is cut into tokens; `published` is the way of the papers, where that is none of the others."""
+"""Tokenizers; `published` is that of the papers if it is none of the others."""
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,25 @@ class Download:
 class Published:
     title: str
     tokenizer: Option
-    """The default way to cut it into tokens."""
+    """The default tokenizer."""
     files: Mapping[str, tuple[str, ...]]
-    """Names under which each split's file is known; one entry `all` for a text that is cut into splits."""
+    """Possible file names of each split; one entry `all` for a single text that is divided into splits."""
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of those files, unpacked."""
     checksums: Mapping[str, str] = field(default_factory=dict)
     """Checksums of those files, unpacked."""
     expected: Mapping[str, Expected] = field(default_factory=dict)
-    """By tokenizer option."""
+    """Published sizes by tokenizer."""
     num_lines: Mapping[str, int] = field(default_factory=dict)
     downloads: tuple[Download, ...] = ()
     note: str = ""
-    """What a person should know before downloading."""
+    """Information for the user before downloading."""
     lower: bool = False
-    """Word vocabularies: fold upper case."""
+    """Word vocabularies: convert to lower case."""
     strict: bool = True
-    """Refuse another text under this name; else say so and go on."""
+    """Refuse a text that differs from the published one; else only report it."""
     count_on: Literal["train", "all"] = "all"
-    """Which splits a vocabulary is counted on."""
+    """Splits whose words are counted for the vocabulary."""
 
 
 def _wiki(names: str) -> dict[str, tuple[str, ...]]:
@@ -188,12 +188,12 @@ CORPORA: dict[str, Published] = {
 
 
 def variant_name(name: str, option: str) -> str:
-    """The folder of a named corpus: its own name, or with the tokenizer behind it where that is not the default."""
+    """Return the folder of a known corpus: its name, followed by the tokenizer if that is not the default."""
     return name if option == CORPORA[name].tokenizer else f"{name}-{option}"
 
 
 def command_for(name: str) -> str:
-    """The one command that prepares a corpus of this name."""
+    """Return the command that prepares a corpus of this name."""
     for known, corpus in CORPORA.items():
         for option in ("bytes", "chars", "words", "bpe"):
             if name in (known, f"{known}-{option}"):
@@ -204,7 +204,7 @@ def command_for(name: str) -> str:
 
 
 def missing(name: str) -> MnemoError:
-    """The error for a corpus that is not prepared: it names the command that prepares it."""
+    """Return the error for a corpus that is not prepared; it names the command that prepares it."""
     command = command_for(name)
     if "/" in name or name in ("", ".", ".."):
         return MnemoError(f"'{name}' is not the folder of a prepared corpus: it has no header.json")

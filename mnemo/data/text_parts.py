@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders and archives, read as bytes, whole or in part."""
+"""Parts of texts: byte ranges of files, of files in folders, and of members of archives."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The file's own name, without folders and compression suffix."""
+        """The file name without folders and compression suffix."""
         name = Path(self.member).name if self.member else self.path.name
         return name.removesuffix(Path(name).suffix) if Path(name).suffix in _OPENERS else name
 
@@ -47,12 +47,12 @@ class Part:
     def label(self) -> str:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
-    def read(self) -> np.ndarray:
+    def load(self) -> np.ndarray:
         return _load(self.path, self.member)[self.start : self.stop]
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Pieces of a few megabytes, cut at good places."""
-        data = self.read()
+        """Yield pieces of a few megabytes, cut at line ends, word ends or at least character ends."""
+        data = self.load()
         begin = 0
         while begin < len(data):
             rest = len(data) - begin
@@ -61,7 +61,7 @@ class Part:
             begin = end
 
     def text(self) -> Iterator[tuple[np.ndarray, str]]:
-        """The same pieces with their text; bytes that are not UTF-8 are an error that says where."""
+        """Yield the same pieces with their text; an error names the first byte that is not UTF-8."""
         offset = self.start
         for chunk in self.chunks():
             if offset == 0 and chunk[:3].tobytes() == BYTE_ORDER_MARK:
@@ -70,7 +70,7 @@ class Part:
             offset += len(chunk)
 
     def size(self) -> int | None:
-        """Number of bytes, or None where only unpacking would tell."""
+        """Return the number of bytes, or None for compressed files."""
         if self.stop is not None:
             return self.stop - self.start
         if self.member is not None or self.path.suffix in _OPENERS:
@@ -84,13 +84,13 @@ class Part:
             at = offset + error.start
             raise MnemoError(
                 f"{self.label} is not UTF-8 text: byte {data[error.start]:#04x} at offset {at:,} "
-                "(--tokenizer bytes takes any file)"
+                "(--tokenizer bytes accepts any file)"
             ) from None
 
 
 @lru_cache(maxsize=1)
 def _load(path: Path, member: str | None) -> np.ndarray:
-    """All bytes of a file: memory-mapped where it is not compressed. One file at a time is kept."""
+    """Return all bytes of a file, memory-mapped if it is not compressed. The cache holds one file."""
     file_size(path)
     try:
         if member is not None:
@@ -106,12 +106,12 @@ def _load(path: Path, member: str | None) -> np.ndarray:
 
 
 def release() -> None:
-    """Let go of the file that is kept in memory."""
+    """Release the file in the cache."""
     _load.cache_clear()
 
 
 def _good_cut(data: np.ndarray, at: int, window: int) -> int:
-    """After the line at `at`, if it ends within the window, else after the word, else after the character."""
+    """Return the end of the line at `at` if it is within `window` bytes, else of the word, else of the character."""
     if at >= len(data):
         return len(data)
     near = data[at : at + window]
@@ -125,7 +125,7 @@ def _good_cut(data: np.ndarray, at: int, window: int) -> int:
 
 
 def expand(path: Path) -> list[Part]:
-    """Every file that a path stands for: itself, a folder's files, a zip archive's members; hidden ones left out."""
+    """Return all files of a path: the file itself, the files of a folder or of a zip archive, without hidden ones."""
     if not path.exists():
         raise MnemoError(f"{path} does not exist")
     if path.is_dir():
@@ -155,7 +155,7 @@ def is_tar(path: Path) -> bool:
 
 
 def unpack_tar(path: Path, folder: Path) -> None:
-    """Unpack an archive into a folder; members that would leave it are refused."""
+    """Unpack an archive into a folder; members outside the folder are refused."""
     try:
         with tarfile.open(path) as archive:
             archive.extractall(folder, filter="data")
@@ -164,8 +164,8 @@ def unpack_tar(path: Path, folder: Path) -> None:
 
 
 def split_in_order(parts: Sequence[Part], shares: Sequence[float] = (0.90, 0.05, 0.05)) -> dict[str, tuple[Part, ...]]:
-    """Cut the text, in order, into train, valid and test; cuts fall on line ends."""
-    sizes = [len(part.read()) for part in parts]
+    """Split the text, in order, into train, valid and test at line ends."""
+    sizes = [len(part.load()) for part in parts]
     edges = [0, *(_line_edge(parts, sizes, sum(shares[:i]) * sum(sizes)) for i in (1, 2)), sum(sizes)]
     return {
         name: _between(parts, sizes, begin, end)
@@ -174,8 +174,8 @@ def split_in_order(parts: Sequence[Part], shares: Sequence[float] = (0.90, 0.05,
 
 
 def split_at(part: Part, edges: Sequence[int]) -> dict[str, tuple[Part, ...]]:
-    """Cut one text at two exact positions."""
-    size = len(part.read())
+    """Split one text at two exact positions."""
+    size = len(part.load())
     bounds = [0, *edges, size]
     return {
         name: (replace(part, start=begin, stop=end),)
@@ -184,8 +184,8 @@ def split_at(part: Part, edges: Sequence[int]) -> dict[str, tuple[Part, ...]]:
 
 
 def stripped(part: Part) -> Part:
-    """The same range without blanks at its ends."""
-    data = part.read()
+    """Return the range without spaces and newlines at its ends."""
+    data = part.load()
     text = np.flatnonzero((data != ord(" ")) & (data != NEWLINE))
     if not len(text):
         return replace(part, stop=part.start)
@@ -197,13 +197,13 @@ def _line_edge(parts: Sequence[Part], sizes: Sequence[int], position: float) -> 
     for part, size in zip(parts, sizes, strict=True):
         if at < begin + size:
             window = min(CUT_WINDOW, size // 100 + 1)
-            return begin + (_good_cut(part.read(), at - begin, window) if at > begin else 0)
+            return begin + (_good_cut(part.load(), at - begin, window) if at > begin else 0)
         begin += size
     return begin
 
 
 def _between(parts: Sequence[Part], sizes: Sequence[int], begin: int, end: int) -> tuple[Part, ...]:
-    """The parts that cover positions [begin, end) of the joined text."""
+    """Return the parts that cover positions [begin, end) of the concatenated text."""
     found, offset = [], 0
     for part, size in zip(parts, sizes, strict=True):
         low, high = max(begin - offset, 0), min(end - offset, size)

@@ -1,4 +1,4 @@
-"""Symbol frequencies, words and lines of large texts, counted chunk by chunk with numpy."""
+"""Count symbols, words and lines of large texts, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _IS_SPACE[list(b"\0 \t\n\r\x0b\x0c")] = True
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
-    """The smallest unsigned integer type that holds every id, in the byte order of prepared files."""
+    """Return the smallest unsigned integer type that holds every id, in the byte order of prepared files."""
     if vocab_size <= 1 << 8:
         return np.dtype("u1")
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
 class SymbolCounter:
-    """Counts symbols 0 .. size - 1 and remembers where each occurred first."""
+    """Counts symbols 0 .. size - 1 and records where each occurred first."""
 
     def __init__(self, size: int) -> None:
         self._totals = np.zeros(size, dtype=np.int64)
@@ -33,14 +33,14 @@ class SymbolCounter:
         self._seen += len(symbols)
 
     def ranked(self) -> list[int]:
-        """Symbols that occurred, the most frequent first, ties in order of first occurrence."""
+        """Return the symbols that occurred, most frequent first, ties in order of first occurrence."""
         present = np.flatnonzero(self._totals)
         order = np.lexsort((self._first[present], -self._totals[present]))
         return present[order].tolist()
 
 
 class TextCounter:
-    """Bytes, words between white space, and lines of a text that arrives in chunks of bytes."""
+    """Counts bytes, words separated by white space, and lines of a text given in chunks of bytes."""
 
     def __init__(self) -> None:
         self.num_bytes = self.num_words = self.num_lines = 0
@@ -57,6 +57,6 @@ class TextCounter:
         self._inside_word, self._inside_line = bool(word[-1]), bool(data[-1] != ord("\n"))
 
     def finish(self) -> None:
-        """A last line without its newline is a line too."""
+        """Count a last line that has no newline."""
         self.num_lines += self._inside_line
         self._inside_line = False

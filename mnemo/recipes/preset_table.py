@@ -10,7 +10,7 @@ Preset = Callable[[], Recipe]
 
 
 class Table(dict[str, Preset]):
-    """Presets by name; a preset's docstring says where its numbers come from."""
+    """Presets by name; the docstring of a preset gives the source of its numbers."""
 
     def add(self, name: str) -> Callable[[Preset], Preset]:
         def enter(function: Preset) -> Preset:
@@ -22,7 +22,7 @@ class Table(dict[str, Preset]):
         return enter
 
     def add_variant(self, name: str, summary: str, base: Preset, change: Callable[[Recipe], Recipe]) -> None:
-        """A preset that changes another one; `summary` goes before that one's documentation."""
+        """Add a preset that changes another one; its documentation is `summary` followed by that of the other."""
 
         def variant() -> Recipe:
             return change(base())

@@ -1,8 +1,8 @@
-"""Recurrent networks of Transformer-XL's size on WikiText-103: its Table 6 (relative effective context length).
+"""Recurrent networks of Transformer-XL's size on WikiText-103, for its Table 6 (relative effective context length).
 
-The paper compares "QRNN" and "LSTM" with its own model "with the same parameter budget", 151M, and says no more of
-them. The QRNN is Merity et al.'s (2018), whose command gives the training; layers here return to the embedding's width,
-where theirs pass all their cells on.
+The paper compares "QRNN" and "LSTM" with its own model "with the same parameter budget", 151M, without further details.
+The QRNN follows Merity et al. (2018), whose published command gives the training settings; our layers project back to
+the embedding's width, while theirs pass on all cells.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mnemo.recipes.transformer_xl import SHARE_ALL_BUT_FIRST, WIKITEXT103_CUTOFF
 PRESETS = Table()
 
 STEPS_PER_EPOCH = 12_289
-"""103,227,021 words in 60 rows of about 140."""
+"""103,227,021 words in 60 rows, in segments of about 140."""
 
 
 @PRESETS.add("wikitext103-qrnn")
 def wikitext103_qrnn() -> Recipe:
     """QRNN, WikiText-103, 4 layers, 151M parameters: 33.0 ppl (Merity et al., 2018, with other layers).
 
-    The published command for this corpus gives 4 layers, embeddings of 400, 14 epochs of 60 rows of about 140 words,
-    Adam at 1e-3 and dropout 0.1 on input, layers and output. Its 2500 cells a layer are 3900 here, for the same
-    size: 151,089,738 parameters. It divides the rate by 10 after 12 epochs; a cosine does the same work here. Cutoffs
-    of the adaptive softmax are those of wikitext103-base.
+    The published command for this corpus has 4 layers, embeddings of 400, 14 epochs with 60 rows and segments of about
+    140 words, Adam with rate 1e-3, and dropout 0.1 on input, layers and output. Its layers have 2500 cells; ours have
+    3900, for the size of 151,089,738 parameters. It divides the rate by 10 after 12 epochs; we use a cosine instead.
+    Cutoffs of the adaptive softmax are those of wikitext103-base.
     """
     model = ModelConfig(
         vocab_size=WIKITEXT103_WORDS,
@@ -61,8 +61,8 @@ def wikitext103_qrnn() -> Recipe:
 def wikitext103_lstm() -> Recipe:
     """LSTM, WikiText-103, 4 layers, 151M parameters (no published result at this size).
 
-    Nothing is known of the paper's LSTM but its size: the depth and training of wikitext103-qrnn are our choice, and
-    1420 cells a layer give 151,030,778 parameters.
+    Of the paper's LSTM only the size is known. Our choice: depth and training of wikitext103-qrnn, with 1420 cells per
+    layer, which gives 151,030,778 parameters.
     """
     base = wikitext103_qrnn()
     return replace(base, model=replace(base.model, memory=Plan(long=LSTM(width=1420))))

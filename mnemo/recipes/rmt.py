@@ -1,15 +1,15 @@
-"""Recurrent Memory Transformer (Bulatov et al., 2022): every model of its Tables 2 to 4 (Table 1 is a task).
+"""Recurrent Memory Transformer (Bulatov et al., 2022): all models of its Tables 2 to 4 (Table 1 is a task).
 
     rmt-CORPUS-segN                  no memory (the tables' baseline)
     rmt-CORPUS-segN-xlM              Transformer-XL with M slots
-    rmt-CORPUS-segN-mtM              Memory Transformer with M memory tokens, which are read only
+    rmt-CORPUS-segN-mtM              Memory Transformer with M memory tokens, which are only read
     rmt-CORPUS-segN-mM-bpttK         RMT: M memory tokens, read and written, with gradient over K earlier segments
 
-The paper gives layers, heads, memory sizes and depths, and else refers to Transformer-XL's scripts. Batches, steps,
-head sizes and dropout come from the authors' result files and are not in the paper. Memory tokens add M * width
-parameters. `NAME@published` trains as the released code does: sliding windows that start from a stale memory, wrapped
-positions ahead, equal initial rows, and a Memory Transformer that hands its read block on. One result does not belong
-with the others: 25 memory tokens, segments of 150, BPTT 0 was run before the code was rewritten.
+The paper gives layers, heads, memory sizes and depths, and otherwise refers to Transformer-XL's scripts. Batches,
+steps, head sizes and dropout come from the authors' result files. Memory tokens add M * width parameters.
+`NAME@published` trains like the published code: sliding windows start from a stale memory, positions of later keys wrap
+around, initial memory rows are equal, and the Memory Transformer passes its read block to the next segment. One result
+is not comparable: 25 memory tokens with segments of 150 and BPTT 0 was run with an older version of the code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PRESETS = Table()
 
 
 def without_memory(recipe: Recipe, *, segment: int, batch: int) -> Recipe:
-    """Segments of another length, the same for training and evaluation."""
+    """Return the recipe without memory, with the same segment length in training and evaluation."""
     return replace(
         recipe,
         model=replace(recipe.model, memory=everywhere(0)),
@@ -41,8 +41,7 @@ def without_memory(recipe: Recipe, *, segment: int, batch: int) -> Recipe:
 def rmt_wikitext103_seg150() -> Recipe:
     """RMT's baseline, WikiText-103, segments of 150, no memory, 151M parameters: 29.95 ppl.
 
-    Tables 2 and 4. wikitext103-base with batch 60 and 200,000 steps, as published, evaluated with the segments of
-    training.
+    Tables 2 and 4. wikitext103-base with batch 60 and 200,000 steps, as published; evaluated with the training segment.
     """
     return without_memory(wikitext103_base(), segment=150, batch=60)
 
@@ -51,8 +50,8 @@ def rmt_wikitext103_seg150() -> Recipe:
 def rmt_wikitext103_seg50() -> Recipe:
     """RMT's baseline, WikiText-103, segments of 50, no memory, 151M parameters: 39.05 ppl.
 
-    Tables 2 and 4. wikitext103-base with batch 128 (not in the paper) and 200,000 steps, evaluated with the segments
-    of training.
+    Tables 2 and 4. wikitext103-base with batch 128 (not in the paper) and 200,000 steps; evaluated with the training
+    segment.
     """
     return without_memory(wikitext103_base(), segment=50, batch=128)
 
@@ -61,8 +60,8 @@ def rmt_wikitext103_seg50() -> Recipe:
 def rmt_enwik8_seg128() -> Recipe:
     """RMT's baseline, enwik8, segments of 128, no memory, 41M parameters: 1.402 bpc (not in Table 3).
 
-    The result is from the authors' result files. enwik8-base with batch 64 (not in the paper) and 400,000 steps,
-    evaluated with the segments of training.
+    The result is from the authors' result files. enwik8-base with batch 64 (not in the paper) and 400,000 steps;
+    evaluated with the training segment.
     """
     return without_memory(enwik8_base(), segment=128, batch=64)
 
@@ -71,7 +70,7 @@ def rmt_enwik8_seg128() -> Recipe:
 def rmt_enwik8_seg512_xl512() -> Recipe:
     """Transformer-XL as RMT's authors trained it, enwik8, segments and memory of 512: 1.071 bpc.
 
-    Table 3. enwik8-base, tested as it is validated: segments of 128 behind a memory of 896.
+    Table 3. enwik8-base, tested with the settings of validation: segment 128 and memory 896.
     """
     return replace(enwik8_base(), test=in_training(512, 512, 128))
 

@@ -2,15 +2,15 @@
 
     rmt-TASK-segN                    no memory (the baseline), segments of N
     rmt-TASK-segN-xlM                Transformer-XL with M slots
-    rmt-TASK-segN-mtM                Memory Transformer with M memory tokens, which are read only
+    rmt-TASK-segN-mtM                Memory Transformer with M memory tokens, which are only read
     rmt-TASK-segN-mM                 RMT: M memory tokens, with gradient through all segments of a sample
 
-TASK is copy or reverse (24 symbols, or the number behind the name), retrieval or quadratic. An update is a batch of
-whole samples, all of their segments; that is how the released code trains, though the caption of Figure 4 says that no
-gradient passes between segments. The paper gives layers, heads, widths and memory sizes; batches, head sizes, dropout,
-learning rates and steps come from the authors' result files. `NAME@published` has the released model's quirks, and
-Transformer-XL's cache runs on from one sample into the next. One published model is missing: reverse of 120 symbols in
-segments of 40 with 60 memory tokens, which are more than they have to remember.
+TASK is copy or reverse (24 symbols, or the number after the name), retrieval or quadratic. An update is a batch of
+whole samples with all their segments, as in the published code, although the caption of Figure 4 says that no gradient
+passes between segments. The paper gives layers, heads, widths and memory sizes; batches, head sizes, dropout, learning
+rates and steps come from the authors' result files. `NAME@published` has the quirks of the published code, where
+Transformer-XL's cache is kept from one sample to the next. One published model is missing: reverse of 120 symbols in
+segments of 40 with 60 memory tokens, because more memory tokens than tokens of a segment are not supported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRESETS = Table()
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What differs from task to task."""
+    """Published settings that differ between tasks."""
 
     num_layers: int
     dim: int
@@ -52,7 +52,7 @@ EQUATIONS = Published(num_layers=6, dim=128, num_heads=6, head_dim=64, inner_dim
 
 
 def task_recipe(task: AnyTask, published: Published, *, segment: int, steps: int) -> Recipe:
-    """A model without memory that is trained on whole samples, as published."""
+    """Return the recipe of a model without memory, trained on whole samples, as published."""
     model = ModelConfig(
         vocab_size=task.vocab_size,
         num_layers=published.num_layers,
@@ -104,7 +104,7 @@ def _add(
     baseline: str,
     results: Iterable[tuple[str, int, str]],
 ) -> None:
-    """A baseline and the models with memory beside it: kind, memory and result of each."""
+    """Add a baseline and the models with memory that are compared with it: kind, memory and result of each."""
     count = task.num_segments(segment)
     cut = f"{count} segments of {segment}" if count > 1 else f"one segment of {segment}"
     base_name = f"rmt-{name}-seg{segment}"
@@ -117,9 +117,9 @@ def _add(
         f"{published.num_layers} layers of "
         f"width {published.dim}, {published.num_heads} heads of {published.head_dim}, {published.inner_dim} inside, "
         f"dropout 0.1, batch {published.batch}, Adam with a learning rate of 1e-4 that is halved after "
-        f"{published.patience} evaluations without improvement, {published.eval_every:,} steps apart, gradient norms "
-        f"up to 0.25, {steps:,} steps (published runs of one model differ in them, and have more where there are more "
-        "segments)."
+        f"{published.patience} evaluations without improvement, an evaluation every {published.eval_every:,} steps, "
+        f"gradient norms clipped at 0.25, {steps:,} steps (published runs of one model differ in the number of steps, "
+        "and have more of them if there are more segments)."
     )
     PRESETS.add(base_name)(base)
     for kind, memory, result in results:
@@ -186,7 +186,7 @@ _add(
     "0.102",
     [("xl", 8, "0.666"), ("mt", 8, "(not given)"), ("m", 8, "0.90")],
 )
-RETRIEVAL = "Figure 4, whose points '3' and '4' are 2 segments with memory 4 and 3 segments with memory 3"
+RETRIEVAL = "Figure 4, where points '3' and '4' are 2 segments with memory 4 and 3 segments with memory 3"
 _add("retrieval", Retrieval(), PAIRS, 10, 400_000, RETRIEVAL, "1.0", [])
 _add(
     "retrieval",
@@ -263,8 +263,8 @@ _add(
 )
 
 EQUATION = (
-    "Table 1 and Appendix A.3: the share of equations whose answer is right. Six parts of 30 symbols each; the "
-    "smallest learning rate is unknown, 1e-6 is that of the copy task"
+    "Table 1 and Appendix A.3: share of equations with a correct answer. Six parts of 30 symbols each; the smallest "
+    "learning rate is unknown, 1e-6 is that of the copy task"
 )
 _add("quadratic", Quadratic(), EQUATIONS, 180, 600_000, EQUATION, "0.99", [])
 _add("quadratic", Quadratic(), EQUATIONS, 30, 600_000, EQUATION, "(not given)", [("xl", 30, "0.93"), ("m", 30, "0.99")])

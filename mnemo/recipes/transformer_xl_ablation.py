@@ -1,4 +1,4 @@
-"""The ablation of Transformer-XL's two ideas on WikiText-103 (Tables 5 and 8): recurrence and relative positions."""
+"""Transformer-XL's ablation of recurrence and relative positions on WikiText-103 (Tables 5 and 8)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ SEGMENT = 128
 def wikitext103_ablation() -> Recipe:
     """Transformer-XL, WikiText-103 ablation, 128M parameters, backpropagation length 128: 27.02, best 26.77 ppl.
 
-    Tables 5 and 8, first row. No script exists: the paper gives the size, the backpropagation length and the best
-    attention length (500). Our choice: wikitext103-base with 7 of its 16 layers (128,007,688 parameters), which changes
-    one number only, and a memory of the segment's length. The rest of its training is unknown, and wikitext103-base's
-    here.
+    Tables 5 and 8, first row. No script is published; the paper gives the size, the backpropagation length and the best
+    attention length (500). Our choice: wikitext103-base with 7 instead of 16 layers (128,007,688 parameters) and a
+    memory as long as the segment. Other training settings are unknown; those of wikitext103-base are used.
     """
     base = wikitext103_base()
     return replace(

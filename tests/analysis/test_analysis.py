@@ -354,11 +354,11 @@ def test_a_gain_counts_only_below_the_best_short_context_of_the_group() -> None:
     ("losses", "message"),
     [
         ({}, "at least one model"),
-        ({"a": {1: [1.0]}}, "equal steps"),
-        ({"a": {1: [1.0], 2: [1.0], 4: [1.0]}}, "equal steps"),
+        ({"a": {1: [1.0]}}, "equally spaced"),
+        ({"a": {1: [1.0], 2: [1.0], 4: [1.0]}}, "equally spaced"),
         ({"a": {1: [1.0], 2: [1.0]}, "b": {1: [1.0], 3: [1.0]}}, "differ"),
-        ({"a": {1: [1.0], 2: [1.0, 2.0]}}, "equally many"),
-        ({"a": {1: [], 2: []}}, "equally many"),
+        ({"a": {1: [1.0], 2: [1.0, 2.0]}}, "the same tokens in every context"),
+        ({"a": {1: [], 2: []}}, "the same tokens in every context"),
     ],
 )
 def test_groups_that_cannot_be_compared(losses: Any, message: str) -> None:
@@ -378,9 +378,9 @@ def test_repetition() -> None:
 def test_recurrent_layers_have_no_attention() -> None:
     model = random_model(memory=Plan(long=LSTM()), positions=NoPositions())
     for function in (analysis.attention_by_distance, analysis.score_terms, analysis.interval_maxima):
-        with pytest.raises(MnemoError, match="LSTM layers have no attention"):
+        with pytest.raises(MnemoError, match="LSTM layers have none"):
             function(model, text(), segment=SEGMENT)
-    with pytest.raises(MnemoError, match="LSTM layers have no attention"):
+    with pytest.raises(MnemoError, match="LSTM layers have none"):
         analysis.attention_map(model, text(), segment=SEGMENT)
 
 
@@ -389,15 +389,15 @@ def test_recurrent_layers_have_no_attention() -> None:
     [
         (lambda m: analysis.token_losses(m, [1], segment=4), "too short"),
         (lambda m: analysis.token_losses(m, [1, 2, 99], segment=4), "outside the vocabulary"),
-        (lambda m: analysis.token_losses(m, text()[None], segment=4), "one text"),
+        (lambda m: analysis.token_losses(m, text()[None], segment=4), "one row of token ids"),
         (lambda m: analysis.token_losses(m, text(), segment=0), "must be positive"),
         (lambda m: analysis.token_losses(m, text(), segment=4, memory=-1), "negative"),
         (lambda m: analysis.losses_at_context(m, text(), 9, segment=4, targets=[8]), "9 tokens before them"),
         (lambda m: analysis.losses_at_context(m, text(), 9, segment=4, targets=[]), "no targets"),
         (lambda m: analysis.losses_at_context(m, text(), 9, segment=4, targets=[9], block=5), "longer than a segment"),
         (lambda m: analysis.losses_at_context(m, text(), 0, segment=4, targets=[9]), "must be positive"),
-        (lambda m: analysis.context_targets(10, 10, 3), "none behind"),
-        (lambda m: analysis.interval_maxima(m, text(), segment=4, layer=7), "layer 7 does not attend"),
+        (lambda m: analysis.context_targets(10, 10, 3), "too short for a context"),
+        (lambda m: analysis.interval_maxima(m, text(), segment=4, layer=7), "layer 7 has no attention"),
         (lambda m: analysis.interval_maxima(m, text(), segment=4, interval=0), "must be positive"),
         (lambda m: analysis.attention_map(m, text(), segment=4, number=9), "no segment 9"),
     ],

@@ -135,7 +135,7 @@ def test_recurrent_layers_have_losses_only(tmp_path: Path, capsys: pytest.Captur
     found = answer(capsys, tmp_path, run=run)
     assert found["attention"] is None and found["gain"] != 0
     (said,) = found["left_out"]
-    assert "LSTM layers have no attention" in said and said in page(tmp_path)
+    assert "LSTM layers have none" in said and said in page(tmp_path)
     assert drawn(tmp_path) == LOSSES
 
 

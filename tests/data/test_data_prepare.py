@@ -350,7 +350,7 @@ def test_novels_have_no_address() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "downloads", "a b"])
 def test_bad_names(name: str, tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="cannot be a corpus's name"):
+    with pytest.raises(MnemoError, match="is not a valid corpus name"):
         prepare(name, tmp_path)
 
 
@@ -359,9 +359,9 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         prepare("mine", tmp_path, vocab_size=100)
     with pytest.raises(MnemoError, match="vocabulary of 2 is too small"):
         prepare("mine", tmp_path, "words", vocab_size=2)
-    with pytest.raises(MnemoError, match="no published way of its own"):
+    with pytest.raises(MnemoError, match="no published tokenizer"):
         prepare("mine", tmp_path, "published")
-    with pytest.raises(MnemoError, match="give your text another name"):
+    with pytest.raises(MnemoError, match="use another name for your text"):
         prepare("python", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Tasks whose answers lie in earlier segments: made from a seed, with fixed splits.
+"""Synthetic tasks whose answers depend on earlier segments, generated from a seed with fixed splits.
 
     stream = TaskStream(Copy(), batch=32, segment=24)       # segments to train on
     tokens, targets = next(samples(Copy(), "test", 1000))   # whole samples
@@ -16,7 +16,7 @@ from mnemo.data.tasks.task import Task, TaskSplit, texts
 from mnemo.data.tasks.task_stream import TaskStream, samples, segments
 
 AnyTask = Copy | Reverse | Retrieval | Quadratic | MultiQuery | Passkey
-"""Every task that a recipe may name."""
+"""Every task that a recipe can use."""
 
 __all__ = [
     "AnyTask",

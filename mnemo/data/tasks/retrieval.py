@@ -1,4 +1,4 @@
-"""Tasks that ask for something that was said: one value by its key, several of them, or a number hidden in noise."""
+"""Retrieval tasks: recall one value by its key, several values by their keys, or a number hidden in noise."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ DIGITS, LETTERS = 10, 26
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieval(Task):
-    """Associative retrieval (Bulatov et al., 2022): pairs of a letter and a digit, then a letter again; which digit?
+    """Associative retrieval (Bulatov et al., 2022): pairs of a letter and a digit, then one letter; answer its digit.
 
-    Ids: digits 0 to 9, the start of the answer 10, letters from 11 on.
+    Ids: digits 0 to 9, the start of the answer 10, letters from 11.
     """
 
     pairs: int = 4
-    """Letters with a digit each; no letter and no digit comes twice."""
+    """Pairs of a letter and a digit; letters and digits are not repeated."""
 
     def check(self) -> None:
         if not 1 <= self.pairs <= DIGITS:
-            raise ValueError(f"{self.pairs} pairs: there are {DIGITS} digits, and each is used once")
+            raise ValueError(f"pairs must be from 1 to {DIGITS}, the number of digits, not {self.pairs}")
 
     @property
     def label(self) -> str:
@@ -44,24 +44,24 @@ class Retrieval(Task):
     def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
         keys = DIGITS + 1 + permutations(random, count, LETTERS, self.pairs)
         values = permutations(random, count, DIGITS, self.pairs)
-        asked, rows = random.integers(self.pairs, size=count), np.arange(count)
-        told = np.stack([keys, values], 2).reshape(count, -1)
+        queried, rows = random.integers(self.pairs, size=count), np.arange(count)
+        shown = np.stack([keys, values], 2).reshape(count, -1)
         start = np.full(count, DIGITS)
-        return np.column_stack([told, keys[rows, asked], start, values[rows, asked]])
+        return np.column_stack([shown, keys[rows, queried], start, values[rows, queried]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiQuery(Task):
-    """Multi-query associative recall (Arora et al., 2023): pairs of a key and a value, then many of the keys again.
+    """Multi-query associative recall (Arora et al., 2023): pairs of a key and a value, then several of the keys again.
 
-    After every key that is asked for the model says its value, and reads what it said before the next key.
-    Ids: 0 is unused, 1 says that questions begin, keys from 2 on, then values.
+    After each queried key the model predicts its value, which is then part of the input. Ids: 0 is unused, 1 marks the
+    start of queries, keys from 2, then values.
     """
 
     pairs: int = 8
-    """Keys with a value each; no key comes twice, values may."""
+    """Pairs of a key and a value; keys are not repeated, values may be."""
     queries: int = 8
-    """How many of the keys are asked for."""
+    """Number of queried keys."""
     keys: int = 32
     """Different keys."""
     values: int = 32
@@ -70,8 +70,8 @@ class MultiQuery(Task):
     def check(self) -> None:
         if not 1 <= self.queries <= self.pairs <= self.keys or self.values < 2:
             raise ValueError(
-                f"{self.queries} queries about {self.pairs} pairs of {self.keys} keys and {self.values} values: "
-                "every query is about another pair, and every pair has another key"
+                f"{self.queries} queries, {self.pairs} pairs, {self.keys} keys and {self.values} values: there must be "
+                "at least as many pairs as queries, as many keys as pairs, and 2 values"
             )
 
     @property
@@ -94,38 +94,38 @@ class MultiQuery(Task):
     def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
         keys = 2 + permutations(random, count, self.keys, self.pairs)
         values = 2 + self.keys + random.integers(self.values, size=(count, self.pairs))
-        asked = permutations(random, count, self.pairs, self.queries)
-        told = np.stack([keys, values], 2)
-        again = np.take_along_axis(told, asked[:, :, None], 1)
+        queried = permutations(random, count, self.pairs, self.queries)
+        shown = np.stack([keys, values], 2)
+        answers = np.take_along_axis(shown, queried[:, :, None], 1)
         start = np.ones((count, 1), dtype=np.int64)
-        return np.hstack([told.reshape(count, -1), start, again.reshape(count, -1)])
+        return np.hstack([shown.reshape(count, -1), start, answers.reshape(count, -1)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passkey(Task):
-    """A number somewhere in noise, and at the end the question what it was; as long as one likes.
+    """A number hidden at a random position in noise of any length; the answer at the end is the number.
 
-    Ids: 0 is unused, 1 says that it is time to answer, 2 that the number follows, digits from 3 on, then noise.
+    Ids: 0 is unused, 1 marks the start of the answer, 2 the start of the number, digits from 3, then noise.
     """
 
     length: int = 256
-    """Tokens of a sample that are read."""
+    """Input tokens of a sample."""
     digits: int = 5
-    """Of the number."""
+    """Digits of the number."""
     noise: int = 16
-    """Different symbols of noise."""
+    """Number of different noise symbols."""
     train: int = 10_000
-    """Samples to learn from."""
+    """Samples for training."""
     valid: int = 1_000
-    """Samples to watch progress on."""
+    """Samples for validation."""
     test: int = 1_000
-    """Samples to measure accuracy on."""
+    """Samples for the final accuracy."""
 
     def check(self) -> None:
         if self.digits < 1 or self.noise < 1:
-            raise ValueError(f"a number of {self.digits} digits among {self.noise} symbols of noise")
+            raise ValueError(f"digits {self.digits} and noise {self.noise} must be positive")
         if self.length < 2 * self.digits + 1:
-            raise ValueError(f"{self.length} tokens have no room for {self.digits} digits, shown and asked for")
+            raise ValueError(f"{self.length} tokens are too few for {self.digits} digits and their repetition")
 
     @property
     def label(self) -> str:
@@ -147,8 +147,8 @@ class Passkey(Task):
         number = 3 + random.integers(DIGITS, size=(count, self.digits))
         before = self.length - self.digits
         text = random.integers(3 + DIGITS, self.vocab_size, size=(count, before), dtype=np.uint16)
-        place = random.integers(before - self.digits, size=(count, 1))
-        np.put_along_axis(text, place, 2, axis=1)
-        np.put_along_axis(text, place + 1 + np.arange(self.digits), number.astype(np.uint16), axis=1)
+        position = random.integers(before - self.digits, size=(count, 1))
+        np.put_along_axis(text, position, 2, axis=1)
+        np.put_along_axis(text, position + 1 + np.arange(self.digits), number.astype(np.uint16), axis=1)
         start = np.ones((count, 1), dtype=np.uint16)
         return np.hstack([text, start, number.astype(np.uint16)])

@@ -1,7 +1,7 @@
-"""Samples of a task as segments: rows are samples, and all of a sample's segments follow each other.
+"""Samples of a task as segments: a row is a sample, and the segments of a sample follow each other.
 
-A sample's last segment is filled up where its tokens do not fill it: nothing is predicted there and nobody reads what
-is remembered of it, so that all segments are equally long and numbers are those of the shorter segment.
+The last segment of a sample is padded, so that all segments have the same length. Padding has no targets, and its
+memory is never used, so losses equal those of the shorter segment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mnemo.files.safe_load import is_count
 
 
 class TaskStream:
-    """Samples in another order every epoch; those that do not fill an epoch's last batch are left out.
+    """Samples in a new random order in every epoch; samples that do not fill the last batch are omitted.
 
-    `leak`: let what a row remembers of a sample go on into the next one, as the published Transformer-XL baseline does.
+    `leak`: keep the memory of a row from one sample to the next, as the published Transformer-XL baseline does.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TaskStream:
 
 
 def segments(tokens: np.ndarray, targets: np.ndarray, segment: int) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and targets (N, T) in segments of equal length."""
+    """Split tokens and targets (N, T) into segments of equal length."""
     missing = -tokens.shape[1] % segment
     filled = torch.from_numpy(np.pad(tokens, [(0, 0), (0, missing)]))
     scored = torch.from_numpy(np.pad(targets, [(0, 0), (0, missing)], constant_values=-1))
@@ -72,7 +72,7 @@ def segments(tokens: np.ndarray, targets: np.ndarray, segment: int) -> list[tupl
 def samples(
     task: Task, split: TaskSplit, batch: int, limit: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and targets (N, T) of a split's samples, or of the first ones, as many at a time as `batch` says."""
+    """Yield tokens and targets (N, T) of the samples of a split, `batch` at a time; at most `limit` samples."""
     rows = texts(task)[split][:limit]
     for begin in range(0, len(rows), batch):
         yield cut(rows[begin : begin + batch], task.predicted)
