@@ -68,8 +68,8 @@ class PublishedLamemo(nn.Module):
 
     def _sinusoids(self, num_keys: int, num_memories: int, like: Tensor) -> Tensor:
         """Return sinusoids of the distances k-1 ... 0 to earlier rows, then of 1 ... m to later rows."""
-        behind, ahead = torch.arange(num_keys - 1, -1, -1.0), torch.arange(1.0, num_memories + 1)
-        return self.base.sinusoids(torch.cat([behind, ahead]).to(self.base.frequency))
+        earlier, ahead = torch.arange(num_keys - 1, -1, -1.0), torch.arange(1.0, num_memories + 1)
+        return self.base.sinusoids(torch.cat([earlier, ahead]).to(self.base.frequency))
 
     def _attend(
         self, layer: PublishedLayer, rows: Tensor, num_memories: int, r: Tensor, cached: tuple[Tensor, Tensor] | None
@@ -78,9 +78,9 @@ class PublishedLamemo(nn.Module):
         part = layer.attention
         heads, num_new = (part.num_heads, part.head_dim), len(rows) - num_memories
         q, k, v = (x.unflatten(2, heads) for x in part.qkv(rows).chunk(3, -1))
-        behind, ahead = part.position(r)[:, 0].unflatten(1, heads).split([len(rows), num_memories])
+        earlier, ahead = part.position(r)[:, 0].unflatten(1, heads).split([len(rows), num_memories])
         hidden = torch.triu(rows.new_ones(num_new, len(rows)), diagonal=1 + num_memories).bool()
-        scores = self._scores(q[num_memories:], k, relative_shift, behind, self.base.v)
+        scores = self._scores(q[num_memories:], k, relative_shift, earlier, self.base.v)
         context, lse = _look(scores, hidden, v)
         if cached is None:
             return context, lse

@@ -32,10 +32,10 @@ from dataclasses import replace
 from mnemo.memory import Compressive, Infinite, Lookahead, Plan
 from mnemo.memory.plan import AnyMemory
 from mnemo.model import ModelConfig
-from mnemo.model.layers import DropoutConfig
+from mnemo.model.embedding import EmbeddingConfig
 from mnemo.recipes.preset_table import Preset, Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, TrainConfig
-from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, TEXT8_SYMBOLS, WIKITEXT103_WORDS, everywhere
+from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, TEXT8_SYMBOLS, character_base, everywhere, wikitext103_base
 
 PRESETS = Table()
 
@@ -70,30 +70,12 @@ def lamemo_wikitext103() -> Recipe:
 
     The authors' script for this corpus and Appendix C.2, C.3. 151,106,715 parameters, 410 more than Transformer-XL's.
     """
-    model = ModelConfig(
-        vocab_size=WIKITEXT103_WORDS,
-        num_layers=16,
-        dim=410,
-        num_heads=10,
-        head_dim=41,
-        inner_dim=2100,
-        memory=Plan(long=Lookahead(length=WORDS)),
-        dropout=DropoutConfig.published(0.1),
-    )
+    model = replace(wikitext103_base().model, embedding=EmbeddingConfig(), memory=Plan(long=Lookahead(length=WORDS)))
     return recipe(model, "wikitext-103", steps=250_000, batch=64, segment=WORDS)
 
 
 def characters(corpus: str, symbols: int) -> Recipe:
-    model = ModelConfig(
-        vocab_size=symbols,
-        num_layers=12,
-        dim=512,
-        num_heads=8,
-        head_dim=64,
-        inner_dim=2048,
-        memory=Plan(long=Lookahead(length=CHARACTERS)),
-        dropout=DropoutConfig.published(0.1),
-    )
+    model = replace(character_base(corpus, symbols).model, memory=Plan(long=Lookahead(length=CHARACTERS)))
     return recipe(model, corpus, steps=100_000, batch=40, segment=CHARACTERS)
 
 

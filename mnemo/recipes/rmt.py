@@ -79,9 +79,11 @@ def with_cache(recipe: Recipe, length: int) -> Recipe:
     return replace(recipe, model=replace(recipe.model, memory=everywhere(length)))
 
 
-def with_tokens(recipe: Recipe, num: int, *, write: bool = True, bptt: int = 0) -> Recipe:
+def with_tokens(recipe: Recipe, num: int, *, write: bool = True, bptt: int | None = None) -> Recipe:
+    """Add memory tokens; `bptt`: as in the recipe if None."""
     model = replace(recipe.model, tokens=MemoryTokens(num=num, write=write))
-    return replace(recipe, model=model, train=replace(recipe.train, bptt=bptt))
+    train = recipe.train if bptt is None else replace(recipe.train, bptt=bptt)
+    return replace(recipe, model=model, train=train)
 
 
 def _add_caches(base: Preset, name: str, where: str, unit: str, results: Iterable[tuple[int, str]]) -> None:

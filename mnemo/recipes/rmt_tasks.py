@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from mnemo.data.tasks import AnyTask, Copy, Quadratic, Retrieval, Reverse
-from mnemo.memory import MemoryTokens
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipes.rmt import with_cache, with_tokens
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()
@@ -77,14 +77,6 @@ def task_recipe(task: AnyTask, published: Published, *, segment: int, steps: int
     )
     evaluation = EvalConfig(batch=500)
     return Recipe(model=model, data=DataConfig(task=task), train=train, evaluation=evaluation, test=evaluation)
-
-
-def with_cache(recipe: Recipe, length: int) -> Recipe:
-    return replace(recipe, model=replace(recipe.model, memory=everywhere(length)))
-
-
-def with_tokens(recipe: Recipe, num: int, *, write: bool = True) -> Recipe:
-    return replace(recipe, model=replace(recipe.model, tokens=MemoryTokens(num=num, write=write)))
 
 
 KINDS: dict[str, tuple[str, Callable[[Recipe, int], Recipe]]] = {

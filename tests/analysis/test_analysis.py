@@ -1,4 +1,4 @@
-"""What a model does with a text, against slow and obvious ways to find the same."""
+"""Analyses of a model on a text, compared with slow and simple computations."""
 
 from __future__ import annotations
 
@@ -237,13 +237,13 @@ def test_who_has_an_alpha() -> None:
 def test_losses_with_and_without_memory(name: str) -> None:
     model, ids = random_model(**MECHANISMS[name]), text(15)
     found = analysis.gain_from_memory(model, ids, segment=SEGMENT)
-    state, behind, alone = None, [], []
+    state, found_losses, alone = None, [], []
     with torch.no_grad():
         for tokens, targets in zip(ids[:-1].split(SEGMENT), ids[1:].split(SEGMENT), strict=True):
             out, state = model(tokens[None], state)
-            behind.append(model.loss(out, targets[None])[0])
+            found_losses.append(model.loss(out, targets[None])[0])
             alone.append(model.loss(model(tokens[None])[0], targets[None])[0])
-    assert_close(torch.from_numpy(found.with_memory), torch.cat(behind))
+    assert_close(torch.from_numpy(found.with_memory), torch.cat(found_losses))
     assert_close(torch.from_numpy(found.without), torch.cat(alone))
     assert_close(torch.from_numpy(found.gain[:SEGMENT]), torch.zeros(SEGMENT, dtype=torch.float64))
     assert analysis.keeps_memory(model) == bool(np.abs(found.gain).max() > 1e-6)
@@ -418,7 +418,7 @@ def everything(model: Model, ids: torch.Tensor) -> list[torch.Tensor]:
     attention = analysis.attention_by_distance(model, ids, segment=SEGMENT)
     terms = analysis.score_terms(model, ids, segment=SEGMENT)
     gain = analysis.gain_from_memory(model, ids, segment=SEGMENT)
-    behind = analysis.losses_at_context(model, ids, 6, segment=SEGMENT, targets=[7, 20])
+    found_losses = analysis.losses_at_context(model, ids, 6, segment=SEGMENT, targets=[7, 20])
     return [
         attention.mass,
         attention.reachable,
@@ -426,7 +426,7 @@ def everything(model: Model, ids: torch.Tensor) -> list[torch.Tensor]:
         *terms.attention.values(),
         analysis.interval_maxima(model, ids, segment=SEGMENT).by_head,
         analysis.attention_map(model, ids, segment=SEGMENT).heads,
-        *map(torch.from_numpy, (gain.with_memory, gain.without, behind)),
+        *map(torch.from_numpy, (gain.with_memory, gain.without, found_losses)),
     ]
 
 

@@ -355,7 +355,7 @@ def test_bad_names(name: str, tmp_path: Path) -> None:
 
 
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="size can be set for words and bpe"):
+    with pytest.raises(MnemoError, match="can be set for words and bpe"):
         prepare("mine", tmp_path, vocab_size=100)
     with pytest.raises(MnemoError, match="vocabulary of 2 is too small"):
         prepare("mine", tmp_path, "words", vocab_size=2)

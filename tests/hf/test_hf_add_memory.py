@@ -210,7 +210,7 @@ def test_block_masks_are_those_of_the_core(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def spy(model: Any) -> list[dict[str, Any]]:
-    """What the backbone's body is called with from now on."""
+    """Record the arguments of all later calls of the backbone's body."""
     calls: list[dict[str, Any]] = []
     model.backbone.base_model.register_forward_pre_hook(lambda _, a, kwargs: calls.append(kwargs), with_kwargs=True)
     return calls

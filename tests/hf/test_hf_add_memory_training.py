@@ -160,7 +160,7 @@ def test_a_backward_pass_needs_the_activations_of_one_segment() -> None:
 
 
 def saved_bytes(segments: int, backward: str) -> int:
-    """What the forward pass keeps for the backward pass."""
+    """Count what the forward pass stores for the backward pass."""
     model, x = build(bptt=None, backward=backward), tokens(1, SEGMENT * segments)
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
     kept: dict[int, int] = {}

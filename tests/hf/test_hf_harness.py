@@ -1,4 +1,4 @@
-"""The plug-in of lm-evaluation-harness, with the real package on tasks of its own."""
+"""The model for lm-evaluation-harness, tested with the real package on small tasks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def nats(text: str) -> tuple[float, int]:
-    """What the core's evaluation gives for one text, behind an empty memory."""
+    """The loss of one text by the core's evaluation, with an empty memory."""
     opened = open_with_tokenizer(RunArgs(run=str(tiny_run()), device="cpu"))
     ids = opened.tokenizer.encode(text)
     split = Split(name="text", ids=ids, documents=None, num_bytes=len(text.encode()), num_words=0, num_lines=0)

@@ -152,15 +152,15 @@ def test_the_memory_goes_on_past_any_length_at_constant_size() -> None:
 
 
 def test_going_on_from_a_cache() -> None:
-    """The whole text again, or new text alone behind a memory: both give what one call gives."""
+    """The whole text again, or only new text with a memory: both equal one call."""
     model, ids = hf_model(), random_tokens(1, 9)
     whole = model.generate(ids, max_new_tokens=12, do_sample=False)
     first = model.generate(ids, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
     memory = copy.deepcopy(first.past_key_values).memory()
     again = model.generate(first.sequences, max_new_tokens=7, do_sample=False, past_key_values=first.past_key_values)
     assert torch.equal(again, whole)
-    behind = model.generate(first.sequences[:, -1:], max_new_tokens=7, do_sample=False, past_key_values=memory)
-    assert torch.equal(behind[:, 1:], whole[:, -7:])
+    continued = model.generate(first.sequences[:, -1:], max_new_tokens=7, do_sample=False, past_key_values=memory)
+    assert torch.equal(continued[:, 1:], whole[:, -7:])
 
 
 def test_a_memory_file_of_the_core_is_a_cache(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ from mnemo.model import Model, ModelConfig
 Tensors = Mapping[str, Tensor]
 
 
+def parameters(tensors: Tensors) -> dict[str, Tensor]:
+    """Return the tensors without buffers, and their names without DataParallel's prefix."""
+    named = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in named.items() if name not in transformer_xl.BUFFERS}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Format:
     name: str
@@ -27,18 +33,12 @@ class Format:
     """Tensor names that together distinguish it from the formats after it in `FORMATS`."""
     start: Start
     """Initial memory of the published code: empty, or full of zeros that are attended to."""
-    tensors: Callable[[Tensors], dict[str, Tensor]]
+    tensors: Callable[[Tensors], dict[str, Tensor]] = parameters
     """Select the weights: without optimizer state and computed buffers."""
     arguments: Callable[[Tensors, Arguments], Arguments]
     """All constructor arguments of the published model, from the weights and the given arguments."""
     config: Callable[[Arguments], ModelConfig]
     tensor_map: Callable[[Model], TensorMap]
-
-
-def parameters(tensors: Tensors) -> dict[str, Tensor]:
-    """Return the tensors without buffers, and their names without DataParallel's prefix."""
-    named = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    return {name: tensor for name, tensor in named.items() if name not in transformer_xl.BUFFERS}
 
 
 def _authors_arguments(tensors: Tensors, given: Arguments) -> Arguments:
@@ -52,8 +52,8 @@ def _nvidia_arguments(tensors: Tensors, given: Arguments) -> Arguments:
 
 
 def _lamemo_arguments(tensors: Tensors, given: Arguments) -> Arguments:
-    said = {name: value for name, value in given.items() if name != "attn_type"}
-    return _authors_arguments(tensors, said) | {"attn_type": given.get("attn_type", lamemo.ATTENTION_TYPE)}
+    others = {name: value for name, value in given.items() if name != "attn_type"}
+    return _authors_arguments(tensors, others) | {"attn_type": given.get("attn_type", lamemo.ATTENTION_TYPE)}
 
 
 def _rmt_arguments(tensors: Tensors, given: Arguments) -> Arguments:
@@ -95,7 +95,6 @@ FORMATS = (
         title="the Recurrent Memory Transformer's state dict (LM-RMT)",
         marks=("mem_tokens", "word_emb.emb_layers.0.weight"),
         start="empty",
-        tensors=parameters,
         arguments=_rmt_arguments,
         config=rmt.config_from_authors,
         tensor_map=rmt.authors_tensor_map,
@@ -105,7 +104,6 @@ FORMATS = (
         title="NVIDIA's checkpoint (DeepLearningExamples)",
         marks=("word_emb.emb_layers.0.weight", "crit.out_layers_biases.0"),
         start="empty",
-        tensors=parameters,
         arguments=_nvidia_arguments,
         config=nvidia.config_from_nvidia,
         tensor_map=nvidia.nvidia_tensor_map,
@@ -115,7 +113,6 @@ FORMATS = (
         title="LaMemo's state dict",
         marks=("word_emb.emb_layers.0.weight", "layers.0.dec_attn.kv_net.weight", "layers.0.dec_attn.r_net.weight"),
         start="empty",
-        tensors=parameters,
         arguments=_lamemo_arguments,
         config=lamemo.config_from_authors,
         tensor_map=lamemo.authors_tensor_map,
@@ -125,7 +122,6 @@ FORMATS = (
         title="the authors' state dict (kimiyoung/transformer-xl)",
         marks=("word_emb.emb_layers.0.weight", "crit.out_layers.0.bias", "layers.0.pos_ff.CoreNet.0.weight"),
         start="empty",
-        tensors=parameters,
         arguments=_authors_arguments,
         config=transformer_xl.config_from_authors,
         tensor_map=transformer_xl.authors_tensor_map,
@@ -135,7 +131,6 @@ FORMATS = (
         title="a Hugging Face TransfoXL folder",
         marks=("transformer.word_emb.emb_layers.0.weight",),
         start="zeros",
-        tensors=parameters,
         arguments=_hugging_face_arguments,
         config=transformer_xl.config_from_hugging_face,
         tensor_map=transformer_xl.hugging_face_tensor_map,

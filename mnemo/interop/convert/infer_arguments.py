@@ -127,9 +127,9 @@ def _tables(tensors: Tensors, given: Mapping[str, Any], dim: int) -> Arguments:
     return arguments
 
 
-def narrowing(widths: list[int], said: int | None = None) -> int:
+def narrowing(widths: list[int], given_value: int | None = None) -> int:
     """Return the div_val that gives these widths. Several may fit; the given one is tried first."""
-    for value in (*([said] if said else []), *range(2, widths[0] + 1)):
+    for value in (*([given_value] if given_value else []), *range(2, widths[0] + 1)):
         if [widths[0] // value**i for i in range(len(widths))] == widths:
             return value
     raise MnemoError(f"the embedding tables have widths {widths}, which no div_val gives")
@@ -161,11 +161,11 @@ def _ties(tensors: Tensors, given: Mapping[str, Any]) -> Arguments:
     if given.get("tie_weight") is False and "crit.out_layers.0.weight" in tensors:
         tied = False  # two separate tables that are still equal, as before training
     shared = count(tensors, projections)
-    said = is_tied(*(given.get("tie_projs") or [False])[:1])
+    given_value = is_tied(*(given.get("tie_projs") or [False])[:1])
     ties = []
     for i in range(_clusters(tensors) + 1 if shared else 0):
         name, theirs = f"crit.out_projs.{i}", projections.format(min(i, shared - 1))
-        ties.append(said if i == 0 and name not in tensors else _same(tensors, name, theirs))
+        ties.append(given_value if i == 0 and name not in tensors else _same(tensors, name, theirs))
     return {"tie_weight": tied, "tie_projs": ties or [False]}
 
 
@@ -190,10 +190,10 @@ def required_argument(given: Mapping[str, Any], term: str, why: str) -> Any:
 def merge(inferred: Mapping[str, Any], given: Mapping[str, Any]) -> Arguments:
     """Merge both; where they disagree, an error states the value that the weights have."""
     for term, value in inferred.items():
-        said = given.get(term)
-        if said is None or term == "tie_projs" or term == "div_val" and not inferred["cutoffs"]:
+        given_value = given.get(term)
+        if given_value is None or term == "tie_projs" or term == "div_val" and not inferred["cutoffs"]:
             continue  # ties follow from the weights; div_val has no effect on a single bin
-        if said != value:
+        if given_value != value:
             name = FLAGS.get(term, f"'{term}' of the configuration")
-            raise MnemoError(f"{name} {said} does not fit the weights, which have {value}")
+            raise MnemoError(f"{name} {given_value} does not fit the weights, which have {value}")
     return {**given, **inferred}

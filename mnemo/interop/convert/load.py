@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from mnemo.data import tokenizers
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json
+from mnemo.files.safe_load import read_object
 from mnemo.interop.convert import formats, vocabulary, weight_files
 from mnemo.interop.convert.formats import Format
 from mnemo.interop.convert.infer_arguments import Arguments, check_types
@@ -109,8 +109,8 @@ def _weights_file(path: Path) -> Path:
 def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions) -> ConvertedModel:
     """Convert weights in a known format, loaded from `path`."""
     tensors = _floats(known.tensors(content.tensors))
-    said = _given_arguments(content, path, given)
-    arguments = known.arguments(tensors, said)
+    given_arguments = _given_arguments(content, path, given)
+    arguments = known.arguments(tensors, given_arguments)
     config = known.config(arguments)
     model = empty_model(config)
     weights = import_tensors(known.tensor_map(model), tensors, dict(model.named_parameters()))
@@ -161,14 +161,7 @@ def _given_arguments(content: WeightsFile, path: Path, given: UserOptions) -> Ar
 
 
 def _load_config(path: Path) -> Arguments:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MnemoError(f"{path} is missing") from None
-    except ValueError:
-        raise MnemoError(f"{path} is damaged or truncated: it is not JSON") from None
-    if not isinstance(data, dict):
-        raise MnemoError(f"{path} holds no configuration")
+    data = read_object(path)
     kind = data.get("model_type", "transfo-xl")
     if kind != "transfo-xl":
         raise MnemoError(f"{path} describes a model of type '{kind}', not 'transfo-xl'")

@@ -22,8 +22,8 @@ def published_arguments(config: ModelConfig, segment: int, target: str) -> Argum
     per_layer = isinstance(config.positions, Relative) and config.positions.biases_per_layer
     if per_layer and target not in ("hf", "tf"):
         raise MnemoError(f"u and v differ by layer, but '{target}' has one pair for all layers: use 'hf' or 'tf'")
-    said = one_key_less(config) if target in ("nvidia", "tf") else config
-    arguments = _authors(said, segment)
+    expressed = one_key_less(config) if target in ("nvidia", "tf") else config
+    arguments = _authors(expressed, segment)
     if target == "hf":
         arguments = _hugging_face(arguments, config)
     elif target == "lamemo":
