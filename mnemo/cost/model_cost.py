@@ -37,7 +37,7 @@ from mnemo.errors import MnemoError, unknown
 from mnemo.memory import AnyMemory
 from mnemo.memory.protocol import Stage
 from mnemo.memory.state import State, leaves, nbytes
-from mnemo.model import Model, ModelConfig, attention_objection, stage_layers
+from mnemo.model import Model, ModelConfig, attention_obstacle, stage_layers
 from mnemo.model.embedding import Bins
 from mnemo.model.positions import Relative, Shaw
 from mnemo.ops.cpu import eager
@@ -447,7 +447,7 @@ def _zipf_shares(edges: Sequence[int]) -> list[float]:
 def attention_path(config: ModelConfig, train: TrainConfig) -> str:
     """Which implementation of attention training takes on this machine, and why not a faster one."""
     device = torch.device("cuda" if torch.cuda.is_available() and train.device != "cpu" else "cpu")
-    refused = attention_objection(config, device, state_dtype(train.precision) or torch.float32)
+    refused = attention_obstacle(config, device, state_dtype(train.precision) or torch.float32)
     if refused is None:
         return f"fused kernels ({train.precision})"
     return f"plain PyTorch, queries in blocks of {eager.QUERY_BLOCK}: {refused}"

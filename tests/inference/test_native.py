@@ -142,7 +142,7 @@ def test_attention_in_plain_pytorch(name: str, parts: str) -> None:
 
 
 def test_decode_kernels() -> None:
-    assert decode_kernels.take(torch.zeros(1, device="cuda"))
+    assert decode_kernels.supports(torch.zeros(1, device="cuda"))
     with torch.device("cuda"):
         decode_checks.check_attention()
         decode_checks.check_norms()
