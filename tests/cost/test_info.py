@@ -11,16 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mnemo.cli import main
 from mnemo.config import to_json
-from mnemo.cost.model_cost import (
-    _zipf_shares,
-    attention_path,
-    count_parameters,
-    describe,
-    draw_plan,
-    find_recipe,
-    flops_per_token,
-    state_bytes,
-)
+from mnemo.cost.flops import _zipf_shares, flops_per_token
+from mnemo.cost.model_cost import attention_path, describe, find_recipe
+from mnemo.cost.parameters import count_parameters
+from mnemo.cost.plan_picture import draw_plan
+from mnemo.cost.state_size import state_bytes
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
