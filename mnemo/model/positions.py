@@ -69,6 +69,17 @@ class PositionConfig:
     """Positions count from the segment's beginning, so that a memory would have the same ones."""
     sinusoidal: ClassVar[bool] = False
     """Half of the model width are sines, half cosines."""
+    projected: ClassVar[bool] = False
+    """Every layer projects the sinusoids of distances."""
+    signed: ClassVar[bool] = False
+    """Keys ahead always have the position of their negative distance."""
+    none: ClassVar[bool] = False
+    """There are no positions."""
+
+    @property
+    def max_rows(self) -> int | None:
+        """Longest segment; None for any length."""
+        return None
 
     def published(self) -> Self:
         """The same encoding with the quirks of the published code."""
@@ -80,6 +91,7 @@ class Relative(PositionConfig):
     """Transformer-XL's: projected sinusoids of the distance, and biases u and v."""
 
     sinusoidal: ClassVar[bool] = True
+    projected: ClassVar[bool] = True
     clamp: int | None = None
     """Largest distance; larger ones count as equal to it."""
     biases_per_layer: bool = False
@@ -124,6 +136,10 @@ class Learned(PositionConfig):
     align_end: bool = False
     """A segment's last token takes the last row, as in the published code; else its first token takes the first."""
 
+    @property
+    def max_rows(self) -> int:
+        return self.length
+
     def published(self) -> Learned:
         return replace(self, align_end=True)
 
@@ -132,6 +148,7 @@ class Learned(PositionConfig):
 class Rotary(PositionConfig):
     """Rotary positions (Su et al., 2021)."""
 
+    signed: ClassVar[bool] = True
     base: float = 10000.0
     """Ratio of the longest wavelength to the shortest, about."""
 
@@ -139,6 +156,8 @@ class Rotary(PositionConfig):
 @dataclass(frozen=True, kw_only=True)
 class NoPositions(PositionConfig):
     """No encoding: for recurrent layers, or for attention whose only notion of order is its mask."""
+
+    none: ClassVar[bool] = True
 
 
 AnyPositions = Relative | Shaw | Sinusoidal | Learned | Rotary | NoPositions

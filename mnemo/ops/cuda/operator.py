@@ -61,8 +61,9 @@ def relative_attention(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, log-sum-exps, and position scores for the backward pass; no scores if it computes them again."""
     arguments, keep = _aligned_arguments(values[:-1]), values[-1]
     out, lse, scores = launch.attend(arguments)
-    kept = scores is not None and keep and launch.keep_scores(arguments)
-    return out, lse, scores if kept else arguments.q.new_empty(0)
+    if scores is None or not keep or not launch.keep_scores(arguments):
+        scores = arguments.q.new_empty(0)
+    return out, lse, scores
 
 
 @relative_attention.register_fake
