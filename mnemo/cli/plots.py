@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mnemo.files import atomic
 from mnemo.report.charts import LineChart, Series, draw_lines
 from mnemo.report.files import write_text
@@ -38,7 +40,7 @@ def save_curve(curve: Curve, path: Path) -> list[Path]:
 
 
 def draw_curve(curve: Curve) -> Drawing:
-    points = [(float(x), y) for x, y in zip(curve.x, curve.y, strict=True)]
+    points = np.array(list(zip(curve.x, curve.y, strict=True)), dtype=float)
     chart = LineChart(
         [Series(curve.title, points, 0)],
         curve.x_label,
