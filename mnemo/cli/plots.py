@@ -32,10 +32,11 @@ def save_curve(curve: Curve, path: Path) -> list[Path]:
     """Write `path` with the suffixes .png and .svg."""
     png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     drawing = draw_curve(curve)
-    with atomic.new_file(png) as partial:
-        drawing.canvas.savefig(partial, format="png", dpi=160, facecolor="white")
     description = f"{curve.y_label} against {curve.x_label}."
     write_text(svg, standalone(for_page(drawing, slugify(path.name), curve.title, description)))
+    drawing.canvas.patch.set(visible=True, facecolor="white")
+    with atomic.new_file(png) as partial:
+        drawing.canvas.savefig(partial, format="png", dpi=160, bbox_inches="tight", pad_inches=0.15)
     return [png, svg]
 
 
