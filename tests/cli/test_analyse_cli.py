@@ -180,10 +180,10 @@ def test_wrong_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
     assert "no run 'nowhere'" in said(run=Path("nowhere"))
     assert "nothing.txt is not a file" in said(text=tmp_path / "nothing.txt")
-    assert "there is no text in it" in said(text=text_file(tmp_path, "", "empty.txt"))
+    assert "it contains no text" in said(text=text_file(tmp_path, "", "empty.txt"))
     assert "not in the vocabulary" in said(run=tiny_run("chars"), text=text_file(tmp_path, "the cat Ω" * 9, "odd.txt"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert "the text from the pipe: there is no text in it" in said(text="-")
+    assert "the text from the pipe: it contains no text" in said(text="-")
     (tmp_path / "file").touch()
     assert "is not a folder" in said("--out", tmp_path / "file")
 

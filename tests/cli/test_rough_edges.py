@@ -78,7 +78,7 @@ def test_reference_files_may_lie_beside_others(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_length_chosen_on_test_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["eval", str(tiny_run()), "--find-length", "--split", "test", "--limit", "40"])
-    assert "choose on valid" in capsys.readouterr().err
+    assert "choose it on valid" in capsys.readouterr().err
 
 
 def test_a_memory_without_length_is_not_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
