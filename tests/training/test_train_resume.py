@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import ranks
 from helpers.toy_runs import metrics, recipe, run, toy, train_and_die
 
 from mnemo import cli
@@ -53,29 +53,21 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def processes() -> Any:
-    """Processes that start at once, because their parent has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["toy_runs", "torch._dynamo"])
-    return context
-
-
 @pytest.mark.parametrize("name", RECIPES)
-def test_killed_again_and_again(name: str, processes: Any, tmp_path: Path) -> None:
+def test_killed_again_and_again(name: str, tmp_path: Path) -> None:
     wanted, data = recipe(**RECIPES[name]), os.environ["MNEMO_DATA"]
     run(tmp_path / "whole", of=wanted)
     create_run(wanted, tmp_path / "killed")
     draw, deaths = random.Random(name), 0
-    while _train_in(processes, tmp_path / "killed", data, operation=draw.randint(1, 40)) == -signal.SIGKILL:
+    while _train_in(tmp_path / "killed", data, operation=draw.randint(1, 40)) == -signal.SIGKILL:
         deaths += 1
     assert deaths >= 4
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     assert _tensors(tmp_path / "killed") == _tensors(tmp_path / "whole")
 
 
-def _train_in(processes: Any, folder: Path, data: str, operation: int) -> int:
-    process = processes.Process(target=train_and_die, args=(str(folder), data, operation))
+def _train_in(folder: Path, data: str, operation: int) -> int:
+    process = ranks.parent().Process(target=train_and_die, args=(str(folder), data, operation))
     process.start()
     process.join()
     return process.exitcode
