@@ -1,6 +1,4 @@
-"""Pytest plugin that writes the processor seconds of each test, child processes included, to a file.
-
-    PYTHONPATH=tests .venv/bin/pytest -p helpers.cpu_times --cpu-times times.tsv
+"""Processor seconds of each test, child processes included: `pytest --cpu-times FILE`.
 
 Processor time hardly depends on what else the machine is doing, so slow tests can be found on a busy machine.
 Each line holds processor seconds, wall seconds and the test's name, the most expensive test first.
@@ -42,14 +40,13 @@ def _seconds_by_process(parent: int) -> Iterator[float]:
     return (seconds[process] for process in family - {parent})
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu-times", type=Path, required=True, help="file for the processor seconds of each test")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(_Stopwatch(), "cpu-stopwatch")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Table(config.getoption("--cpu-times")), "cpu-table")
+def register(config: pytest.Config) -> None:
+    """Measure if the option is given; with several workers, their common parent writes the file."""
+    path: Path | None = config.getoption("--cpu-times")
+    if path is not None:
+        config.pluginmanager.register(_Stopwatch())
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            config.pluginmanager.register(_Table(path))
 
 
 class _Stopwatch:
