@@ -21,14 +21,13 @@ CLOSE = 0.01
 NOT_RUN = "quoted, not run"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """A model of a table, and its recipe at every budget that trains it."""
 
     name: str
     label: str
     preset: str | None = None
-    """Trained by `paper`."""
+    """Of `paper`."""
     small: Callable[[], Recipe] | None = None
     smoke: Callable[[], Recipe] | None = None
     paper: float | None = None

@@ -76,10 +76,10 @@ ONE_BILLION = Benchmark(
     corpus="One Billion Word",
     stand_in="lines of WikiText-2 in random order",
     entries=(
-        Entry(name="lstm", label="LSTM", small=lambda: recurrent(words(), LSTM(width=WORDS_LSTM)), smoke=smoke_lstm),
-        Entry(name="no-memory", label="Transformer-XL without memory", small=words_without_memory),
-        Entry(name="xl", label="Transformer-XL", preset="lm1b-0.46b", small=words, smoke=smoke_words, paper=23.5),
-        Entry(name="xl-large", label="Transformer-XL, later and larger", preset="lm1b-large", paper=21.8),
+        Entry("lstm", "LSTM", small=lambda: recurrent(words(), LSTM(width=WORDS_LSTM)), smoke=smoke_lstm),
+        Entry("no-memory", "Transformer-XL without memory", small=words_without_memory),
+        Entry("xl", "Transformer-XL", "lm1b-0.46b", small=words, smoke=smoke_words, paper=23.5),
+        Entry("xl-large", "Transformer-XL, later and larger", "lm1b-large", paper=21.8),
     ),
     quoted=(
         Quoted("Sparse Non-Negative (Shazeer et al., 2014)", "33B", "52.9"),
