@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_options_inference as inference
-import test_options_training as training
 import torch
 import torch.nn.functional as F
 from helpers import decode_kernels as decode_checks
+from helpers import inference_runners as inference
+from helpers import training_paths as training
 from helpers.mechanisms import MECHANISMS
 from helpers.model_options import SMALL
 from helpers.models import random_model, random_tokens
