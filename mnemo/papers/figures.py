@@ -95,6 +95,8 @@ def scores_over(
     caption: str = f"Test set. {BANDS}",
     measure: Measure | None = None,
     x_kind: Literal["linear", "doubling"] = "linear",
+    x_from_least: bool = False,
+    reference: tuple[str, float] | None = None,
 ) -> list[Figure]:
     """Scores over a number that rows differ in, such as the length of their memory."""
     measure = measure or grid.measure
@@ -105,5 +107,17 @@ def scores_over(
     ]
     if not points:
         return []
-    lines = lines_over_seeds(points)
-    return [line_figure(slug, title, caption, lines, x_label=x_label, y_label=measure.unit, x_kind=x_kind)]
+    colors = {line(row): row.color for row in grid.rows}
+    return [
+        line_figure(
+            slug,
+            title,
+            caption,
+            [replace(drawn, color=colors[drawn.label]) for drawn in lines_over_seeds(points)],
+            x_label=x_label,
+            y_label=measure.unit,
+            x_kind=x_kind,
+            x_from_least=x_from_least,
+            reference=reference,
+        )
+    ]

@@ -62,6 +62,16 @@ def against(header: str, reference: str) -> Column:
     return Column(header, entry)
 
 
+def size(header: str, measure: Measure) -> Column:
+    """A number that is the same for every seed, such as the size of a state."""
+
+    def entry(grid: Grid, results: Results, row: Row) -> str:
+        values = list(grid.by_seed(results, row.key, measure).values())
+        return measure.text(values[:1]) if values else "-"
+
+    return Column(header, entry)
+
+
 def num_seeds() -> Column:
     return Column("seeds", lambda grid, results, row: len(grid.by_seed(results, row.key)))
 
