@@ -16,9 +16,9 @@ from mnemo.data.tasks import AnyTask
 from mnemo.memory import XL as Cache
 from mnemo.memory import MemoryTokens, Plan
 from mnemo.model import InitConfig, ModelConfig
-from mnemo.model.layers import DropoutConfig
 from mnemo.papers.grid import BySeed
 from mnemo.papers.rmt.published import MT, RMT, XL
+from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 
 
@@ -105,28 +105,25 @@ LOOKUP = replace(SMALL, batch=1024, steps=3500, first_steps=1500, eval_every=250
 """For values that are found by their keys: a sample has few of them to learn from."""
 DEEP = replace(SMALL, model=replace(SMALL.model, num_layers=4))
 """As deep as the published models."""
-COPY_AS_PUBLISHED = Training(
-    model=ModelConfig(
-        num_layers=4, dim=128, num_heads=4, head_dim=64, inner_dim=256, dropout=DropoutConfig.published(0.1)
-    ),
-    batch=32,
-    steps=400_000,
-    lr=1e-4,
-    plateau=8,
-    eval_every=12_000,
-)
-RETRIEVAL_AS_PUBLISHED = replace(
-    COPY_AS_PUBLISHED,
-    model=replace(COPY_AS_PUBLISHED.model, num_layers=6, dim=64, head_dim=32, inner_dim=128),
-    plateau=10,
-)
-LONG_AS_PUBLISHED = replace(COPY_AS_PUBLISHED, batch=128, steps=200_000, plateau=5, eval_every=40_000)
-QUADRATIC_AS_PUBLISHED = replace(
-    COPY_AS_PUBLISHED,
-    model=replace(COPY_AS_PUBLISHED.model, num_layers=6, num_heads=6),
-    steps=600_000,
-    plateau=10,
-)
+
+
+def as_published(name: str) -> Training:
+    """The model and the training of a preset."""
+    recipe = preset(name)
+    return Training(
+        model=recipe.model,
+        batch=recipe.train.batch,
+        steps=recipe.train.steps,
+        lr=recipe.train.optimizer.lr,
+        plateau=recipe.train.schedule.patience,
+        eval_every=recipe.train.eval_every,
+    )
+
+
+COPY_AS_PUBLISHED = replace(as_published("rmt-copy-seg24"), steps=400_000)
+RETRIEVAL_AS_PUBLISHED = as_published("rmt-retrieval-seg10")
+LONG_AS_PUBLISHED = as_published("rmt-copy120-seg120")
+QUADRATIC_AS_PUBLISHED = as_published("rmt-quadratic-seg180")
 
 
 def task_recipe(

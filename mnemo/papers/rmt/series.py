@@ -128,9 +128,6 @@ class Series:
             *(self.row(budget, model, count) for count in counts for model in others),
         ]
 
-    def grid(self, budget: Budget) -> Grid:
-        return Grid(rows=self.rows(budget), measure=ACCURACY)
-
     def shown(self, budget: Budget) -> Grid:
         """The rows in the order of the table."""
         order = sorted(self.rows(budget), key=lambda row: (row.labels["segments"], row.labels["layers"], row.color))
