@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Literal
@@ -98,7 +98,10 @@ def scores_over(
     x_from_least: bool = False,
     reference: tuple[str, float] | None = None,
 ) -> list[Figure]:
-    """Scores over a number that rows differ in, such as the length of their memory."""
+    """Scores over a number that rows differ in, such as the length of their memory.
+
+    A line has the colour of its first row.
+    """
     measure = measure or grid.measure
     points = [
         (line(row), x(row), measure.shown(value))
@@ -107,7 +110,7 @@ def scores_over(
     ]
     if not points:
         return []
-    colors = {line(row): row.color for row in grid.rows}
+    colors = {line(row): row.color for row in reversed(grid.rows)}
     return [
         line_figure(
             slug,
@@ -121,3 +124,27 @@ def scores_over(
             reference=reference,
         )
     ]
+
+
+def scores_by_measure(
+    grid: Grid,
+    results: Results,
+    measures: Mapping[float, Measure],
+    *,
+    slug: str,
+    title: str,
+    x_label: str,
+    caption: str,
+) -> list[Figure]:
+    """A line for every row over the numbers that its measures differ in, such as the memory that it is tested with."""
+    points = [
+        (row.label, x, measure.shown(value))
+        for row in grid.rows
+        for x, measure in measures.items()
+        for value in grid.by_seed(results, row.key, measure).values()
+    ]
+    if not points:
+        return []
+    lines = in_color(lines_over_seeds(points), grid.rows)
+    unit = grid.measure.unit
+    return [line_figure(slug, title, f"{caption} {BANDS}", lines, x_label=x_label, y_label=unit)]

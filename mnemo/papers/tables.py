@@ -42,6 +42,11 @@ def cell_label(header: str, name: str) -> Column:
     return Column(header, lambda grid, results, row: row.labels.get(name))
 
 
+def cell_labels(*names: str) -> list[Column]:
+    """Labels of the row's cells, each below its own name."""
+    return [cell_label(name, name) for name in names]
+
+
 def score(header: str, measure: Measure | None = None) -> Column:
     """Mean and standard deviation over seeds."""
 

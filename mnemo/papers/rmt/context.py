@@ -22,7 +22,7 @@ from mnemo.papers.rmt.language_grid import (
 )
 from mnemo.papers.rmt.published import BASELINE, RMT, XL
 from mnemo.papers.rmt.series import PAPER
-from mnemo.papers.tables import Column, cell_label, grid_table, num_seeds, score
+from mnemo.papers.tables import Column, cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
 
 
@@ -94,7 +94,7 @@ def tables(results: Results) -> list[Table]:
     return grid_table(
         rows,
         results,
-        *(cell_label(name, name) for name in ("model", "memory")),
+        *cell_labels("model", "memory"),
         bptt_depth(),
         Column("visible tokens", _visible),
         num_seeds(),

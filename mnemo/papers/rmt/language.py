@@ -27,7 +27,7 @@ from mnemo.papers.rmt.language_grid import (
 )
 from mnemo.papers.rmt.published import BASELINE, LITERATURE, MT, RMT, XL
 from mnemo.papers.rmt.series import PAPER
-from mnemo.papers.tables import cell_label, grid_table, num_seeds, score
+from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
 
 
@@ -139,7 +139,7 @@ def _corpus_table(results: Results, corpus: str) -> list[Table]:
     return grid_table(
         grid,
         results,
-        *(cell_label(name, name) for name in ("model", "memory", "segment")),
+        *cell_labels("model", "memory", "segment"),
         bptt_depth(),
         num_seeds(),
         score(f"ours, {unit}"),

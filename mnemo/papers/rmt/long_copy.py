@@ -13,7 +13,7 @@ from mnemo.papers.rmt.accuracy import range_of_segments
 from mnemo.papers.rmt.published import MODELS, RMT, XL, beside, said
 from mnemo.papers.rmt.recipes import LONG_AS_PUBLISHED, SMALL, SMOKE, in_stages
 from mnemo.papers.rmt.series import CACHES, GROWING, ONE_SEED, PAPER, PUBLISHED_WAY, TINY, accuracy_over
-from mnemo.papers.tables import cell_label, grid_table, num_seeds, score
+from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
 
 ALPHABET = 8
@@ -154,7 +154,7 @@ def tables(results: Results) -> list[Table]:
         for table in grid_table(
             grid(results.budget, panel),
             results,
-            *(cell_label(name, name) for name in ("model", "size", "segments", "memory")),
+            *cell_labels("model", "size", "segments", "memory"),
             num_seeds(),
             score("ours, per character"),
             published_value("paper"),

@@ -13,7 +13,7 @@ from mnemo.papers.rmt import published
 from mnemo.papers.rmt.published import BASELINE, MODELS, RMT, XL, said
 from mnemo.papers.rmt.recipes import QUADRATIC_AS_PUBLISHED, SMALL, SMOKE, in_stages
 from mnemo.papers.rmt.series import ONE_SEED, PAPER, TINY
-from mnemo.papers.tables import cell_label, grid_table, num_seeds, score
+from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
 
 EQUATIONS = replace(ACCURACY, key="answer_accuracy", unit="of the equations")
@@ -84,7 +84,7 @@ EXPERIMENT = Experiment(
     tables=lambda results: grid_table(
         grid(results.budget),
         results,
-        *(cell_label(name, name) for name in ("model", "memory", "segments")),
+        *cell_labels("model", "memory", "segments"),
         num_seeds(),
         score("ours, solved"),
         score("ours, per character", ACCURACY),

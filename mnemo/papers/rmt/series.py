@@ -16,7 +16,7 @@ from mnemo.papers.grid import ACCURACY, Grid, Measure, Row
 from mnemo.papers.judge import Claim, Within, far_below, judge, solves
 from mnemo.papers.rmt.published import BASELINE, MODELS, MT, RMT, XL, Quotes, beside, said
 from mnemo.papers.rmt.recipes import COPY_AS_PUBLISHED, DEEP, SMALL, SMOKE, Training, in_stages
-from mnemo.papers.tables import Column, cell_label, grid_table, num_seeds, score
+from mnemo.papers.tables import Column, cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
 
 PAPER = "Recurrent Memory Transformer"
@@ -197,7 +197,7 @@ class Series:
         return grid_table(
             self.shown(results.budget),
             results,
-            *(cell_label(name, name) for name in ("model", "segments", "layers")),
+            *cell_labels("model", "segments", "layers"),
             Column("memory", lambda grid, results, row: 0 if row.labels["model"] == BASELINE else row.labels["memory"]),
             num_seeds(),
             score("ours, per character"),

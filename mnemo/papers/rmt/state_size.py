@@ -12,7 +12,7 @@ from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.rmt.language_grid import CORPORA, SEGMENT, Variant, language_grid, shown
 from mnemo.papers.rmt.published import RMT, XL
 from mnemo.papers.rmt.series import PAPER
-from mnemo.papers.tables import cell_label, grid_table, num_seeds, score, size
+from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score, size
 
 VECTORS = Measure(unit="vectors", digits=0, key="state_vectors", scale="vectors")
 STATE = Measure(unit="kB", digits=2, key="state_bytes", scale="bytes", shown=lambda value: value / 1e3)
@@ -132,7 +132,7 @@ def tables(results: Results) -> list[Table]:
     return grid_table(
         rows,
         results,
-        *(cell_label(name, name) for name in ("model", "memory")),
+        *cell_labels("model", "memory"),
         num_seeds(),
         size("vectors", VECTORS),
         size("state, kB a text", STATE),
