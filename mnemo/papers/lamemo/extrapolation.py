@@ -11,8 +11,7 @@ from mnemo.papers.figures import scores_by_measure
 from mnemo.papers.grid import BPC, PPL, Grid, Measure
 from mnemo.papers.judge import Better, Claim, Every, Exceeds, Gain, Observed, Outcome, judge
 from mnemo.papers.lamemo.comparison import LIMITS, SMALLER, trained_row
-from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
-from mnemo.papers.lamemo.names import PAPER
+from mnemo.papers.lamemo.models import LAMEMO, PAPER, TRANSFORMER_XL
 from mnemo.papers.lamemo.trained import BEYOND, recipe_of
 from mnemo.papers.tables import grid_table, label, score
 

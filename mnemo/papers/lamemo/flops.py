@@ -1,4 +1,4 @@
-"""What a prediction costs (Table 1's FLOPS), and that LaMemo's extra grows only linearly with the memory."""
+"""Cost of a prediction (Table 1's FLOPS): LaMemo's extra work grows linearly with the memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mnemo.papers.lamemo.models import (
     INFINITE,
     LAMEMO,
     MODELS,
+    PAPER,
     SMOKE,
     TRANSFORMER,
     TRANSFORMER_XL,
     memory_of,
     published,
 )
-from mnemo.papers.lamemo.names import PAPER
 from mnemo.recipes.lamemo import WORDS
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.report.plots import Line, bar_figure, line_figure
@@ -116,7 +116,7 @@ def _linear(results: Results) -> Outcome | None:
 CLAIMS = (
     *(_as_published(model) for model in MODELS),
     Observed(
-        "What LaMemo takes more than Transformer-XL grows linearly with the memory.",
+        "LaMemo's extra work over Transformer-XL grows linearly with the memory.",
         "overhead only linearly proportional to the memory length (abstract)",
         _linear,
     ),

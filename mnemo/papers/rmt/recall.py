@@ -1,6 +1,6 @@
 """Two tasks that are not in the paper: multi-query associative recall, and a passkey hidden in noise.
 
-Both ask for a symbol from many segments ago, among many that are never asked for.
+The answer is a symbol from many segments ago, among many that are not needed.
 """
 
 from __future__ import annotations

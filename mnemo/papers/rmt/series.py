@@ -1,6 +1,6 @@
 """A task that is cut into more and more segments and learned by several models: rows, claims, figures and table.
 
-The task is the same however it is cut; with more segments a model must keep what it has seen for longer.
+The task is the same however it is cut; with more segments a model must remember over more of them.
 """
 
 from __future__ import annotations
