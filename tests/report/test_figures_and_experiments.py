@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import matplotlib.image
+import numpy as np
 import pytest
 from helpers.page_reader import EVIL, read_page
 
-from mnemo.report import plots
-from mnemo.report.content import Figure
+from mnemo.report import plots, style
 from mnemo.report.experiment_markdown import markdown_overview
 from mnemo.report.experiment_page import ExperimentPage, tally, write_experiment, write_overview
+from mnemo.report.figure import Figure
 from mnemo.report.findings import Sample, Table, Verdict
+from mnemo.report.heat_map import BLACK
 from mnemo.report.plots import Line
-from mnemo.report.style import NUM_SHADES
 from mnemo.report.svg import standalone
 
 LINES = [
@@ -98,27 +102,47 @@ def drawn(figure: Figure) -> list[ElementTree.Element]:
 
 
 def tips(figure: Figure) -> list[str]:
-    """What the marks of a figure say, its own title left out."""
+    """The words of the marks of a figure, without its own title."""
     return [element.text or "" for element in drawn(figure) if element.tag.endswith("title")][1:]
 
 
-def corners(element: ElementTree.Element) -> list[tuple[float, float]]:
-    pairs = [pair.split(",") for pair in element.attrib["points"].split()]
-    return [(float(x), float(y)) for x, y in pairs]
+def corners(path: str) -> list[tuple[float, float]]:
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def places(figure: Figure) -> list[tuple[float, float]]:
     """Where the markers with a tip are."""
-    found = []
-    for element in drawn(figure):
-        if not element.attrib.get("class", "").startswith("marker") or not len(element):
-            continue
-        if element.tag.endswith("circle"):
-            found.append((float(element.attrib["cx"]), float(element.attrib["cy"])))
-        else:
-            points = corners(element)
-            found.append((sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)))
-    return found
+    marks = (element for element in drawn(figure) if element.tag.endswith("use") and len(element))
+    return [(float(mark.attrib["x"]), float(mark.attrib["y"])) for mark in marks]
+
+
+def painted(figure: Figure, color: str) -> list[list[tuple[float, float]]]:
+    """Corners of the areas of that colour."""
+    paths = (element.attrib for element in drawn(figure) if element.tag.endswith("path"))
+    return [corners(path["d"]) for path in paths if path.get("fill") == f"var(--{color})"]
+
+
+def widths(areas: list[list[tuple[float, float]]]) -> list[float]:
+    return [max(x for x, _ in area) - min(x for x, _ in area) for area in areas]
+
+
+def bands(figure: Figure) -> list[list[tuple[float, float]]]:
+    """Corners of the areas around lines, which are drawn from a definition."""
+    elements = drawn(figure)
+    defined = {element.attrib["id"]: element.attrib.get("d", "") for element in elements if "id" in element.attrib}
+    uses = [element.attrib for element in elements if element.attrib.get("fill-opacity") == "0.18"]
+    return [[(x, y + float(use["y"])) for x, y in corners(defined[use["href"][1:]])] for use in uses]
+
+
+def shades(figure: Figure, mode: str = "light") -> list[list[int | None]]:
+    """The shades of a heat map's cells in one mode, from its image; None for a cell without a value."""
+    colors = style.LIGHT if mode == "light" else style.DARK
+    numbers = {colors[f"h{shade}"]: shade for shade in range(style.NUM_SHADES)}
+    (image,) = (element for element in drawn(figure) if element.attrib.get("class") == mode)
+    data = base64.b64decode(image.attrib["href"].removeprefix("data:image/png;base64,"))
+    pixels = np.rint(matplotlib.image.imread(io.BytesIO(data)) * 255).astype(int).tolist()
+    return [[numbers[f"#{bytes(rgb).hex()}"] if alpha else None for *rgb, alpha in row] for row in pixels]
 
 
 def assert_on_one_scale(values: Sequence[float], at: Sequence[float]) -> None:
@@ -135,18 +159,21 @@ def test_lines_and_bands_stand_where_their_numbers_say() -> None:
     assert rows["RMT", 4] == (0.96, 0.9, 0.99) and rows["Transformer-XL", 2] == (0.5, None, None)
     last_first = [point for line in LINES for point in line.points[::-1]]
     assert_on_one_scale([float(x) for x, _ in last_first], [x for x, _ in places(figure)])
-    (band,) = (element for element in drawn(figure) if element.attrib.get("class") == "band c0")
-    edges = [*(LINES[0].high or ()), *reversed(LINES[0].low or ())]
-    ys = [y for _, y in last_first if y is not None] + [edge for edge in edges if edge is not None]
-    assert_on_one_scale(ys, [y for _, y in places(figure)] + [y for _, y in corners(band)])
+    (band,) = bands(figure)
+    ys = [y for _, y in last_first if y is not None]
+    assert_on_one_scale(ys, [y for _, y in places(figure)])
+    at = dict(zip(ys, (y for _, y in places(figure)), strict=True))
+    assert max(y for _, y in band) == pytest.approx(at[0.9], abs=0.2)  # the lowest edge is a value of the other line
+    assert min(y for _, y in band) == pytest.approx(at[1.0], abs=0.2)
 
 
 def test_twelve_lines_differ_without_their_colours() -> None:
-    drawn = lines([Line(f"line {at}", [(1, at), (2, at + 1)]) for at in range(12)]).svg
-    dashes = re.findall(r'<path d="[^"]*" class="series c\d (dash\d)"', drawn)
-    markers = re.findall(r'<(circle|polygon)[^>]*class="marker c(\d)"', drawn)[-24::2]
-    shapes = [int(color) % 4 for _, color in markers]
-    assert len(dashes) == 12 and len(set(zip(dashes, shapes, strict=True))) == 12
+    figure = lines([Line(f"line {at}", [(1, at), (2, at + 1)]) for at in range(12)])
+    strokes = [element.attrib for element in drawn(figure) if element.attrib.get("stroke-width") == "2"]
+    dashes = [stroke.get("stroke-dasharray") for stroke in strokes][-12:]
+    marks = [element.attrib["href"] for element in drawn(figure) if element.tag.endswith("use") and len(element)]
+    shapes = [mark for mark in marks[::2]]
+    assert len(dashes) == len(shapes) == 12 and len(set(zip(dashes, shapes, strict=True))) == 12
 
 
 def test_a_figure_that_is_higher_than_wide_stands_beside_two(tmp_path: Path) -> None:
@@ -162,16 +189,15 @@ def test_points_stand_where_their_numbers_say() -> None:
     assert len(values) == 3
     for axis in (0, 1):
         assert_on_one_scale([value[axis] for value in values], [place[axis] for place in at])
-    assert not any(element.attrib.get("class", "").startswith("series") for element in drawn(figure))
+    assert not any(element.attrib.get("stroke-width") == "2" for element in drawn(figure))
 
 
 def test_bars_are_as_long_as_their_numbers_say() -> None:
     figure = every_figure()[1]
     assert figure.numbers.rows == (("one", 1.5), ("two", -0.5), ("three", None))
-    bars = [element for element in drawn(figure) if "fill" in element.attrib.get("class", "").split()]
-    widths = [float(bar.attrib["width"]) for bar in bars]
-    assert len(bars) == 2 and math.isclose(widths[0], 3 * widths[1], rel_tol=0.01)
-    assert float(bars[0].attrib["x"]) == pytest.approx(float(bars[1].attrib["x"]) + widths[1], abs=0.2)
+    one, two = [*painted(figure, "c0"), *painted(figure, "c1")]
+    assert widths([one])[0] == pytest.approx(3 * widths([two])[0], rel=0.01) and not painted(figure, "c2")
+    assert min(x for x, _ in one) == pytest.approx(max(x for x, _ in two), abs=0.1)
     assert "no value" in figure.svg and "-0.500 bpc" in figure.svg
 
 
@@ -179,25 +205,23 @@ def test_shades_follow_the_numbers() -> None:
     figure = heat(GRID)
     assert figure.numbers.headers == ("head / distance", "1", "2", "3")
     assert figure.numbers.rows == (("1", 0.1, 0.9, 0.3), ("2", 0.5, None, 0.02))
-    cells = [element for element in drawn(figure) if element.tag.endswith("rect") and len(element)]
-    shades = [int(cell.attrib["class"][1:]) if "class" in cell.attrib else None for cell in cells]
-    by_value = [
-        shade for _, shade in sorted((v, s) for v, s in zip(sum(GRID, []), shades, strict=True) if v and s is not None)
-    ]
-    assert len(by_value) == 5 and by_value == sorted(by_value) and (by_value[0], by_value[-1]) == (0, NUM_SHADES - 1)
-    assert shades[4] is None and "2, 2: no value" in tips(figure)
-    outlines = [element for element in drawn(figure) if element.attrib.get("class") == "marked"]
+    found = shades(figure)
+    assert found == shades(figure, "dark") and found[1][1] is None
+    pairs = [pair for values, row in zip(GRID, found, strict=True) for pair in zip(values, row, strict=True)]
+    by_value = [shade for _, shade in sorted((value, shade) for value, shade in pairs if value and shade is not None)]
+    assert len(by_value) == 5 and by_value == sorted(by_value)
+    assert (by_value[0], by_value[-1]) == (0, style.NUM_SHADES - 1)
+    outlines = [element for element in drawn(figure) if element.attrib.get("stroke") == "var(--c1)"]
     assert len(outlines) == 1 and "Outlined: 2." in figure.description
+    assert "no value" in figure.svg and "<pattern" in figure.svg
 
 
 def test_arrangements_say_every_layer() -> None:
     figure = plots.arrangement_figure("plans", "Plans", "", PLANS | {"none": [0, 0, 0]}, 16)
     assert figure.numbers.rows[3:6] == (("last", 1, 8), ("last", 2, 8), ("last", 3, 64))
-    said = [f"layer {layer}: memory {length}" for _, layer, length in figure.numbers.rows]
-    assert all(tip in tips(figure) for tip in said)
-    memory = [element for element in drawn(figure) if element.attrib.get("class", "").startswith("fill")]
-    widths = [float(box.attrib["width"]) for box in memory]
-    assert len(widths) == 6 and max(widths) == widths[0] > 5 * widths[3]
+    assert "all: 64, 64, 64. last: 8, 8, 64. none: 0, 0, 0." in figure.description
+    found = widths(painted(figure, "c0"))
+    assert len(found) == 6 and found[0] == pytest.approx(8 * found[3], rel=0.02) and max(found) < 1.01 * found[0]
 
 
 @pytest.mark.parametrize("logarithmic", [False, True])
@@ -229,15 +253,30 @@ def test_large_grids_keep_their_peaks() -> None:
     grid = [[0.0] * 1000 for _ in range(300)]
     grid[155][777] = 1.0
     figure = heat(grid)
-    assert f'class="h{NUM_SHADES - 1}"' in figure.svg.partition("</desc>")[2].partition("<text")[2]
+    found = shades(figure)
+    assert sum(shade == style.NUM_SHADES - 1 for row in found for shade in row) == 1
+    assert found[155 // 3][777 // 8] == style.NUM_SHADES - 1
     assert len(figure.numbers.rows) == 300 and figure.numbers.rows[155][778] == 1.0
 
 
 def test_labels_must_fit_the_grid() -> None:
     figure = heat([[1.0, 2.0]], rows=["L1"], columns=["a", "b"])
-    assert tips(figure) == ["L1, a: 1", "L1, b: 2"]
+    assert figure.numbers.rows == (("L1", 1.0, 2.0),) and all(f">{words}<" in figure.svg for words in ("L1", "a", "b"))
     with pytest.raises(ValueError, match="2 columns has 1 labels"):
         heat([[1.0, 2.0]], columns=["a"])
+
+
+@pytest.mark.parametrize("figure", every_figure(), ids=lambda figure: figure.slug)
+def test_figures_are_plain_svg_whose_colours_follow_the_page(figure: Figure) -> None:
+    """Text is text; nothing of Matplotlib's style sheet, fonts, links and date is left."""
+    assert "<text" in figure.svg and "var(--" in figure.svg
+    assert not re.search(r"<style|<metadata|xlink|style=|font-family|DejaVu", figure.svg)
+    assert set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]+)"', figure.svg)) <= {BLACK}
+    assert re.findall(r"var\(", standalone(figure.svg)) == []
+
+
+def test_figures_are_drawn_alike_twice() -> None:
+    assert [figure.svg for figure in every_figure()] == [figure.svg for figure in every_figure()]
 
 
 EMPTY: list[Callable[[], Figure]] = [
@@ -280,18 +319,15 @@ def test_any_line_can_be_drawn(points: list[tuple[float, float]], x_kind: str, y
     assert "level" in figure.svg and len(tips(figure)) == sum(y <= 1.5 for _, y in points)
 
 
-def test_the_name_of_a_level_keeps_clear_of_the_lines() -> None:
-    heights = {}
-    for side in (-1, 1):
-        line = Line("a", [(0, 0.5 + 0.03 * side), (2, 0.5 + 0.03 * side)])
-        other = Line("b", [(1, 0.0), (1, 1.0)])
-        figure = plots.line_figure(
-            "level", "t", "c", [line, other], x_label="x", y_label="y", reference=("guessing", 0.5)
-        )
-        level = next(element for element in drawn(figure) if element.attrib.get("class") == "reference")
-        words = next(element for element in drawn(figure) if element.text == "guessing")
-        heights[side] = float(words.attrib["y"]) - float(level.attrib["y1"])
-    assert heights[1] > 0 > heights[-1]
+def test_a_level_is_drawn_where_its_value_says_and_named() -> None:
+    content = [Line("a", [(0, 0.0), (2, 1.0)])]
+    figure = plots.line_figure("level", "t", "c", content, x_label="x", y_label="y", reference=("guessing", 0.5))
+    dotted = [element for element in drawn(figure) if element.attrib.get("stroke-width") == "1.2"]
+    heights = [{y for _, y in corners(element.attrib["d"])} for element in dotted]
+    middle = sum(y for _, y in places(figure)) / 2
+    assert ">guessing<" in figure.svg and any(
+        max(found) == min(found) == pytest.approx(middle, abs=0.2) for found in heights
+    )
 
 
 def test_a_missing_value_leaves_the_rest() -> None:
@@ -322,7 +358,7 @@ def test_seeds_become_means_with_bands() -> None:
     assert a == Line("a", [(1, 1.0), (2, 4.0)], [1.0, 3.0], [1.0, 5.0])
     assert plots.lines_over_seeds([]) == []
     one_seed = lines(plots.lines_over_seeds([("a", x, x / 2) for x in range(3)]))
-    assert "band" not in one_seed.svg and len(one_seed.numbers.headers) == 3
+    assert not bands(one_seed) and len(one_seed.numbers.headers) == 3
 
 
 def test_the_page_shows_everything_verdicts_first(tmp_path: Path) -> None:
@@ -362,7 +398,7 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
         assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
         assert not page.values("src") and not page.values("style")
         assert not any(name.startswith("on") for found in page.attributes for name in found)
-        links = [link for link in page.values("href") if not link.startswith("#")]
+        links = [link for link in page.values("href") if not link.startswith(("#", "data:image/png;base64,"))]
         assert links and all(link.startswith(start) and (path.parent / link).is_file() for link in links)
         assert set(re.findall(r"https?://[^\s\"']*", html)) <= {"http://www.w3.org/2000/svg"}
         assert "@import" not in html and set(re.findall(r"url\((.)", html)) <= {"#"}
@@ -478,8 +514,8 @@ def test_the_overview_lists_experiments_by_paper(tmp_path: Path) -> None:
 
 
 def test_no_line_ends_before_a_deviation(tmp_path: Path) -> None:
-    told = Table("Bits", ("model", "bpc"), [("RMT", "1.72 ± 0.01")])
-    page = write_experiment(experiment(tables=[told]), tmp_path).read_text(encoding="utf-8")
+    table = Table("Bits", ("model", "bpc"), [("RMT", "1.72 ± 0.01")])
+    page = write_experiment(experiment(tables=[table]), tmp_path).read_text(encoding="utf-8")
     assert "1.72\u00a0±\u00a00.01" in page and "0.99\u00a0±\u00a00.01" in page and " ± " not in page
 
 

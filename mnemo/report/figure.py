@@ -1,4 +1,4 @@
-"""A figure and the numbers that it shows, as plain data."""
+"""A figure: its picture, the words around it, and the numbers that it shows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Figure:
     title: str
     caption: str
     description: str
-    """What somebody who cannot see the picture should know."""
+    """Text alternative: the main numbers of the picture in words."""
     svg: str
     numbers: Numbers
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height that the picture is drawn in."""
-        found = re.search(r'viewBox="0 0 (\d+) (\d+)"', self.svg)
+        """Width and height of the picture in its own units."""
+        found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
         assert found is not None
         return float(found[1]), float(found[2])

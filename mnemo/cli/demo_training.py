@@ -1,5 +1,5 @@
-"""What `mnemo demo` trains: one small model with and without memory on a task that needs it, every kind of memory on a
-shorter one, and a byte model."""
+"""The models that `mnemo demo` trains: one small model with and without memory on a task that needs it, every kind of
+memory on a shorter task, and a byte model."""
 
 from __future__ import annotations
 
@@ -36,42 +36,43 @@ SHORT_SYMBOLS = 4
 BYTES = "bytes"
 PRESET = "tiny-bytes"
 MARKER = "demo.json"
-"""Tells that a folder was made by the demo, which may replace it."""
+"""File that marks a folder of the demo, which the next demo may replace."""
 NUM_SYMBOLS = 16
 RECALL_TEST_SEED = 1
 SECONDS_BETWEEN_REPORTS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
-    """How much the demo does. Steps are fixed, so that two runs on one machine give the same numbers."""
+class DemoSize:
+    """Amount of work. Numbers of steps are fixed, so that two demos on one machine give the same results."""
 
     recall_steps: int = 200
     short_steps: int = 200
-    """Of every kind of memory on the short task."""
+    """Steps of every kind of memory on the short task."""
     byte_steps: int = 500
     byte_eval_every: int = 100
     sweep: tuple[int, ...] = (0, 32, 64, 128, 256, 512)
     symbols: int = 20_000
-    """Of the validation set, for every score."""
+    """Symbols of the validation set for every score."""
     sample: int = 500
     """Bytes to write."""
     recall_seconds: float = 50.0
     short_seconds: float = 80.0
     byte_seconds: float = 130.0
-    """When these models stop training, in seconds from the demo's start, ready or not."""
+    """Time limits of these models' training, in seconds from the start of the demo."""
     seconds: float = 150.0
-    """From when on nothing new is measured."""
+    """Measurements that would start later are skipped."""
 
 
-FULL = Scale()
-QUICK = Scale(recall_steps=20, short_steps=3, byte_steps=12, byte_eval_every=6, sweep=(0, 64), symbols=2000, sample=40)
+FULL = DemoSize()
+QUICK = DemoSize(
+    recall_steps=20, short_steps=3, byte_steps=12, byte_eval_every=6, sweep=(0, 64), symbols=2000, sample=40
+)
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Models this small gain little from a second thread, and two that wait for each other lose much on a machine
-    that is busy with other things; besides, the numbers are then the same on any number of cores."""
+def single_threaded() -> Iterator[None]:
+    """Use one CPU thread: small models gain little from more, and results do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -80,8 +81,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def new_folder(out: Path) -> None:
-    """An empty folder; one that an earlier demo made is replaced, any other is left alone."""
+def create_demo_folder(out: Path) -> None:
+    """Create an empty folder; replace one of an earlier demo, and refuse any other."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         if not (out / MARKER).is_file():
             raise MnemoError(f"{out} exists and was not made by mnemo demo: choose another folder with --out")
@@ -91,8 +92,8 @@ def new_folder(out: Path) -> None:
     write_json(out / MARKER, {"mnemo_version": __version__})
 
 
-def recall_recipe(memory: int, scale: Scale) -> Recipe:
-    """The wide initial weights and the norm before each layer make it find the rule within some eighty steps."""
+def recall_recipe(memory: int, size: DemoSize) -> Recipe:
+    """With wide initial weights and pre-norm, the model learns the rule within about eighty steps."""
     return Recipe(
         model=ModelConfig(
             vocab_size=NUM_SYMBOLS + 2,
@@ -107,22 +108,22 @@ def recall_recipe(memory: int, scale: Scale) -> Recipe:
         ),
         data=DataConfig(corpus="recall"),
         train=TrainConfig(
-            steps=scale.recall_steps,
+            steps=size.recall_steps,
             batch=32,
             segment=RECALL_SEGMENT,
             optimizer=OptimizerConfig(lr=2e-3),
             schedule=ScheduleConfig(warmup=50),
             log_every=5,
             eval_every=10,
-            checkpoint_every=scale.recall_steps,
+            checkpoint_every=size.recall_steps,
             keep=1,
             device="cpu",
         ),
     )
 
 
-def _half_memories() -> dict[str, AnyMemory]:
-    """Memories of a segment, or half of one and the other half in their own way."""
+def _short_memories() -> dict[str, AnyMemory]:
+    """Memories of one segment: in one part, or half in slots and half in compressed or continuous form."""
     half = SHORT_SEGMENT // 2
     return {
         "transformer-xl": XL(length=SHORT_SEGMENT),
@@ -136,13 +137,13 @@ def _half_memories() -> dict[str, AnyMemory]:
     }
 
 
-MEMORY_RUNS = tuple(_half_memories())
+SHORT_RECALL_RUNS = tuple(_short_memories())
 """Names of the runs on the short task, one for every kind of memory and one without."""
 
 
-def memory_recipe(name: str, scale: Scale) -> Recipe:
-    """Memory tokens learn what to write from the segment after: their gradient goes one segment back."""
-    memory = _half_memories()[name]
+def short_recall_recipe(name: str, size: DemoSize) -> Recipe:
+    """Memory tokens learn from the next segment, so their gradient goes back one segment."""
+    memory = _short_memories()[name]
     tokens = MemoryTokens(num=SHORT_SYMBOLS, std=0.5) if name == "memory-tokens" else None
     return Recipe(
         model=ModelConfig(
@@ -159,7 +160,7 @@ def memory_recipe(name: str, scale: Scale) -> Recipe:
         ),
         data=DataConfig(corpus="short recall"),
         train=TrainConfig(
-            steps=scale.short_steps,
+            steps=size.short_steps,
             batch=16,
             segment=SHORT_SEGMENT,
             optimizer=OptimizerConfig(lr=3e-3, clip=1.0),
@@ -167,26 +168,26 @@ def memory_recipe(name: str, scale: Scale) -> Recipe:
             bptt=1 if tokens else 0,
             log_every=5,
             eval_every=20,
-            checkpoint_every=scale.short_steps,
+            checkpoint_every=size.short_steps,
             keep=1,
             device="cpu",
         ),
     )
 
 
-def byte_recipe(scale: Scale) -> Recipe:
+def byte_recipe(size: DemoSize) -> Recipe:
     recipe = preset(PRESET)
     return replace(
         recipe,
         train=replace(
-            recipe.train, steps=scale.byte_steps, eval_every=scale.byte_eval_every, checkpoint_every=scale.byte_steps
+            recipe.train, steps=size.byte_steps, eval_every=size.byte_eval_every, checkpoint_every=size.byte_steps
         ),
-        evaluation=EvalConfig(batch=10, limit=scale.symbols),
+        evaluation=EvalConfig(batch=10, limit=size.symbols),
     )
 
 
 def recall_data(recipe: Recipe) -> Data:
-    """An endless stream to train on, and a fixed one to be scored on."""
+    """An endless stream to train on, and a fixed one for validation."""
     config = recipe.train
     info = {
         "name": recipe.data.corpus,
@@ -203,20 +204,20 @@ def recall_data(recipe: Recipe) -> Data:
 
 
 def _num_symbols(recipe: Recipe) -> int:
-    """All but the task's two marks."""
+    """The vocabulary without the task's two marks."""
     return recipe.model.vocab_size - 2
 
 
 @dataclass(frozen=True)
-class Recalled:
+class RecallScore:
     scored: Scored
     accuracy: float
-    """Share of the symbols whose likeliest guess was right."""
+    """Share of symbols whose most likely prediction is right."""
 
 
 @torch.no_grad()
-def score_recall(model: Model, recipe: Recipe) -> Recalled:
-    """Loss and accuracy on symbols that no training step has seen."""
+def score_recall(model: Model, recipe: Recipe) -> RecallScore:
+    """Loss and accuracy on sequences that are not used in training."""
     config = recipe.train
     symbols = _num_symbols(recipe)
     stream = RecallStream(config.batch, config.segment, num_symbols=symbols, steps=9, seed=RECALL_TEST_SEED)
@@ -230,15 +231,15 @@ def score_recall(model: Model, recipe: Recipe) -> Recalled:
         right += int((model.logits(out).argmax(-1) == batch.targets).sum())
         tokens += int((batch.targets >= 0).sum())
     model.train(was_training)
-    return Recalled(Scored(nats / tokens, tokens), right / tokens)
+    return RecallScore(Scored(nats / tokens, tokens), right / tokens)
 
 
-def train_recall(folder: Path, memory: int, scale: Scale, monitor: Monitor) -> Outcome:
-    return _train_task(folder, recall_recipe(memory, scale), monitor)
+def train_recall(folder: Path, memory: int, size: DemoSize, monitor: Monitor) -> Outcome:
+    return _train_task(folder, recall_recipe(memory, size), monitor)
 
 
-def train_memory(folder: Path, name: str, scale: Scale, monitor: Monitor) -> Outcome:
-    return _train_task(folder, memory_recipe(name, scale), monitor)
+def train_short_recall(folder: Path, name: str, size: DemoSize, monitor: Monitor) -> Outcome:
+    return _train_task(folder, short_recall_recipe(name, size), monitor)
 
 
 def _train_task(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
@@ -266,18 +267,18 @@ def _save_recall(folder: Path, recipe: Recipe) -> None:
     write_json(folder / "results" / "score.json", {"kind": "score", "step": opened.step, "score": score})
 
 
-def train_bytes(folder: Path, scale: Scale, monitor: Monitor) -> Outcome:
-    create_run(byte_recipe(scale), folder, preset=PRESET, monitor=monitor)
+def train_bytes(folder: Path, size: DemoSize, monitor: Monitor) -> Outcome:
+    create_run(byte_recipe(size), folder, preset=PRESET, monitor=monitor)
     return train(folder, monitor=monitor)
 
 
-class Guard:
-    """Passes on what a run tells, not too often, and stops the run when its time is over."""
+class TimeLimit:
+    """A monitor that forwards to another one, at most once a second, and stops the run at a deadline."""
 
     def __init__(self, monitor: Monitor, deadline: float) -> None:
         """`deadline`: on the monotonic clock."""
         self._monitor, self._deadline = monitor, deadline
-        self._told = 0.0
+        self._forwarded = 0.0
         self.expired = False
 
     def note(self, line: str) -> None:
@@ -285,13 +286,13 @@ class Guard:
 
     def trained(self, status: Status) -> None:
         now = time.monotonic()
-        if now - self._told >= SECONDS_BETWEEN_REPORTS or status.step == status.steps:
-            self._told = now
+        if now - self._forwarded >= SECONDS_BETWEEN_REPORTS or status.step == status.steps:
+            self._forwarded = now
             self._monitor.trained(status)
         if now > self._deadline and not self.expired and status.step < status.steps:
             self.expired = True
-            self._monitor.note(f"time is over: stopping after step {status.step:,} of {status.steps:,}")
-            # As if the user had asked: the run saves and can be continued.
+            self._monitor.note(f"out of time: stopping after step {status.step:,} of {status.steps:,}")
+            # Handled like Ctrl-C: the run is saved and can be resumed.
             signal.raise_signal(signal.SIGINT)
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:

@@ -268,7 +268,7 @@ def test_many_runs_stay_distinct(tmp_path: Path) -> None:
     write_report(folders, tmp_path / "page.html")
     page = read_page(tmp_path / "page.html")
     assert "20 runs side by side" in page.text and "group-1/run-9" in page.text
-    assert any("dash2" in css for css in page.values("class"))
+    assert {"7,4", "2,4"} <= set(page.values("stroke-dasharray"))
     assert len(page.values("id")) == len(set(page.values("id")))
 
 

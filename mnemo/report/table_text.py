@@ -1,16 +1,14 @@
-"""Values of a table as a reader wants them: a column's numbers alike, a dash where there is none."""
+"""Cells of a table as text: the numbers of a column formatted alike, a dash if there is no value."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mnemo.report.scales import number, plain
-
-NOTHING = "–"
+from mnemo.report.number_text import NO_VALUE, number, plain
 
 
-def written(rows: Sequence[Sequence[object]], num_columns: int) -> tuple[list[list[str]], frozenset[int]]:
-    """The cells as text, and the columns that hold numbers only. Rows are at least `num_columns` long."""
+def cell_texts(rows: Sequence[Sequence[object]], num_columns: int) -> tuple[list[list[str]], frozenset[int]]:
+    """The cells as text, and the indices of columns that hold only numbers. Rows have at least `num_columns` cells."""
     columns = [[row[at] for row in rows] for at in range(num_columns)]
     numeric = frozenset(at for at, column in enumerate(columns) if _is_numeric(column))
     texts = [_column(column) for column in columns]
@@ -23,14 +21,13 @@ def _is_numeric(column: Sequence[object]) -> bool:
 
 
 def _column(column: Sequence[object]) -> list[str]:
-    floats = [cell for cell in column if isinstance(cell, float)]
-    whole = all(value.is_integer() for value in floats)
+    whole = all(cell.is_integer() for cell in column if isinstance(cell, float))
     return [_cell(cell, whole) for cell in column]
 
 
 def _cell(cell: object, whole: bool) -> str:
     if cell is None:
-        return NOTHING
+        return NO_VALUE
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, int):
