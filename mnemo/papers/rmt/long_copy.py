@@ -10,7 +10,7 @@ from mnemo.papers.grid import ACCURACY, Grid, Row
 from mnemo.papers.judge import Better, Claim, far_below, judge, solves
 from mnemo.papers.rmt import published
 from mnemo.papers.rmt.accuracy import range_of_segments
-from mnemo.papers.rmt.published import MODELS, RMT, XL, beside, said
+from mnemo.papers.rmt.published import MODELS, RMT, XL, beside, quote
 from mnemo.papers.rmt.recipes import LONG_AS_PUBLISHED, SMALL, SMOKE, in_stages
 from mnemo.papers.rmt.series import CACHES, GROWING, ONE_SEED, PAPER, PUBLISHED_WAY, TINY, accuracy_over
 from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
@@ -72,7 +72,7 @@ def _row(budget: Budget, panel: str, model: str, size: int, segments: int, memor
         ),
         job="rmt-task",
         labels=labels,
-        paper=(said(QUOTED[panel].get((model, there))),),
+        paper=(quote(QUOTED[panel], model, there),),
         color=MODELS.index(model),
     )
 
@@ -93,7 +93,6 @@ def grid(budget: Budget, *panels: str) -> Grid:
 def claims(budget: Budget) -> list[Claim]:
     sizes = sorted(SIZES[budget].growing)
     shortest, longest = (key(RMT, BY_SIZE, size) for size in (sizes[0], sizes[-1]))
-    by_size = QUOTED[BY_SIZE]
     return [
         *(_solved_in(count) for count in (9, 6, 3)),
         far_below(
@@ -106,7 +105,7 @@ def claims(budget: Budget) -> list[Claim]:
         Better(
             f"At one memory, RMT's accuracy falls from {sizes[0]} symbols to {sizes[-1]} (by {FEWER_ARE_RIGHT} or "
             "more).",
-            f"120: {by_size[RMT, 120]}, 360: {by_size[RMT, 360]}",
+            f"120: {QUOTED[BY_SIZE][RMT][120]}, 360: {QUOTED[BY_SIZE][RMT][360]}",
             shortest,
             longest,
             needed=FEWER_ARE_RIGHT,
@@ -116,7 +115,7 @@ def claims(budget: Budget) -> list[Claim]:
 
 def _solved_in(count: int) -> Claim:
     text = f"RMT copies a long sequence in {count} segments (every run at 0.99 or better)."
-    return solves(text, said(QUOTED[BY_SEGMENTS][RMT, count]), key(RMT, BY_SEGMENTS, count))
+    return solves(text, QUOTED[BY_SEGMENTS][RMT][count], key(RMT, BY_SEGMENTS, count))
 
 
 def _longer(budget: Budget, size: int) -> Claim:

@@ -10,7 +10,7 @@ from mnemo.papers.figures import score_bars
 from mnemo.papers.grid import ACCURACY, Grid, Row
 from mnemo.papers.judge import Better, Claim, at_most_worse, judge, solves
 from mnemo.papers.rmt import published
-from mnemo.papers.rmt.published import BASELINE, MODELS, RMT, XL, said
+from mnemo.papers.rmt.published import BASELINE, MODELS, RMT, XL
 from mnemo.papers.rmt.recipes import QUADRATIC_AS_PUBLISHED, SMALL, SMOKE, in_stages
 from mnemo.papers.rmt.series import ONE_SEED, PAPER, TINY
 from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
@@ -26,7 +26,7 @@ TRAINING = {
 }
 QUOTED = published.QUADRATIC
 CLAIMS: tuple[Claim, ...] = (
-    solves("RMT solves quadratic equations in 6 segments (0.99 or better).", said(QUOTED[RMT]), RMT, measure=EQUATIONS),
+    solves("RMT solves quadratic equations in 6 segments (0.99 or better).", QUOTED[RMT], RMT, measure=EQUATIONS),
     Better(
         "RMT solves more equations than Transformer-XL with as many slots.",
         f"Transformer-XL {QUOTED[XL]}, RMT {QUOTED[RMT]}",
@@ -66,7 +66,7 @@ def _row(budget: Budget, model: str) -> Row:
         ),
         job="rmt-task",
         labels={"model": model, "segments": count, "memory": memory},
-        paper=(said(QUOTED[model]),),
+        paper=(QUOTED[model],),
         color=MODELS.index(model),
     )
 

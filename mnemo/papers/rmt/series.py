@@ -14,7 +14,7 @@ from mnemo.papers.experiment import BUDGETS, Budget, Experiment, Figure, Results
 from mnemo.papers.figures import BANDS, learning_curves, scores_over
 from mnemo.papers.grid import ACCURACY, Grid, Measure, Row
 from mnemo.papers.judge import Claim, Within, far_below, judge, solves
-from mnemo.papers.rmt.published import BASELINE, MODELS, MT, RMT, XL, Quotes, beside, said
+from mnemo.papers.rmt.published import BASELINE, MODELS, MT, RMT, XL, Quotes, beside, quote
 from mnemo.papers.rmt.recipes import COPY_AS_PUBLISHED, DEEP, SMALL, SMOKE, Training, in_stages
 from mnemo.papers.tables import Column, cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
@@ -112,7 +112,7 @@ class Series:
             settings=in_stages(self.growing(budget, segment), model, segment=segment, memory=memory, training=training),
             job="rmt-task",
             labels={**labels, "deep": deep},
-            paper=(said(self.quoted.get((model, count))),) if self.quoted else (),
+            paper=(quote(self.quoted, model, count),) if self.quoted else (),
             color=MODELS.index(model),
         )
 
@@ -135,7 +135,7 @@ class Series:
 
     def solved(self, count: int) -> Claim:
         text = f"RMT solves {self.part(count)} (every run at 0.99 or better)."
-        return solves(text, said(self.quoted.get((RMT, count))), self.key(RMT, count))
+        return solves(text, quote(self.quoted, RMT, count), self.key(RMT, count))
 
     def solved_in_one(self) -> Claim:
         """Nothing has to be remembered if everything is in one segment."""
@@ -158,7 +158,7 @@ class Series:
     def guessed(self, *counts: int) -> Claim:
         """By models whose memory is not written: they never see the symbols of earlier segments."""
         within = f"within {NEAR} of {self.chance}"
-        quoted = [", ".join(said(self.quoted.get((model, count))) for count in counts) for model in (BASELINE, MT)]
+        quoted = [", ".join(quote(self.quoted, model, count) for count in counts) for model in (BASELINE, MT)]
         return Within(
             f"Without recurrence (baseline, MT) {self.task} in several segments is guessed ({within}).",
             f"in {', '.join(map(str, counts))} segments: Baseline {quoted[0]}; MT {quoted[1]}",
