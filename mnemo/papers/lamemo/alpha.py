@@ -12,7 +12,7 @@ from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.lamemo.models import LAMEMO, PAPER
 from mnemo.papers.lamemo.trained import TRAINED, measured, open_trained, trained_then_measured
-from mnemo.report.plots import Line, heat_figure, line_figure
+from mnemo.report.plots import Line, line_figure
 
 SEGMENTS = 100
 NEAR_ONE = 0.9
@@ -115,20 +115,8 @@ def figures(results: Results) -> list[Figure]:
         f"The past's share of a memory row, averaged over heads and {found.values['segments']} segments; slot 1 is "
         "the oldest."
     )
-    return [
-        line_figure(
-            "alpha", "Memorising coefficient (Figure 6)", caption, lines, x_label="memory slot", y_label="alpha"
-        ),
-        heat_figure(
-            "alpha-map",
-            "The same of all layers",
-            caption,
-            rows,
-            x_label="memory slot",
-            y_label="layer",
-            row_labels=[layer + 1 for layer in layers],
-        ),
-    ]
+    title = "Memorising coefficient (Figure 6)"
+    return [line_figure("alpha", title, caption, lines, x_label="memory slot", y_label="alpha")]
 
 
 def tables(results: Results) -> list[Table]:

@@ -25,7 +25,7 @@ from mnemo.papers.lamemo.models import (
 )
 from mnemo.recipes.lamemo import WORDS
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.report.plots import Line, bar_figure, line_figure
+from mnemo.report.plots import Line, line_figure
 from mnemo.report.svg import slugify
 
 FLOPS = {TRANSFORMER: 148, TRANSFORMER_XL: 157, COMPRESSIVE: 169, INFINITE: 235, LAMEMO: 191}
@@ -124,26 +124,16 @@ CLAIMS = (
 
 
 def figures(results: Results) -> list[Figure]:
-    bars = [
-        (model, value / 1e6) for model in MODELS for value in results.values("multiply_adds", model=model, kind=WIDE)
-    ]
-    found = []
-    if bars:
-        caption = "Forward pass in training, per token, with a full memory."
-        found.append(bar_figure("multiply-adds", "Multiply-adds of a prediction", caption, bars, unit="million"))
     lines = [
         Line(model, sorted((float(each.labels["memory"]), each.values["multiply_adds"] / 1e6) for each in chosen))
         for model in (LAMEMO, TRANSFORMER_XL)
         if (chosen := [each for each in results.select(model=model, kind=NARROW) if each.values])
     ]
-    if lines:
-        caption = "The same models with longer memories; the segment stays."
-        found.append(
-            line_figure(
-                "growth", "Work by memory length", caption, lines, x_label="memory", y_label="million multiply-adds"
-            )
-        )
-    return found
+    if not lines:
+        return []
+    caption = "Forward pass in training, per token, with a full memory; the segment stays the same."
+    axes = {"x_label": "memory", "y_label": "million multiply-adds"}
+    return [line_figure("growth", "Work by memory length", caption, lines, **axes)]
 
 
 def tables(results: Results) -> list[Table]:

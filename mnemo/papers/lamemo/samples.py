@@ -12,14 +12,13 @@ from torch import Tensor
 from mnemo.analysis import repetition
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.inference.generation import generate
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Sample, Table
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Results, Sample, Table
 from mnemo.papers.grid import Grid
 from mnemo.papers.intervals import Comparison, Pair, decide
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.lamemo.models import LAMEMO, PAPER, TRANSFORMER_XL
 from mnemo.papers.lamemo.trained import BEYOND, TRAINED, measured, open_trained, trained_then_measured
-from mnemo.report.plots import bar_figure
 
 MODELS = (LAMEMO, TRANSFORMER_XL)
 MEMORY, TOKENS, TOP_P, SEED = 512, 256, 0.95, 42
@@ -125,15 +124,6 @@ CLAIMS = (
 )
 
 
-def figures(results: Results) -> list[Figure]:
-    found = measured(results, *MODELS)
-    bars = [(model, statistics.fmean(each.values["repetition"])) for model, each in found.items()]
-    caption = f"Share of the {GRAM}-grams of words that have occurred before in the same sample; shorter is better."
-    if results.budget != "smoke" and not any(share for _, share in bars):
-        return []
-    return [bar_figure("repetition", "Repetition", caption, bars, unit="share")] if bars else []
-
-
 def tables(results: Results) -> list[Table]:
     rows = [
         (model, len(each.values["repetition"]), _mean(each.values["repetition"]), _mean(each.values["distinct"]))
@@ -171,7 +161,6 @@ SAMPLES = Experiment(
     claim="With a memory of 512, LaMemo stays on topic and repeats itself less than Transformer-XL.",
     cells=cells,
     verdicts=lambda results: judge(Grid(), results, CLAIMS),
-    figures=figures,
     tables=tables,
     samples=samples,
     notes=(
