@@ -54,7 +54,6 @@ class StreamData(IterableDataset):
 
 
 def _next_epoch(stream: Stream, cursor: Any) -> Any:
-    batch: Batch | None = None
     while True:
         batch, cursor = stream.read(cursor)
         if batch is None:

@@ -16,6 +16,7 @@ class Volatile(NamedTuple):
 
 VOLATILE = (
     Volatile("*.stderr", "*", "progress, warnings and error messages, whose words may change"),
+    Volatile("outputs/*-convert.json", "notes*", "remarks for the user, whose words may change"),
     Volatile("runs/*/timing.jsonl", "*", "seconds and tokens per second"),
     Volatile("runs/*/checkpoints/*/progress.json", "seconds", "time spent in training"),
     Volatile("runs/*/checkpoints/*/progress.json", "timing_bytes", "size of timing.jsonl"),

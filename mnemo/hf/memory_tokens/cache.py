@@ -39,8 +39,7 @@ class Group:
 
     def __init__(self, rows: list[int], state: TokensState, room: int, count: int = 0, cache: Any = None) -> None:
         self.rows, self.state, self.count, self.cache = rows, state, count, cache
-        self.room = room
-        """Length of the open segment"""
+        self.room = room  # length of the open segment
 
     def feed(self, tokens: Tensor, model: DecodingModel) -> Tensor:
         """Read tokens (B, T) and return their hidden rows (B, T, D)."""
@@ -96,8 +95,7 @@ class MemoryCache(Cache):
         super().__init__(layers=[])
         self.groups: list[Group] = []
         self.seen = 0
-        self.memory = memory
-        """(B, m, D): memory for the first segment, instead of the learned one"""
+        self.memory = memory  # (B, m, D), for the first segment, instead of the learned one
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen

@@ -51,8 +51,8 @@ class _WithMemory(PreTrainedModel):
         weight = self.backbone.get_input_embeddings().weight
         tokens = config.memory_tokens(self._encoder)
         self.memory_tokens = RecurrentMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
+        # In training, use only this many of the last segments of each sample (set by a curriculum).
         self.num_segments: int | None = None
-        """In training, use only this many of the last segments of each sample (set by a curriculum)"""
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -57,8 +57,8 @@ class _Sample:
 
     def __init__(self, step: Step, segments: Sequence[tuple[Any, bool]], state: State, method: Any) -> None:
         self.step, self.segments, self.method = step, segments, method
+        # States before each segment, as far as computed; all but the first are detached.
         self.borders: list[State] = [state]
-        """States before each segment, as far as computed; all but the first are detached"""
         self.done: dict[int, Read] = {}
 
     def state_before(self, number: int) -> State:

@@ -37,10 +37,8 @@ def largest_error(ours: Tensor, theirs: Tensor) -> float:
 class Reference:
     def __init__(self, kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.kind, self.config = kind, config
-        self.errors: dict[str, float] = {}
-        """Largest error of each set, such as `losses`"""
-        self.worst: dict[str, str] = {}
-        """Name of the tensor with that error"""
+        self.errors: dict[str, float] = {}  # largest error of each set, such as `losses`
+        self.worst: dict[str, str] = {}  # name of the tensor with that error
         self._tensors, self._unused = tensors, set(tensors)
 
     @staticmethod

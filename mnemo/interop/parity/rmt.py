@@ -114,10 +114,10 @@ class _Evaluation:
     def __init__(self, model: Model, batch: int) -> None:
         self.model = model
         self.state: TokensState = model.init(batch)
+        # Outputs of the last layer, which the published code caches too.
         self.top = torch.zeros(batch, 0, model.config.dim, dtype=torch.float64)
-        """Outputs of the last layer, which the published code caches too"""
+        # Output rows (B, Q, D) and attention mask of the latest segment.
         self.rows, self.mask = self.top, Causal()
-        """Output rows (B, Q, D) and attention mask of the latest segment"""
 
     @property
     def num_cached(self) -> int:
