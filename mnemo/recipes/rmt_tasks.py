@@ -16,7 +16,7 @@ segments of 40 with 60 memory tokens, because more memory tokens than tokens of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mnemo.data.tasks import AnyTask, Copy, Quadratic, Retrieval, Reverse
@@ -86,26 +86,36 @@ KINDS: dict[str, tuple[str, Callable[[Recipe, int], Recipe]]] = {
 }
 
 
-def _add(
-    name: str,
-    task: AnyTask,
-    published: Published,
-    segment: int,
-    steps: int,
-    source: str,
-    baseline: str,
-    results: Iterable[tuple[str, int, str]],
-) -> None:
-    """Add a baseline and the models with memory that are compared with it: kind, memory and result of each."""
-    count = task.num_segments(segment)
-    cut = f"{count} segments of {segment}" if count > 1 else f"one segment of {segment}"
-    base_name = f"rmt-{name}-seg{segment}"
+@dataclass(frozen=True)
+class TaskPresets:
+    """Adds the presets of one task."""
 
-    def base() -> Recipe:
-        return task_recipe(task, published, segment=segment, steps=steps)
+    name: str
+    task: AnyTask
+    published: Published
+    source: str
 
-    base.__doc__ = (
-        f"RMT's baseline on {name}, {cut}, no memory: accuracy {baseline}.\n\n{source}. "
+    def add(self, segment: int, steps: int, baseline: str, *results: tuple[str, int, str]) -> None:
+        """Add a baseline and the models with memory that are compared with it: kind, memory and result of each."""
+        count = self.task.num_segments(segment)
+        cut = f"{count} segments of {segment}" if count > 1 else f"one segment of {segment}"
+        base_name = f"rmt-{self.name}-seg{segment}"
+
+        def base() -> Recipe:
+            return task_recipe(self.task, self.published, segment=segment, steps=steps)
+
+        summary = f"RMT's baseline on {self.name}, {cut}, no memory: accuracy {baseline}."
+        base.__doc__ = f"{summary}\n\n{self.source}. {_settings(self.published, steps)}"
+        PRESETS.add(base_name)(base)
+        for kind, memory, result in results:
+            words, change = KINDS[kind]
+            summary = f"{words.format(memory)} on {self.name}, {cut}: accuracy {result}."
+            changed = functools.partial(_changed, change, memory)
+            PRESETS.add_variant(f"{base_name}-{kind}{memory}", summary, base, changed)
+
+
+def _settings(published: Published, steps: int) -> str:
+    return (
         f"{published.num_layers} layers of "
         f"width {published.dim}, {published.num_heads} heads of {published.head_dim}, {published.inner_dim} inside, "
         f"dropout 0.1, batch {published.batch}, Adam with a learning rate of 1e-4 that is halved after "
@@ -113,150 +123,90 @@ def _add(
         f"gradient norms clipped at 0.25, {steps:,} steps (published runs of one model differ in the number of steps, "
         "and have more of them if there are more segments)."
     )
-    PRESETS.add(base_name)(base)
-    for kind, memory, result in results:
-        words, change = KINDS[kind]
-        summary = f"{words.format(memory)} on {name}, {cut}: accuracy {result}."
-        PRESETS.add_variant(f"{base_name}-{kind}{memory}", summary, base, functools.partial(_changed, change, memory))
 
 
 def _changed(change: Callable[[Recipe, int], Recipe], memory: int, recipe: Recipe) -> Recipe:
     return change(recipe, memory)
 
 
-FIGURE = "Figure 4 and, with half the memory, Figure 7"
-_add("copy", Copy(), SHORT, 72, 250_000, FIGURE, "1.0", [])
-_add(
-    "copy",
-    Copy(),
-    SHORT,
-    24,
-    250_000,
-    FIGURE,
-    "0.118",
-    [("xl", 24, "1.0"), ("mt", 24, "0.119"), ("m", 24, "1.0"), ("xl", 12, "0.832"), ("m", 12, "1.0")],
-)
-_add(
-    "copy",
-    Copy(),
-    SHORT,
-    12,
-    500_000,
-    FIGURE,
-    "0.102",
-    [("xl", 12, "0.967"), ("mt", 12, "0.101"), ("m", 12, "1.0"), ("xl", 6, "0.542"), ("m", 6, "1.0")],
-)
-_add("copy", Copy(), SHORT, 8, 900_000, FIGURE, "0.102", [("xl", 8, "0.278"), ("mt", 8, "0.100"), ("m", 8, "1.0")])
-_add("reverse", Reverse(), SHORT, 48, 250_000, FIGURE, "(not given)", [])
-_add(
-    "reverse",
-    Reverse(),
-    SHORT,
-    24,
-    250_000,
-    FIGURE,
-    "0.102",
-    [("xl", 24, "0.783"), ("mt", 24, "0.102"), ("m", 24, "1.0"), ("xl", 12, "0.996"), ("m", 12, "1.0")],
-)
-_add(
-    "reverse",
-    Reverse(),
-    SHORT,
-    12,
-    500_000,
-    FIGURE,
-    "0.101",
-    [("xl", 12, "0.861"), ("mt", 12, "(not given)"), ("m", 12, "1.0"), ("xl", 6, "0.800"), ("m", 6, "1.0")],
-)
-_add(
-    "reverse",
-    Reverse(),
-    SHORT,
-    8,
-    900_000,
-    FIGURE,
-    "0.102",
-    [("xl", 8, "0.666"), ("mt", 8, "(not given)"), ("m", 8, "0.90")],
-)
-RETRIEVAL = "Figure 4, where points '3' and '4' are 2 segments with memory 4 and 3 segments with memory 3"
-_add("retrieval", Retrieval(), PAIRS, 10, 400_000, RETRIEVAL, "1.0", [])
-_add(
-    "retrieval",
-    Retrieval(),
-    PAIRS,
-    5,
-    400_000,
-    RETRIEVAL,
-    "0.496",
-    [("xl", 5, "1.0"), ("mt", 5, "0.191"), ("m", 5, "0.990"), ("xl", 4, "1.0"), ("m", 4, "0.999")],
-)
-_add(
-    "retrieval",
-    Retrieval(),
-    PAIRS,
-    4,
-    600_000,
-    RETRIEVAL,
-    "0.099",
-    [("xl", 3, "0.849"), ("mt", 3, "0.139"), ("m", 3, "0.992")],
-)
-_add(
-    "retrieval",
-    Retrieval(),
-    PAIRS,
-    2,
-    1_000_000,
-    RETRIEVAL,
-    "0.099",
-    [("xl", 2, "0.988"), ("mt", 2, "0.109"), ("m", 2, "0.965")],
-)
-
-
 def _long(kind: type[Copy] | type[Reverse], symbols: int) -> AnyTask:
     return kind(symbols=symbols, alphabet=8, valid=10_000, test=20_000)
 
 
+FIGURE = "Figure 4 and, with half the memory, Figure 7"
+_copy = TaskPresets("copy", Copy(), SHORT, FIGURE)
+_copy.add(72, 250_000, "1.0")
+_copy.add(
+    24,
+    250_000,
+    "0.118",
+    ("xl", 24, "1.0"),
+    ("mt", 24, "0.119"),
+    ("m", 24, "1.0"),
+    ("xl", 12, "0.832"),
+    ("m", 12, "1.0"),
+)
+_copy.add(
+    12,
+    500_000,
+    "0.102",
+    ("xl", 12, "0.967"),
+    ("mt", 12, "0.101"),
+    ("m", 12, "1.0"),
+    ("xl", 6, "0.542"),
+    ("m", 6, "1.0"),
+)
+_copy.add(8, 900_000, "0.102", ("xl", 8, "0.278"), ("mt", 8, "0.100"), ("m", 8, "1.0"))
+_reverse = TaskPresets("reverse", Reverse(), SHORT, FIGURE)
+_reverse.add(48, 250_000, "(not given)")
+_reverse.add(
+    24,
+    250_000,
+    "0.102",
+    ("xl", 24, "0.783"),
+    ("mt", 24, "0.102"),
+    ("m", 24, "1.0"),
+    ("xl", 12, "0.996"),
+    ("m", 12, "1.0"),
+)
+_reverse.add(
+    12,
+    500_000,
+    "0.101",
+    ("xl", 12, "0.861"),
+    ("mt", 12, "(not given)"),
+    ("m", 12, "1.0"),
+    ("xl", 6, "0.800"),
+    ("m", 6, "1.0"),
+)
+_reverse.add(8, 900_000, "0.102", ("xl", 8, "0.666"), ("mt", 8, "(not given)"), ("m", 8, "0.90"))
+RETRIEVAL = "Figure 4, where points '3' and '4' are 2 segments with memory 4 and 3 segments with memory 3"
+_retrieval = TaskPresets("retrieval", Retrieval(), PAIRS, RETRIEVAL)
+_retrieval.add(10, 400_000, "1.0")
+_retrieval.add(
+    5, 400_000, "0.496", ("xl", 5, "1.0"), ("mt", 5, "0.191"), ("m", 5, "0.990"), ("xl", 4, "1.0"), ("m", 4, "0.999")
+)
+_retrieval.add(4, 600_000, "0.099", ("xl", 3, "0.849"), ("mt", 3, "0.139"), ("m", 3, "0.992"))
+_retrieval.add(2, 1_000_000, "0.099", ("xl", 2, "0.988"), ("mt", 2, "0.109"), ("m", 2, "0.965"))
 SIZES = "Figure 5a and 5b"
-_add("copy120", _long(Copy, 120), replace(LONG, num_layers=6), 360, 100_000, SIZES, "1.0", [])
-_add("copy120", _long(Copy, 120), LONG, 120, 200_000, SIZES, "0.125", [("xl", 60, "0.779"), ("m", 60, "1.0")])
-_add("copy120", _long(Copy, 120), LONG, 60, 400_000, SIZES, "(not given)", [("xl", 30, "0.125"), ("m", 30, "1.0")])
-_add("copy120", _long(Copy, 120), LONG, 40, 600_000, SIZES, "(not given)", [("xl", 40, "0.136"), ("m", 40, "1.0")])
-_add("copy240", _long(Copy, 240), LONG, 120, 400_000, SIZES, "(not given)", [("xl", 60, "0.125"), ("m", 60, "0.883")])
-_add("copy360", _long(Copy, 360), LONG, 120, 600_000, SIZES, "(not given)", [("xl", 60, "0.125"), ("m", 60, "0.579")])
-_add(
-    "reverse120",
-    _long(Reverse, 120),
-    LONG,
-    120,
-    200_000,
-    SIZES,
-    "(not given)",
-    [("xl", 60, "0.861"), ("m", 60, "0.959")],
-)
-_add(
-    "reverse120",
-    _long(Reverse, 120),
-    LONG,
-    60,
-    400_000,
-    SIZES,
-    "(not given)",
-    [("xl", 60, "0.614"), ("m", 60, "0.997")],
-)
-_add(
-    "reverse120",
-    _long(Reverse, 120),
-    LONG,
-    40,
-    600_000,
-    SIZES,
-    "(not given)",
-    [("xl", 60, "0.668"), ("xl", 40, "0.462")],
-)
-
+_copy120_whole = TaskPresets("copy120", _long(Copy, 120), replace(LONG, num_layers=6), SIZES)
+_copy120_whole.add(360, 100_000, "1.0")
+_copy120 = TaskPresets("copy120", _long(Copy, 120), LONG, SIZES)
+_copy120.add(120, 200_000, "0.125", ("xl", 60, "0.779"), ("m", 60, "1.0"))
+_copy120.add(60, 400_000, "(not given)", ("xl", 30, "0.125"), ("m", 30, "1.0"))
+_copy120.add(40, 600_000, "(not given)", ("xl", 40, "0.136"), ("m", 40, "1.0"))
+_copy240 = TaskPresets("copy240", _long(Copy, 240), LONG, SIZES)
+_copy240.add(120, 400_000, "(not given)", ("xl", 60, "0.125"), ("m", 60, "0.883"))
+_copy360 = TaskPresets("copy360", _long(Copy, 360), LONG, SIZES)
+_copy360.add(120, 600_000, "(not given)", ("xl", 60, "0.125"), ("m", 60, "0.579"))
+_reverse120 = TaskPresets("reverse120", _long(Reverse, 120), LONG, SIZES)
+_reverse120.add(120, 200_000, "(not given)", ("xl", 60, "0.861"), ("m", 60, "0.959"))
+_reverse120.add(60, 400_000, "(not given)", ("xl", 60, "0.614"), ("m", 60, "0.997"))
+_reverse120.add(40, 600_000, "(not given)", ("xl", 60, "0.668"), ("xl", 40, "0.462"))
 EQUATION = (
     "Table 1 and Appendix A.3: share of equations with a correct answer. Six parts of 30 symbols each; the smallest "
     "learning rate is unknown, 1e-6 is that of the copy task"
 )
-_add("quadratic", Quadratic(), EQUATIONS, 180, 600_000, EQUATION, "0.99", [])
-_add("quadratic", Quadratic(), EQUATIONS, 30, 600_000, EQUATION, "(not given)", [("xl", 30, "0.93"), ("m", 30, "0.99")])
+_quadratic = TaskPresets("quadratic", Quadratic(), EQUATIONS, EQUATION)
+_quadratic.add(180, 600_000, "0.99")
+_quadratic.add(30, 600_000, "(not given)", ("xl", 30, "0.93"), ("m", 30, "0.99"))

@@ -165,7 +165,7 @@ def test_the_authors_configuration_is_inferred_from_shapes(case: str, tmp_path: 
     found = convert(path, mem_len=config["mem_len"], tgt_len=config["tgt_len"], **flags)
     expected = transformer_xl.config_from_authors(config)
     assert comparable(found.config) == comparable(expected)
-    theirs = transformer_xl.weights_from_authors(p, expected)
+    theirs = transformer_xl.import_weights(p, expected, transformer_xl.authors_tensor_map)
     assert found.weights.keys() == theirs.keys()
     assert all(torch.equal(found.weights[name], theirs[name]) for name in theirs)
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl
 from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap
@@ -39,8 +37,3 @@ def authors_tensor_map(model: Model) -> TensorMap:
         **transformer_xl.authors_tensor_map(model),
         "mem_tokens": TensorLocation(parts=("memory_tokens.initial",), shape=(num, 1, dim)),
     }
-
-
-def weights_from_authors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return our state dict, converted from the authors'."""
-    return transformer_xl.import_weights(tensors, config, authors_tensor_map)

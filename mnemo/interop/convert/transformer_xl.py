@@ -109,16 +109,6 @@ def clamp_from_authors(clamp_len: int | None) -> int | None:
     return clamp_len if clamp_len is not None and clamp_len > 0 else None
 
 
-def weights_from_authors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return our state dict, converted from the authors'."""
-    return import_weights(tensors, config, authors_tensor_map)
-
-
-def weights_from_hugging_face(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return our state dict, converted from that of `TransfoXLLMHeadModel`."""
-    return import_weights(tensors, config, hugging_face_tensor_map)
-
-
 def empty_model(config: ModelConfig) -> Model:
     """Return a model on the meta device: names and shapes without weights."""
     try:
@@ -131,6 +121,7 @@ def empty_model(config: ModelConfig) -> Model:
 def import_weights(
     tensors: Mapping[str, Tensor], config: ModelConfig, tensor_map: Callable[[Model], TensorMap]
 ) -> dict[str, Tensor]:
+    """Return our state dict, converted from tensors with the names of another implementation."""
     model = empty_model(config)
     parameters = {name: tensor for name, tensor in tensors.items() if name not in BUFFERS}
     return import_tensors(tensor_map(model), parameters, dict(model.named_parameters()))

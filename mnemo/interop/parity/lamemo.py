@@ -10,10 +10,9 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import lamemo as convert
-from mnemo.interop.convert.tensor_map import import_tensors
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.parity.reference import Reference
-from mnemo.interop.parity.weights import check_frequencies, check_gradients, require_float64
+from mnemo.interop.parity.weights import check_gradients, load_model
 from mnemo.memory import Lookahead, LookaheadState
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -29,12 +28,9 @@ def check(reference: Reference) -> None:
 def load(reference: Reference, memory: Lookahead) -> Model:
     """Load the file's model as ours, with the given memory."""
     config = convert.config_from_authors(reference.config, memory)
-    model = empty_model(config)
-    tensor_map = convert.authors_tensor_map(model)
-    parameters = require_float64({name: reference.take(name) for name in tensor_map if name in reference})
-    model.load_state_dict(import_tensors(tensor_map, parameters, dict(model.named_parameters())), assign=True)
-    check_frequencies(reference, "pos_emb.inv_freq", config.dim)
-    return model.eval()
+    names = convert.authors_tensor_map(empty_model(config))
+    parameters = {name: reference.take(name) for name in names if name in reference}
+    return load_model(reference, config, convert.authors_tensor_map, parameters, "pos_emb.inv_freq")
 
 
 def compare(reference: Reference, model: Model) -> None:

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import rmt as convert
-from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.parity.reference import Reference
-from mnemo.interop.parity.weights import check_frequencies, check_gradients, require_float64
+from mnemo.interop.parity.weights import check_gradients, load_model
 from mnemo.memory import TokensState
 from mnemo.memory.state import State
 from mnemo.model import Model, Output
@@ -75,11 +74,8 @@ def load(reference: Reference, changes: dict[str, bool]) -> Model:
         config = replace(config, tokens=replace(config.tokens, **changes))
     except ValueError as error:
         raise MnemoError(f"configuration: {error}") from None
-    parameters = require_float64(reference.group("weights/"))
-    model = empty_model(config)
-    model.load_state_dict(convert.weights_from_authors(parameters, config), assign=True)
-    check_frequencies(reference, "weights/pos_emb.inv_freq", config.dim)
-    return model.eval()
+    parameters = reference.group("weights/")
+    return load_model(reference, config, convert.authors_tensor_map, parameters, "weights/pos_emb.inv_freq")
 
 
 def _time_first(rows: Tensor) -> Tensor:

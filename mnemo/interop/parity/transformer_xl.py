@@ -17,7 +17,7 @@ from mnemo.interop.convert import transformer_xl as convert
 from mnemo.interop.convert.tensor_map import TensorMap
 from mnemo.interop.parity.reference import Reference, as_tensor
 from mnemo.interop.parity.segment_runner import SegmentRunner, Setting, refuse_defects, settings
-from mnemo.interop.parity.weights import check_frequencies, check_gradients, require_float64
+from mnemo.interop.parity.weights import check_gradients, load_model
 from mnemo.model import Model, ModelConfig, Output
 from mnemo.model.embedding import Bins
 
@@ -35,7 +35,7 @@ class Dialect:
     prefix: str
     """Prefix of the names of parameters inside the transformer."""
     config: Callable[[Mapping[str, Any]], ModelConfig]
-    weights: Callable[[Mapping[str, Tensor], ModelConfig], dict[str, Tensor]]
+
     tensor_map: Callable[[Model], TensorMap]
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -49,7 +49,6 @@ AUTHORS = Dialect(
     stores_top=True,
     prefix="",
     config=convert.config_from_authors,
-    weights=convert.weights_from_authors,
     tensor_map=convert.authors_tensor_map,
 )
 HUGGING_FACE = Dialect(
@@ -58,7 +57,6 @@ HUGGING_FACE = Dialect(
     stores_top=False,
     prefix="transformer.",
     config=convert.config_from_hugging_face,
-    weights=convert.weights_from_hugging_face,
     tensor_map=convert.hugging_face_tensor_map,
 )
 
@@ -90,12 +88,8 @@ def _check(reference: Reference, dialect: Dialect, config: Mapping[str, Any]) ->
 
 def load(reference: Reference, dialect: Dialect, config: Mapping[str, Any]) -> Model:
     """Load the file's model as ours."""
-    parameters = require_float64(reference.group("param/"))
-    ours = dialect.config(config)
-    model = convert.empty_model(ours)
-    model.load_state_dict(dialect.weights(parameters, ours), assign=True)
-    check_frequencies(reference, f"param/{dialect.prefix}pos_emb.inv_freq", ours.dim)
-    return model.eval()
+    frequencies = f"param/{dialect.prefix}pos_emb.inv_freq"
+    return load_model(reference, dialect.config(config), dialect.tensor_map, reference.group("param/"), frequencies)
 
 
 def _check_segment(reference: Reference, dialect: Dialect, runner: SegmentRunner, index: int, step: Setting) -> Tensor:

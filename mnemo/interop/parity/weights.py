@@ -1,29 +1,38 @@
-"""Checks of weights, position frequencies and gradients that all reference files share."""
+"""Load weights, and compare position frequencies and gradients, as all reference files need it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.interop.convert.tensor_map import TensorMap
+from mnemo.interop.convert.transformer_xl import empty_model, import_weights
 from mnemo.interop.parity.reference import Reference
+from mnemo.model import Model, ModelConfig
 
 
-def require_float64(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters; an error if one of them is not float64."""
+def load_model(
+    reference: Reference,
+    config: ModelConfig,
+    tensor_map: Callable[[Model], TensorMap],
+    parameters: Mapping[str, Tensor],
+    frequencies: str,
+) -> Model:
+    """Build our model with the file's parameters, which must be float64.
+
+    `frequencies`: key of the sinusoids' frequencies, which are compared if the file has them.
+    """
     if any(tensor.dtype != torch.float64 for tensor in parameters.values()):
         raise MnemoError("reference values must be float64")
-    return parameters
-
-
-def check_frequencies(reference: Reference, key: str, dim: int) -> None:
-    """Compare the frequencies of the sinusoids, if the file has them."""
-    if key in reference:
-        exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
-        reference.check("positions", key, 10000.0**-exponents)
+    model = empty_model(config)
+    model.load_state_dict(import_weights(parameters, config, tensor_map), assign=True)
+    if frequencies in reference:
+        exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
+        reference.check("positions", frequencies, 10000.0**-exponents)
+    return model.eval()
 
 
 def check_gradients(reference: Reference, prefix: str, model: nn.Module, tensor_map: TensorMap) -> None:
