@@ -24,7 +24,7 @@ from torch import Tensor
 from mnemo.data.corpus import Split
 from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, one_epoch, stacked
 from mnemo.errors import MnemoError
-from mnemo.inference.segment_scorer import RowReaders, SegmentReader, can_track, in_type, losses_at, open_reader
+from mnemo.inference.segment_scorer import Scorer, can_record, losses_at, open_scorer, with_dtype
 from mnemo.memory.state import Start
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_state_room
@@ -338,12 +338,12 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
     lengths, span = setup.lengths, setup.segment + setup.context
     require_state_room(model.config, _device(model), batch=setup.batch, segment=span, lengths=lengths, cached=True)
     # Attention without memory leaves nothing behind, whatever is said of how much of it counts.
-    remembers = any(setup.lengths) or not can_track(model)
+    remembers = any(setup.lengths) or not can_record(model)
     apart = setup.context > 0 and setup.runs_on and not remembers
     at_once = max(1, TOKENS_AT_ONCE // (span * setup.batch)) if apart else 1
     light, precision = _stored_as_computed(model)
     with precision:
-        readers = {rows: _reader(light, setup, rows) for rows in {setup.batch, at_once * setup.batch}}
+        scorers = {rows: _scorer(light, setup, rows) for rows in {setup.batch, at_once * setup.batch}}
     totals, device = _Totals(len(setup.temperatures), setup.segment), _device(model)
     label = f"scoring {split.name} (memory {_long_range(model, setup.lengths)}, segment {setup.segment})"
     with progress(label, len(split.ids) - setup.batch, unit="tokens") as bar, precision:
@@ -351,12 +351,12 @@ def _read_stream(model: Model, split: Split, setup: _Setup, progress: ShowProgre
             # Memories are empty at first, or zeros that are to stay.
             starts = None if number == 0 or setup.zeros else _starts(batch, setup.forget)
             stored = _stored(batch, setup.context) if remembers else batch.lengths
-            losses = readers[len(batch.tokens)].read(
+            losses = scorers[len(batch.tokens)].score(
                 _sent(batch.tokens, device), _sent(batch.targets, device), _to(stored, device), _to(starts, device)
             )
             bar.advance(totals.add(losses, batch.targets))
-    for reader in readers.values():
-        reader.close()
+    for scorer in scorers.values():
+        scorer.close()
     return totals
 
 
@@ -366,15 +366,15 @@ def _stored_as_computed(model: Model) -> tuple[Model, AbstractContextManager[Any
     In half precision on a GPU the weights, which are only read, are stored so: nothing is left to be cast.
     """
     device = _device(model).type
-    if device == "cuda" and torch.is_autocast_enabled(device) and can_track(model):
-        return in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
+    if device == "cuda" and torch.is_autocast_enabled(device) and can_record(model):
+        return with_dtype(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
     return model, nullcontext()
 
 
-def _reader(model: Model, setup: _Setup, rows: int) -> SegmentReader | RowReaders:
+def _scorer(model: Model, setup: _Setup, rows: int) -> Scorer:
     """Of so many rows at a time, behind empty memories or zeros."""
     state = (model.zeros if setup.zeros else model.init)(rows, setup.lengths, cached=True)
-    return open_reader(model, state, setup.segment + setup.context, setup.temperatures)
+    return open_scorer(model, state, setup.segment + setup.context, setup.temperatures)
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -82,7 +82,7 @@ def test_rings_equal_windows(changes: dict[str, Any]) -> None:
     for step in range(6, 29):
         token = tokens[:, step : step + 1]
         assert_close(rings.feed(token).hidden, windows.feed(token).hidden)
-    assert rings.windows is None
+    assert rings.plain is None
     assert_same_state(valid_part(rings.state()), valid_part(windows.state()))
 
 
@@ -163,8 +163,8 @@ def test_text_written_in_rings_is_the_same(options: dict[str, Any], monkeypatch:
         model, prompts, num_tokens=15, segment=SEGMENT, seed=3, on_token=lambda _, t: seen.append(t), **options
     )
     assert torch.equal(got.tokens, expected.tokens) and torch.equal(torch.stack(seen, 1), got.tokens)
-    assert_close(got.reading.hidden, expected.reading.hidden)
-    on = [generate(model, state=result.reading, num_tokens=9, segment=SEGMENT) for result in (got, expected)]
+    assert_close(got.text_state.hidden, expected.text_state.hidden)
+    on = [generate(model, state=result.text_state, num_tokens=9, segment=SEGMENT) for result in (got, expected)]
     assert torch.equal(on[0].tokens, on[1].tokens)
 
 
@@ -205,7 +205,7 @@ def test_recorded_rings_equal_windows_on_a_gpu(name: str) -> None:
     for step in range(6, 29):
         token = tokens[:, step : step + 1]
         assert_close(rings.feed(token).hidden, windows.feed(token).hidden)
-    assert rings.step is not None and rings.step.graph is not None
+    assert rings.step is not None and rings.step.is_recorded
     written = generate(model, tokens[:, :5].cpu(), num_tokens=20, segment=SEGMENT, top_k=5).tokens
     alone = generate(model.cpu(), tokens[:, :5].cpu(), num_tokens=20, segment=SEGMENT, top_k=5).tokens
     assert torch.equal(written, alone)
