@@ -29,7 +29,7 @@ from mnemo.recipes.recipe import TrainConfig
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.precision import autocast, state_dtype
-from mnemo.training.segment_window import Window
+from mnemo.training.update_input import UpdateInput
 
 EXACT = 1e-10
 """Largest difference of losses, logits and weights in float64, relative to max(1, largest value)."""
@@ -136,7 +136,7 @@ class Trainer:
     def step(self, batches: list[Batch]) -> Tensor:
         """The mean loss of the batches, which gradient flows through, before the update."""
         counts = tuple(batch.targets.numel() for batch in batches)
-        done = self.engine.update(Window(tuple(batches), counts), self.states, self.lr)
+        done = self.engine.update(UpdateInput(tuple(batches), counts), self.states, self.lr)
         self.states = done.states
         return done.loss
 

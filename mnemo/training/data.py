@@ -19,7 +19,7 @@ from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.recipe import EvalConfig, Recipe
 from mnemo.training.distributed import Rows
 from mnemo.training.processes import Alone, AnyWorld
-from mnemo.training.tasks import answer_loss, check_task, task_info, task_stream
+from mnemo.training.task_data import answer_loss, check_task, task_info, task_stream
 
 
 class Scored(NamedTuple):

@@ -53,11 +53,11 @@ class World(Protocol):
         ...
 
 
-class Told(MnemoError):
+class ReportedByMain(MnemoError):
     """An error that the main process reports for all."""
 
 
-class OfRank(MnemoError):
+class RankError(MnemoError):
     """An error of one process that is not the main one."""
 
 
@@ -127,7 +127,7 @@ class Ranks:
         if failure is not None:
             raise failure
         if message[1] is not None:
-            raise Told(message[1])
+            raise ReportedByMain(message[1])
         return message[0]
 
     def together(self, work: Callable[[], T]) -> T:
@@ -145,7 +145,7 @@ class Ranks:
         rank, text = failed[0]
         if self.rank == 0:
             raise failure or MnemoError(f"rank {rank}: {text}")
-        raise Told(text)
+        raise ReportedByMain(text)
 
 
 AnyWorld = Alone | Ranks
@@ -236,12 +236,12 @@ def _name_of_start(store: Any, rank: int, size: int, timeout: float) -> str:
 def _named_by_rank() -> Iterator[None]:
     try:
         yield
-    except (Told, CheckFailed):
+    except (ReportedByMain, CheckFailed):
         raise
     except MnemoError as error:
         if is_main():
             raise
-        raise OfRank(f"rank {_number('RANK', 0)}: {error}") from None
+        raise RankError(f"rank {_number('RANK', 0)}: {error}") from None
 
 
 @contextmanager

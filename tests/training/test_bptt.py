@@ -17,7 +17,7 @@ from mnemo.memory import MemoryTokens
 from mnemo.memory.state import leaves, nbytes
 from mnemo.model import Model, Output
 from mnemo.model.layers import DropoutConfig
-from mnemo.training.bptt import Method, Past, Read, Scored, Step, backward
+from mnemo.training.bptt import Method, Scored, SegmentFunction, SegmentResult, SlidingHistory, backward
 
 FLAT: tuple[Method, ...] = ("checkpoint", "replay")
 SCORED: tuple[Scored, ...] = get_args(Scored)
@@ -29,10 +29,10 @@ def text(num_segments: int, length: int = 3, batch: int = 2) -> list[tuple[Tenso
     return list(zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True))
 
 
-def steps(model: Model) -> Step:
-    def step(segment: tuple[Tensor, Tensor], state: Any, scored: bool) -> Read:
+def steps(model: Model) -> SegmentFunction:
+    def step(segment: tuple[Tensor, Tensor], state: Any, scored: bool) -> SegmentResult:
         out, state = model(segment[0], state)
-        return Read(model.loss(out, segment[1]).mean() if scored else None, state, out.hidden.detach().sum())
+        return SegmentResult(model.loss(out, segment[1]).mean() if scored else None, state, out.hidden.detach().sum())
 
     return step
 
@@ -92,12 +92,12 @@ class Probes:
             torch.zeros(2, 3, model.config.dim, dtype=torch.float64, requires_grad=True) for _ in range(count)
         ]
 
-    def step(self, index: int, state: Any, scored: bool) -> Read:
+    def step(self, index: int, state: Any, scored: bool) -> SegmentResult:
         tokens, targets = self.segments[index]
         assert self.model.memory_tokens is not None
         x = self.model.embedding(tokens) + self.zeros[index]
         hidden, state = self.model.memory_tokens(x, state, self.model.run)
-        return Read(self.model.loss(Output(hidden, {}), targets).sum() if scored else None, state)
+        return SegmentResult(self.model.loss(Output(hidden, {}), targets).sum() if scored else None, state)
 
     def reached(self) -> list[bool]:
         found = [zero.grad is not None and bool(zero.grad.abs().max() > 1e-12) for zero in self.zeros]
@@ -111,7 +111,7 @@ class Probes:
 def test_gradient_reaches_exactly_the_segments_asked_for(depth: int, method: Method) -> None:
     model = random_model(tokens=MemoryTokens(num=2), memory=2, num_layers=2)
     probes = Probes(model, 5)
-    past = Past(model.init(2))
+    past = SlidingHistory(model.init(2))
     for index in range(5):
         reads = backward(probes.step, [*past.segments, index], past.state, scored="last", method=method)
         assert probes.reached() == [max(0, index - depth) <= place <= index for place in range(5)]
@@ -128,8 +128,10 @@ def test_a_cache_carries_no_gradient() -> None:
     assert probes.reached() == [False, False, True]
 
 
-def slide(model: Model, segments: list[tuple[Tensor, Tensor]], depth: int, stale: bool) -> tuple[Past, Read]:
-    past, last = Past(model.init(2)), None
+def slide(
+    model: Model, segments: list[tuple[Tensor, Tensor]], depth: int, stale: bool
+) -> tuple[SlidingHistory, SegmentResult]:
+    past, last = SlidingHistory(model.init(2)), None
     for segment in segments:
         reads = backward(steps(model), [*past.segments, segment], past.state)
         past, last = past.after(segment, reads, depth, stale), reads[-1]

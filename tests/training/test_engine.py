@@ -30,8 +30,8 @@ from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
 from mnemo.training import Status, Unwatched, create_run, fresh_states, train, trainer
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
-from mnemo.training.pace import pace
-from mnemo.training.segment_window import Window, go_on
+from mnemo.training.training_speed import training_speed
+from mnemo.training.update_input import UpdateInput, after_update
 
 TINY: dict[str, Any] = dict(vocab_size=11, num_layers=3, dim=8, num_heads=2, head_dim=4, inner_dim=12)
 UNCOMPILED = ("infinite", "lstm")
@@ -76,7 +76,7 @@ class Rerun:
         return output, replay
 
 
-def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[Window]:
+def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[UpdateInput]:
     """Random batches; the third one is short, and rows start anew before the fifth."""
     generator, result, past = torch.Generator().manual_seed(1), [], []
     again = config.bptt if config.bptt_window == "sliding" else 0
@@ -88,18 +88,18 @@ def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[Window]:
             starts = torch.arange(config.batch) == 1 if number == 4 else None
             batches.append(Batch(tokens, targets, None, starts))
         seen = [*past, *batches]
-        result.append(Window.of(seen, len(past), config))
+        result.append(UpdateInput.of(seen, len(past), config))
         past = seen[-again:] if again else []
     return result
 
 
-def trained(engine: Engine, steps: list[Window], config: TrainConfig) -> tuple[list[Tensor], Any]:
+def trained(engine: Engine, steps: list[UpdateInput], config: TrainConfig) -> tuple[list[Tensor], Any]:
     """Losses, gradient norms and weights of a run, and the states that it ends with."""
     states, past, found = fresh_states(engine.model, config.batch, config.accumulate), (), []
     for number, window in enumerate(steps):
         done = engine.update(window, states, lr=2.0**-7 * (1 + number))
         begins = (*past, *({"number": number} for _ in window.batches[len(past) :]))
-        states, past = go_on(states, done.borders, begins, config)
+        states, past = after_update(states, done.borders, begins, config)
         found += [done.loss, done.grad_norm]
     return [*found, *(p.detach() for p in engine.model.parameters())], states
 
@@ -395,9 +395,9 @@ class StopAt(Unwatched):
 
 def test_the_pace_of_a_model_is_measured() -> None:
     config = TrainConfig(batch=2, segment=5, bptt=1, device="cpu")
-    found = pace(ModelConfig(**TINY, tokens=MemoryTokens(num=2)), config, updates=2, rounds=3)
+    found = training_speed(ModelConfig(**TINY, tokens=MemoryTokens(num=2)), config, updates=2, rounds=3)
     assert len(found.seconds) == 3 and found.tokens == 10 and found.peak_bytes is None
     assert found.tokens_per_second == 10 / sorted(found.seconds)[1]
     assert found.step == "not compiled, no CUDA graph (device cpu)" and found.loss > 0
     context = TrainConfig(batch=2, segment=5, context=3, device="cpu")
-    assert pace(ModelConfig(**TINY), context, updates=1, rounds=1).tokens == 10
+    assert training_speed(ModelConfig(**TINY), context, updates=1, rounds=1).tokens == 10

@@ -21,7 +21,7 @@ from mnemo.papers.xl.recipes import seeded, seeds
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.plots import bar_figure
 from mnemo.storage.checkpoint import read_json, write_json
-from mnemo.training.pace import pace
+from mnemo.training.training_speed import training_speed
 
 FIT, TRAIN_FITTED = "xl-fit-length", "xl-train-fitted"
 FOUND = "length.json"
@@ -123,7 +123,7 @@ def measured_bytes(recipe: Recipe) -> float:
     """Most GPU memory that is taken at any time of an update, as it is written: neither compiled nor recorded."""
     before = allocated(torch.device("cuda"))
     plain = replace(recipe.train, compile=False, cuda_graph=False, device="cuda")
-    peak = pace(recipe.model, plain, updates=1, rounds=1).peak_bytes
+    peak = training_speed(recipe.model, plain, updates=1, rounds=1).peak_bytes
     assert peak is not None
     return float(peak - before)
 
