@@ -1,11 +1,13 @@
 # `make demo` and `make test` need nothing but Python 3.11 or 3.12: both make .venv first.
+# `make same BASE=<commit>` checks that the working tree computes the same numbers as that commit, bit by bit;
+# CASES="lstm plan" selects cases, and `make same-list` lists them.
 
 CANDIDATES = python3 python3.12 python3.11
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 STAMP = .venv/installed
 WORKERS = 2
 
-.PHONY: demo test test-all venv lint clean
+.PHONY: demo test test-all test-gpu same same-list venv lint clean
 
 demo: venv
 	.venv/bin/mnemo demo
@@ -16,8 +18,20 @@ test: lint
 test-all: lint
 	.venv/bin/pytest -n $(WORKERS)
 
+# Needs no .venv: machines with a GPU often bring their own torch. `make test-gpu PYTHON=python3 COMMIT=...`
+test-gpu:
+	$(or $(PYTHON),.venv/bin/python) -m pytest -m "(gpu or native) and not thorough" \
+	    --continue-on-collection-errors --record docs/measurements/test-gpu.json $(if $(COMMIT),--commit $(COMMIT)) \
+	    $$(grep -rlE --include='test_*.py' 'mark\.(gpu|native)|NATIVE' tests)
+
+same: venv
+	.venv/bin/python -m tools.same $(BASE) $(if $(CASES),--cases $(CASES))
+
+same-list: venv
+	.venv/bin/python -m tools.same --list
+
 lint: venv
-	.venv/bin/ruff check mnemo tests
+	.venv/bin/ruff check mnemo tests tools
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv/bin/pyright
 
 venv: $(STAMP)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mnemo.data.prepare import prepare
     from mnemo.data.streams import Batch, ContiguousStream, SentenceStream
     from mnemo.errors import CheckFailed, MnemoError
-    from mnemo.evaluation.perplexity import Score, evaluate
+    from mnemo.evaluation.perplexity import evaluate
+    from mnemo.evaluation.score import Score
     from mnemo.inference.decoder import Decoder, DecodeState
     from mnemo.inference.generation import generate
     from mnemo.memory import LSTM, QRNN, XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
     from mnemo.ops import relative_attention, relative_attention_reference
     from mnemo.recipes.presets import preset
     from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
-    from mnemo.storage.checkpoint import LoadedRun, open_run
     from mnemo.storage.memory_file import load_memory, save_memory
+    from mnemo.storage.run_folder import LoadedRun, open_run
     from mnemo.training import create_run, train
 
 _HOME = {
-    "mnemo.storage.checkpoint": ("LoadedRun", "open_run"),
+    "mnemo.storage.run_folder": ("LoadedRun", "open_run"),
     "mnemo.data.corpus": ("Corpus", "Split"),
     "mnemo.data.prepare": ("prepare",),
     "mnemo.data.streams": ("Batch", "ContiguousStream", "SentenceStream"),
     "mnemo.inference.decoder": ("DecodeState", "Decoder"),
     "mnemo.model.embedding": ("EmbeddingConfig",),
     "mnemo.errors": ("CheckFailed", "MnemoError"),
-    "mnemo.evaluation.perplexity": ("Score", "evaluate"),
+    "mnemo.evaluation.perplexity": ("evaluate",),
+    "mnemo.evaluation.score": ("Score",),
     "mnemo.model.layers": ("DropoutConfig",),
     "mnemo.inference.generation": ("generate",),
     "mnemo.memory": ("Compressive", "Infinite", "LSTM", "Lookahead", "MemoryTokens", "Plan", "QRNN", "XL"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mnemo import __version__
-from mnemo.cli.complaints import first_line, nearest_flag
 from mnemo.errors import CheckFailed, MnemoError, one_line, shorten, unknown
 
 
@@ -82,35 +79,14 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _run_verb(verb: str, argv: list[str]) -> int:
+    from mnemo.cli import arguments
+
     module = importlib.import_module(VERBS[verb].module)
     own_main = getattr(module, "main", None)
     if own_main is not None:
         return own_main(argv)
-    args = _parse(verb, module, argv)
+    args = arguments.parse(verb, module, argv)
     return module.run(args)
-
-
-def _parse(verb: str, module: Any, argv: list[str]) -> Any:
-    """A verb's arguments; what is wrong with them in one line, not in the parser's box."""
-    import tyro
-
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                module.Args,
-                prog=f"mnemo {verb}",
-                description=module.__doc__,
-                args=argv,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as stop:
-        if not stop.code or not complaint.getvalue():
-            raise
-        text = complaint.getvalue()
-        near = nearest_flag(text)
-        hint = f"did you mean '{near}'?" if near else f"mnemo {verb} --help lists the options"
-        raise MnemoError(f"{first_line(text)}; {hint}") from None
 
 
 def _help() -> str:

@@ -15,16 +15,17 @@ from torch import Tensor
 from mnemo import analysis
 from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceObserver
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Which
+from mnemo.cli.runs import OpenedRun
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_state_room
 from mnemo.report.analysis_page import TextAnalysis, write_analysis
-from mnemo.report.measures import bits
 from mnemo.report.shaded_text import passages
 from mnemo.report.summary import plan_words
 from mnemo.report.svg import slugify
+from mnemo.storage.run_folder import Which
+from mnemo.units import bits
 
 STDIN = "-"
 

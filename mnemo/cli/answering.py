@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from mnemo.cli import console, runs
-from mnemo.cli.runs import Precision, Which
+from mnemo.cli.runs import Precision
 from mnemo.data.tasks import AnyTask, TaskSplit
 from mnemo.evaluation.task_accuracy import AnswerScore, answer
-from mnemo.storage.checkpoint import LoadedRun, open_run
+from mnemo.storage.run_folder import LoadedRun, Which, open_run
 
 
 def score_answers(

@@ -21,7 +21,8 @@ from mnemo.bench.curves import SEEDS, loss_curves
 from mnemo.bench.lookahead import Overhead, measure_overhead
 from mnemo.cli import console
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.storage.checkpoint import pick_device, write_json
+from mnemo.files.json_file import write_json
+from mnemo.storage.weights import pick_device
 
 FORMAT_VERSION = 1
 LOOKAHEAD_LIMIT = 1.7

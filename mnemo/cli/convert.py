@@ -24,13 +24,14 @@ from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
 from mnemo.data.tokenizers import WordTokenizer
 from mnemo.errors import MnemoError
-from mnemo.evaluation.perplexity import Score, evaluate
+from mnemo.evaluation.perplexity import evaluate
+from mnemo.evaluation.score import Score
 from mnemo.interop.convert.reading import Converted, Given, read
 from mnemo.interop.convert.writing import check_free, corpus_info, write_published, write_run
 from mnemo.memory.state import Start
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 
 PUBLISHED_SIZES = {
     WIKITEXT103_WORDS: "wikitext-103",

@@ -18,13 +18,14 @@ from mnemo import __version__
 from mnemo.data.streams import one_epoch
 from mnemo.data.tasks import RecallStream
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json, write_json
 from mnemo.memory import LSTM, QRNN, XL, AnyMemory, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
 from mnemo.model.positions import NoPositions, Relative
 from mnemo.progress import Advance, ShowProgress
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.storage.checkpoint import open_run, read_json, write_json
+from mnemo.storage.run_folder import open_run
 from mnemo.training import Data, Monitor, Outcome, Scored, Status, create_run, train
 
 RECALL_SEGMENT = 34
@@ -84,7 +85,7 @@ def new_folder(out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         if not (out / MARKER).is_file():
             raise MnemoError(f"{out} exists and was not made by mnemo demo: choose another folder with --out")
-        read_json(out / MARKER)
+        load_json(out / MARKER)
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / MARKER, {"mnemo_version": __version__})

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from mnemo.cli.console import print_json
-from mnemo.storage.checkpoint import RUNS, export_run, find_run
+from mnemo.storage.run_folder import RUNS, Which, export_run, find_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Args:
     """Folder of a run, or its name."""
     output: Path | None = None
     """Folder to make; RUN/export when left out."""
-    which: Literal["best", "last"] = "best"
+    which: Which = "best"
     """The checkpoint with the lowest validation loss, or the newest."""
     runs: Path = RUNS
     """Folder of runs."""

@@ -17,7 +17,7 @@ import tyro
 from torch import Tensor
 
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Precision, Which
+from mnemo.cli.runs import OpenedRun, Precision
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
@@ -26,6 +26,7 @@ from mnemo.inference.ring_decoder import suits
 from mnemo.inference.sampling import Sampling
 from mnemo.inference.segment_scorer import with_dtype
 from mnemo.memory.state import to
+from mnemo.storage.run_folder import Which
 
 LONG_PROMPT = 4096
 """Tokens from which on reading the prompt shows its progress."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import io
 import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
-from mnemo.cli.complaints import first_line
+from mnemo.cli.arguments import flag, one_line_errors, refuse_unknown
 from mnemo.errors import MnemoError, unknown
 
 T = TypeVar("T")
@@ -41,9 +39,8 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
     default, rest = _choose(default, list(argv))
     rows = [f"{choice.flag} {{{','.join(choice.kinds)}}} (now: {_kind_of(choice)})" for choice in choices(default)]
     text = "\n\n".join([description, "Kinds, whose own fields are listed below:", "\n".join(rows)])
-    errors = io.StringIO()
     try:
-        with redirect_stderr(errors):
+        with one_line_errors():
             value, left = tyro.cli(
                 kind,
                 prog=prog,
@@ -53,31 +50,25 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
                 config=(tyro.conf.AvoidSubcommands,),
                 return_unknown_args=True,
             )
-    except SystemExit as stop:
-        if stop.code:
-            raise MnemoError(_with_flags(first_line(errors.getvalue()), default)) from None
-        raise
-    except ValueError as error:  # from the outermost configuration, which the parser does not catch
-        raise MnemoError(_with_flags(str(error), default)) from None
-    _refuse(left, default)
+    except (MnemoError, ValueError) as error:  # tyro does not catch errors of the outermost configuration
+        raise MnemoError(_with_flags(str(error), rest, default)) from None
+    refuse_unknown(left, known_flags(default))
     return value
 
 
-def _with_flags(message: str, default: Any) -> str:
-    """The message with flags in place of the fields that configurations speak of, where just one flag is meant."""
+def _with_flags(message: str, argv: Sequence[str], default: Any) -> str:
+    """The message with flags in place of field names; of several flags with that name, the one in `argv`."""
     flags: dict[str, set[str]] = {}
     for name in known_flags(default):
         flags.setdefault(name.lstrip("-").rpartition(".")[2].replace("-", "_"), set()).add(name)
+    given = {word.partition("=")[0].replace("_", "-") for word in argv}
 
     def named(match: re.Match[str]) -> str:
         found = flags.get(match[0], set())
+        found = found & given or found
         return next(iter(found)) if len(found) == 1 else match[0]
 
-    return re.sub(r"(?<![\w.-])[a-z]+(_[a-z]+)+\b", named, message)
-
-
-def flag(path: Sequence[str]) -> str:
-    return "--" + ".".join(path).replace("_", "-")
+    return re.sub(r"(?<![\w.-])[a-z]+(_[a-z]+)+\b|^[a-z]+(?= = )", named, message)
 
 
 def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
@@ -93,7 +84,7 @@ def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
 
 def known_flags(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     for name, _, item in _fields(value):
-        here = path if name == "recipe" else (*path, name.rstrip("_"))
+        here = path if name == "recipe" else (*path, name)
         if dataclasses.is_dataclass(item):
             yield from known_flags(item, here)
         else:
@@ -180,11 +171,3 @@ def _with(value: T, path: Sequence[str], new: Any) -> T:
     changed = copy.copy(value)
     object.__setattr__(changed, name, _with(getattr(value, name), rest, new) if rest else new)
     return changed
-
-
-def _refuse(left: Sequence[str], default: Any) -> None:
-    for word in left:
-        if word.startswith("-"):
-            raise unknown("option", word.partition("=")[0], known_flags(default))
-    if left:
-        raise MnemoError(f"unexpected argument '{left[0]}'")

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import tyro
 
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Which
+from mnemo.cli.runs import OpenedRun
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextScore, TextState, read
 from mnemo.memory.state import nbytes
 from mnemo.storage.memory_file import save_memory
+from mnemo.storage.run_folder import Which
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, run_cell, run_here
 from mnemo.papers.store import Found, grid_folder, read_grid, save_grid
 from mnemo.report.files import write_text
-from mnemo.storage.checkpoint import pick_device
+from mnemo.storage.weights import pick_device
 
 OUT = Path("runs/reproduce")
 EXIT_INTERRUPTED = 130

@@ -20,13 +20,13 @@ from mnemo.data.prepare import load
 from mnemo.data.sources import Part
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
-from mnemo.evaluation.perplexity import bits, perplexity
+from mnemo.files.json_file import load_json, write_json
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
-from mnemo.storage.checkpoint import TOKENIZER, LoadedRun, open_run, read_json, write_json
 from mnemo.storage.memory_file import load_memory
+from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
+from mnemo.units import bits, perplexity
 
-Which = Literal["best", "last"]
 Precision = Literal["auto", "fp32", "bf16"]
 UNKNOWN_CORPUS = "unknown"
 """What a run that was converted without a corpus says of it."""
@@ -49,7 +49,7 @@ def open_with_tokenizer(name: str, which: Which, device: str) -> OpenedRun:
     path = run.path / TOKENIZER
     if not path.exists():
         raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
-    tokenizer = from_json(read_json(path).get("tokenizer"))
+    tokenizer = from_json(load_json(path).get("tokenizer"))
     if tokenizer.vocab_size != run.model.config.vocab_size:
         raise MnemoError(f"{path} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}")
     return OpenedRun(run, tokenizer)

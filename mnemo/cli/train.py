@@ -37,7 +37,7 @@ from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.presets import documentation, listing, preset
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.checkpoint import RECIPE, RUNS, find_run, read_header
+from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
 from mnemo.training import Outcome, Unwatched, create_run, train
 from mnemo.training.metrics_log import Service, open_tracker
 from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_start_again, starts_again
@@ -98,7 +98,7 @@ def _resume(argv: list[str]) -> int:
     default = Resume(resume=tyro.MISSING)
     args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Go on with a run.")
     folder = find_run(args.resume, args.runs)
-    config = read_header(folder).recipe.train
+    config = load_header(folder).recipe.train
     with joined(config.device, config.timeout) as world, _watching() as watcher:
         return _run(folder, watcher, args, world)
 
@@ -142,7 +142,7 @@ def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
         raise MnemoError("name a preset first: mnemo train PRESET [options]; mnemo train --list shows them")
     runs, _ = overrides.take("--runs", argv)
     folder = find_run(source, Path(runs or RUNS))
-    return folder.name, read_header(folder).recipe, argv
+    return folder.name, load_header(folder).recipe, argv
 
 
 def _free_name(runs: Path, base: str) -> str:
@@ -150,7 +150,7 @@ def _free_name(runs: Path, base: str) -> str:
 
 
 def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld) -> int:
-    header = read_header(folder)
+    header = load_header(folder)
     watcher.unit = str(header.corpus.get("unit"))
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
     outcome = train(folder, monitor=watcher, tracker=tracker, world=world)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any, Protocol, TextIO
 
 from mnemo.cli.console import Progress, format_count, format_time
 from mnemo.training import Monitor, Status
+from mnemo.units import bits, perplexity
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -41,8 +41,8 @@ def watching(stream: TextIO | None = None) -> Iterator[Watcher]:
 
 def format_loss(nats: float, unit: str) -> str:
     if unit in ("byte", "char"):
-        return f"{nats / math.log(2):.4f} bpc"
-    return f"{math.exp(min(nats, 700)):.2f} ppl"
+        return f"{bits(nats):.4f} bpc"
+    return f"{perplexity(nats):.2f} ppl"
 
 
 def format_status(status: Status, unit: str) -> str:

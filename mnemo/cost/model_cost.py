@@ -43,7 +43,8 @@ from mnemo.model.positions import Relative, Shaw
 from mnemo.ops.cpu import eager
 from mnemo.recipes.presets import LISTING, PRESETS, preset
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.checkpoint import RUNS, build_model, find_run, read_header
+from mnemo.storage.run_folder import RUNS, find_run, load_header
+from mnemo.storage.weights import build_model
 from mnemo.training.precision import state_dtype
 
 LARGEST_PATTERN = 2**14
@@ -200,7 +201,7 @@ def find_recipe(name: str) -> Recipe:
     if name.partition("@")[0] in PRESETS:
         return preset(name)
     try:
-        return read_header(find_run(name)).recipe
+        return load_header(find_run(name)).recipe
     except MnemoError:
         if (RUNS / name).exists() or "/" in name or name.startswith("."):
             raise

@@ -12,12 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +31,6 @@ HEADER = "header.json"
 SPLITS = ("train", "valid", "test")
 DOCUMENT_DTYPE = np.dtype("<i8")
 _BLOCK = 1 << 24
-_STALE_SECONDS = 24 * 3600
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -246,7 +240,7 @@ class IdWriter:
         self._file.close()
 
     def finish(self, *, num_bytes: int, num_words: int, num_lines: int) -> SplitHeader:
-        _sync(self._file)
+        self._file.flush()
         return SplitHeader(
             file=f"{self._name}.bin",
             dtype=self._dtype.name,
@@ -264,9 +258,7 @@ class IdWriter:
         if len(begins) < 2:
             return None
         path = self._folder / f"{self._name}.documents.bin"
-        with path.open("wb") as file:
-            file.write(begins.data)
-            _sync(file)
+        path.write_bytes(begins.data)
         return DocumentsHeader(file=path.name, count=len(begins), sha256=_sha256(path))
 
 
@@ -289,46 +281,3 @@ def write_header(
     }
     with (folder / HEADER).open("w", encoding="utf-8") as file:
         json.dump(header, file, indent=1)
-        _sync(file)
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of `target` when all went well, and vanishes otherwise."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
-        yield folder
-        folder.chmod(0o755)
-        _swap_in(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _swap_in(folder: Path, target: Path) -> None:
-    """Rename, and again where another process put its own folder there in the meantime."""
-    old = folder.with_suffix(".old")
-    for last in (False, False, True):
-        shutil.rmtree(old, ignore_errors=True)
-        with suppress(FileNotFoundError):
-            target.rename(old)
-        try:
-            folder.rename(target)
-            break
-        except OSError:
-            if last:
-                raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_stale(target: Path) -> None:
-    """Folders that a killed process left behind."""
-    for path in target.parent.glob(f".{target.name}.*"):
-        if path.suffix in (".partial", ".old") and time.time() - path.stat().st_mtime > _STALE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from mnemo.data.published import Download
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.progress import ShowProgress, silent
 
 TIMEOUT_SECONDS = 60
@@ -34,7 +34,7 @@ def fetch(download: Download, folder: Path, show: ShowProgress = silent) -> Path
             f"{download.file} was downloaded with checksum {found}, expected {download.checksum}; "
             "it was removed, try again"
         )
-    os.replace(part, target)
+    atomic.rename_file(part, target)
     return target
 
 
@@ -101,7 +101,6 @@ def _save(response: Any, part: Path, done: int, show: ShowProgress) -> None:
             file.write(block)
             done += len(block)
             bar.advance(len(block))
-        file.flush()
-        os.fsync(file.fileno())
+    atomic.sync(part)
     if total is not None and done != total:
         raise EOFError(f"the connection ended after {done:,} of {total:,} bytes")

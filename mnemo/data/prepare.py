@@ -18,6 +18,7 @@ from mnemo.data.published import CORPORA, PYTHON, Option, Published
 from mnemo.data.sources import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.progress import ShowProgress, silent
 
 DEFAULT_BPE_SIZE = 8192
@@ -52,7 +53,7 @@ def prepare(
         problems = _check_files(name, known, texts) if known else []
         _decide(problems, keep)
         chosen = _make_tokenizer(option, name, texts, vocab_size, show)
-        with corpora.new_folder(target) as new:
+        with atomic.new_folder(target, replace=True) as new:
             splits = _encode(new, name, texts, chosen, show)
             problems += _check_sizes(name, known, option, vocab_size, chosen, splits) if known else []
             _decide(problems, keep)

@@ -9,11 +9,13 @@ import torch
 
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.checkpoint import TOKENIZER, RunHeader, open_run, read_json, save_checkpoint, write_header
+from mnemo.storage.checkpoint import save_checkpoint
+from mnemo.storage.run_folder import TOKENIZER, RunHeader, open_run, write_header
 
 
 class Pretrained(NamedTuple):
@@ -32,7 +34,7 @@ def from_run(run: str | Path, which: Literal["best", "last"] = "best", device: s
     """A trained run, given by its folder or by its name under `runs`, as model and tokenizer."""
     opened = open_run(run, which, device)
     path = opened.path / TOKENIZER
-    core = from_json(read_json(path).get("tokenizer")) if path.exists() else None
+    core = from_json(load_json(path).get("tokenizer")) if path.exists() else None
     if core is not None and core.vocab_size != opened.recipe.model.vocab_size:
         raise MnemoError(f"{path} has {core.vocab_size} symbols, the model {opened.recipe.model.vocab_size}")
     config = MnemoConfig(opened.recipe.model, segment=opened.recipe.train.segment, start=opened.start)

@@ -24,7 +24,8 @@ from mnemo.hf.folders import from_run
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.inference.generation import read
-from mnemo.storage.checkpoint import RECIPE, RUNS, pick_device
+from mnemo.storage.run_folder import RECIPE, RUNS
+from mnemo.storage.weights import pick_device
 
 try:
     from lm_eval.api.instance import Instance

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizer
 
 from mnemo.data.tokenizers import REPLACEMENT, AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, from_json
 from mnemo.errors import MnemoError
-from mnemo.storage.checkpoint import read_json, write_json
+from mnemo.files.json_file import load_json, write_json
 
 FILE = "mnemo_tokenizer.json"
 PADDING = "<|padding|>"
@@ -32,7 +32,7 @@ class MnemoTokenizer(PreTrainedTokenizer):
         if description is None:
             if vocab_file is None:
                 raise MnemoError(f"a Mnemo tokenizer is read from its folder, which has a file {FILE}")
-            description = read_json(Path(vocab_file)).get("tokenizer")
+            description = load_json(Path(vocab_file)).get("tokenizer")
         self.core: AnyTokenizer = from_json(description)
         self._symbols = _symbols(self.core)
         self._ids = {symbol: index for index, symbol in enumerate(self._symbols)}

@@ -21,10 +21,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from mnemo.data.streams import Batch, Stream, one_epoch
 from mnemo.errors import MnemoError
+from mnemo.files.tensor_file import load_tensors, write_tensors
 from mnemo.hf.cache import MnemoCache
 from mnemo.hf.modeling import IGNORED, MnemoForCausalLM
 from mnemo.memory.state import leaves, tree_map
-from mnemo.storage.checkpoint import check_like, read_tensors, write_tensors
+from mnemo.storage.weights import check_like
 
 MEMORY_FILE = "memory.safetensors"
 """In a checkpoint of the Trainer: the memory at its step."""
@@ -122,7 +123,7 @@ class StreamTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         path = Path(resume_from_checkpoint) / MEMORY_FILE
-        tensors = read_tensors(path)
+        tensors = load_tensors(path)
         core: MnemoForCausalLM = self.accelerator.unwrap_model(self.model)
         batch = len(next(iter(tensors.values()))) if tensors else 1
         self._memories[True] = MnemoCache(_state_of(core, tensors, batch, path))

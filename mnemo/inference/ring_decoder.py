@@ -23,7 +23,7 @@ from mnemo.memory.protocol import Relation
 from mnemo.memory.state import State, select
 from mnemo.memory.xl import XLCache, XLOpen, XLStage
 from mnemo.model.embedding import TokenEmbedding
-from mnemo.model.layers import TransformerLayer, rotate
+from mnemo.model.layers import TransformerLayer, add_norm, rotate
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
 from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
@@ -169,7 +169,8 @@ class Rings:
         """Read a token (B, 1) of every row; return the last layer's rows (B, 1, D)."""
         x = embed(self.model.embedding, tokens)
         for index, layer in enumerate(self.layers):
-            x = finish(layer, x, self._attend(index, layer, x)[:, None])
+            context = self._attend(index, layer, x)[:, None]
+            x = layer.finish(x, context, add_norm=fused_add_norm)
         self._advance()
         return x
 
@@ -257,20 +258,11 @@ def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
     return x * embedding.dim**0.5
 
 
-def finish(layer: TransformerLayer, x: Tensor, context: Tensor) -> Tensor:
-    """As the layer does, with residual sums and layer norms in one kernel where there is one."""
-    norms = (layer.norm_attention, layer.norm_feed_forward)
-    first, second = norms[::-1] if layer.pre else norms
-    if not (decode_kernels.take(x) and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)):
-        return layer.finish(x, context)
-    total, x = add_norm(x, layer.attention.output(context), first)
-    if layer.pre:
-        return total + layer.feed_forward(x)
-    return add_norm(x, layer.feed_forward(x), second)[1]
-
-
-def add_norm(x: Tensor, y: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    return decode_kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
+def fused_add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """As `layers.add_norm`, in one kernel where there is one: for layer norms."""
+    if not (decode_kernels.take(x) and isinstance(norm, nn.LayerNorm)):
+        return add_norm(x, branch, norm)
+    return decode_kernels.add_norm(x, branch, norm.weight, norm.bias, norm.eps)
 
 
 def _device(model: Model) -> torch.device:

@@ -18,7 +18,7 @@ from mnemo.papers.store import RUN
 from mnemo.progress import ShowProgress
 from mnemo.recipes.recipe import EvalConfig, Recipe
 from mnemo.report.runs import Metric, read_runs
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 from mnemo.training import Monitor, create_run, train
 from mnemo.training.precision import autocast
 

@@ -21,7 +21,7 @@ from mnemo.errors import MnemoError, one_line
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.papers.jobs import Place, Stopped, find_job
 from mnemo.papers.store import Found, cell_folder, missing, read_grid, save_cell, take_over
-from mnemo.storage.checkpoint import pick_device
+from mnemo.storage.weights import pick_device
 from mnemo.training import Monitor, Unwatched
 
 SECONDS_FILE = "seconds"

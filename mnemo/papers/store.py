@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.errors import MnemoError, one_line
+from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_finite
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Results
-from mnemo.storage.checkpoint import read_json, write_json
 
 CELLS, RESULT, RESULTS, RUN = "cells", "result.json", "results.json", "run"
 
@@ -71,7 +71,7 @@ def read_grid(grid: Path, experiment: Experiment, budget: Budget) -> Found:
     for cell in cells:
         path = cell_folder(grid, cell.name) / RESULT
         try:
-            data = read_json(path) if path.exists() else kept.get(cell.name)
+            data = load_json(path) if path.exists() else kept.get(cell.name)
             if data is not None:
                 found.append(_result(data, cell))
         except MnemoError as error:
@@ -88,7 +88,7 @@ def _read_kept(path: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     if not path.exists():
         return {}, []
     try:
-        data = read_json(path)
+        data = load_json(path)
         cells = data["cells"]
         return {cell["cell"]: cell for cell in cells}, []
     except MnemoError as error:
@@ -140,7 +140,7 @@ def _same_measurement(grid: Path, cell: Cell, needed: bool) -> Path | None:
         if needed and not (path.parent / RUN).exists():
             continue
         try:
-            _result(read_json(path), cell)
+            _result(load_json(path), cell)
         except MnemoError:
             continue
         return path.parent.resolve()

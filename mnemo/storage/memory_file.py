@@ -8,7 +8,6 @@ tree's classes come from the model, never from the file, so that loading runs no
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,12 +19,13 @@ from torch import Tensor
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, shorten
-from mnemo.files.safe_load import parse_json
+from mnemo.files import atomic
+from mnemo.files.safe_load import parse_json, tensors_problem
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import TextState
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model, stage_layers
-from mnemo.storage.checkpoint import check_like, file_problem, sync_folder
+from mnemo.storage.weights import check_like
 
 FORMAT = "mnemo-memory"
 FORMAT_VERSION = 1
@@ -82,7 +82,7 @@ def save_memory(
 def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> LoadedMemory:
     """Read a memory that this model wrote; any other file is refused with one line."""
     path = Path(path)
-    problem = file_problem(path)
+    problem = tensors_problem(path)
     if problem:
         raise MnemoError(f"{path} {problem}")
     try:
@@ -230,18 +230,12 @@ def _check_size(path: Path, layout: Layout) -> None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    partial = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     try:
-        save_file(tensors, partial, metadata)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-        sync_folder(path.parent)
+        with atomic.new_file(path) as partial:
+            save_file(tensors, partial, metadata)
     except (SafetensorError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise MnemoError(f"cannot save {path}: {reason}") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _device(model: Model) -> torch.device:

@@ -13,7 +13,8 @@ from mnemo.errors import MnemoError, one_line
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
 from mnemo.storage import sharded as shards
-from mnemo.storage.checkpoint import Checkpoint, check_like
+from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.weights import check_like
 from mnemo.training.distributed import Rows
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import AnyWorld

@@ -16,8 +16,10 @@ from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage import checkpoint as checkpoints
+from mnemo.storage import run_folder
 from mnemo.storage import sharded as shards
 from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.weights import load_weights
 from mnemo.training.checkpoint_tensors import (
     memory_of_rows,
     memory_tensors,
@@ -66,7 +68,7 @@ class TrainingState:
     def restore(self, found: Checkpoint, rows: Rows, config: TrainConfig, world: AnyWorld) -> None:
         """Restore a checkpoint, of as many processes as now or of others."""
         self.progress = Progress.from_json(found.progress, found.path)
-        checkpoints.load_weights(self.model, whole_or_pieces(found, "weights", self.model), found.file("weights"))
+        load_weights(self.model, whole_or_pieces(found, "weights", self.model), found.file("weights"))
         memory = memory_of_rows(found, rows, config.accumulate)
         self.states = restore_memory(memory, self.states, found.file("memory"))
         if self.scaler is not None:
@@ -118,7 +120,7 @@ class RunCheckpoints:
             return None if found is None else found.step
 
         step = self.world.main(look)
-        return None if step is None else checkpoints.read_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+        return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
 
     def describe(self) -> str:
         """The state of the folder, for messages."""
@@ -136,7 +138,7 @@ class RunCheckpoints:
             with log.clock.pause():
                 tensors = state.tensors(self.world.rank, self.config.accumulate)
                 path = save_together(self.folder, _json(state, log), tensors, self.world)
-            self.last = checkpoints.read_checkpoint(path)
+            self.last = checkpoints.load_checkpoint(path)
         elif saved.progress["evaluated"] != state.progress.evaluated:
             self.last = self.world.main(lambda: checkpoints.save_progress(saved, _json(state, log)))
         self.world.main(lambda: self._keep(state.progress.best))
@@ -144,7 +146,7 @@ class RunCheckpoints:
     def _keep(self, best: Best | None) -> None:
         """Record the best checkpoint, and remove old ones."""
         if best is not None:
-            checkpoints.write_best(self.folder, best.step, best.loss)
+            run_folder.write_best(self.folder, best.step, best.loss)
         checkpoints.prune(self.folder, self.config.keep, best.step if best else None)
 
 

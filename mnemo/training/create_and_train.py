@@ -14,7 +14,10 @@ from mnemo.model import Model
 from mnemo.model.memory_limits import require_training_room
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage.checkpoint import Checkpoint, RunHeader, build_model, pick_device
+from mnemo.storage import run_folder
+from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.weights import build_model, check_weights, pick_device
 from mnemo.training.data import Data, open_data
 from mnemo.training.distributed import check_parallel
 from mnemo.training.metrics_log import NoTracker, Tracker
@@ -49,15 +52,15 @@ def create_run(
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
     if source is not None:
-        first = checkpoints.find_run(source)
+        first = run_folder.find_run(source)
         start = _first_checkpoint(first)
-        checkpoints.check_weights(model, _weights(start, model), start.file("weights"))
+        check_weights(model, _weights(start, model), start.file("weights"))
         origin = {"run": str(first.resolve()), "step": start.step}
     if recipe != asked:
         sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
         monitor.note(f"vocabulary: {sizes}")
     header = RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin)
-    checkpoints.write_header(folder, header, data.tokenizer)
+    run_folder.write_header(folder, header, data.tokenizer)
     return folder
 
 
@@ -73,7 +76,7 @@ def train(
 
     Processes started by torchrun train it together; `world` is given if they are already connected.
     """
-    header = checkpoints.read_header(folder)
+    header = run_folder.load_header(folder)
     if world is None:
         config = header.recipe.train
         with joined(config.device, config.timeout) as world:
@@ -88,7 +91,7 @@ def train(
     config = header.recipe.train
     kernels = safe_kernels(config.precision, pick_device(config.device), monitor)
     with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
-        world.main(lambda: stack.enter_context(checkpoints.locked(folder)))
+        world.main(lambda: stack.enter_context(run_folder.locked(folder)))
         trainer = Trainer(folder, header, data, monitor, tracker, world)
         for line in describe_run(trainer, header):
             monitor.note(line)
@@ -99,7 +102,7 @@ def train(
 def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
     check(header.recipe)
     check_parallel(header.recipe, world)
-    if checkpoints.exported(folder) is not None:
+    if run_folder.exported(folder) is not None:
         raise MnemoError(f"{folder} is an export, without what training depends on: start from it with --from")
 
 
@@ -135,7 +138,7 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
 
 
 def _first_checkpoint(folder: Path) -> Checkpoint:
-    found = checkpoints.best_checkpoint(folder)
+    found = run_folder.best_checkpoint(folder)
     if found is None:
         raise MnemoError(f"{folder} has no checkpoint to start from")
     return found
@@ -145,7 +148,7 @@ def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
     if header.source is None or "run" not in header.source:
         return None
     folder, step = Path(header.source["run"]), header.source["step"]
-    found = checkpoints.exported(folder) or checkpoints.read_checkpoint(checkpoints.checkpoint_path(folder, step))
+    found = run_folder.exported(folder) or checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step))
     return _weights(found, model)
 
 

@@ -13,7 +13,8 @@ from mnemo.data.prepare import load
 from mnemo.data.streams import ContiguousStream, SentenceStream, Stream
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
-from mnemo.evaluation.perplexity import evaluate, first_symbols
+from mnemo.evaluation.perplexity import first_symbols, score_split
+from mnemo.evaluation.settings import EvaluationSettings
 from mnemo.model import Model
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.recipe import EvalConfig, Recipe
@@ -53,20 +54,10 @@ def open_data(recipe: Recipe, show: ShowProgress = silent, world: AnyWorld | Non
 
     def score(model: Model, show: ShowProgress) -> Scored:
         assert valid is not None
-        train, data = recipe.train, recipe.data
         part, config = (valid, recipe.evaluation) if not divided else _own_rows(valid, recipe.evaluation, world)
         if not config.batch:
             return Scored(0.0, 0)
-        result = evaluate(
-            model,
-            part,
-            config,
-            segment=train.segment,
-            context=train.context,
-            documents=data.documents,
-            order=data.order,
-            progress=show,
-        )
+        (result,) = score_split(model, part, EvaluationSettings.of_recipe(recipe, config), progress=show)
         return Scored(result.loss, result.tokens)
 
     divided = world is not None and world.size > 1 and recipe.data.order == "contiguous"

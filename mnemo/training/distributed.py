@@ -27,7 +27,7 @@ from mnemo.memory.lookahead import LookaheadStage
 from mnemo.memory.state import State, tree_map
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.checkpoint import build_model, check_weights, load_weights
+from mnemo.storage.weights import build_model, check_weights, load_weights
 from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.update_input import UpdateInput
 from mnemo.training.weight_update import AroundPart, SegmentLoss, nothing_around

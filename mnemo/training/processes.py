@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.storage.checkpoint import pick_device
+from mnemo.storage.weights import pick_device
 
 T = TypeVar("T")
 

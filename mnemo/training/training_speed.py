@@ -14,7 +14,7 @@ import torch
 from mnemo.data.streams import Batch
 from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import TrainConfig
-from mnemo.storage.checkpoint import build_model, pick_device
+from mnemo.storage.weights import build_model, pick_device
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.precision import gradient_scaler, state_dtype

@@ -33,8 +33,8 @@ with atheris.instrument_imports(include=PARTS):  # type: ignore[attr-defined]
     from mnemo.interop import parity
     from mnemo.recipes.recipe import Recipe
     from mnemo.report.runs import read_run
-    from mnemo.storage.checkpoint import read_header
     from mnemo.storage.memory_file import Layout
+    from mnemo.storage.run_folder import load_header
 
 PLACE = Path(tempfile.mkdtemp(prefix="mnemo-atheris-"))
 
@@ -66,7 +66,7 @@ def _parity(data: bytes) -> None:
 
 def _header(data: bytes) -> None:
     _file("recipe.json", data)
-    read_header(PLACE)
+    load_header(PLACE)
 
 
 def _corpus(data: bytes) -> None:

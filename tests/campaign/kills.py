@@ -35,6 +35,7 @@ from mnemo.errors import MnemoError
 from mnemo.memory import MemoryTokens
 from mnemo.recipes.recipe import AverageConfig, Recipe
 from mnemo.storage import checkpoint as checkpoints
+from mnemo.storage import run_folder
 from mnemo.training import create_run, train
 
 STEPS: dict[str, Any] = {"batch": 5, "log_every": 1, "eval_every": 6, "checkpoint_every": 3, "device": "cpu"}
@@ -145,7 +146,7 @@ def compare(whole: Path, killed: Path, name: str) -> None:
 
 
 def tensors(folder: Path) -> dict[str, Any]:
-    last = checkpoints.last_checkpoint(folder)
+    last = run_folder.last_checkpoint(folder)
     assert last is not None
     return {name: tensor for part in checkpoints.PARTS for name, tensor in last.tensors(part).items()}
 

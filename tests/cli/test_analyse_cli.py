@@ -25,7 +25,7 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import NoPositions
 from mnemo.report import shaded_text
 from mnemo.report.analysis_page import binned
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 
 LIMIT = 60
 LOSSES = {"losses-along-the-text", "gain-along-the-text", "gain-by-position"}

@@ -26,7 +26,7 @@ from mnemo.hf import from_run
 from mnemo.inference.generation import generate
 from mnemo.interop.convert import files as file_contents
 from mnemo.interop.convert import restricted
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 
 CONFIG: dict[str, Any] = {**xl.DEFAULTS, "n_token": 12, "tgt_len": 4}
 WORDS = ["<eos>", "<unk>", *"a b c d e f g h i j".split()]

@@ -15,7 +15,7 @@ from mnemo import cli
 from mnemo.cli import demo_runs as demo
 from mnemo.cli.demo import PHASES
 from mnemo.errors import MnemoError
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 from mnemo.training import Status, Unwatched, train
 
 SHORT = replace(demo.QUICK, recall_steps=100)

@@ -16,7 +16,7 @@ from mnemo.cli.plots import Curve, save_curve
 from mnemo.data.corpus import Corpus
 from mnemo.evaluation.perplexity import Score, evaluate
 from mnemo.recipes.recipe import EvalConfig
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from mnemo.cli.generate import _Printer
 from mnemo.data.corpus import Corpus
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.inference.generation import generate, read
-from mnemo.storage.checkpoint import open_run
 from mnemo.storage.memory_file import load_memory
+from mnemo.storage.run_folder import open_run
 
 BOOK = "the cat sat under a tree\n" * 5
 

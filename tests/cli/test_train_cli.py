@@ -23,7 +23,7 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Rotary, Shaw, Sinusoidal
 from mnemo.recipes.presets import PRESETS, preset
 from mnemo.recipes.recipe import AverageConfig, Recipe
-from mnemo.storage.checkpoint import open_run, read_header
+from mnemo.storage.run_folder import load_header, open_run
 from mnemo.training import Status
 
 TINY = [
@@ -95,8 +95,8 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     bad = {
         ("--train.stepz", "5"): "unknown option '--train.stepz'; did you mean '--train.steps'?",
         ("--model.memory.long.lenght", "5"): "did you mean '--model.memory.long.length'?",
-        ("--train.steps", "five"): "--train.steps: invalid literal for int() with base 10: 'five'",
-        ("--train.steps", "0"): "train: steps = 0 must be positive",
+        ("--train.steps", "five"): "--train.steps takes a whole number",
+        ("--train.steps", "0"): "--train.steps = 0 must be positive",
         ("--train.precision", "fp8"): "fp8",
         ("--model.positions", "rotaty"): "unknown value for --model.positions 'rotaty'; did you mean 'rotary'?",
         ("--model.positions",): "--model.positions needs a value",
@@ -146,7 +146,7 @@ def test_a_run_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[6].startswith("step: ") and lines[7] == "run: runs/tiny-bytes-1"
     assert lines[8].startswith("step 2/6  ") and lines[8].endswith(" left") and " tokens/s  " in lines[8]
     assert any(line.startswith("step 3: valid ") and line.endswith("bpc, the best so far") for line in lines)
-    assert read_header(Path("runs/tiny-bytes-1")).preset == "tiny-bytes"
+    assert load_header(Path("runs/tiny-bytes-1")).preset == "tiny-bytes"
     assert cli.main(["train", "tiny-bytes@published", *TINY, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["run"], result["step"], result["best"]["step"]) == ("runs/tiny-bytes-published-1", 6, 6)

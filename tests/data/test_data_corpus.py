@@ -15,6 +15,7 @@ from mnemo.data.prepare import load, prepare
 from mnemo.data.published import CORPORA
 from mnemo.data.tokenizers import ByteTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 
 TEXT = b"".join(b"line %d of a book\n" % i for i in range(60)) + b"\0" + b"another book\n" * 30
 
@@ -137,7 +138,7 @@ def test_id_types(tmp_path: Path, vocab_size: int, dtype: type) -> None:
 
 def test_a_failed_preparation_keeps_the_old_corpus(folder: Path, tmp_path: Path) -> None:
     before = Corpus.open(folder).fingerprint()
-    with pytest.raises(MnemoError), corpora.new_folder(folder) as new:
+    with pytest.raises(MnemoError), atomic.new_folder(folder, replace=True) as new:
         (new / "train.bin").write_bytes(b"half")
         raise MnemoError("disk full")
     assert Corpus.open(folder).fingerprint() == before
@@ -145,12 +146,12 @@ def test_a_failed_preparation_keeps_the_old_corpus(folder: Path, tmp_path: Path)
 
 
 def test_leftovers_of_killed_processes_go(folder: Path) -> None:
-    stale, fresh = folder.parent / ".books.abc.partial", folder.parent / ".books.xyz.partial"
+    stale, fresh = folder.parent / ".tmp-books.abc", folder.parent / ".tmp-books.xyz"
     for path in (stale, fresh):
         path.mkdir()
         (path / "train.bin").write_bytes(b"half")
     os.utime(stale, (0, 0))
-    with corpora.new_folder(folder) as new:
+    with atomic.new_folder(folder, replace=True) as new:
         (new / "header.json").write_text("{}")
     assert not stale.exists() and fresh.exists()
 
@@ -199,7 +200,7 @@ def test_two_processes_may_prepare_the_same_corpus(tmp_path: Path, monkeypatch: 
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", racing)
-    with corpora.new_folder(tmp_path / "books") as new:
+    with atomic.new_folder(tmp_path / "books", replace=True) as new:
         (new / "ours").touch()
     assert len(renamed) == 4
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["books", "books/ours"]

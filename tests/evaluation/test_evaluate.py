@@ -16,7 +16,10 @@ from helpers.tolerances import assert_close
 from mnemo.data.corpus import Split
 from mnemo.data.streams import Batch, stacked
 from mnemo.errors import MnemoError
-from mnemo.evaluation.perplexity import Score, evaluate, evaluate_at, find_length, sweep_memory
+from mnemo.evaluation.length_search import find_length, sweep_memory
+from mnemo.evaluation.perplexity import evaluate, score_split
+from mnemo.evaluation.score import Score
+from mnemo.evaluation.settings import resolve
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
 from mnemo.model.positions import Learned, Relative, Rotary, Sinusoidal
@@ -112,7 +115,8 @@ def test_one_pass_scores_at_every_temperature() -> None:
     with torch.no_grad():
         logits = model.logits(model(row[:-1].view(10, 4))[0]).view(40, -1)
     at = (0.5, 1.0, 2.0)
-    for score, temperature in zip(evaluate_at(model, split, EvalConfig(batch=1), at, segment=4), at, strict=True):
+    scores = score_split(model, split, resolve(EvalConfig(batch=1), segment=4), at)
+    for score, temperature in zip(scores, at, strict=True):
         losses = torch.nn.functional.cross_entropy(logits / temperature, row[1:], reduction="none")
         close(score, losses)
         assert_close(torch.tensor(score.by_position, dtype=torch.float64), losses.view(10, 4).mean(0).double())
@@ -121,7 +125,7 @@ def test_one_pass_scores_at_every_temperature() -> None:
 
 def test_a_sliding_window_has_temperatures_too() -> None:
     model, split, config = random_model(), text(30), EvalConfig()
-    warm, plain = evaluate_at(model, split, config, (1.7, 1.0), segment=4, sliding=True)
+    warm, plain = score_split(model, split, replace(resolve(config, segment=4), sliding=True), (1.7, 1.0))
     assert plain.loss == evaluate(model, split, config, segment=4, sliding=True).loss != warm.loss
 
 
@@ -278,31 +282,30 @@ def test_training_goes_on_after_evaluation() -> None:
 
 def test_sweep_scores_every_length() -> None:
     model, split = random_model(memory=LONG_AND_SHORT), text()
-    scores = sweep_memory(model, split, EvalConfig(batch=2), [0, 3, 12], segment=4)
+    scores = sweep_memory(model, split, resolve(EvalConfig(batch=2), segment=4), [0, 3, 12])
     assert [score.memory for score in scores] == [0, 3, 12]
     for score, length in zip(scores, [0, 3, 12], strict=True):
         close(score, expected(model, split.ids, 2, 4, lengths=length))
 
 
 def fake_perplexities(monkeypatch: pytest.MonkeyPatch, perplexity) -> list[int]:
-    """Replace `evaluate` by a curve over attention lengths; returns the list of the lengths it is asked for."""
+    """Replace `score_split` by a curve over attention lengths; return the list of the lengths that are scored."""
     asked = []
     real = evaluate(random_model(), text(), EvalConfig(batch=1), segment=4)
 
-    def scored(model, split, config, *, segment, **_):
-        memory, context = config.memory or 0, config.context or 0
-        score = replace(real, memory=memory, context=context, segment=config.segment or segment)
+    def scored(model, split, settings, progress):
+        score = replace(real, memory=settings.memory or 0, context=settings.context, segment=settings.segment)
         asked.append(score.attention)
-        return replace(score, loss=math.log(perplexity(score.attention)))
+        return [replace(score, loss=math.log(perplexity(score.attention)))]
 
-    monkeypatch.setattr("mnemo.evaluation.perplexity.evaluate", scored)
+    monkeypatch.setattr("mnemo.evaluation.length_search.score_split", scored)
     return asked
 
 
 def test_find_length_grows_until_the_gain_is_small_and_then_shortens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake_perplexities(monkeypatch, lambda length: 20 + max(0, 500 - length) / 100)
     model = random_model(memory=64)
-    found = find_length(model, text(20_000), EvalConfig(batch=10), segment=64)
+    found = find_length(model, text(20_000), resolve(EvalConfig(batch=10), segment=64), trained_span=64)
     assert found.initial.attention == 128 and found.initial.perplexity == pytest.approx(23.72)
     assert found.best.perplexity == pytest.approx(20)
     exact = 500 - 20 * 1e-3 * 100
@@ -314,28 +317,30 @@ def test_find_length_grows_until_the_gain_is_small_and_then_shortens(monkeypatch
 
 def test_find_length_may_end_below_the_training_length(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_perplexities(monkeypatch, lambda length: 20 + max(0, 80 - length) / 10 + max(0, length - 128))
-    found = find_length(random_model(memory=64), text(20_000), EvalConfig(batch=10, segment=16), segment=64)
+    found = find_length(
+        random_model(memory=64), text(20_000), resolve(EvalConfig(batch=10, segment=16), segment=64), trained_span=64
+    )
     assert found.best.attention <= 128
     assert 79 <= found.shortest.attention <= 88
 
 
 def test_find_length_ends_with_the_row_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake_perplexities(monkeypatch, lambda length: 1000 / length)
-    find_length(random_model(memory=64), text(3000), EvalConfig(batch=10), segment=64)
+    find_length(random_model(memory=64), text(3000), resolve(EvalConfig(batch=10), segment=64), trained_span=64)
     assert max(asked) == 300
 
 
 def test_find_length_lengthens_the_window_of_a_model_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fake_perplexities(monkeypatch, lambda length: 1000 / length)
     model = random_model(memory=0, positions=Learned(length=50))
-    found = find_length(model, text(3000), EvalConfig(batch=10), segment=16, context=8)
+    found = find_length(model, text(3000), resolve(EvalConfig(batch=10), segment=16), trained_span=24)
     assert found.initial.attention == 24
     assert max(asked) == 50
     assert found.best.context == 34 and found.best.memory == 0
 
 
 def test_find_length_runs_a_real_model() -> None:
-    found = find_length(random_model(memory=4), text(600), EvalConfig(batch=2), segment=4)
+    found = find_length(random_model(memory=4), text(600), resolve(EvalConfig(batch=2), segment=4), trained_span=4)
     assert found.initial.attention == 8
     assert found.best.perplexity <= found.initial.perplexity
     assert found.shortest.perplexity <= found.best.perplexity * 1.001

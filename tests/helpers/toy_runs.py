@@ -15,11 +15,11 @@ from typing import Any
 import safetensors.torch
 
 from mnemo.data.prepare import prepare
+from mnemo.files import tensor_file
 from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
-from mnemo.storage import checkpoint
 from mnemo.training import Data, Outcome, Scored, create_run, open_data, train
 from mnemo.training.metrics_log import JsonLines
 
@@ -106,7 +106,7 @@ def die_at(operation: int) -> None:
     os.fsync = mortal(os.fsync)
     Path.rename = mortal(Path.rename)
     Path.replace = mortal(Path.replace)
-    checkpoint.save_file = mortal(checkpoint.save_file, _write_half)
+    tensor_file.save_file = mortal(tensor_file.save_file, _write_half)
     JsonLines.append = mortal(JsonLines.append, _append_half)
 
 

@@ -18,9 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from mnemo.config import to_json
 from mnemo.errors import MnemoError
+from mnemo.files import tensor_file
 from mnemo.recipes.recipe import AverageConfig
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage import run_folder, weights
+from mnemo.storage.run_folder import open_run
 from mnemo.training import Unwatched, create_run, train
 from mnemo.training.metrics_log import JsonLines
 
@@ -62,7 +64,7 @@ def test_an_opened_run_has_the_saved_weights(finished: Path) -> None:
 
 
 def test_runs_are_found_by_name(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints.find_run, "__defaults__", (finished.parent,))
+    monkeypatch.setattr(run_folder.find_run, "__defaults__", (finished.parent,))
     assert open_run("finished").path == finished
     with pytest.raises(MnemoError, match="unknown run 'finishd'; did you mean 'finished'"):
         open_run("finishd")
@@ -141,9 +143,9 @@ def test_a_damaged_file_is_named(damage: Callable[[Path], None], reason: str, pa
     ],
 )
 def test_a_whole_checkpoint_is_named_in_its_place(damaged: int, which: Any, hint: str, folder: Path) -> None:
-    checkpoints.write_best(folder, 9, 1.0)
+    run_folder.write_best(folder, 9, 1.0)
     make_empty(checkpoints.checkpoint_path(folder, damaged) / "weights.safetensors")
-    for read in (lambda: open_run(folder, which), lambda: checkpoints.export_run(folder, folder / "export", which)):
+    for read in (lambda: open_run(folder, which), lambda: run_folder.export_run(folder, folder / "export", which)):
         with pytest.raises(MnemoError, match=f"step-{damaged:08d}/weights.safetensors is truncated .*; {hint}$"):
             read()
     assert not (folder / "export").exists()
@@ -274,7 +276,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
 ) -> None:
     """The disk fills up in the middle of a file of the third checkpoint, or of the metrics before it."""
     full = OSError(errno.ENOSPC, "No space left on device")
-    real_save, real_dump, seen = checkpoints.save_file, json.dump, []
+    real_save, real_dump, seen = tensor_file.save_file, json.dump, []
 
     def save(tensors: Any, path: Path, metadata: Any) -> None:
         seen.append(path.name)
@@ -284,13 +286,13 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
         real_save(tensors, path, metadata)
 
     def dump(data: Any, stream: Any, **options: Any) -> None:
-        seen.append(Path(stream.name).name.removeprefix(".tmp-"))
+        seen.append(Path(stream.name).name.removeprefix(".tmp-").rpartition(".")[0])
         if seen.count(file) == 3:
             stream.write('{"half')
             raise full
         real_dump(data, stream, **options)
 
-    monkeypatch.setattr(checkpoints, "save_file", save)
+    monkeypatch.setattr(tensor_file, "save_file", save)
     monkeypatch.setattr(json, "dump", dump)
     if file == "metrics.jsonl":
         monkeypatch.setattr("mnemo.training.metrics_log.json.dumps", _failing(json.dumps, full, after=4))
@@ -332,23 +334,23 @@ def test_a_line_that_finds_the_disk_full_is_given_up(tmp_path: Path) -> None:
 
 def test_errors_of_the_tensor_library_are_disk_errors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(*args: Any) -> None:
-        raise checkpoints.SafetensorError("I/O error: No space left on device (os error 28)")
+        raise tensor_file.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoints, "save_file", save)
+    monkeypatch.setattr(tensor_file, "save_file", save)
     create_run(recipe(), tmp_path / "run")
     with pytest.raises(MnemoError, match="cannot save .*step-00000000: .*No space left on device"):
         train(tmp_path / "run")
 
 
-@pytest.mark.skipif(checkpoints.fcntl is None, reason="no file locks here")
+@pytest.mark.skipif(run_folder.fcntl is None, reason="no file locks here")
 def test_a_run_in_use_is_refused(folder: Path) -> None:
-    with checkpoints.locked(folder), pytest.raises(MnemoError, match="is in use by another process"):
+    with run_folder.locked(folder), pytest.raises(MnemoError, match="is in use by another process"):
         train(folder)
     train(folder)
 
 
 def test_pruning_keeps_the_newest_and_the_best(folder: Path) -> None:
-    progress = checkpoints.read_checkpoint(last(folder)).progress
+    progress = checkpoints.load_checkpoint(last(folder)).progress
     for step in (20, 30, 40):
         checkpoints.save_checkpoint(folder, {**progress, "step": step}, {part: {} for part in checkpoints.PARTS})
     checkpoints.prune(folder, 2, best=9)
@@ -358,10 +360,10 @@ def test_pruning_keeps_the_newest_and_the_best(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "tpu0"])
 def test_devices_that_are_not_there(name: str) -> None:
     with pytest.raises(MnemoError, match=f"device '{name}' cannot be used"):
-        checkpoints.pick_device(name)
+        weights.pick_device(name)
 
 
 def test_recipes_survive_the_folder(finished: Path) -> None:
-    header = checkpoints.read_header(finished)
+    header = run_folder.load_header(finished)
     assert header.recipe == recipe() and header.source is None
     assert replace(header.recipe, train=recipe(steps=5).train) != header.recipe

@@ -68,7 +68,7 @@ def test_memory_flat_backward_equals_the_plain_one(memory: int, method: Method, 
             assert torch.equal(a, b) and not a.requires_grad
 
 
-def test_losses_of_a_window_are_summed() -> None:
+def test_losses_of_a_span_are_summed() -> None:
     model, segments = random_model(tokens=MemoryTokens(num=2), memory=0), text(3)
     state, total = model.init(2), torch.zeros((), dtype=torch.float64)
     for segment in segments:
@@ -77,8 +77,8 @@ def test_losses_of_a_window_are_summed() -> None:
         state, total = read.state, total + read.loss
     total.backward()
     expected = gradients(model)
-    reads = backward(steps(model), segments, model.init(2))
-    assert_close(torch.stack([read.loss for read in reads if read.loss is not None]).sum(), total.detach())
+    results = backward(steps(model), segments, model.init(2))
+    assert_close(torch.stack([read.loss for read in results if read.loss is not None]).sum(), total.detach())
     for name, gradient in gradients(model).items():
         assert_close(gradient, expected[name])
 
@@ -113,9 +113,9 @@ def test_gradient_reaches_exactly_the_segments_asked_for(depth: int, method: Met
     probes = Probes(model, 5)
     past = SlidingHistory(model.init(2))
     for index in range(5):
-        reads = backward(probes.step, [*past.segments, index], past.state, scored="last", method=method)
+        results = backward(probes.step, [*past.segments, index], past.state, scored="last", method=method)
         assert probes.reached() == [max(0, index - depth) <= place <= index for place in range(5)]
-        past = past.after(index, reads, depth)
+        past = past.after(index, results, depth)
     assert len(past.segments) == depth
     first = model.memory_tokens and model.memory_tokens.initial.grad
     assert first is not None and first.abs().max() > 0
@@ -133,13 +133,13 @@ def slide(
 ) -> tuple[SlidingHistory, SegmentResult]:
     past, last = SlidingHistory(model.init(2)), None
     for segment in segments:
-        reads = backward(steps(model), [*past.segments, segment], past.state)
-        past, last = past.after(segment, reads, depth, stale), reads[-1]
+        results = backward(steps(model), [*past.segments, segment], past.state)
+        past, last = past.after(segment, results, depth, stale), results[-1]
     assert last is not None
     return past, last
 
 
-def test_a_sliding_window_starts_from_the_memory_before_it() -> None:
+def test_a_sliding_span_starts_from_the_memory_before_it() -> None:
     model, segments = random_model(tokens=MemoryTokens(num=2), memory=2), text(4)
     whole = backward(steps(model), segments, model.init(2))
     past, last = slide(model, segments, 2, stale=False)
@@ -148,7 +148,7 @@ def test_a_sliding_window_starts_from_the_memory_before_it() -> None:
         assert_close(a, b)
 
 
-def test_a_stale_window_starts_from_the_memory_that_has_seen_it() -> None:
+def test_a_stale_span_starts_from_the_memory_that_has_seen_it() -> None:
     model, segments = random_model(tokens=MemoryTokens(num=2), memory=0), text(2)
     first = backward(steps(model), segments[:1], model.init(2))[0]
     expected = backward(steps(model), segments, first.state)[1]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.mechanisms import MECHANISMS
+from helpers.recorders import Rerun
 from helpers.tolerances import assert_close
 from helpers.toy_runs import exact, metrics, recipe, run
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from mnemo import ops
 from mnemo.data.streams import Batch
 from mnemo.memory import XL, Compressive, MemoryTokens, Plan
-from mnemo.memory.state import leaves, tree_map, tree_zip
+from mnemo.memory.state import leaves
 from mnemo.model import Model, ModelConfig, layers
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
@@ -61,22 +62,7 @@ def layers_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mnemo.training.engine.COMPILED_DEVICES", ("cuda", "cpu"))
 
 
-class Rerun:
-    """Records on a CPU: a program is run again, and what it gives is put where it was first."""
-
-    def warm(self, program: Callable[[], Any]) -> None:
-        program()
-
-    def record(self, program: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        output = tree_map(torch.clone, program())
-
-        def replay() -> None:
-            tree_zip(lambda old, new: old.copy_(new), output, program())
-
-        return output, replay
-
-
-def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[UpdateInput]:
+def inputs_of_updates(config: TrainConfig, count: int, vocab: int = 11) -> list[UpdateInput]:
     """Random batches; the third one is short, and rows start anew before the fifth."""
     generator, result, past = torch.Generator().manual_seed(1), [], []
     again = config.bptt if config.bptt_window == "sliding" else 0
@@ -96,9 +82,9 @@ def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[UpdateInpu
 def trained(engine: Engine, steps: list[UpdateInput], config: TrainConfig) -> tuple[list[Tensor], Any]:
     """Losses, gradient norms and weights of a run, and the states that it ends with."""
     states, past, found = fresh_states(engine.model, config.batch, config.accumulate), (), []
-    for number, window in enumerate(steps):
-        done = engine.update(window, states, lr=2.0**-7 * (1 + number))
-        begins = (*past, *({"number": number} for _ in window.batches[len(past) :]))
+    for number, inputs in enumerate(steps):
+        done = engine.update(inputs, states, lr=2.0**-7 * (1 + number))
+        begins = (*past, *({"number": number} for _ in inputs.batches[len(past) :]))
         states, past = after_update(states, done.borders, begins, config)
         found += [done.loss, done.grad_norm]
     return [*found, *(p.detach() for p in engine.model.parameters())], states
@@ -122,7 +108,7 @@ def compare(
         engine = Engine(
             this, build_optimizer(this, optimizer or OptimizerConfig()), settings, **({} if plain else options)
         )
-        results.append(trained(engine, windows(config, 6), config))
+        results.append(trained(engine, inputs_of_updates(config, 6), config))
         if not plain and "recorder" in options:
             assert engine._recorded is not None
     same(results[1], results[0])
@@ -197,7 +183,7 @@ def test_every_optimizer_is_recorded(kind: Any) -> None:
 def test_recording_changes_nothing_that_training_depends_on() -> None:
     model = tiny(memory=4, dropout=DropoutConfig.published(0.2))
     config, optimizer = TrainConfig(batch=2, segment=5, compile=False), build_optimizer(model, OptimizerConfig())
-    steps, states = windows(config, 3), fresh_states(model, 2, 1)
+    steps, states = inputs_of_updates(config, 3), fresh_states(model, 2, 1)
     plain = Engine(model, optimizer, config)
     plain.update(steps[0], states, 0.01)
     engine = Engine(model, optimizer, config, recorder=Rerun())
@@ -233,13 +219,13 @@ def test_an_optimizer_that_cannot_be_recorded_steps_by_itself() -> None:
     for recorder in (None, Rerun()):
         model = tiny(memory=4)
         engine = Engine(model, Stubborn(model), config, recorder=recorder, note=notes.append)
-        results.append(trained(engine, windows(config, 6), config))
+        results.append(trained(engine, inputs_of_updates(config, 6), config))
     same(*results)
     assert notes == ["Stubborn steps outside of the CUDA graph"]
 
 
 class Broken(Rerun):
-    def record(self, program: Callable[[], Any]) -> Any:
+    def record(self, function: Callable[[], Any]) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
 
@@ -248,7 +234,7 @@ def test_what_cannot_be_recorded_goes_on_all_the_same() -> None:
     for recorder in (None, Broken()):
         model = tiny(memory=4)
         engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=recorder, note=notes.append)
-        results.append(trained(engine, windows(config, 6), config))
+        results.append(trained(engine, inputs_of_updates(config, 6), config))
     same(*results)
     reason = "operation not permitted when stream is capturing"
     assert notes == [f"no CUDA graph, going on without it, slower: {reason}"]

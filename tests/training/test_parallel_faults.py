@@ -22,6 +22,7 @@ from mnemo.errors import MnemoError
 from mnemo.memory.state import leaves
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
+from mnemo.storage import run_folder
 from mnemo.training import Diverged, Unwatched, create_run, engine, open_data, train, update_guard
 from mnemo.training.processes import ReportedByMain, joined
 
@@ -194,7 +195,7 @@ def test_bad_batches_are_passed_over_by_weights_and_memory(tmp_path: Path, monke
     assert re.search(r"\([\d.]+ times the usual loss of [\d.]+: --train.spike 3\)$", skips[1])
     lines = metrics(tmp_path / "run").decode().splitlines()
     assert [line.count('"skipped": 2') for line in lines if '"step": 6, "split": "train"' in line] == [1]
-    end = checkpoints.last_checkpoint(tmp_path / "run")
+    end = run_folder.last_checkpoint(tmp_path / "run")
     assert end is not None and (end.progress["skipped"], end.progress["in_a_row"]) == (2, 0)
     assert all(bool(torch.isfinite(leaf).all()) for leaf in end.tensors("memory").values())
 
@@ -228,7 +229,7 @@ def skip_together(folder: Path, wanted: Recipe) -> int:
     with joined("cpu", 30) as world:
         world.main(lambda: str(create_run(wanted, folder)))
         train(folder, world=world)
-    end = checkpoints.last_checkpoint(folder)
+    end = run_folder.last_checkpoint(folder)
     return end.progress["skipped"] if end else -1
 
 
@@ -245,7 +246,7 @@ def test_too_few_rows_are_refused_once(tmp_path: Path) -> None:
 
 def test_a_run_in_use_is_refused_to_all_processes(tmp_path: Path) -> None:
     create_run(recipe(**STEPS), tmp_path / "run")
-    with checkpoints.locked(tmp_path / "run"):
+    with run_folder.locked(tmp_path / "run"):
         first, second = ranks.run(2, with_fault, tmp_path / "run", recipe(**STEPS), "none", 30.0)
     assert first == f"MnemoError: {tmp_path / 'run'} is in use by another process"
     assert second.startswith(ReportedByMain.__name__)

@@ -21,7 +21,9 @@ from mnemo.errors import MnemoError
 from mnemo.memory import MemoryTokens
 from mnemo.recipes.recipe import AverageConfig, Recipe
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage.checkpoint import Checkpoint, export_run, open_run
+from mnemo.storage import run_folder
+from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.run_folder import export_run, open_run
 from mnemo.training import Outcome, create_run, open_data, train
 from mnemo.training.processes import Ranks, joined
 
@@ -82,7 +84,7 @@ def whole_and_stopped(folder: Path, kind: str, world: Ranks) -> None:
 
 
 def end_of(folder: Path) -> Checkpoint:
-    found = checkpoints.last_checkpoint(folder)
+    found = run_folder.last_checkpoint(folder)
     assert found is not None
     return found
 
@@ -147,7 +149,7 @@ def test_an_export_stands_for_its_run(runs: Path, capsys: pytest.CaptureFixture[
     for name, weight in expected.model.state_dict().items():
         assert torch.equal(weight, loaded.model.state_dict()[name])
     data = open_data(loaded.recipe)
-    best = checkpoints.best_checkpoint(source)
+    best = run_folder.best_checkpoint(source)
     assert data.score is not None and best is not None
     scored = data.score(loaded.model, Signaller(0).show)
     assert scored.loss == pytest.approx(best.progress["best"][1], rel=1e-10)

@@ -25,7 +25,8 @@ from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.recipe import AverageConfig, DataConfig, OptimizerConfig, Recipe, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage import run_folder, weights
+from mnemo.storage.run_folder import open_run
 from mnemo.training import Diverged, Unwatched, create_run, open_data, precision, train
 from mnemo.training.optimizers import learning_rate
 
@@ -316,7 +317,7 @@ def test_the_vocabulary_is_the_corpuss(tmp_path: Path) -> None:
         "corpus: toy, 6 chars",
         "batch: 3 x 8 tokens; 12 steps",
         "validation: segment 8, memory 6",
-        f"device: {checkpoints.pick_device('auto')}, fp32",
+        f"device: {weights.pick_device('auto')}, fp32",
         f"run: {tmp_path / 'run'}",
     ]
 
@@ -345,7 +346,7 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
     create_run(recipe(optimizer=OptimizerConfig(lr=0.0)), tmp_path / "tuned", source=tmp_path / "source")
     train(tmp_path / "tuned")
     source, tuned = open_run(tmp_path / "source"), open_run(tmp_path / "tuned", "last")
-    assert tuned.step == 12 and checkpoints.read_header(tmp_path / "tuned").source == {
+    assert tuned.step == 12 and run_folder.load_header(tmp_path / "tuned").source == {
         "run": str((tmp_path / "source").resolve()),
         "step": source.step,
     }

@@ -24,7 +24,8 @@ from mnemo.memory import XL, Plan
 from mnemo.progress import Advance
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage import run_folder
+from mnemo.storage.run_folder import open_run
 from mnemo.training import Status, Unwatched, create_run, precision, train
 
 NO_MEMORY = Plan(long=XL(length=0))
@@ -82,7 +83,7 @@ def _train_in(processes: Any, folder: Path, data: str, operation: int) -> int:
 
 def _tensors(folder: Path) -> dict[str, bytes]:
     """All numbers of the best and of the last checkpoint."""
-    found = [checkpoints.best_checkpoint(folder), checkpoints.last_checkpoint(folder)]
+    found = [run_folder.best_checkpoint(folder), run_folder.last_checkpoint(folder)]
     return {
         f"{checkpoint.step} {part} {name}": tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         for checkpoint in found

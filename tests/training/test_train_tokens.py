@@ -22,8 +22,8 @@ from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.memory.state import State, detach
 from mnemo.model import InitConfig, Model, ModelConfig
 from mnemo.recipes.recipe import OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage import run_folder
+from mnemo.storage.run_folder import open_run
 from mnemo.training import Status, Unwatched, create_run, train
 from mnemo.training.data import build_stream
 from mnemo.training.update_input import UpdateInput, after_update, next_batches
@@ -134,7 +134,7 @@ def test_a_run_resumes_exactly_in_the_middle_of_a_window(window: dict[str, Any],
     assert outcome.step == 4
     train(tmp_path / "stopped")
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
-    saved = [checkpoints.last_checkpoint(tmp_path / name) for name in ("stopped", "whole")]
+    saved = [run_folder.last_checkpoint(tmp_path / name) for name in ("stopped", "whole")]
     ours, expected = [found.tensors("memory") for found in saved if found is not None]
     assert ours.keys() == expected.keys()
     assert all(torch.equal(ours[name], expected[name]) for name in expected)

@@ -9,7 +9,6 @@ belong to. The backbone's weights stay where they are.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
+from mnemo.files.safe_load import tensors_problem
 from mnemo.hf.memory.attach import add_memory
 from mnemo.hf.memory.curriculum import memory_model
 from mnemo.hf.memory.modeling import MemoryForCausalLM
 from mnemo.hf.memory.options import FORMAT_VERSION
-from mnemo.storage.checkpoint import file_problem
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
 DESCRIPTION = "mnemo_adapter.json"
@@ -43,9 +43,8 @@ def save_adapter(model: Any, folder: str | Path) -> None:
     with_lora = model is not inner
     if with_lora:
         model.save_pretrained(folder / LORA, save_embedding_layers=False)
-    part = folder / f"{MEMORY}.part"
-    save_file({"initial": inner.memory_tokens.initial.detach().cpu().contiguous()}, part, {"format": "pt"})
-    os.replace(part, folder / MEMORY)
+    with atomic.new_file(folder / MEMORY) as partial:
+        save_file({"initial": inner.memory_tokens.initial.detach().cpu().contiguous()}, partial, {"format": "pt"})
     _write_json(folder / DESCRIPTION, _describe(inner) | {"lora": with_lora})
 
 
@@ -65,9 +64,8 @@ def _size(backbone: Any) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    with atomic.new_file(path) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def load_adapter(folder: str | Path, backbone: Any = None, *, trainable: bool = False) -> Any:
@@ -119,7 +117,7 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 def _read_memory(path: Path) -> Tensor:
-    problem = file_problem(path)
+    problem = tensors_problem(path)
     if problem:
         raise MnemoError(f"{path} {problem}")
     try:

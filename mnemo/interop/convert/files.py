@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.files.safe_load import tensors_problem
+from mnemo.files.tensor_file import load_tensors
 from mnemo.interop.convert import restricted
-from mnemo.storage.checkpoint import file_problem, read_tensors
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".tar")
 VOCABULARY_PICKLES = ("vocab.bin", "vocab.pkl", "corpus.bin", "cache.pkl", "cache.pt", "corpus-info.pkl", "vocab.pt")
@@ -60,14 +61,14 @@ def read(path: Path) -> Content:
             "np.savez(OUT, **{n: tf.train.load_variable(CKPT, n) for n, _ in tf.train.list_variables(CKPT)})"
         )
     if path.suffix == ".safetensors":
-        return Content(tensors=read_tensors(path))
+        return Content(tensors=load_tensors(path))
     if path.suffix == ".npz":
         return Content(tensors=_read_npz(path))
     if path.suffix in PICKLES:
         return _read_pickle(path)
-    problem = file_problem(path)
+    problem = tensors_problem(path)
     if problem is None:
-        return Content(tensors=read_tensors(path))
+        return Content(tensors=load_tensors(path))
     raise MnemoError(f"{path} is no file of weights: known are .safetensors, .npz and {', '.join(PICKLES)}")
 
 
@@ -103,7 +104,7 @@ def _read_pickle(path: Path) -> Content:
             raise MnemoError(f"{path} cannot be read: its reader stopped ({reason})") from None
         if "problem" in rest:
             raise _refusal(path, rest)
-        tensors = read_tensors(Path(folder) / restricted.WEIGHTS)
+        tensors = load_tensors(Path(folder) / restricted.WEIGHTS)
     tensors |= {alias: tensors[name] for alias, name in rest["aliases"].items()}
     return Content(tensors=tensors, key=rest["key"], others=rest["others"])
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from torch import Tensor
 
 from mnemo import __version__
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.interop.convert import formats, vocabulary
 from mnemo.interop.convert.layout import take_all
 from mnemo.interop.convert.reading import CONFIG, Converted
@@ -25,27 +23,13 @@ from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Sinusoidal
 from mnemo.recipes.recipe import DataConfig, Recipe, TrainConfig
-from mnemo.storage.checkpoint import RunHeader, save_checkpoint, write_header
+from mnemo.storage.checkpoint import save_checkpoint
+from mnemo.storage.run_folder import RunHeader, write_header
 
 
 def check_free(dest: Path) -> None:
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
         raise MnemoError(f"{dest} exists: name a folder that does not")
-
-
-@contextmanager
-def new_folder(dest: Path) -> Iterator[Path]:
-    """A folder to fill beside `dest`, which takes its place at the end."""
-    check_free(dest)
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
-    try:
-        yield partial / dest.name
-        if dest.is_dir():
-            dest.rmdir()
-        (partial / dest.name).rename(dest)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_run(model: Converted, dest: Path, *, source: Path, corpus: str, corpus_info: dict[str, Any]) -> Recipe:
@@ -58,7 +42,8 @@ def write_run(model: Converted, dest: Path, *, source: Path, corpus: str, corpus
         raise MnemoError(f"configuration: {error}") from None
     origin = {"run": str(source.resolve()), "step": 0, "format": model.format, "starts_from": model.start}
     header = RunHeader(recipe=recipe, corpus=corpus_info, source=origin)
-    with new_folder(dest) as folder:
+    check_free(dest)
+    with atomic.new_folder(dest) as folder:
         write_header(folder, header, None if model.tokenizer is None else model.tokenizer.to_json())
         parts: dict[str, dict[str, Tensor]] = {"weights": model.weights, "training": {}, "memory": {}}
         save_checkpoint(folder, {"step": 0, "average_count": 0}, parts)
@@ -77,8 +62,8 @@ def write_published(model: Converted, target: str, dest: Path) -> None:
     terms = terms_of(model.config, model.segment, target)
     theirs = take_all(known.layout(empty_model(model.config)), model.weights)
     theirs |= _frequencies(model.config, target)
-    with new_folder(dest) as folder:
-        folder.mkdir()
+    check_free(dest)
+    with atomic.new_folder(dest) as folder:
         WRITERS.get(target, _write_state_dict)(folder, theirs, terms)
         about = {"mnemo_version": __version__, "format_version": 1}
         (folder / CONFIG).write_text(json.dumps(terms | about, indent=1), encoding="utf-8")

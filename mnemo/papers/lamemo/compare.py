@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mnemo.evaluation.perplexity import bits, perplexity
 from mnemo.papers.claims import Claim
 from mnemo.papers.experiment import CellResult, Results, Verdict, look_up
+from mnemo.units import bits, perplexity
 
 DECIDES_NOTHING = " (a smoke run decides nothing)"
 NOT_MEASURED = "not measured yet"

@@ -15,7 +15,7 @@ from mnemo.papers.lamemo.models import SEED, memory_of, published
 from mnemo.recipes.lamemo import WORDS
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.svg import slugify
-from mnemo.storage.checkpoint import LoadedRun, open_run
+from mnemo.storage.run_folder import LoadedRun, open_run
 
 TRAINED = "The models are trained first, in cells of the same grid."
 BEYOND = (

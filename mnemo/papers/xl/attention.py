@@ -22,7 +22,7 @@ from mnemo.papers.xl.recipes import on_gpu, small_bytes, smoke
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.plots import heat_figure
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 
 ATTENTION = "xl-attention"
 TERMS = {"a": "content", "b": "content-dependent position", "d": "global position"}

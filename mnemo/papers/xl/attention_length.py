@@ -10,13 +10,15 @@ from typing import Any
 from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
 from mnemo.data.prepare import load
-from mnemo.evaluation.perplexity import Score, find_length
+from mnemo.evaluation.length_search import find_length
+from mnemo.evaluation.score import Score
+from mnemo.evaluation.settings import resolve
 from mnemo.model import Model
 from mnemo.papers.experiment import Cell, CellResult, Results, look_up
 from mnemo.papers.jobs import RUN, Place, job
 from mnemo.papers.xl.comparing import Measured, perplexity, spread
 from mnemo.recipes.recipe import EvalConfig, TrainConfig
-from mnemo.storage.checkpoint import open_run
+from mnemo.storage.run_folder import open_run
 from mnemo.training.precision import autocast, safe_kernels
 
 SEARCH = "xl-attention-length"
@@ -64,9 +66,8 @@ def search_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
         found = find_length(
             one.model,
             one.split,
-            one.config,
-            segment=one.train.segment,
-            context=one.train.context,
+            resolve(one.config, segment=one.train.segment),
+            trained_span=one.train.segment + one.train.context,
             longest=settings["longest"],
             progress=place.progress,
         )

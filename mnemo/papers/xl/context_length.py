@@ -11,6 +11,7 @@ import torch
 
 from mnemo.analysis import Group, context_targets, losses_at_context, relative_effective_context_length
 from mnemo.data.prepare import load
+from mnemo.files.tensor_file import load_tensors, write_tensors
 from mnemo.memory import LSTM, QRNN
 from mnemo.model import Model
 from mnemo.model.positions import Learned
@@ -22,7 +23,7 @@ from mnemo.papers.xl.recipes import on_gpu, recurrent, small_bytes, smoke
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.plots import Line, line_figure
-from mnemo.storage.checkpoint import open_run, read_tensors, write_tensors
+from mnemo.storage.run_folder import open_run
 
 LOSSES, COMPARE = "xl-context-losses", "xl-context-compare"
 FILE = "losses.safetensors"
@@ -178,7 +179,7 @@ def compare(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[int, np.ndarray]:
-    return {int(context): losses.numpy() for context, losses in read_tensors(path).items()}
+    return {int(context): losses.numpy() for context, losses in load_tensors(path).items()}
 
 
 def group_result(results: Results, group: str) -> CellResult | None:

@@ -12,6 +12,7 @@ from mnemo.bench.timing import allocated
 from mnemo.config import from_json, to_json
 from mnemo.cost.training_cost import activation_bytes, state_row_bytes
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json, write_json
 from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
 from mnemo.papers.jobs import Place, job, train_here, training_cell
 from mnemo.papers.xl.ablation import BY_NAME, SEARCHED, recipe_of
@@ -20,7 +21,6 @@ from mnemo.papers.xl.comparing import Measured, judged, lower, shown, spread, un
 from mnemo.papers.xl.recipes import seeded, seeds
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.plots import bar_figure
-from mnemo.storage.checkpoint import read_json, write_json
 from mnemo.training.training_speed import training_speed
 
 FIT, TRAIN_FITTED = "xl-fit-length", "xl-train-fitted"
@@ -138,7 +138,7 @@ def estimated_bytes(recipe: Recipe) -> float:
 
 @job(TRAIN_FITTED)
 def train_fitted(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    length = read_json(place.of(settings["length"]) / FOUND)["length"]
+    length = load_json(place.of(settings["length"]) / FOUND)["length"]
     recipe = with_segment(from_json(Recipe, settings["recipe"]), length)
     return train_here(recipe, place)
 

@@ -12,7 +12,8 @@ import torch
 
 from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
-from mnemo.evaluation.perplexity import LOSSES_IN_FLIGHT, Score, evaluate
+from mnemo.evaluation.perplexity import evaluate
+from mnemo.evaluation.score import LOSSES_IN_FLIGHT, Score
 from mnemo.inference.segment_scorer import with_dtype
 from mnemo.memory.state import nbytes
 from mnemo.model import Model, ModelConfig

@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from mnemo.config import from_json
-from mnemo.evaluation.perplexity import sweep_memory
+from mnemo.evaluation.length_search import sweep_memory
+from mnemo.evaluation.settings import resolve
 from mnemo.papers.experiment import Cell, CellResult, Results, Table, Verdict
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.xl.attention_length import scoring_cell, searches, trained
@@ -43,8 +44,8 @@ def score_lengths(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     with trained(settings, place) as one:
         new = one.config.segment or one.train.segment
         memories = [length - new for length in settings["lengths"]]
-        segment = one.train.segment
-        scores = sweep_memory(one.model, one.split, one.config, memories, segment=segment, progress=place.progress)
+        evaluation = resolve(one.config, segment=one.train.segment)
+        scores = sweep_memory(one.model, one.split, evaluation, memories, place.progress)
     return {"tried": [[score.attention, score.loss] for score in scores]}
 
 

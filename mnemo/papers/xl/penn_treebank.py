@@ -13,7 +13,9 @@ from typing import Any
 from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
 from mnemo.data.prepare import load
-from mnemo.evaluation.perplexity import TEMPERATURES, Score, evaluate_at, perplexity
+from mnemo.evaluation.perplexity import TEMPERATURES, score_split
+from mnemo.evaluation.score import Score
+from mnemo.evaluation.settings import resolve
 from mnemo.memory import XL, Plan
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Results
 from mnemo.papers.jobs import Place, job, train_here
@@ -22,7 +24,8 @@ from mnemo.recipes.recipe import AverageConfig, EvalConfig, Recipe
 from mnemo.report.figures import Figure
 from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
-from mnemo.storage.checkpoint import LoadedRun, open_run
+from mnemo.storage.run_folder import LoadedRun, open_run
+from mnemo.units import perplexity
 
 JOB = "penn-treebank"
 PUBLISHED, POSTED, AWD_LSTM = 54.52, 55.60, 56.5
@@ -129,15 +132,8 @@ def _scores(
 ) -> list[Score]:
     """In full precision."""
     train = opened.recipe.train
-    return evaluate_at(
-        opened.model,
-        split,
-        config,
-        temperatures,
-        segment=train.segment,
-        context=train.context,
-        progress=place.progress,
-    )
+    settings = resolve(config, segment=train.segment, context=train.context)
+    return score_split(opened.model, split, settings, temperatures, place.progress)
 
 
 def chosen(results: Results) -> CellResult | None:

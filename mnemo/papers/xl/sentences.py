@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mnemo.data.corpus import Corpus, IdWriter, Split, SplitHeader, new_folder, write_header
+from mnemo.data.corpus import Corpus, IdWriter, Split, SplitHeader, write_header
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.papers.jobs import Place, job
 
 SHUFFLE = "xl-shuffle-lines"
@@ -32,7 +33,7 @@ def write_shuffled(corpus: Corpus, target: Path, longest: int | None = None) -> 
     `longest`: tokens of a split that are enough. Returns how many lines each split has.
     """
     end = int(corpus.tokenizer.encode("\n")[-1])
-    with new_folder(target) as folder:
+    with atomic.new_folder(target, replace=True) as folder:
         splits = {name: _write(folder, corpus.split(name), end, corpus.vocab_size, longest) for name in corpus.splits}
         source = f"lines of {corpus.name} in random order"
         write_header(folder, name=target.name, source=source, tokenizer=corpus.tokenizer, splits=splits)

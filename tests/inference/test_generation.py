@@ -142,8 +142,8 @@ def test_cost_per_token_does_not_grow() -> None:
 
     def buffers() -> list[tuple[torch.Size, int]]:
         assert isinstance(decoder, Decoder)
-        windows = [window for group in decoder.groups for window in group.stages]
-        tensors = [value for window in windows for value in vars(window).values() if isinstance(value, Tensor)]
+        stages = [stage for group in decoder.groups for stage in group.stages]
+        tensors = [value for stage in stages for value in vars(stage).values() if isinstance(value, Tensor)]
         return [(tensor.shape, tensor.untyped_storage().nbytes()) for tensor in tensors]
 
     before = buffers()

@@ -1,0 +1,149 @@
+"""What `mnemo eval` saves, plots and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mnemo.cli import console, runs
+from mnemo.cli.plots import Curve, save_curve
+from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun
+from mnemo.evaluation.length_search import LengthSearch
+from mnemo.evaluation.score import Score
+from mnemo.units import bits, perplexity
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossPlot:
+    """A curve of losses in nats; it is drawn in bits per symbol or perplexity."""
+
+    x: Sequence[int]
+    losses: Sequence[float]
+    x_label: str
+    title: str
+    mark: int | None = None
+    """A length to mark on a logarithmic axis of lengths; None: a plain axis of positions."""
+    mark_label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One result of `mnemo eval`."""
+
+    kind: str
+    lengths: str
+    """End of the file's name: the lengths that were scored."""
+    content: dict[str, Any]
+    """Saved with the settings, as JSON."""
+    scores: Sequence[Score]
+    plot: LossPlot | None = None
+    by_position: bool = False
+    """Print the losses by position as well."""
+    remark: str = ""
+
+
+def length_remark(found: LengthSearch, in_bits: bool) -> str:
+    def shown(score: Score) -> str:
+        extra = f" ({score.bits_per_token:.4f} bpc)" if in_bits else ""
+        return f"ppl {score.perplexity:.3f}{extra}"
+
+    return (
+        f"at the training length {found.initial.attention}: {shown(found.initial)}; "
+        f"best: {shown(found.best)} at {found.best.attention}; "
+        f"shortest attention within {found.tolerance:.1%} of it: {found.shortest.attention}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOutput:
+    opened: OpenedRun
+    split: str
+    settings: dict[str, Any]
+    """Saved in every result."""
+    label: str
+    """The settings as part of the file's name, so that results of other settings keep their files."""
+    json: bool
+    """Print JSON instead of tables."""
+
+    @property
+    def in_bits(self) -> bool:
+        return self.opened.unit in BITS_PER_SYMBOL
+
+    def finish(self, found: Evaluated) -> None:
+        """Save the result and its plot, then print it."""
+        run, folder = self.opened.run, runs.result_folder(self.opened.run)
+        content = self.settings | {"kind": found.kind} | found.content
+        files: list[Path] = []
+        if folder is not None:
+            name = f"{found.kind}-{self.label}-{found.lengths}"
+            files.append(runs.save_result(folder, name, run, content))
+            files += save_curve(self._curve(found.plot), folder / name) if found.plot is not None else []
+        if self.json:
+            console.print_json(content | {"step": run.step, "files": [str(path) for path in files]})
+            return
+        self._print(found)
+        for line in filter(None, (found.remark, *(f"saved {path}" for path in files))):
+            print(line)
+
+    def _print(self, found: Evaluated) -> None:
+        symbol = "bpc" if self.in_bits else "bits"
+        with_temperature = any(score.temperature != 1 for score in found.scores)
+        rows = [
+            _row(score, symbol, words=self.opened.unit != "word", temperature=with_temperature)
+            for score in found.scores
+        ]
+        _table([list(row.values()) for row in rows], list(rows[0]))
+        if self.settings["starts_from"] == "zeros":
+            print("memory starts full of zeros, which are attended to")
+        if found.by_position:
+            losses = found.scores[0].by_position
+            shown = [[str(position), f"{self._in_unit(losses[position]):.4f}"] for position in _few(len(losses))]
+            print()
+            _table(shown, ["position", symbol if self.in_bits else "ppl"])
+
+    def _curve(self, plot: LossPlot) -> Curve:
+        run = self.opened.run
+        return Curve(
+            x=plot.x,
+            y=[self._in_unit(loss) for loss in plot.losses],
+            x_label=plot.x_label,
+            y_label=f"bits per {self.opened.unit}" if self.in_bits else "perplexity",
+            title=f"{run.path.name}: {plot.title}, {run.corpus.get('name')} {self.split}",
+            mark=plot.mark,
+            mark_label=plot.mark_label,
+            by_length=plot.mark is not None,
+        )
+
+    def _in_unit(self, nats: float) -> float:
+        return bits(nats) if self.in_bits else perplexity(nats)
+
+
+def _row(score: Score, symbol: str, words: bool, temperature: bool) -> dict[str, str]:
+    row = {
+        "split": score.split,
+        "memory": f"{score.memory:,}",
+        "segment": f"{score.segment:,}" + (f"+{score.context}" if score.context else ""),
+        "tokens": f"{score.tokens:,}",
+        symbol: f"{score.bits_per_token:.4f}",
+        "ppl": f"{score.perplexity:.4g}" if score.perplexity >= 1e6 else f"{score.perplexity:.3f}",
+    }
+    if temperature:
+        row["temperature"] = f"{score.temperature:g}"
+    if words and score.word_perplexity is not None:
+        row["word ppl"] = f"{score.word_perplexity:,.4g}"
+    return row | {"tok/s": f"{score.tokens / score.seconds:,.0f}" if score.seconds else "-"}
+
+
+def _table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> None:
+    """Print a table whose columns and headers are all flush right."""
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    first, *others = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in (headers, *rows))
+    console.table(others, first)
+
+
+def _few(count: int) -> list[int]:
+    """The first positions, doublings of them, and the last."""
+    doublings = [2**i for i in range(count.bit_length()) if 2**i < count - 1]
+    return sorted({0, *doublings, count - 1})

@@ -1,0 +1,58 @@
+"""The weights of a model: build a model, check that stored weights fit it, copy them in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.errors import MnemoError, one_line
+from mnemo.files.tensor_file import Tensors
+from mnemo.model import Model, ModelConfig
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    if isinstance(name, torch.device):
+        return name
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MnemoError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def build_model(config: ModelConfig, precision: str) -> Model:
+    """A model with new weights, in the type that they are trained in."""
+    try:
+        model = Model(config)
+    except (ArithmeticError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise MnemoError(f"model: {one_line(error)}") from None
+    return model.double() if precision == "fp64" else model
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, weights: Tensors, path: Path) -> None:
+    """Copy weights into a model; names, shapes and types must match."""
+    check_weights(model, weights, path)
+    for name, tensor in model.state_dict().items():
+        # A copy has an aligned address; on a loaded tensor the last bit of a product could differ.
+        tensor.copy_(weights[name])
+
+
+def check_weights(model: nn.Module, weights: Tensors, path: Path) -> None:
+    own = model.state_dict()
+    for name in sorted(own.keys() ^ weights.keys()):
+        relation = "has no" if name in own else "has an unexpected"
+        raise MnemoError(f"{path} is of another configuration: it {relation} tensor '{name}'")
+    for name, tensor in own.items():
+        check_like(weights[name], tensor, name, path)
+
+
+def check_like(tensor: Tensor, expected: Tensor, name: str, path: Path) -> None:
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        found, wanted = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in (tensor, expected))
+        raise MnemoError(f"{path} is of another configuration: '{name}' is {found}, the model has {wanted}")

@@ -1,0 +1,177 @@
+"""Files that release 0.1.0 wrote load for ever, and give the results that were recorded with that release.
+
+Results are equal bit for bit with the torch build and the processor that made the files, else up to `OTHER_MACHINE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from files_of_0_1_0 import observe
+from helpers import ranks
+from helpers.tolerances import OTHER_MACHINE
+
+from mnemo import Corpus
+from mnemo.cli import main
+
+HERE = Path(observe.__file__).parent
+EXPECTED = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
+SAME_MACHINE = observe.machine() == EXPECTED["made_with"]
+ALONE = sorted(EXPECTED["scores"].keys() - EXPECTED["resumed_alone"].keys())
+SHARDED = sorted(EXPECTED["resumed_alone"])
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    with tarfile.open(HERE / "files.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def inside(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test runs in the unpacked folder, with an empty `work` folder."""
+    monkeypatch.chdir(unpacked)
+    monkeypatch.setenv("MNEMO_DATA", str(unpacked / "data"))
+    observe.WORK.mkdir()
+    yield
+    shutil.rmtree(unpacked / observe.WORK)
+
+
+def assert_recorded(found: Any, expected: Any) -> None:
+    """Every recorded value is there again; fields that later releases add are ignored."""
+    if isinstance(expected, dict):
+        for name, value in expected.items():
+            assert_recorded(found[name], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for item, value in zip(found, expected, strict=True):
+            assert_recorded(item, value)
+    elif isinstance(expected, float) and not SAME_MACHINE:
+        assert found == pytest.approx(expected, rel=OTHER_MACHINE, abs=OTHER_MACHINE)
+    else:
+        assert found == expected
+
+
+def assert_same_end(resumed: Path, whole: Path) -> None:
+    """The resumed run has the metrics of the stored one, and on the same machine its weights."""
+    assert_recorded(observe.metrics(resumed), observe.metrics(whole))
+    if SAME_MACHINE:
+        found, expected = observe.last_weights(resumed), observe.last_weights(whole)
+        assert found.keys() == expected.keys()
+        assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("name", ["bpe", "bytes", "letters", "words"])
+def test_corpora_open_and_are_whole(name: str) -> None:
+    corpus = Corpus.open(name)
+    corpus.verify()
+    text = corpus.tokenizer.decode(corpus.split("valid").ids[:20])
+    assert corpus.tokenizer.encode(text).tolist() == corpus.split("valid").ids[:20].tolist()
+
+
+@pytest.mark.parametrize("name", EXPECTED["scores"])
+def test_runs_score_as_recorded(name: str) -> None:
+    assert_recorded(observe.scores(observe.RUNS / name), EXPECTED["scores"][name])
+
+
+@pytest.mark.parametrize("name", EXPECTED["greedy"])
+def test_runs_write_the_recorded_text(name: str) -> None:
+    assert observe.greedy(observe.RUNS / name) == EXPECTED["greedy"][name]
+
+
+@pytest.mark.parametrize(("name", "number"), [*((name, 1) for name in ALONE), ("xl", 2)])
+def test_runs_resume_from_older_checkpoints_as_if_never_stopped(name: str, number: int) -> None:
+    run = observe.RUNS / name
+    resumed = observe.cut_back(run, number, name)
+    observe.resume(resumed)
+    assert len(observe.steps(resumed)) == len(observe.steps(run))
+    assert_same_end(resumed, run)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_one_process_resumes_a_run_of_two(name: str) -> None:
+    assert_recorded(observe.sharded_resumed_alone(name), EXPECTED["resumed_alone"][name])
+
+
+def resume_all(folders: list[str]) -> list[int]:
+    return [main(["train", "--resume", folder, "--json"]) for folder in folders]
+
+
+def test_two_processes_resume_runs_of_two() -> None:
+    resumed = [observe.cut_back(observe.RUNS / name, 1, name) for name in SHARDED]
+    codes = ranks.run(2, resume_all, [str(path.absolute()) for path in resumed])
+    assert codes == [[0] * len(SHARDED)] * 2
+    for name, path in zip(SHARDED, resumed, strict=True):
+        assert_same_end(path, observe.RUNS / name)
+
+
+@pytest.mark.parametrize("source", EXPECTED["fine_tuned"])
+def test_new_runs_start_from_stored_weights(source: str) -> None:
+    assert_recorded(observe.fine_tuned(Path(source), "tuned"), EXPECTED["fine_tuned"][source])
+
+
+@pytest.mark.parametrize("name", EXPECTED["memories"])
+def test_memory_files_continue(name: str) -> None:
+    found = observe.memory(observe.RUNS / name, observe.MEMORIES / f"{name}.memory")
+    assert_recorded(found, EXPECTED["memories"][name])
+
+
+@pytest.mark.parametrize("name", EXPECTED["states"])
+def test_states_saved_from_python_continue(name: str) -> None:
+    found = observe.state_logits(observe.MEMORIES / f"{name}.memory")
+    assert_recorded(found, EXPECTED["states"][name])
+
+
+@pytest.mark.parametrize("name", EXPECTED["exports"])
+def test_exported_folders_stand_for_their_run(name: str) -> None:
+    folder = Path("exports", name)
+    assert_recorded([observe.scores(folder), observe.greedy(folder)], EXPECTED["exports"][name])
+
+
+def test_the_report_shows_stored_results() -> None:
+    page = observe.page(observe.RUNS / "xl")
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in (observe.RUNS / "xl/results").glob("*.json")]
+    (sample,) = [result["texts"][0] for result in results if result["kind"] == "sample"]
+    scores = [result["score"] for result in results if result["kind"] == "score"]
+    scores += [score for result in results if result["kind"] == "sweep" for score in result["scores"]]
+    assert len(scores) == 4
+    shown = [sample, *(f"{score['bits_per_token']:.3f}" for score in scores)]
+    assert [text for text in shown if text not in page] == []
+    assert "skipped" not in page  # as the page says of a file that it cannot load
+
+
+def test_the_report_shows_stored_answers() -> None:
+    page = observe.page(observe.RUNS / "task")
+    answers = EXPECTED["scores"]["task"]["last"]["score"]
+    assert f"{answers['character_accuracy']:.1%} of symbols right" in page
+    assert "skipped" not in page
+
+
+def test_a_transfo_xl_folder_becomes_a_run_again() -> None:
+    assert_recorded(observe.converted_back(Path("hf/transfo-xl"), "again"), EXPECTED["transfo_xl"])
+
+
+def test_auto_classes_load_an_exported_folder() -> None:
+    pytest.importorskip("transformers")
+    assert_recorded(observe.auto_model(Path("hf/xl")), EXPECTED["auto_model"])
+
+
+def test_adapters_and_models_with_memory_tokens_load() -> None:
+    pytest.importorskip("transformers")
+    assert_recorded(observe.adapted(), EXPECTED["adapted"])
+
+
+def test_the_archive_is_complete() -> None:
+    """A test that loses its files would pass over nothing."""
+    assert sorted(os.listdir(observe.RUNS)) == sorted(EXPECTED["scores"])
+    assert len(observe.steps(observe.RUNS / "xl")) == 3

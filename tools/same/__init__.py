@@ -1,0 +1,1 @@
+"""Same numbers: runs tiny cases at another commit and in the working tree, and compares all that they produce."""
