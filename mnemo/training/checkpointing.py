@@ -50,7 +50,7 @@ class TrainingState:
     progress: Progress
 
     def to_json(self, seconds: float) -> dict[str, Any]:
-        """All that is not a tensor, after so many seconds of training."""
+        """Everything that is not a tensor; `seconds` is the time trained so far."""
         return {
             **replace(self.progress, seconds=seconds).to_json(),
             "average_count": self.average.count,

@@ -46,7 +46,7 @@ def create_run(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
     data = data or open_data(recipe, monitor.show)
-    asked, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
+    given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
     with torch.device("meta"):
         model = build_model(recipe.model, recipe.train.precision)
@@ -56,8 +56,8 @@ def create_run(
         start = _first_checkpoint(first)
         check_weights(model, _weights(start, model), start.file("weights"))
         origin = {"run": str(first.resolve()), "step": start.step}
-    if recipe != asked:
-        sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
+    if recipe != given:
+        sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {given.model.vocab_size:,}"
         monitor.note(f"vocabulary: {sizes}")
     header = RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin)
     run_folder.write_header(folder, header, data.tokenizer)

@@ -11,7 +11,7 @@ class Clock:
     """Seconds since the run began, over all interruptions, and tokens per second without pauses."""
 
     def __init__(self, seconds: float, step: int) -> None:
-        """Continue a run after so many seconds and steps."""
+        """`seconds` and `step`: the time and updates of the run so far."""
         now = time.monotonic()
         self._zero, self._first_step, self._start = now - seconds, step, now
         self._mark, self._tokens = now, 0
