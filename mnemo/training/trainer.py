@@ -119,6 +119,7 @@ class Trainer:
     def _evaluate_if_due(self, stop: Stop) -> None:
         if not self.validation.is_due(self.state.progress):
             return
+        self.state.progress, _ = self.log.fetch(self.state.progress)
         try:
             self.state.progress = self.validation.run(self.state.progress, self.log, stop)
         except Interrupted:

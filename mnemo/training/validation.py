@@ -41,7 +41,6 @@ class Validation:
 
     def run(self, progress: Progress, log: TrainingLog, stop: Stop) -> Progress:
         """Score the validation set; raise `Interrupted` at a signal."""
-        progress, _ = log.fetch(progress)
         with log.clock.pause(), self.average.applied(), self.whole_model() as model, self.autocast():
             scored = self._score(model, stop)
         require_finite("validation loss", scored.loss, progress.step)
