@@ -18,21 +18,21 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "demo": Verb("mnemo.cli.demo", "see a memory transformer learn, be measured and write, in three minutes"),
-    "prepare": Verb("mnemo.cli.prepare", "download or read a corpus and turn it into token ids"),
+    "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in three minutes"),
+    "prepare": Verb("mnemo.cli.prepare", "download or load a corpus and turn it into token ids"),
     "train": Verb("mnemo.cli.train", "train a preset, with any field overridden; resume or fine-tune a run"),
-    "eval": Verb("mnemo.cli.eval", "score a run: bpc and ppl at any memory and segment length"),
+    "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
-    "read": Verb("mnemo.cli.read", "read a text once and save what the model remembers of it"),
-    "analyse": Verb("mnemo.cli.analyse", "where memory helps on a text of yours, and what attention looks at: a page"),
-    "info": Verb("mnemo.cli.info", "parameters, FLOPs, state size and memory plan of a preset or a run"),
-    "estimate": Verb("mnemo.cli.estimate", "memory, speed, days and energy of training on given GPUs"),
+    "read": Verb("mnemo.cli.read", "read a text once and save the model's memory of it"),
+    "analyse": Verb("mnemo.cli.analyse", "show where memory helps on a text, and the attention, as a page"),
+    "info": Verb("mnemo.cli.info", "show parameters, FLOPs, state size and memory plan of a preset or run"),
+    "estimate": Verb("mnemo.cli.estimate", "estimate memory, speed, days and energy of training on given GPUs"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
-    "convert": Verb("mnemo.cli.convert", "published weights (Hugging Face, PyTorch, TensorFlow) as a run, and back"),
+    "convert": Verb("mnemo.cli.convert", "convert published weights (Hugging Face, PyTorch, TensorFlow) and back"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
-    "export": Verb("mnemo.cli.export", "one folder with a run's weights, recipe and tokenizer"),
-    "reproduce": Verb("mnemo.cli.reproduce", "test a claim of the papers: measurements, verdict, pictures"),
-    "report": Verb("mnemo.cli.report", "an HTML page with the curves and numbers of runs, side by side"),
+    "export": Verb("mnemo.cli.export", "write a run's weights, recipe and tokenizer to one folder"),
+    "reproduce": Verb("mnemo.cli.reproduce", "repeat an experiment of the papers: measurements, verdict, figures"),
+    "report": Verb("mnemo.cli.report", "write an HTML page that compares the curves and numbers of runs"),
 }
 LONGEST_MESSAGE = 2000
 EXIT_CHECK_FAILED, EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 70, 130, 141
@@ -111,7 +111,7 @@ def _code(stop: SystemExit) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    """One line on stderr; what a file says in it may be long, or meant to make the terminal do things."""
+    """Print one line on stderr; text from a file is shortened, and its control characters are replaced."""
     line = shorten(" ".join(message.splitlines()), LONGEST_MESSAGE)
     print("mnemo: " + "".join(letter if letter.isprintable() else "?" for letter in line), file=sys.stderr)
     return code
@@ -125,7 +125,7 @@ def _describe(error: OSError) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Torch's ways of saying so: an error of its own on GPUs, a plain one on the CPU."""
+    """Whether torch ran out of memory: it has an error class for GPUs, but not for the CPU."""
     said = str(error)
     return isinstance(error, RuntimeError) and ("can't allocate memory" in said or "out of memory" in said)
 
@@ -141,5 +141,5 @@ def _report_bug(error: Exception) -> int:
 
 
 def _silence_stdout() -> None:
-    """The reader has gone: without this, Python complains again when it flushes at exit."""
+    """Redirect stdout after the reader has closed the pipe; else Python reports it again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

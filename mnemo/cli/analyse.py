@@ -1,5 +1,5 @@
-"""Where does memory help on a text of yours? What every token costs with memory and without, what attention looks at,
-and what a look-ahead memory keeps of its past: an HTML page, its figures as SVG, its numbers as CSV."""
+"""Show where memory helps on a given text: the loss of every token with and without memory, the attention by distance,
+and the alpha of look-ahead memories. Writes an HTML page, its figures as SVG and its numbers as CSV."""
 
 from __future__ import annotations
 
@@ -15,46 +15,37 @@ from torch import Tensor
 from mnemo import analysis
 from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceObserver
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun
+from mnemo.cli.runs import OpenedRun, RunArgs
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_state_room
 from mnemo.report.analysis_page import TextAnalysis, write_analysis
+from mnemo.report.run_summary import plan_words
 from mnemo.report.shaded_text import passages
-from mnemo.report.summary import plan_words
 from mnemo.report.svg import slugify
-from mnemo.storage.run_folder import Which
 from mnemo.units import bits
 
 STDIN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name under runs/."""
+class Args(RunArgs):
     text: Annotated[str, tyro.conf.Positional]
-    """A text file; xz, gz and bz2 are unpacked. - reads what comes through a pipe."""
+    """A text file; xz, gz and bz2 files are decompressed. - reads from a pipe."""
     out: Path | None = None
-    """Folder of the page, report.html; analyses/TEXT in the run's folder when left out."""
+    """Folder for report.html and its files; if unset, analyses/TEXT in the run's folder."""
     limit: int = 20_000
-    """Read only so many tokens of the text; 0 for all of them."""
+    """Use only the first N tokens of the text; 0: all."""
     segment: int | None = None
-    """Tokens read at a time; as in training when left out."""
+    """Segment length; if unset, as in training."""
     memory_length: int | None = None
-    """Memory length of the long-range layers; as trained when left out."""
-    which: Which = "best"
-    """The checkpoint with the lowest validation loss, or the last one."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
-    json: bool = False
-    """Print JSON."""
+    """Memory length of the long-range layers; if unset, as in training."""
 
 
 def run(args: Args) -> int:
     _check(args)
-    opened = runs.open_with_tokenizer(args.run, args.which, args.device)
+    opened = runs.open_with_tokenizer(args)
     whole = _read_text(opened, args.text)
     ids = whole[: args.limit] if args.limit else whole
     segment = args.segment or opened.run.recipe.train.segment
@@ -92,10 +83,10 @@ def _require_two_segments(num_tokens: int, segment: int) -> None:
 
 
 def _folder(path: Path) -> Path:
-    """Made before the work begins, so that none of it is lost."""
+    """Create the folder before the work begins, so that an error costs no time."""
     path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):
-        raise MnemoError(f"{path} cannot be written to: --out names another folder")
+        raise MnemoError(f"{path} cannot be written to: choose another folder with --out")
     return path
 
 
@@ -103,7 +94,7 @@ def _read_text(opened: OpenedRun, text: str) -> Tensor:
     if text != STDIN:
         return runs.encode_file(opened.tokenizer, Path(text))
     if sys.stdin.isatty():
-        raise MnemoError("- reads a text from a pipe, and there is none: cat TEXT | mnemo analyse RUN -")
+        raise MnemoError("- reads the text from a pipe, but there is none: cat TEXT | mnemo analyse RUN -")
     return runs.encode(opened.tokenizer, sys.stdin.buffer.read(), "the text from the pipe")
 
 
@@ -134,7 +125,7 @@ def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available
 def _watch(
     model: Model, ids: Tensor, segment: int, state: State
 ) -> tuple[AttentionByDistance | None, Alpha | None, list[str]]:
-    """Attention, alpha, and what of them this model and this text do not have."""
+    """Attention, alpha, and the reasons for what is missing."""
     try:
         layers = analysis.attending_layers(model)
     except MnemoError as error:

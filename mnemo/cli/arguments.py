@@ -21,6 +21,9 @@ KINDS = {"INT": "a whole number", "FLOAT": "a number", "PATH": "a path", "STR": 
 """Words for tyro's names of types."""
 
 
+CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone)
+
+
 def parse(verb: str, module: Any, argv: Sequence[str]) -> Any:
     """The `Args` of a verb's module."""
     with one_line_errors():
@@ -29,7 +32,7 @@ def parse(verb: str, module: Any, argv: Sequence[str]) -> Any:
             prog=f"mnemo {verb}",
             description=module.__doc__,
             args=argv,
-            config=(tyro.conf.FlagCreatePairsOff,),
+            config=CONFIG,
             return_unknown_args=True,
         )
     refuse_unknown(left, [flag([field.name]) for field in dataclasses.fields(module.Args)])
@@ -68,7 +71,7 @@ def _raise(event: Any) -> NoReturn | None:
     elif isinstance(event, tyro_errors.BadValue):
         message = f"{_name(event.argument)} needs a value"
     elif isinstance(event, tyro_errors.InvalidChoice):
-        choices = ", ".join(choice for choice in event.choices if choice != "None")
+        choices = ", ".join(sorted(choice for choice in event.choices if choice != "None"))
         message = f"{_name(event.argument)}: '{event.value}' is not one of {choices}"
     elif isinstance(event, tyro_errors.InstantiationFailure):
         message = event.message if event.argument is None else _accepted(event.argument)

@@ -1,9 +1,9 @@
-"""Measure speed beside plain implementations of the published code, in one process.
+"""Measure speed against plain implementations of the published code, in one process.
 
-Sections: op (relative attention, and as its limit attention without positions), training, evaluation, generation. On a
-GPU they measure the papers' models, on a CPU small ones. First the operation must agree with its equation in float64,
-and both sides of each case with each other: otherwise nothing is timed. `--lookahead` measures instead what LaMemo's
-refresh costs, at growing memory lengths; `--curves 1000` compares training with fast attention and with its equation.
+Sections: op (relative attention; attention without positions as its lower limit), training, evaluation, generation.
+On a GPU they measure the papers' models, on a CPU small ones. Before anything is timed, the operation must agree with
+its equation in float64, and both implementations of each case with each other. `--lookahead` measures the cost of
+LaMemo's refresh at growing memory lengths; `--curves 1000` compares training with fast attention and with its equation.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from mnemo.storage.weights import pick_device
 
 FORMAT_VERSION = 1
 LOOKAHEAD_LIMIT = 1.7
-"""Times Transformer-XL's step, at most, where memory and segment are equally long."""
+"""Most time of a step relative to Transformer-XL, with a memory as long as the segment."""
 REPEATS, QUICK_REPEATS = 9, 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     what: str = ",".join(SECTIONS)
-    """Sections (op, training, evaluation, generation) or single cases to measure, between commas."""
+    """Sections (op, training, evaluation, generation) or single cases to measure, separated by commas."""
     quick: bool = False
-    """Few repetitions: rougher numbers, sooner."""
+    """Fewer repetitions: faster, less precise."""
     repeats: int | None = None
-    """Measured repetitions of each; 9, or 3 when quick."""
+    """Repetitions of each measurement; if unset, 9, or 3 with --quick."""
     threads: int = 2
-    """Threads of the CPU."""
+    """CPU threads."""
     device: str = "auto"
-    """cpu or cuda; auto takes a GPU where there is one."""
+    """cpu or cuda; auto: a GPU if there is one."""
     lookahead: bool = False
-    """Measure instead what LaMemo's refresh costs, at growing memory lengths."""
+    """Measure the cost of LaMemo's refresh at growing memory lengths instead."""
     curves: int | None = None
-    """Train instead for so many steps with fast attention and with its equation, and compare the loss curves."""
+    """Train for N steps with fast attention and with its equation instead, and compare the loss curves."""
     require: bool = False
-    """Fail where Mnemo is not as many times as fast as it should be."""
+    """Exit with code 1 if a case is slower than required."""
     out: Path | None = None
-    """Write all numbers to this JSON file too, anew after every result."""
+    """Also write all numbers to this JSON file, after every result."""
     json: bool = False
     """Print JSON."""
 
@@ -74,7 +74,7 @@ def run(args: Args) -> int:
 
 
 def _report(result: Comparison, args: Args, record: dict[str, Any]) -> None:
-    """A result as soon as it is there: a machine may be lent for minutes only."""
+    """Print and save a result at once, so that an interrupted benchmark keeps it."""
     if args.out is not None:
         write_json(args.out, record)
     for row in result.rows():

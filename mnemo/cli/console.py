@@ -1,4 +1,4 @@
-"""What every verb prints with: progress on stderr, tables and JSON on stdout."""
+"""Output of the verbs: progress on stderr, tables and JSON on stdout."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from mnemo.units import bits, perplexity
+
 
 class Progress(Protocol):
     def advance(self, count: float = 1, note: str = "") -> None:
-        """Count further work as done; `note` (a loss, a rate) replaces the one shown before."""
+        """Add to the work done; `note` (a loss, a rate) replaces the one shown before."""
         ...
 
 
@@ -21,9 +23,9 @@ class Progress(Protocol):
 def progress(
     label: str, total: float | None = None, *, unit: str = "", every: float = 5.0, stream: TextIO | None = None
 ) -> Iterator[Progress]:
-    """A bar on a terminal; elsewhere a plain line every few seconds and one at the end.
+    """Show progress: a bar on a terminal; elsewhere a plain line every few seconds and one at the end.
 
-    `unit="B"` writes sizes as MB; `total=None` counts without an end in sight.
+    `unit="B"` shows sizes in MB; `total=None`: the amount of work is unknown.
     """
     output = stream or sys.stderr
     if output.isatty():
@@ -102,6 +104,11 @@ def format_count(done: float, total: float | None, unit: str) -> str:
     return "/".join(numbers) + (f" {unit}" if unit else "") + share
 
 
+def format_loss(nats: float, in_bits: bool) -> str:
+    """`1.2345 bpc` or `23.45 ppl`."""
+    return f"{bits(nats):.4f} bpc" if in_bits else f"{perplexity(nats):.2f} ppl"
+
+
 def format_time(seconds: float) -> str:
     """`8s`, `2m05s`, `3h20m`."""
     seconds = max(0, round(seconds))
@@ -141,7 +148,7 @@ def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) ->
 
 
 def print_json(value: Any) -> None:
-    """Print valid JSON to stdout: numbers that JSON does not know (NaN, infinities) become null."""
+    """Print valid JSON to stdout; NaN and infinities, which JSON does not have, become null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 

@@ -1,11 +1,11 @@
-"""Published weights as a run of mnemo, and back. No file is ever unpickled but by torch's restricted loader.
+"""Convert published weights to a run of mnemo, and back. Pickles are loaded by torch's restricted loader only.
 
     mnemo convert SOURCE DEST                  SOURCE: a Hugging Face TransfoXL folder, a state dict of the authors'
                                                PyTorch code, of LaMemo or RMT, NVIDIA's checkpoint, TensorFlow
                                                variables as .npz, or a run of mnemo
     mnemo convert RUN DEST --to hf             a run of mnemo (or any SOURCE) for other code
 
-What weights do not say (--memory, ...) is asked for by the flag that says it.
+Settings that neither weights nor configuration contain are given by flags (--memory, ...).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.runs import UNKNOWN_CORPUS, encode_file, tell_loss
+from mnemo.cli.runs import UNKNOWN_CORPUS, encode_file, format_loss
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
@@ -44,47 +44,47 @@ PUBLISHED_SIZES = {
 @dataclass(frozen=True, kw_only=True)
 class Args:
     source: Annotated[Path, tyro.conf.Positional]
-    """Folder or file to read."""
+    """Folder or file to convert."""
     dest: Annotated[Path, tyro.conf.Positional]
-    """Folder to write; it must not exist."""
+    """Folder to create."""
     to: Literal["mnemo", "authors", "hf", "nvidia", "lamemo", "rmt", "tf"] = "mnemo"
     """A run of mnemo, or weights and configuration for other code."""
     memory: int | None = None
     """Memory length (mem_len)."""
     segment: int | None = None
-    """Segment length (tgt_len); 128 when nothing says it."""
+    """Segment length (tgt_len); if unknown, 128."""
     num_heads: int | None = None
-    """Attention heads (n_head), where the weights do not show them."""
+    """Attention heads (n_head), if the weights do not show them."""
     clamp: int | None = None
-    """Largest distance that is told apart (clamp_len)."""
+    """Largest distance that positions distinguish (clamp_len)."""
     cutoffs: str | None = None
-    """Where the bins of an adaptive softmax end, such as 20000,40000,200000, where one table holds all bins."""
+    """Ends of the bins of an adaptive softmax, for example 20000,40000,200000, if one table holds all bins."""
     same_length: bool = False
-    """Every token attends to equally many others."""
+    """Every token attends to the same number of tokens."""
     norm: Literal["post", "pre"] | None = None
-    """Where the norms are (pre_lnorm)."""
+    """Norms after or before each branch (pre_lnorm)."""
     mem_at_end: Literal["yes", "no"] | None = None
-    """RMT: memory tokens are also written behind a segment."""
+    """RMT: memory tokens also follow each segment."""
     config: Path | None = None
-    """JSON file of constructor arguments by their published names; config.json beside the weights when left out."""
+    """JSON file of constructor arguments by their published names; if unset, config.json next to the weights."""
     vocab: Path | None = None
-    """vocab.json or vocab.txt; the one beside the weights when left out."""
+    """vocab.json or vocab.txt; if unset, the one next to the weights."""
     no_vocab: bool = False
-    """Convert the weights alone."""
+    """Convert the weights without a vocabulary."""
     corpus: str | None = None
-    """Prepared corpus that the run is to be evaluated on; without a vocabulary file its symbols are the model's."""
+    """Prepared corpus to evaluate the run on; without a vocabulary file, the model gets its vocabulary."""
     eval: str | None = None
     """Prepared corpus, or text file, to score the converted model on."""
     split: Literal["valid", "test", "train"] = "valid"
-    """Which part of it."""
+    """Split of that corpus."""
     batch: int = 10
-    """Rows that are read side by side in that score, each from a cold start."""
+    """Rows of text that are scored side by side, each starting with an empty memory."""
     limit: int | None = None
     """Score only the first N symbols."""
     start: Start | None = None
-    """Score from an empty memory, or from one full of zeros; as the model's own code starts when left out."""
+    """First memory of the score: empty, or full of zeros; if unset, as in the original code."""
     device: str = "auto"
-    """Where to score."""
+    """Device of the score: cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
     json: bool = False
     """Print JSON."""
 
@@ -101,11 +101,11 @@ def run(args: Args) -> int:
     split = _split(args, model, corpus)
     if args.to != "mnemo":
         write_published(model, args.to, args.dest)
-        return _tell(args, model, None)
+        return _finish(args, model, None)
     known = args.corpus or (args.eval if args.eval and not _is_text(args.eval) else None)
     name = known or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN_CORPUS)
     write_run(model, args.dest, source=args.source, corpus=name, corpus_info=corpus_info(model, name))
-    return _tell(args, model, None if split is None else _score(args, split))
+    return _finish(args, model, None if split is None else _score(args, split))
 
 
 def _is_text(name: str) -> bool:
@@ -119,7 +119,7 @@ def _corpus(args: Args) -> Corpus | None:
 
 
 def _split(args: Args, model: Converted, corpus: Corpus | None) -> Split | None:
-    """What is to be scored: a corpus's split, or a text in the model's own symbols."""
+    """The text to score: a split of a corpus, or a file in the model's vocabulary."""
     if args.eval is None:
         return None
     if corpus is not None and not _is_text(args.eval):
@@ -156,7 +156,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _with_tokenizer(model: Converted, corpus: Corpus | None) -> Converted:
-    """The model with the corpus's symbols where it came without any; an error where both have symbols that differ."""
+    """The model with the corpus's tokenizer if it has none; an error if both have different symbols."""
     if corpus is None:
         return model
     if corpus.vocab_size != model.config.vocab_size:
@@ -195,8 +195,8 @@ def _score(args: Args, split: Split) -> Score:
     )
 
 
-def _tell(args: Args, model: Converted, score: Score | None) -> int:
-    told = {
+def _finish(args: Args, model: Converted, score: Score | None) -> int:
+    summary = {
         "dest": str(args.dest),
         "to": args.to,
         "format": model.format,
@@ -206,12 +206,12 @@ def _tell(args: Args, model: Converted, score: Score | None) -> int:
         "score": None if score is None else score.to_json() | {"starts_from": args.start or model.start},
     }
     if args.json:
-        console.print_json(told)
+        console.print_json(summary)
         return 0
     for note in model.notes:
         print(note)
     vocab = f"{model.config.vocab_size:,} {model.tokenizer.unit}s" if model.tokenizer else "no tokenizer (see --vocab)"
-    print(f"wrote {args.dest}: {told['parameters']:,} parameters, {vocab}")
+    print(f"wrote {args.dest}: {summary['parameters']:,} parameters, {vocab}")
     if score is not None:
         print(_protocol(score, model, args.start or model.start))
     return 0
@@ -228,4 +228,6 @@ def _protocol(score: Score, model: Converted, start: str) -> str:
     }
     how = ", ".join(f"{name} {value}" for name, value in settings.items())
     begins = "full of zeros" if start == "zeros" else "empty"
-    return f"{score.split}: {tell_loss(score.loss, unit)} over {score.tokens:,} tokens ({how}, memory starts {begins})"
+    return (
+        f"{score.split}: {format_loss(score.loss, unit)} over {score.tokens:,} tokens ({how}, memory starts {begins})"
+    )

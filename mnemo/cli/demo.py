@@ -1,8 +1,8 @@
-"""See a memory transformer learn, be measured and write, in under three minutes on two CPU cores.
+"""Train, measure and sample small memory transformers, in under three minutes on two CPU cores.
 
 Trains the same small model with and without memory on a task that needs the previous segment, every kind of memory on
-a shorter one, then a byte model on the source text of your own Python; measures what memory is worth; writes a sample;
-ends with a report, whose path is the last line. Needs no download; the next demo replaces its folder.
+a shorter task, and a byte model on the source code of your Python installation; measures how much memory helps; writes
+a sample and a report, whose path is the last line. Needs no download; the next demo replaces its folder.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo import cli
-from mnemo.cli import demo_runs as demo
+from mnemo.cli import demo_training as demo
 from mnemo.cli.console import format_time, progress
-from mnemo.cli.demo_runs import Guard, Scale
+from mnemo.cli.demo_training import DemoSize, TimeLimit
 from mnemo.cli.watching import watching
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
@@ -45,7 +45,7 @@ PHASES = {
     "loss by position, without": 3.0,
     "the report": 1.0,
 }
-"""What is done, and how many seconds it takes on two cores; times left are told from these."""
+"""The phases and their seconds on two cores, from which the remaining time is estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,41 +53,41 @@ class Args:
     out: Path = Path("runs/demo")
     """Folder for the demo's runs and its report; an earlier demo there is replaced."""
     quick: bool = False
-    """A few steps of everything, to see that it works; nothing is learned."""
+    """A few steps of everything, to test that it works; the models learn nothing."""
 
 
 def run(args: Args) -> int:
-    scale = demo.QUICK if args.quick else demo.FULL
-    demo.new_folder(args.out)
-    with demo.one_thread():
-        _show(args.out, scale)
+    size = demo.QUICK if args.quick else demo.FULL
+    demo.create_demo_folder(args.out)
+    with demo.single_threaded():
+        _show(args.out, size)
     print(args.out / "report.html")
     return 0
 
 
-def _show(out: Path, scale: Scale) -> None:
+def _show(out: Path, size: DemoSize) -> None:
     phases = _Phases()
     with phases.next():
         load("python", show=progress)
     for name, memory in demo.RECALL_RUNS.items():
-        with phases.next(), _guard(phases.start + scale.recall_seconds) as guard:
-            _check(demo.train_recall(out / name, memory, scale, guard), guard)
+        with phases.next(), _time_limit(phases.start + size.recall_seconds) as limit:
+            _check(demo.train_recall(out / name, memory, size, limit), limit)
     with phases.next():
-        for name in demo.MEMORY_RUNS:
-            with _guard(phases.start + scale.short_seconds) as guard:
-                _check(demo.train_memory(out / name, name, scale, guard), guard)
-    with phases.next(), _guard(phases.start + scale.byte_seconds) as guard:
-        _check(demo.train_bytes(out / demo.BYTES, scale, guard), guard)
-    for argv in _measurements(out / demo.BYTES, scale, hurried=guard.expired):
+        for name in demo.SHORT_RECALL_RUNS:
+            with _time_limit(phases.start + size.short_seconds) as limit:
+                _check(demo.train_short_recall(out / name, name, size, limit), limit)
+    with phases.next(), _time_limit(phases.start + size.byte_seconds) as limit:
+        _check(demo.train_bytes(out / demo.BYTES, size, limit), limit)
+    for argv in _measurements(out / demo.BYTES, size, hurried=limit.expired):
         with phases.next(argv):
-            _verb(argv) if phases.elapsed() < scale.seconds else _skip()
+            _verb(argv) if phases.elapsed() < size.seconds else _skip()
     with phases.next():
         _report(out)
     print(f"done in {format_time(phases.elapsed())}; open this page in a browser:")
 
 
 class _Phases:
-    """Says what is being done and how long the rest may take, going by how long it took so far."""
+    """Prints each phase with the remaining time, scaled by the speed so far."""
 
     def __init__(self) -> None:
         self.start, self._done = time.monotonic(), 0
@@ -111,25 +111,25 @@ class _Phases:
 
 
 @contextmanager
-def _guard(deadline: float) -> Iterator[Guard]:
+def _time_limit(deadline: float) -> Iterator[TimeLimit]:
     with watching() as watcher:
         watcher.unit = "byte"
-        yield Guard(watcher, deadline)
+        yield TimeLimit(watcher, deadline)
 
 
-def _check(outcome: Outcome, guard: Guard) -> None:
-    if outcome.signal is not None and not guard.expired:
+def _check(outcome: Outcome, limit: TimeLimit) -> None:
+    if outcome.signal is not None and not limit.expired:
         raise KeyboardInterrupt
 
 
-def _measurements(folder: Path, scale: Scale, hurried: bool) -> list[list[str]]:
-    """Commands that anybody may type; a slow machine reads less."""
-    symbols = scale.symbols // 4 if hurried else scale.symbols
+def _measurements(folder: Path, size: DemoSize, hurried: bool) -> list[list[str]]:
+    """The commands that measure the byte model; a slow machine scores fewer symbols."""
+    symbols = size.symbols // 4 if hurried else size.symbols
     scored = ["eval", str(folder), "--limit", str(symbols)]
     return [
-        [*scored, "--sweep-memory", ",".join(map(str, scale.sweep))],
-        ["generate", str(folder), "--tokens", str(scale.sample), *SAMPLING],
-        [*scored, "--by-position", "--memory", str(scale.sweep[-1])],
+        [*scored, "--sweep-memory", ",".join(map(str, size.sweep))],
+        ["generate", str(folder), "--tokens", str(size.sample), *SAMPLING],
+        [*scored, "--by-position", "--memory", str(size.sweep[-1])],
         [*scored, "--by-position", "--no-memory"],
     ]
 
@@ -141,9 +141,9 @@ def _verb(argv: list[str]) -> None:
 
 
 def _skip() -> None:
-    print("time is over: skipped", file=sys.stderr)
+    print("out of time: skipped", file=sys.stderr)
 
 
 def _report(out: Path) -> None:
-    runs = [out / name for name in (*demo.RECALL_RUNS, *demo.MEMORY_RUNS, demo.BYTES)]
+    runs = [out / name for name in (*demo.RECALL_RUNS, *demo.SHORT_RECALL_RUNS, demo.BYTES)]
     write_report(runs, out / "report.html", title=TITLE, lead=LEAD)

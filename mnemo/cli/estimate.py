@@ -1,9 +1,9 @@
-"""What training a preset or a run would take on given GPUs: memory, speed, days, energy, and which layout fits.
+"""Estimate training on given GPUs: memory, speed, days, energy, and whether DDP or FSDP2 fits.
 
     mnemo estimate wikitext103-large --gpus 8 --gpu h200
     mnemo estimate enwik8-large --gpus 64 --batch 512 --tokens 1e11 --precision bf16
 
-Everything is computed from the recipe and a table of GPUs, whose numbers can be replaced; nothing is loaded or run.
+Estimates are computed from the recipe and a table of GPUs, whose numbers can be replaced; no GPU is needed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tyro
 
 from mnemo.bench import CASES
 from mnemo.cli import console
+from mnemo.cost.flops import flops_per_token
 from mnemo.cost.gpu_specs import (
     ASSUMED,
     EFFICIENCY,
@@ -31,7 +32,7 @@ from mnemo.cost.gpu_specs import (
     custom_gpu,
     find_gpu,
 )
-from mnemo.cost.model_cost import find_recipe, flops_per_token
+from mnemo.cost.model_cost import find_recipe
 from mnemo.cost.training_cost import (
     Estimate,
     LayoutEstimate,
@@ -48,7 +49,7 @@ from mnemo.recipes.recipe import Recipe
 
 FORMAT_VERSION = 1
 SAVE_SECONDS = 60.0
-"""Of a checkpoint, where nobody has measured it."""
+"""Assumed time of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,39 +57,39 @@ class Args:
     name: Annotated[str, tyro.conf.Positional]
     """A preset, or a run's name or folder."""
     gpus: int = 1
-    """How many GPUs train together."""
+    """Number of GPUs."""
     gpu: str = "h200"
-    """Which: h200, h100, a100, l40s, rtx4090, or custom with the four numbers below."""
+    """Model: h200, h100, a100, l40s, rtx4090, or custom with the next four numbers."""
     gpu_memory: float | None = None
-    """GB of a GPU, in place of the table's."""
+    """Memory of a GPU in GB; if unset, from the table."""
     tflops: float | None = None
-    """TFLOP/s of a GPU at the recipe's precision, in place of the table's."""
+    """TFLOP/s of a GPU at the recipe's precision; if unset, from the table."""
     watts: float | None = None
-    """Of a GPU's board."""
+    """Power of a GPU's board; if unset, from the table."""
     link: float | None = None
-    """GB/s that a GPU sends to others of its node, one way."""
+    """GB/s that a GPU sends to others of its node, in one direction; if unset, from the table."""
     network: float = NETWORK / GB
-    """GB/s that a GPU sends to other nodes, one way."""
+    """GB/s that a GPU sends to other nodes, in one direction."""
     gpus_per_node: int = GPUS_PER_NODE
-    """GPUs that share the fast link."""
+    """GPUs of a node, which share the fast link."""
     batch: int | None = None
-    """Rows of all GPUs together; the recipe's when left out."""
+    """Rows of all GPUs together; if unset, as in the recipe."""
     segment: int | None = None
-    """Tokens of a row in a step; the recipe's when left out."""
+    """Tokens of a row in a step; if unset, as in the recipe."""
     accumulate: int | None = None
-    """Parts that a GPU reads its rows in, one after the other; the recipe's when left out."""
+    """Parts into which a GPU divides its rows, computed one after the other; if unset, as in the recipe."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] | None = None
-    """Of the computation; the recipe's when left out."""
+    """Type of the computation; if unset, as in the recipe."""
     tokens: float | None = None
-    """Budget to train on, such as 1e12; the recipe's steps when left out."""
+    """Tokens to train on, for example 1e12; if unset, as in the recipe."""
     efficiency: float | None = None
-    """Share of the GPU's peak that a step reaches, in place of a measured one."""
+    """Share of the GPU's peak that a step reaches; if unset, as measured."""
     bench: Path | None = None
-    """Take the efficiency from this output of `mnemo bench --json`."""
+    """Compute the efficiency from this output of `mnemo bench --json`."""
     save_seconds: float = SAVE_SECONDS
-    """Time of a checkpoint, for the best interval between them."""
+    """Seconds to save a checkpoint, which determines the best interval between checkpoints."""
     gpu_hours_per_failure: float = GPU_HOURS_PER_FAILURE
-    """GPU hours between two failures."""
+    """Mean GPU hours between two failures."""
     json: bool = False
     """Print JSON."""
 
@@ -236,7 +237,7 @@ def _steps(found: Estimate) -> list[list[str]]:
 
 
 def _print_advice(found: Estimate, args: Args) -> None:
-    print(f"\nto {found.tokens:,.0f} tokens, with nothing sent while a step computes; boards at {found.watts:g} W each")
+    print(f"\nto {found.tokens:,.0f} tokens, without sending while computing; boards at {found.watts:g} W each")
     rows = f"{found.rows:,} of {found.batch:,} rows"
     print(f"state: {found.state_row / 2**20:,.2f} MiB a row; a GPU keeps {rows}, and no layout sends any of it")
     chosen = found.chosen

@@ -1,24 +1,22 @@
-"""Score a run on a split of its corpus: bits per symbol and perplexity, at any memory and segment length; or, of a run
-on a task, how many of its answers are right.
+"""Score a run on a split of its corpus: bits per symbol and perplexity, at any memory and segment length. A run that
+was trained on a task is scored by the share of right answers.
 
-The numbers go to stdout and, as JSON, into the run's `results` folder; sweeps and losses by position also as a plot.
+Results are printed and saved as JSON in the run's `results` folder; sweeps and losses by position are also plotted.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-import tyro
 
 from mnemo.cli import console, runs
-from mnemo.cli.answering import score_answers
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
-from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision
+from mnemo.cli.eval_task import score_answers
+from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, RunArgs
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
@@ -27,57 +25,49 @@ from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
 from mnemo.memory.state import Start
-from mnemo.storage.run_folder import LoadedRun, Which, find_run, load_header
+from mnemo.storage.run_folder import LoadedRun, find_run, load_header
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name under runs/."""
+class Args(RunArgs):
     split: Literal["valid", "test", "train"] | None = None
-    """Which part of the corpus or task; valid of a corpus and test of a task when left out."""
+    """Part of the corpus or task; if unset, valid for a corpus and test for a task."""
     memory: int | None = None
-    """Memory length of the long-range layers; as the recipe says when left out."""
+    """Memory length of the long-range layers; if unset, as in the recipe."""
     segment: int | None = None
-    """Segment length (of a sliding window: its length)."""
+    """Segment length, or length of the sliding window; if unset, as in the recipe."""
     context: int | None = None
-    """Tokens before each segment that are encoded again."""
+    """Tokens before each segment that are encoded again; if unset, as in the recipe."""
     batch: int | None = None
-    """Rows that are read side by side, each from a cold start; 1 gives the lowest loss."""
+    """Rows of text that are scored side by side, each starting with an empty memory; 1 gives the lowest loss."""
     clamp: int | None = None
-    """Largest distance that relative positions tell apart."""
+    """Largest distance that relative positions distinguish."""
     same_length: bool = False
-    """Let every token attend to equally many others."""
+    """Let every token attend to the same number of tokens."""
     sweep_memory: str | None = None
-    """Score at each of these memory lengths, such as 0,64,128."""
+    """Score at each of these memory lengths, for example 0,64,128."""
     find_length: bool = False
-    """Lengthen the attention until the gain in perplexity is under 0.1%, then find the shortest that is as good."""
+    """Lengthen the attention until perplexity gains less than 0.1%, then find the shortest that is as good."""
     sliding_window: bool = False
-    """Predict every token from a full window of its own, without memory (the vanilla model's way; slow)."""
+    """Predict every token from its own full window, without memory (the vanilla model's protocol; slow)."""
     no_memory: bool = False
-    """Switch the memory of all layers off."""
+    """Turn the memory of all layers off."""
     by_position: bool = False
-    """Also tell the loss at each position of a segment."""
+    """Also show the loss at each position of a segment."""
     documents: Literal["ignore", "reset"] | None = None
-    """Start every document with an empty memory, or let the text run on; as trained when left out."""
+    """reset: empty the memory at the start of every document; ignore: keep it; if unset, as in training."""
     start: Start | None = None
-    """What the memory first holds: nothing, or zeros that are attended to; as the run says when left out."""
+    """First memory: empty, or full of zeros that are attended to; if unset, as in the weights' original code."""
     temperature: float | None = None
-    """Divide logits by this number."""
+    """Divide the logits by this number."""
     fit_temperature: Literal["valid"] | None = None
-    """Find the temperature that suits this split best, and score with it and with 1."""
+    """Find the temperature with the lowest loss on this split, and score with it and with 1."""
     limit: int | None = None
-    """Only the first N symbols."""
+    """Score only the first N symbols (or samples of a task)."""
     published: bool = False
-    """Of a task: measure accuracy as the released code does, with right symbols given and fewer samples."""
-    which: Which = "best"
-    """The checkpoint with the lowest validation loss, or the last one."""
+    """For tasks: measure accuracy as the released code does, with right symbols given and fewer samples."""
     precision: Precision = "auto"
-    """Compute in fp32 or bf16; auto takes bf16 on a GPU where the run was trained so."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
-    json: bool = False
-    """Print JSON."""
+    """Compute in fp32 or bf16; auto: bf16 on a GPU if the run was trained in it."""
 
 
 def run(args: Args) -> int:
@@ -87,13 +77,15 @@ def run(args: Args) -> int:
         return _answer(args, task)
     if args.published:
         raise MnemoError(f"--published is for runs on a task; {args.run} was trained on a text")
-    opened, corpus = runs.open_with_corpus(args.run, args.which, args.device)
+    opened, corpus = runs.open_with_corpus(args)
     if args.find_length and args.split == "test":
-        print("mnemo: warning: a length chosen on test flatters the score there: choose on valid", file=sys.stderr)
+        print(
+            "mnemo: warning: a length chosen on test flatters the score there: choose it on valid",
+            file=sys.stderr,
+        )
     half = runs.half_precision(args.precision, opened.run)
     evaluation = _Evaluation(args, opened, corpus)
-    device = next(opened.run.model.parameters()).device.type
-    with nullcontext() if half is None else torch.autocast(device, half):
+    with runs.computing_in(half, opened.run):
         found = evaluation.run()
     _output(args, opened, evaluation.settings, half).finish(found)
     return 0
@@ -104,18 +96,7 @@ def _answer(args: Args, task: AnyTask) -> int:
     for field in fields(args):
         if field.name not in answering and getattr(args, field.name) != field.default:
             raise MnemoError(f"--{field.name.replace('_', '-')} is for texts; {args.run} was trained on a task")
-    return score_answers(
-        args.run,
-        task,
-        split=args.split or "test",
-        batch=args.batch,
-        limit=args.limit,
-        published=args.published,
-        which=args.which,
-        precision=args.precision,
-        device=args.device,
-        json=args.json,
-    )
+    return score_answers(args, task)
 
 
 def _check(args: Args) -> None:

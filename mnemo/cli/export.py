@@ -1,10 +1,10 @@
-"""Put a trained model into one folder: weights as they were evaluated (.safetensors), recipe and tokenizer.
+"""Write a trained model to one folder: weights as they were evaluated (.safetensors), recipe and tokenizer.
 
-    mnemo export RUN                     into RUN/export
-    mnemo export RUN --output DIR        elsewhere
+    mnemo export RUN                     to RUN/export
+    mnemo export RUN --output DIR        to DIR
 
-The folder stands for the run wherever one is read: mnemo eval DIR, mnemo generate DIR, mnemo train --from DIR. It does
-not matter how many processes trained the run.
+The folder can be used in place of the run: mnemo eval DIR, mnemo generate DIR, mnemo train --from DIR. Runs of any
+number of processes can be exported.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from mnemo.storage.run_folder import RUNS, Which, export_run, find_run
 @dataclass(frozen=True, kw_only=True)
 class Args:
     run: Annotated[str, tyro.conf.Positional]
-    """Folder of a run, or its name."""
+    """A run's folder, or its name."""
     output: Path | None = None
-    """Folder to make; RUN/export when left out."""
+    """Folder to create; if unset, RUN/export."""
     which: Which = "best"
-    """The checkpoint with the lowest validation loss, or the newest."""
+    """The checkpoint with the lowest validation loss, or the last one."""
     runs: Path = RUNS
     """Folder of runs."""
     json: bool = False
-    """Print the result as JSON."""
+    """Print JSON."""
 
 
 def run(args: Args) -> int:

@@ -1,7 +1,7 @@
-"""Write text with a run, from a prompt or from a memory that `mnemo read` saved.
+"""Write text with a run, from a prompt or from a memory that `mnemo read` has saved.
 
-Text appears as it is written. Continuation k draws with seed + k, so one of them alone, with that seed, is the same.
-The sample is kept in the run's `results` folder, for `mnemo report`.
+Text is printed token by token. Continuation k uses seed + k, so that it can be repeated alone with that seed.
+The sample is saved in the run's `results` folder, where `mnemo report` finds it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
 import torch
-import tyro
 from torch import Tensor
 
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Precision
+from mnemo.cli.runs import OpenedRun, Precision, RunArgs
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
@@ -26,53 +25,44 @@ from mnemo.inference.ring_decoder import suits
 from mnemo.inference.sampling import Sampling
 from mnemo.inference.segment_scorer import with_dtype
 from mnemo.memory.state import to
-from mnemo.storage.run_folder import Which
 
 LONG_PROMPT = 4096
-"""Tokens from which on reading the prompt shows its progress."""
+"""Prompts with more tokens show a progress bar."""
 CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
-"""Characters that could make a terminal do things."""
+"""Control characters, which a terminal would obey, and their replacement."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name under runs/."""
+class Args(RunArgs):
     prompt: str | None = None
-    """Text to continue; the beginning of a document when there is neither prompt nor memory."""
+    """Text to continue; without prompt and memory, the start of a document."""
     prompt_file: Path | None = None
     """A file with the text to continue."""
     memory: Path | None = None
-    """A memory that `mnemo read` saved with the same run: go on from there."""
+    """Continue from a memory that `mnemo read` has saved with the same run."""
     tokens: int = 256
-    """How many tokens to write."""
+    """Number of tokens to write."""
     temperature: float = 1.0
-    """Below 1 bolder choices of likely tokens; 0 always takes the likeliest."""
+    """Divisor of the logits: below 1 likely tokens become likelier; 0 always takes the likeliest."""
     top_k: int | None = None
     """Choose among the k likeliest tokens."""
     top_p: float | None = None
     """Choose among the likeliest tokens that together reach this probability."""
     seed: int = 0
-    """Start of the random numbers."""
+    """Seed of the random numbers."""
     continuations: int = 1
-    """How many texts to write from the same beginning."""
+    """Number of texts to write from the same start."""
     memory_length: int | None = None
-    """Memory length of the long-range layers; as trained, or as saved, when left out."""
-    which: Which = "best"
-    """The checkpoint with the lowest validation loss, or the last one."""
+    """Memory length of the long-range layers; if unset, as in training or in the saved memory."""
     no_save: bool = False
-    """Do not keep the sample in the run's folder."""
+    """Do not save the sample in the run's folder."""
     precision: Precision = "auto"
-    """Compute in fp32 or bf16; auto takes bf16 on a GPU where the run was trained so."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
-    json: bool = False
-    """Print JSON when all is written."""
+    """Compute in fp32 or bf16; auto: bf16 on a GPU if the run was trained in it."""
 
 
 def run(args: Args) -> int:
     _check(args)
-    opened = runs.open_with_tokenizer(args.run, args.which, args.device)
+    opened = runs.open_with_tokenizer(args)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
     prompt, model = _prompt(args, opened), opened.run.model
     half = runs.half_precision(args.precision, opened.run)
@@ -121,7 +111,7 @@ def _check(args: Args) -> None:
 
 
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
-    """Token ids of the prompt; None where the memory is all there is to go on from."""
+    """Token ids of the prompt; None to continue from a memory alone."""
     if args.prompt is not None:
         return runs.encode(opened.tokenizer, args.prompt, "the prompt")
     if args.prompt_file is not None:
@@ -130,18 +120,18 @@ def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
 
 
 def _beginning(opened: OpenedRun) -> Tensor:
-    """What stands before a document's first token: the mark between documents, or the end of a line."""
+    """The token before a document: the separator of documents, or the end of a line."""
     marks = ("\0", "\n", " ") if opened.run.corpus.get("documents") else ("\n", " ")
     for mark in marks:
         try:
-            return runs.encode(opened.tokenizer, mark, "the mark")
+            return runs.encode(opened.tokenizer, mark, "the separator")
         except MnemoError:
             continue
     return torch.zeros(1, dtype=torch.int64)
 
 
 class _Printer:
-    """Writes the first continuation as it comes, then the others."""
+    """Prints the first continuation while it is generated, then the others."""
 
     def __init__(self, tokenizer: AnyTokenizer, prompt: Tensor | None, output: TextIO) -> None:
         self.output, self.decoder = output, tokenizer.decoder()
@@ -166,7 +156,7 @@ class _Printer:
 
 
 def _continuation(tokenizer: AnyTokenizer, prompt: Tensor | None, row: Tensor) -> str:
-    """The text behind the prompt; whether it begins with a blank depends on what stands before it."""
+    """The text after the prompt; the prompt decides whether it begins with a space."""
     decoder: Decoder = tokenizer.decoder()
     if prompt is not None:
         decoder.feed(prompt.tolist())
@@ -191,7 +181,7 @@ def _record(args: Args, texts: list[str]) -> dict[str, Any]:
 
 
 def _save(opened: OpenedRun, record: dict[str, Any]) -> None:
-    """The same settings again replace their sample."""
+    """Save a sample; one with the same settings is replaced."""
     folder = runs.result_folder(opened.run)
     if folder is not None:
         settings = {name: value for name, value in record.items() if name != "texts"}

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, state size and memory plan of a preset or a run, without loading any weights."""
+"""Show parameters, FLOPs, state size and memory plan of a preset or a run, without loading weights."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from typing import Annotated, Any
 import tyro
 
 from mnemo.cli import console
-from mnemo.cost.model_cost import Flops, Info, MemoryKind, describe, draw_plan, find_recipe
+from mnemo.cost.flops import Flops
+from mnemo.cost.model_cost import ModelCost, describe, find_recipe
+from mnemo.cost.plan_picture import draw_plan
+from mnemo.cost.state_size import MemoryKind
 from mnemo.errors import MnemoError
 from mnemo.recipes.presets import PRESETS, documentation, listing
 
 WIDTH = 100
-"""Of text that is wrapped."""
+"""Characters of a line of wrapped text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A preset, or a run's name or folder (runs/NAME where a preset has the same name)."""
+    """A preset, or a run's name or folder (runs/NAME if a preset has the same name)."""
     memory: int | None = None
-    """Memory length of the long-range layers; as trained when left out."""
+    """Memory length of the long-range layers; if unset, as in training."""
     segment: int | None = None
-    """Segment length; as trained when left out."""
+    """Segment length; if unset, as in training."""
     batch: int | None = None
-    """Rows that are read side by side; as trained when left out."""
+    """Rows of text in a batch; if unset, as in training."""
     list: bool = False
-    """Print every preset, one a line."""
+    """List the presets."""
     json: bool = False
     """Print JSON."""
 
@@ -55,11 +58,11 @@ def _about(name: str) -> str:
     return "\n".join(line.strip() for line in documentation(name).strip().splitlines())
 
 
-def _sections(info: Info) -> list[str]:
+def _sections(info: ModelCost) -> list[str]:
     return [_parameters(info), _flops(info), _activations(info), _state(info), f"attention: {info.attention}"]
 
 
-def _parameters(info: Info) -> str:
+def _parameters(info: ModelCost) -> str:
     rows = [
         ("embedding and softmax", info.parameters.embedding),
         ("layers", info.parameters.layers),
@@ -69,7 +72,7 @@ def _parameters(info: Info) -> str:
     return console.format_table([(name, f"{count:>13,}") for name, count in rows], ("parameters", ""))
 
 
-def _flops(info: Info) -> str:
+def _flops(info: ModelCost) -> str:
     headers = ("forward FLOPs a token", "    training", "cached inference")
     rows = [
         (name.replace("_", "-"), _mega(info.training, name), _mega(info.inference, name).rjust(len(headers[2])))
@@ -88,7 +91,7 @@ def _flops(info: Info) -> str:
     )
 
 
-def _activations(info: Info) -> str:
+def _activations(info: ModelCost) -> str:
     kept = info.activations
     lines = [
         f"an update of {info.batch:,} rows keeps about {_size(kept.all)} of activations; computed again instead,",
@@ -109,7 +112,7 @@ def _mega(flops: Flops, name: str) -> str:
     return f"{getattr(flops, name) / 1e6:>10,.2f} M"
 
 
-def _state(info: Info) -> str:
+def _state(info: ModelCost) -> str:
     tokens = [] if info.tokens is None else [(info.tokens.state_bytes, info.tokens.state_bytes)]
     sizes = [*tokens, *zip(info.state_bytes, info.cached_bytes, strict=True)]
     shared = {f"{layer:>5}" for kind in info.memories if kind.together for layer in kind.layers}
@@ -131,13 +134,13 @@ def _state(info: Info) -> str:
     )
 
 
-def _marks(info: Info) -> list[str]:
+def _marks(info: ModelCost) -> list[str]:
     more = any(layer.slots > layer.length for layer in info.plan)
     return ["L marks long-range layers" + (", = slots besides the memory's own." if more else ".")]
 
 
 def _kind(kind: MemoryKind) -> str:
-    """One memory in words; what belongs together is not torn apart at a line's end."""
+    """One kind of memory in words; a name and its value stay on one line."""
     how = " together" if kind.together else " each" if kind.tensors else ""
     keep = "keeps" if len(kind.layers) == 1 else f"keep{how}"
     tensors = [f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()]
@@ -167,7 +170,7 @@ def _value(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _tokens(info: Info) -> list[str]:
+def _tokens(info: ModelCost) -> list[str]:
     if info.tokens is None:
         return []
     tokens, kept = info.tokens, _size(info.tokens.state_bytes) if info.tokens.state_bytes else "nothing"

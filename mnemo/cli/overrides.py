@@ -1,7 +1,7 @@
 """Any field of a configuration as a flag: `--train.steps 100 --model.positions rotary --model.positions.base 5000`.
 
-A field that may hold one of several kinds takes a kind's name; the fields of that kind are then flags of their own.
-A field that may be left out takes `none`, and comes to life when one of its fields is given.
+A field that holds one of several kinds of configuration takes the name of a kind, whose fields then become flags. An
+optional field takes `none`; giving one of its fields switches it on.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Choice(NamedTuple):
 
 
 def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, description: str) -> T:
-    """`default` with the changes that `argv` asks for; what is wrong with them is one line."""
+    """`default` with the changes in `argv`; a mistake is an error of one line."""
     default, rest = _choose(default, list(argv))
     rows = [f"{choice.flag} {{{','.join(choice.kinds)}}} (now: {_kind_of(choice)})" for choice in choices(default)]
-    text = "\n\n".join([description, "Kinds, whose own fields are listed below:", "\n".join(rows)])
+    text = "\n\n".join([description, "Kinds of configuration, whose fields are listed below:", "\n".join(rows)])
     try:
         with one_line_errors():
             value, left = tyro.cli(
@@ -72,7 +72,7 @@ def _with_flags(message: str, argv: Sequence[str], default: Any) -> str:
 
 
 def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
-    """The fields of a configuration, at any depth, that have kinds."""
+    """The fields of a configuration, at any depth, that hold one of several kinds."""
     for name, hint, item in _fields(value):
         here = path if name == "recipe" else (*path, name)
         options = [option for option in _options(hint) if option is None or dataclasses.is_dataclass(option)]
@@ -117,7 +117,7 @@ def _kind_of(choice: Choice) -> str:
 
 
 def _choose(default: T, argv: list[str]) -> tuple[T, list[str]]:
-    """Apply flags that name a kind, outermost first; the default with those kinds, and the other arguments."""
+    """Apply the flags that choose a kind, outermost first; return the new default and the other arguments."""
     done: set[str] = set()
     while waiting := [choice for choice in choices(default) if choice.flag not in done]:
         choice = waiting[0]
@@ -153,7 +153,7 @@ def _is_below(name: str, word: str) -> bool:
 
 
 def _new(kind: type | None, before: Any) -> Any:
-    """A value of this kind; fields that it shares with the kind before, such as a length, keep their values."""
+    """A value of this kind; fields that the earlier kind has as well, such as a length, keep their values."""
     if kind is None:
         return None
     values = {}
@@ -166,7 +166,7 @@ def _new(kind: type | None, before: Any) -> Any:
 
 
 def _with(value: T, path: Sequence[str], new: Any) -> T:
-    """A copy with another value at `path`; not checked, for further arguments may belong to it."""
+    """A copy with another value at `path`, not validated: further arguments may complete it."""
     name, *rest = ("recipe", *path) if hasattr(value, "recipe") else path
     changed = copy.copy(value)
     object.__setattr__(changed, name, _with(getattr(value, name), rest, new) if rest else new)

@@ -1,7 +1,7 @@
 """Compare with reference files of the published implementations.
 
 Prints the largest error of every set of values in each file: max |ours - theirs| / max(1, max |theirs|).
-Exit code 1 where one is above the tolerance, 2 where a file cannot be read.
+Exit code 1 if one is above the tolerance, 2 if a file cannot be loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 @dataclass(frozen=True, kw_only=True)
 class Args:
     files: tyro.conf.Positional[tuple[Path, ...]]
-    """Reference files (safetensors), or folders of them."""
+    """Reference files (safetensors), or folders with such files."""
     tolerance: float = TOLERANCE
     """Largest error that passes."""
     json: bool = False

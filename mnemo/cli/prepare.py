@@ -1,4 +1,4 @@
-"""Turn a corpus into token ids: one that mnemo knows by name, or any text files of your own."""
+"""Turn a corpus into token ids: a published one by name, or your own text files."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mnemo.errors import MnemoError
 @dataclass(frozen=True, kw_only=True)
 class Args:
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
-    """A corpus that --list shows, or a new name for your own text."""
+    """A corpus of --list, or a new name for your own text."""
     source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FILE|DIR")] = None
-    """Read this file, folder or archive (xz, gz, bz2, zip, tar) instead of downloading. A folder's files
-    named train, valid and test are used as such; other text is split 90/5/5 in order."""
+    """Use this file, folder or archive (xz, gz, bz2, zip, tar) instead of a download. Files named train, valid and
+    test become these splits; other text is split 90/5/5 in order."""
     tokenizer: Literal["bytes", "chars", "words", "bpe"] | None = None
-    """How to cut the text; left out: as published for corpora known by name, bytes for others."""
+    """How to split text into tokens; if unset, as published for corpora of --list, bytes for others."""
     vocab_size: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Largest vocabulary for words (all) and bpe (8192)."""
+    """Largest vocabulary; if unset, all words, and 8192 for bpe."""
     root: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of prepared corpora; $MNEMO_DATA or the user's cache folder when left out."""
+    """Folder of prepared corpora; if unset, $MNEMO_DATA or the user's cache folder."""
     replace: bool = False
-    """Prepare the corpus anew where one of this name is there."""
+    """Replace a prepared corpus of the same name."""
     allow_mismatch: bool = False
     """Keep a text whose sizes or checksums differ from the published ones."""
     json: bool = False
     """Print JSON."""
     list_all: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """List the known corpora and those that are prepared."""
+    """List the published corpora and the prepared ones."""
 
 
 def run(args: Args) -> int:
@@ -70,7 +70,7 @@ def _refuse_to_replace(args: Args) -> None:
     target = target_name(name, args.tokenizer)
     there = corpora.data_root(args.root) / target / corpora.HEADER
     if there.is_file() and not args.replace:
-        raise MnemoError(f"corpus '{target}' is prepared already, in {there.parent}; --replace prepares it anew")
+        raise MnemoError(f"corpus '{target}' is prepared already, in {there.parent}; --replace prepares it again")
 
 
 def _say_before(args: Args) -> None:

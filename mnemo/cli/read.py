@@ -1,4 +1,4 @@
-"""Read a text once and save what the model remembers of it, to go on from with `mnemo generate --memory`."""
+"""Read a text once and save the model's memory of it; `mnemo generate --memory` continues from there."""
 
 from __future__ import annotations
 
@@ -10,38 +10,29 @@ from typing import Annotated, Any
 import tyro
 
 from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun
+from mnemo.cli.runs import OpenedRun, RunArgs
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextScore, TextState, read
 from mnemo.memory.state import nbytes
 from mnemo.storage.memory_file import save_memory
-from mnemo.storage.run_folder import Which
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name under runs/."""
+class Args(RunArgs):
     text: Annotated[Path, tyro.conf.Positional]
-    """A text file; xz, gz and bz2 are unpacked."""
+    """A text file; xz, gz and bz2 files are decompressed."""
     save: Path | None = None
-    """Where to write the memory, such as BOOK.memory; left out, the text is only scored."""
+    """File for the memory, for example BOOK.memory; without it, the text is only scored."""
     memory: Path | None = None
-    """A memory that this command saved before: read on from there."""
+    """Continue from a memory that this command has saved before."""
     memory_length: int | None = None
-    """Memory length of the long-range layers; as trained, or as saved, when left out."""
-    which: Which = "best"
-    """The checkpoint with the lowest validation loss, or the last one."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps; auto takes a GPU where there is one."""
-    json: bool = False
-    """Print JSON."""
+    """Memory length of the long-range layers; if unset, as in training or in the saved memory."""
 
 
 def run(args: Args) -> int:
     if args.save is not None and not args.save.absolute().parent.is_dir():
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
-    opened = runs.open_with_tokenizer(args.run, args.which, args.device)
+    opened = runs.open_with_tokenizer(args)
     text = runs.encode_file(opened.tokenizer, args.text)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
@@ -67,14 +58,14 @@ def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore,
 
 
 def _print(answer: dict[str, Any], opened: OpenedRun) -> None:
-    loss = "" if answer["loss"] is None else f", {runs.tell_loss(answer['loss'], opened.unit)}"
+    loss = "" if answer["loss"] is None else f", {runs.format_loss(answer['loss'], opened.unit)}"
     before = answer["tokens_in_all"] - answer["tokens"]
-    behind = f" behind {before:,} read before" if before else ""
-    print(f"read {answer['tokens']:,} tokens{behind}: {answer['nats']:,.1f} nats{loss}")
+    earlier = f" after {before:,} earlier ones" if before else ""
+    print(f"read {answer['tokens']:,} tokens{earlier}: {answer['nats']:,.1f} nats{loss}")
     longest = max(answer["memory_lengths"])
     reach = f", {longest:,} tokens a layer at most" if longest else ""
     print(f"memory: {answer['memory_bytes'] / 2**20:.2f} MiB{reach}")
     if answer["saved"]:
         print(f"saved {answer['saved']}")
     else:
-        print("not saved: --save BOOK.memory keeps it", file=sys.stderr)
+        print("not saved: --save BOOK.memory saves it", file=sys.stderr)

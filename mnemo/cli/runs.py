@@ -1,15 +1,18 @@
-"""What the verbs that work on a trained run share: opening it with its corpus, and leaving results in its folder."""
+"""Shared by the verbs that use a trained run: open it with its tokenizer or corpus, save results in its folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 
 from mnemo import __version__
@@ -25,13 +28,26 @@ from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
 from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
-from mnemo.units import bits, perplexity
 
 Precision = Literal["auto", "fp32", "bf16"]
 UNKNOWN_CORPUS = "unknown"
-"""What a run that was converted without a corpus says of it."""
+"""Name of the corpus of a run that was converted without one."""
 BITS_PER_SYMBOL = ("byte", "char", "symbol")
-"""Units whose losses are told in bits; others in perplexity."""
+"""Units whose losses are shown in bits; others as perplexity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArgs:
+    """The arguments of every verb that uses a trained run."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """A run's folder, or its name under runs/."""
+    which: Which = "best"
+    """The checkpoint with the lowest validation loss, or the last one."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
+    json: bool = False
+    """Print JSON."""
 
 
 class OpenedRun(NamedTuple):
@@ -43,9 +59,9 @@ class OpenedRun(NamedTuple):
         return self.tokenizer.unit
 
 
-def open_with_tokenizer(name: str, which: Which, device: str) -> OpenedRun:
-    """A trained run and the tokenizer that its folder keeps: the corpus need not be on this machine."""
-    run = open_run(name, which, device)
+def open_with_tokenizer(args: RunArgs) -> OpenedRun:
+    """Open a run with the tokenizer in its folder; the corpus need not be on this machine."""
+    run = open_run(args.run, args.which, args.device)
     path = run.path / TOKENIZER
     if not path.exists():
         raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
@@ -55,9 +71,9 @@ def open_with_tokenizer(name: str, which: Which, device: str) -> OpenedRun:
     return OpenedRun(run, tokenizer)
 
 
-def open_with_corpus(name: str, which: Which, device: str) -> tuple[OpenedRun, Corpus]:
-    """A trained run and its corpus; a warning where the text has changed since, an error where its symbols have."""
-    run = open_run(name, which, device)
+def open_with_corpus(args: RunArgs) -> tuple[OpenedRun, Corpus]:
+    """Open a run with its corpus; warn if the text has changed since training, fail if its vocabulary has."""
+    run = open_run(args.run, args.which, args.device)
     if run.recipe.data.corpus == UNKNOWN_CORPUS and corpora.find(UNKNOWN_CORPUS) is None:
         raise MnemoError(
             f"{run.path} was converted without a corpus: convert it again with --corpus NAME (a prepared one), or "
@@ -72,7 +88,7 @@ def open_with_corpus(name: str, which: Which, device: str) -> tuple[OpenedRun, C
 
 
 def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | None) -> tuple[AnyState, int]:
-    """What to go on from, and the segment length: the memory that the run starts from, or the one in a file."""
+    """The state to continue from and the segment length: those in a memory file, or those of the run."""
     model = opened.run.model
     if memory_length is not None and memory_length < 0:
         raise MnemoError(f"memory length {memory_length} is negative")
@@ -82,7 +98,7 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
         return opened.run.first_state(1, memory_length, cached=True), segment
     loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))
     if not isinstance(loaded.memory, TextState) or loaded.layout.batch != 1:
-        raise MnemoError(f"{memory} is not what `mnemo read` writes: one text, read to its end")
+        raise MnemoError(f"{memory} was not written by `mnemo read`: it is not the memory of one text")
     if memory_length is None:
         return loaded.memory, loaded.layout.segment
     opened_state = loaded.memory.state
@@ -91,23 +107,28 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
 
 
 def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
-    """The type to compute in, None for that of the weights: on a GPU, as the run was trained."""
+    """The type to compute in; None: that of the weights. `auto`: on a GPU as the run was trained."""
     device = next(run.model.parameters()).device
     if choice == "bf16" and device.type == "cpu":
-        raise MnemoError("bf16 is for a GPU: on this CPU it would be slow, and no lighter")
+        raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory")
     if choice == "auto":
         choice = "bf16" if device.type == "cuda" and run.recipe.train.precision == "bf16" else "fp32"
     return torch.bfloat16 if choice == "bf16" else None
 
 
+def computing_in(half: torch.dtype | None, run: LoadedRun) -> AbstractContextManager[Any]:
+    """Compute in the given type on the run's device."""
+    return nullcontext() if half is None else torch.autocast(next(run.model.parameters()).device.type, half)
+
+
 def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:
-    """Token ids (T,); an unknown symbol is an error that names it."""
+    """Token ids (T,). `what` names the text in error messages."""
     try:
         ids = tokenizer.encode(text)
     except MnemoError as error:
         raise MnemoError(f"{what}: {error}") from None
     if len(ids) == 0:
-        raise MnemoError(f"{what}: there is no text in it")
+        raise MnemoError(f"{what}: it contains no text")
     return torch.from_numpy(ids.astype(np.int64))
 
 
@@ -123,7 +144,7 @@ def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
 
 
 def result_folder(run: LoadedRun) -> Path | None:
-    """The run's folder for results; None, with a warning, where it cannot be written."""
+    """The run's folder for results; None, after a warning, if it cannot be written."""
     folder = run.path / "results"
     try:
         folder.mkdir(exist_ok=True)
@@ -137,13 +158,13 @@ def result_folder(run: LoadedRun) -> Path | None:
 
 
 def save_result(folder: Path, name: str, run: LoadedRun, content: dict[str, Any]) -> Path:
-    """Write one result, `content["kind"]` of it; the same name again replaces it."""
+    """Write one result; an earlier one of the same name is replaced."""
     path = folder / f"{name}.json"
     about = {"mnemo_version": __version__, "step": run.step, "corpus": run.corpus.get("name")}
     write_json(path, about | {"unit": run.corpus.get("unit")} | content)
     return path
 
 
-def tell_loss(nats: float, unit: str) -> str:
+def format_loss(nats: float, unit: str) -> str:
     """`1.2345 bpc` or `23.45 ppl`."""
-    return f"{bits(nats):.4f} bpc" if unit in BITS_PER_SYMBOL else f"{perplexity(nats):.2f} ppl"
+    return console.format_loss(nats, in_bits=unit in BITS_PER_SYMBOL)

@@ -1,21 +1,21 @@
-"""Train a preset, with any field of its recipe overridden; continue a run, or start from its weights.
+"""Train a preset, with any field of its recipe overridden; resume a run, or start from its weights.
 
-    mnemo train --list                              presets, one a line
+    mnemo train --list                              list the presets
     mnemo train PRESET [--name NAME] [overrides]    start a run in runs/NAME
-    mnemo train PRESET --help                       every field that can be overridden, and what it does
-    mnemo train --resume RUN                        go on exactly where the last checkpoint left the run
+    mnemo train PRESET --help                       list every field that can be overridden
+    mnemo train --resume RUN                        continue exactly after the last checkpoint of a run
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
 
 RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C or SIGTERM finishes the step, saves
-and says how to go on (exit code 130 or 143); a second one stops at once. A loss that is not finite ends the run with
-exit code 1 and leaves its last good checkpoint. --json prints the result for programs.
+and prints the command that resumes the run (exit code 130 or 143); a second one stops at once. A loss that is not
+finite ends the run with exit code 1; its last checkpoint stays usable. --json prints the result as JSON.
 
-Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The batch's rows
-are divided; --resume takes any number of processes. With --max-restarts, torchrun starts a job again that has failed,
-and it goes on from its last checkpoint.
+Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The rows of the
+batch are divided between processes; --resume works with any number of them. With --max-restarts, torchrun restarts a
+job that has failed, which then resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_s
 class NewRun:
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     name: str | None = None
-    """Name of the run; the preset's name and a number when left out."""
+    """Name of the run; if unset, the preset's name and a number."""
     runs: Path = RUNS
     """Folder of runs."""
     from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Run whose best weights this one starts from."""
+    """Start from the best weights of this run."""
     track: Service = "none"
     """Also send metrics to a tracking service (pip install 'mnemo-lm[track]')."""
     json: bool = False
-    """Print the result as JSON."""
+    """Print JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
     resume: str
-    """Run to go on with."""
+    """Run to resume."""
     runs: Path = RUNS
     """Folder of runs."""
     track: Service = "none"
     """Also send metrics to a tracking service."""
     json: bool = False
-    """Print the result as JSON."""
+    """Print JSON."""
 
 
 def main(argv: list[str]) -> int:
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     except MnemoError as error:
         if is_main():
             raise
-        return EXIT_CHECK_FAILED if isinstance(error, CheckFailed) else EXIT_USAGE  # the main process says why
+        return EXIT_CHECK_FAILED if isinstance(error, CheckFailed) else EXIT_USAGE  # the main process prints the reason
 
 
 def _main(argv: list[str]) -> int:
@@ -96,7 +96,7 @@ def _main(argv: list[str]) -> int:
 
 def _resume(argv: list[str]) -> int:
     default = Resume(resume=tyro.MISSING)
-    args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Go on with a run.")
+    args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Resume a run.")
     folder = find_run(args.resume, args.runs)
     config = load_header(folder).recipe.train
     with joined(config.device, config.timeout) as world, _watching() as watcher:
@@ -108,7 +108,7 @@ def _start(argv: list[str]) -> int:
     about = cleandoc(documentation(base)) if rest != argv else f"Start from the weights of {base}."
     args = overrides.parse(NewRun, NewRun(recipe=recipe), rest, prog=f"mnemo train {base}", description=about)
     if args.name is None and may_start_again():
-        raise MnemoError("torchrun --max-restarts needs --name: a job that starts again has to find its run")
+        raise MnemoError("torchrun --max-restarts needs --name, so that a restarted job finds its run")
     name = args.name or _free_name(args.runs, base.replace("@", "-"))
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
@@ -134,7 +134,7 @@ class _Silent(Unwatched):
 
 
 def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
-    """What the run starts from: a preset, or the recipe of the run that --from names; and the other arguments."""
+    """Name and recipe to start from, of a preset or of the run of --from, and the other arguments."""
     if not argv[0].startswith("-"):
         return argv[0], preset(argv[0]), argv[1:]
     source, _ = overrides.take("--from", argv)
@@ -155,7 +155,7 @@ def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld)
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
     outcome = train(folder, monitor=watcher, tracker=tracker, world=world)
     if outcome.signal is not None:
-        watcher.note(f"stopped and saved after step {outcome.step:,}; go on with: mnemo train --resume {folder}")
+        watcher.note(f"stopped and saved after step {outcome.step:,}; resume with: mnemo train --resume {folder}")
         return 128 + outcome.signal
     if not is_main():
         return 0

@@ -1,4 +1,4 @@
-"""How a terminal, or a log file, follows a training run."""
+"""Show a training run: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from mnemo.cli import console
 from mnemo.cli.console import Progress, format_count, format_time
 from mnemo.training import Monitor, Status
-from mnemo.units import bits, perplexity
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
 class Watcher(Monitor, Protocol):
     unit: str
-    """What a token is: losses of bytes and characters are shown in bits, others as perplexity."""
+    """Unit of a token: losses of bytes and characters are shown in bits, others as perplexity."""
 
 
 @contextmanager
 def watching(stream: TextIO | None = None) -> Iterator[Watcher]:
-    """A live line on a terminal; elsewhere a plain line every time metrics are written."""
+    """Show a live line on a terminal; elsewhere a plain line every time metrics are written."""
     output = stream or sys.stderr
     if not output.isatty():
         yield _Lines(output)
@@ -40,9 +40,7 @@ def watching(stream: TextIO | None = None) -> Iterator[Watcher]:
 
 
 def format_loss(nats: float, unit: str) -> str:
-    if unit in ("byte", "char"):
-        return f"{bits(nats):.4f} bpc"
-    return f"{perplexity(nats):.2f} ppl"
+    return console.format_loss(nats, in_bits=unit in ("byte", "char"))
 
 
 def format_status(status: Status, unit: str) -> str:
@@ -80,7 +78,7 @@ class _Lines:
 
 
 class _SlowWork:
-    """A line now and then, and none at all where the work is quickly done."""
+    """Print a line every few seconds, and none if the work is done sooner."""
 
     def __init__(self, lines: _Lines, label: str, total: float | None, unit: str) -> None:
         self._lines, self._label, self._total, self._unit = lines, label, total, unit

@@ -1,6 +1,6 @@
-"""GPUs as their makers describe them, and how much of that Mnemo has been measured to use.
+"""Specifications of GPUs, and the measured share of them that Mnemo reaches.
 
-A measurement goes into EFFICIENCY, the only table here that is about this package.
+Measurements belong in EFFICIENCY; the other tables come from data sheets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Gpu:
     double: float
     """FLOP/s in fp64."""
     watts: float
-    """Of the board, at most."""
+    """Maximum power of the board."""
     link: float
     """Bytes/s that a GPU sends to others of its node, one way."""
     source: str
@@ -99,7 +99,7 @@ GPU_HOURS_PER_FAILURE = 50_000
 
 class Efficiency(NamedTuple):
     share: float
-    """FLOPs of the model, by `mnemo info`, over those that the GPU could have done in the same time"""
+    """FLOPs of the model by `mnemo info`, divided by the GPU's peak over the same time."""
     source: str
 
 
@@ -109,7 +109,7 @@ EFFICIENCY: dict[tuple[str, str], Efficiency] = {
         0.22, "measured: Transformer-XL base, 12 layers of 512, batch 22, 611,000 tokens/s, docs/speed.md, 2026-11-15"
     ),
 }
-"""By GPU and precision: measured shares, with the command, the model and the date that they come from."""
+"""Measured shares by GPU and precision, with their source."""
 
 
 def find_gpu(name: str) -> Gpu:
@@ -121,7 +121,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def custom_gpu(*, memory: float | None, tflops: float | None, watts: float | None, link: float | None) -> Gpu:
-    """A GPU that no table knows; every number must be given."""
+    """A GPU that is not in the table; every number must be given."""
     given = {"--gpu-memory": memory, "--tflops": tflops, "--watts": watts, "--link": link}
     missing = [flag for flag, value in given.items() if value is None]
     if missing or memory is None or tflops is None or watts is None or link is None:
@@ -131,10 +131,10 @@ def custom_gpu(*, memory: float | None, tflops: float | None, watts: float | Non
 
 
 def changed(gpu: Gpu, *, memory: float | None, tflops: float | None, watts: float | None, link: float | None) -> Gpu:
-    """The same GPU with some numbers of one's own, in GB, TFLOP/s, watts and GB/s."""
+    """The same GPU with other numbers, in GB, TFLOP/s, watts and GB/s."""
     for flag, value in {"--gpu-memory": memory, "--tflops": tflops, "--watts": watts, "--link": link}.items():
         if value is not None and not 0 < value < 1e9:
-            raise MnemoError(f"{flag} {value} must be positive, and not beyond all machines")
+            raise MnemoError(f"{flag} {value} must be positive and less than 1e9")
     if memory is not None:
         gpu = replace(gpu, memory=memory * GB)
     if tflops is not None:

@@ -1,12 +1,12 @@
-"""What training would take: memory of a GPU, speed, days, energy and communication, before any GPU is used.
+"""Estimate training on given GPUs: memory, speed, days, energy and communication, without using a GPU.
 
 Memory   weights, gradients, the optimizer's moments and averages in the training type (32 bits, also under bf16, which
-         adds a 16-bit copy of the weights while a step runs); activations by reading a segment on shapes alone and
-         adding up what autograd keeps; the recurrent state of a GPU's rows; the loss's logits, which exist in pieces.
-Speed    FLOPs of `mnemo info` over the GPU's peak times the share of it that was measured.
-Layouts  DDP keeps everything but the rows on every GPU, and sums gradients: a ring sends 2 (N - 1) / N of them. FSDP2
+         adds a 16-bit copy of the weights while a step runs); activations, by a forward pass on tensors without
+         storage that adds up what autograd keeps; the recurrent state of a GPU's rows; logits, which exist in pieces.
+Speed    FLOPs of `mnemo info`, divided by the GPU's peak times the measured share of it.
+Layouts  DDP divides only the rows between GPUs, and sums gradients: a ring sends 2 (N - 1) / N of them. FSDP2
          divides weights, gradients and optimizer by N, and gathers weights for the forward pass and again for the
-         backward pass: 3 (N - 1) / N of them are sent. No layout sends state: a row's memory lives where it is read.
+         backward pass: 3 (N - 1) / N of them are sent. No layout sends state: a row's memory stays on its GPU.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from torch import Tensor
 
 from mnemo.cost.gpu_specs import Efficiency, Gpu
 from mnemo.cost.model_cost import describe
+from mnemo.cost.state_size import float_bytes
 from mnemo.errors import MnemoError
-from mnemo.memory import LSTM, XL, AnyMemory, Compressive, Infinite, Plan
-from mnemo.memory.state import leaves, nbytes
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.recipes.recipe import Recipe, TrainConfig
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
-"""Of a weight in training."""
+"""Bytes of a weight in training."""
 LOGITS_AT_ONCE = 2**24
 LOGIT_COPIES = 3
 """Logits, their softmax and their gradient."""
 USABLE = 0.92
-"""Of a GPU's memory: the rest is taken by its context, by libraries and by gaps between allocations."""
+"""Usable share of a GPU's memory; its context, libraries and gaps between allocations take the rest."""
 Layout = Literal["ddp", "fsdp2"]
 
 
@@ -43,12 +42,12 @@ class Machine:
     gpus: int
     per_node: int
     network: float
-    """Bytes/s to other nodes, of one GPU and one way."""
+    """Bytes/s that one GPU sends to other nodes."""
     efficiency: Efficiency
 
     @property
     def bandwidth(self) -> float:
-        """Of a ring over all GPUs: its slowest part sets the pace."""
+        """Bytes/s of a ring over all GPUs, which is as fast as its slowest link."""
         return self.gpu.link if self.gpus <= self.per_node else min(self.network, self.gpu.link)
 
 
@@ -59,12 +58,12 @@ class Memory:
     weights: float
     gradients: float
     optimizer: float
-    """Moments, and the averaged weights where the recipe has any."""
+    """Moments, and averaged weights if the recipe has them."""
     activations: float
     state: float
     logits: float
     gathered: float
-    """Whole weights of two layers, which FSDP2 brings together in turn."""
+    """Whole weights of two layers, which FSDP2 gathers one after the other."""
 
     @property
     def total(self) -> float:
@@ -92,28 +91,28 @@ class Estimate:
     gpu: str
     precision: str
     rows: int
-    """That are read side by side on the GPU with most of them: a step takes as long as that one."""
+    """Rows on the GPU that has most of them, which determines the time of a step."""
     batch: int
     segment: int
     state_row: int
     """Bytes of one row's recurrent state."""
     flops_per_token: float
-    """Of training."""
+    """FLOPs of a token in training."""
     tokens: float
-    """The budget."""
+    """Tokens to train on."""
     efficiency: Efficiency
     compute_seconds: float
-    """Of a step."""
+    """Seconds of computation of a step."""
     layouts: tuple[LayoutEstimate, ...]
     watts: float
 
     @property
     def chosen(self) -> LayoutEstimate | None:
-        """The first that fits: DDP sends least."""
+        """The first layout that fits; DDP, which sends least, comes first."""
         return next((layout for layout in self.layouts if layout.fits), None)
 
     def step_seconds(self, layout: LayoutEstimate) -> float:
-        """With nothing sent while it computes: the worst case; at best it is the longer of both."""
+        """Seconds of a step if sending does not overlap with computing: the worst case."""
         return self.compute_seconds + layout.seconds_sending
 
     def days(self, layout: LayoutEstimate) -> float:
@@ -151,7 +150,7 @@ class Estimate:
 
 
 def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | None = None) -> Estimate:
-    """Everything about training `recipe` on such a machine, to a budget of `tokens` (the recipe's when left out)."""
+    """Estimate training `recipe` on `tokens` tokens; None: the recipe's steps."""
     train = recipe.train
     if machine.gpus < 1 or machine.per_node < 1:
         raise MnemoError(f"{machine.gpus} GPUs, {machine.per_node} in a node")
@@ -207,7 +206,7 @@ def _memory(layout: Layout, recipe: Recipe, gpus: int, count: int, state: float,
 
 
 def training_bytes(recipe: Recipe) -> float:
-    """What training a recipe on one device needs of its memory."""
+    """Bytes of memory that training a recipe on one device takes."""
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in Model(recipe.model).parameters())
     state = recipe.train.batch * state_row_bytes(recipe.model, recipe.train.precision)
@@ -215,7 +214,7 @@ def training_bytes(recipe: Recipe) -> float:
 
 
 def _moments(train: TrainConfig) -> int:
-    """Numbers of the weights' size that are kept beside them."""
+    """Copies of the size of the weights: moments, and averages."""
     optimizer = train.optimizer
     moments = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
     return moments + (train.average is not None)
@@ -227,7 +226,7 @@ def _logits(recipe: Recipe, rows: int) -> float:
 
 
 def activation_bytes(config: ModelConfig, train: TrainConfig, rows: int) -> float:
-    """What autograd keeps of a step's segments between forward and backward pass; embeddings and softmax aside."""
+    """Bytes that autograd keeps between the passes of a step, without embeddings and softmax."""
     rows = math.ceil(rows / train.accumulate)
     dtype = _computed_in(train.precision)
     length = train.segment + train.context
@@ -239,23 +238,23 @@ def activation_bytes(config: ModelConfig, train: TrainConfig, rows: int) -> floa
 
 
 def state_row_bytes(config: ModelConfig, precision: str) -> int:
-    """Bytes of one row's recurrent state, counters aside; layers remember in the type that they compute in."""
+    """Bytes of one row's state, without counters; states have the type of the computation."""
     with torch.device("meta"):
         state = Model(config).init(1, dtype=_computed_in(precision))
-    return nbytes(tuple(leaf for _, leaf in leaves(state) if leaf.is_floating_point()))
+    return float_bytes(state)
 
 
 def _computed_in(precision: str) -> torch.dtype:
-    """A type of the right size: fp16 and bf16 are equally large."""
+    """A type of the right size; bf16 stands for fp16 as well."""
     return {"fp64": torch.float64, "fp32": torch.float32}.get(precision, torch.bfloat16)
 
 
 def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
-    """Bytes that one row of a segment leaves for the backward pass, counted on tensors without storage."""
-    # An adaptive embedding looks at its tokens, which are not there; what it keeps is counted with the logits.
-    plain = replace(config, vocab_size=256, embedding=EmbeddingConfig(), memory=_without_contents(config.memory))
-    if any(isinstance(memory, LSTM) for memory in config.memory.memories(config.num_layers)):
-        dtype = torch.float32  # its kernels take no half precision
+    """Bytes that autograd keeps of one row of a segment, counted on tensors without storage."""
+    # An adaptive embedding depends on token values, which do not exist here; its part is counted with the logits.
+    plain = replace(config, vocab_size=256, embedding=EmbeddingConfig(), memory=config.memory.on_shapes())
+    if any(memory.traits.single_precision for memory in config.memory.memories(config.num_layers)):
+        dtype = torch.float32
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -272,19 +271,8 @@ def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     return sum(size for place, size in sizes.items() if place not in weights)
 
 
-def _without_contents(plan: Plan) -> Plan:
-    """Memories whose work depends on what they hold count as Transformer-XL's, of as many slots."""
-
-    def cache(memory: AnyMemory) -> AnyMemory:
-        if isinstance(memory, Compressive):
-            return XL(length=memory.length + memory.compressed)
-        return XL(length=memory.length) if isinstance(memory, Infinite) else memory
-
-    return replace(plan, long=cache(plan.long), short=cache(plan.short))
-
-
 def _place(tensor: Tensor) -> int:
-    """Tensors that share their storage count once."""
+    """Identity of a tensor's storage: tensors that share one count once."""
     return tensor.untyped_storage()._cdata
 
 
@@ -293,10 +281,10 @@ def failures_per_day(gpus: int, gpu_hours: float) -> float:
 
 
 def checkpoint_interval(save_seconds: float, failures: float) -> float:
-    """Seconds between checkpoints that lose least (Young, 1974): sqrt(2 x time of a save x time between failures)."""
+    """Best time between checkpoints in seconds (Young, 1974): sqrt(2 x time of a save x time between failures)."""
     return math.sqrt(2 * save_seconds * 86400 / failures)
 
 
 def lost_share(save_seconds: float, interval: float, failures: float) -> float:
-    """Of the time: saves, and half an interval done again at every failure."""
+    """Share of time lost to saves, and to half an interval that is repeated after every failure."""
     return save_seconds / interval + interval / 2 * failures / 86400

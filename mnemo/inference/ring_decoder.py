@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.memory.kv_buffer import KeyValueCache, KeyValues
 from mnemo.memory.protocol import Relation
 from mnemo.memory.state import State, select
-from mnemo.memory.xl import XLCache, XLOpen, XLStage
 from mnemo.model.embedding import TokenEmbedding
 from mnemo.model.layers import TransformerLayer, add_norm, rotate
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 def suits(model: Model) -> bool:
     """Whether a model can be decoded with ring buffers."""
-    positions = isinstance(model.config.positions, (Relative, Shaw, Rotary, NoPositions))
-    return positions and model.memory_tokens is None and all(isinstance(stage, XLStage) for stage in model.stages)
+    config = model.config
+    positions = isinstance(config.positions, (Relative, Shaw, Rotary, NoPositions))
+    caches = all(memory.traits.key_value_cache for memory in config.memory.memories(config.num_layers))
+    return positions and caches and config.tokens is None
 
 
 def open_decoder(model: Model, state: State | DecodeState, segment: int) -> Decoder | RingDecoder:
@@ -122,12 +124,12 @@ class Rings:
     def __init__(self, model: Model, state: DecodeState, segment: int) -> None:
         self.model, self.segment = model, segment
         self.layers = model.layers()
-        caches: tuple[XLCache, ...] = state.state
+        caches: tuple[KeyValueCache, ...] = state.state
         keys = caches[0].keys
         batch, device = len(keys), keys.device
         sizes = [cache.keys.shape[2] for cache in caches]
         self.buffers = [keys.new_zeros(2, batch, keys.shape[1], size + segment, keys.shape[3]) for size in sizes]
-        self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches)]
+        self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches).relations]
         pairs = [(layer.attention.query.weight, layer.attention.key_value.weight) for layer in self.layers]
         self.projections = [torch.cat(pair).detach() for pair in pairs]
         self.memory = torch.tensor(sizes, device=device)[:, None]  # (N, 1)
@@ -207,8 +209,8 @@ class Rings:
             num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.counts[index])[:, None]
             memory = begin - num_slots + torch.arange(num_slots, device=ring.device)
             new = begin + torch.arange(num_open, device=ring.device)
-            caches.append(XLCache(*self._take(ring, memory), self.lengths[index].clone()))
-            opened.append(XLOpen(*self._take(ring, new)))
+            caches.append(KeyValueCache(*self._take(ring, memory), self.lengths[index].clone()))
+            opened.append(KeyValues(*self._take(ring, new)))
         return DecodeState(tuple(caches), tuple(opened), counts)
 
     def _take(self, ring: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:

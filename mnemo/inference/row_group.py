@@ -7,15 +7,15 @@ last one. They are computed when the segment is opened and when it is full.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from mnemo.memory import RecurrentMemory, TokensState
-from mnemo.memory.protocol import Layer, Relation, Segment, Window
+from mnemo.memory.protocol import OpenSegment, Segment
 from mnemo.memory.state import State, select
-from mnemo.ops import Blocks
+from mnemo.ops import Blocks, Causal
 
 if TYPE_CHECKING:
     from mnemo.model import Model
@@ -29,20 +29,17 @@ class SegmentLayers:
         self.num_rows = model.num_rows(segment)
         self.tables = model.tables(segment, state)
 
-    def open(self, state: State) -> list[Window]:
+    def open(self, state: State) -> list[OpenSegment]:
         """The empty open segment of each stage, after the memories of a state."""
         stages = zip(self.model.stages, self.model.layer_states(state), strict=True)
-        return [stage.window(memory, self.num_rows) for stage, memory in stages]  # type: ignore[operator]
+        return [stage.open(memory, self.num_rows) for stage, memory in stages]  # type: ignore[operator]
 
-    def feed(self, stages: list[Window], x: Tensor, begin: int, blocks: Blocks | None = None) -> Tensor:
+    def feed(self, stages: list[OpenSegment], x: Tensor, begin: int, mask: Causal | Blocks) -> Tensor:
         """Append embedded rows x (B, T, D) to `begin` open ones, and return the last layer's rows."""
         # Wrapped positions count the keys of the whole segment, later ones included.
-        later = self.num_rows - begin - x.shape[1] if blocks is not None and blocks.ahead == "wrap" else 0
-
-        def relation(layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
-            return self.tables[layer.index].take(num_keys + later, ahead)
-
-        segment = Segment(relation=relation, same_length=self.model.config.same_length, blocks=blocks)
+        num_later = self.num_rows - begin - x.shape[1] if mask.ahead == "wrap" else 0
+        tables = replace(self.tables, num_later=num_later)
+        segment = Segment(tables=tables, same_length=self.model.config.same_length, row_mask=mask)
         slots = torch.arange(begin, begin + x.shape[1], device=x.device)
         x = self.model.at_input(x, slots, self.num_rows)
         for index, stage in enumerate(stages):
@@ -50,7 +47,7 @@ class SegmentLayers:
         return x
 
 
-FeedRows = Callable[[Tensor, int, Blocks | None], Tensor]
+FeedRows = Callable[[Tensor, int, Causal | Blocks], Tensor]
 """Append rows to the open segment after `begin` others, under a mask; return the last layer's rows."""
 
 
@@ -75,10 +72,11 @@ class NoMemoryTokens:
 class OpenMemoryTokens:
     """The memory tokens of an open segment."""
 
-    def __init__(self, model: Model, memory: RecurrentMemory, tokens: TokensState, segment: int) -> None:
-        self.model, self.memory, self.segment = model, memory, segment
-        self.num_read = memory.config.num
-        self.tokens = tokens._replace(inner=None)
+    def __init__(self, model: Model, own_state: Any, segment: int) -> None:
+        assert model.memory_tokens is not None
+        self.model, self.memory, self.segment = model, model.memory_tokens, segment
+        self.num_read = model.input_memory.num_read
+        self.tokens = own_state
         """The memory that the open segment reads, without that of the stages"""
 
     def open(self, feed: FeedRows) -> None:
@@ -95,14 +93,14 @@ class OpenMemoryTokens:
 
     def _feed_block(self, feed: FeedRows, begin: int) -> Tensor:
         mask = self.memory.config.row_mask(torch.full_like(self.tokens.started, self.segment), begin)
-        return feed(self.memory.rows(self.tokens), begin, mask if isinstance(mask, Blocks) else None)
+        return feed(self.memory.rows(self.tokens), begin, mask)
 
     def state(self, layers: tuple[Any, ...]) -> State:
-        return self.tokens._replace(inner=layers)
+        return self.model.input_memory.with_inner(self.tokens, layers)
 
     def select(self, places: Tensor) -> OpenMemoryTokens:
         chosen = select(self.tokens, places.to(self.tokens.started.device))
-        return OpenMemoryTokens(self.model, self.memory, chosen, self.segment)
+        return OpenMemoryTokens(self.model, chosen, self.segment)
 
 
 class RowGroup:
@@ -112,7 +110,7 @@ class RowGroup:
         self,
         layers: SegmentLayers,
         rows: list[int],
-        stages: list[Window],
+        stages: list[OpenSegment],
         memory_tokens: NoMemoryTokens | OpenMemoryTokens,
         count: int,
     ) -> None:
@@ -122,16 +120,16 @@ class RowGroup:
     @classmethod
     def empty(cls, layers: SegmentLayers, state: State, rows: list[int]) -> RowGroup:
         """Rows without open tokens, after a state."""
-        memory, memory_tokens = layers.model.memory_tokens, NoMemoryTokens()
-        if memory is not None:
-            memory_tokens = OpenMemoryTokens(layers.model, memory, state, layers.segment)
+        own_state, memory_tokens = layers.model.input_memory.own(state), NoMemoryTokens()
+        if own_state is not None:
+            memory_tokens = OpenMemoryTokens(layers.model, own_state, layers.segment)
         return cls(layers, rows, layers.open(state), memory_tokens, 0)
 
     def reopen(self, opened: tuple[Any, ...], count: int) -> None:
         """Continue with the first `count` open tokens of each row of what `open_part` returned."""
         self.count = count
         for stage, part in zip(self.stages, opened, strict=True):
-            stage.reopen(part, self.num_open)
+            stage.restore(part, self.num_open)
 
     @property
     def num_open(self) -> int:
@@ -148,14 +146,14 @@ class RowGroup:
         if self.count == 0:
             self.memory_tokens.open(self._feed_rows)
         x = self.layers.model.embedding(tokens)
-        hidden = self._feed_rows(x, self.memory_tokens.num_read + self.count, None)
+        hidden = self._feed_rows(x, self.memory_tokens.num_read + self.count, Causal())
         self.count += tokens.shape[1]
         if self.count == self.layers.segment:
             self._commit()
         return hidden
 
-    def _feed_rows(self, x: Tensor, begin: int, blocks: Blocks | None) -> Tensor:
-        return self.layers.feed(self.stages, x, begin, blocks)
+    def _feed_rows(self, x: Tensor, begin: int, mask: Causal | Blocks) -> Tensor:
+        return self.layers.feed(self.stages, x, begin, mask)
 
     def _commit(self) -> None:
         """Move the full segment into the memories: into memory tokens first, then into each stage's own."""
@@ -166,11 +164,11 @@ class RowGroup:
 
     def state(self) -> State:
         """The committed state."""
-        return self.memory_tokens.state(tuple(stage.close() for stage in self.stages))
+        return self.memory_tokens.state(tuple(stage.state() for stage in self.stages))
 
     def open_part(self, length: int) -> tuple[Any, ...]:
         """The first `length` rows of the open segment in each stage."""
-        return tuple(stage.open(length) for stage in self.stages)
+        return tuple(stage.contents(length) for stage in self.stages)
 
     def split(self, lengths: Sequence[int]) -> list[RowGroup]:
         """Groups of rows with equal `lengths`; `lengths` has an entry for every row of the batch."""

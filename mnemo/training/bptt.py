@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mnemo.memory import TokensState
+from mnemo.memory import with_memory_of
 from mnemo.memory.state import State, detach, leaves, tree_map
 
 Scored = Literal["last", "all"]
@@ -180,10 +180,3 @@ class SlidingHistory(NamedTuple):
         if stale:
             state = with_memory_of(state, results[-1].state)
         return SlidingHistory(state, segments[gone:])
-
-
-def with_memory_of(state: State, other: State) -> State:
-    """A state, or several states, with the memory tokens of `other`."""
-    if isinstance(state, TokensState):
-        return state._replace(memory=other.memory, started=other.started)
-    return tuple(with_memory_of(*parts) for parts in zip(state, other, strict=True))

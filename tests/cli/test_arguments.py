@@ -52,7 +52,7 @@ def test_right_arguments() -> None:
         (("x", "--memory"), "--memory needs a value"),
         (("x", "--memory", "seven"), "--memory takes a whole number"),
         (("x", "--temperature", "hot"), "--temperature takes a number"),
-        (("x", "--split", "all"), "--split: 'all' is not one of valid, test"),
+        (("x", "--split", "all"), "--split: 'all' is not one of test, valid"),
         (("x", "--pair", "1", "b"), "--pair takes INT INT"),
         (("x", "--temperature", "-1"), "temperature is negative"),
     ],

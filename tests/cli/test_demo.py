@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mnemo import cli
-from mnemo.cli import demo_runs as demo
+from mnemo.cli import demo_training as demo
 from mnemo.cli.demo import PHASES
 from mnemo.errors import MnemoError
 from mnemo.storage.run_folder import open_run
@@ -92,11 +92,11 @@ def test_the_byte_model_is_the_preset() -> None:
 
 def test_a_run_whose_time_is_over_stops_and_can_go_on(tmp_path: Path) -> None:
     recorder = Recorder()
-    guard = demo.Guard(recorder, time.monotonic() - 1)
-    outcome = demo.train_recall(tmp_path / "run", demo.RECALL_SEGMENT, demo.QUICK, guard)
-    assert guard.expired and outcome.signal == signal.SIGINT
+    limit = demo.TimeLimit(recorder, time.monotonic() - 1)
+    outcome = demo.train_recall(tmp_path / "run", demo.RECALL_SEGMENT, demo.QUICK, limit)
+    assert limit.expired and outcome.signal == signal.SIGINT
     assert outcome.step == 5 and recorder.steps == [5]
-    assert recorder.notes[-1] == "time is over: stopping after step 5 of 20"
+    assert recorder.notes[-1] == "out of time: stopping after step 5 of 20"
     data = demo.recall_data(demo.recall_recipe(demo.RECALL_SEGMENT, demo.QUICK))
     assert train(tmp_path / "run", data=data).step == 20
 
@@ -109,28 +109,28 @@ def test_a_slow_machine_still_gets_its_report(
     assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 0
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "of 20" in page and "of 12" in page
-    assert capsys.readouterr().err.count("time is over: stopping after") == 3
+    assert capsys.readouterr().err.count("out of time: stopping after") == 3
 
 
 def test_an_interrupted_demo_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: demo.Guard, status: Status) -> None:
+    def interrupt(self: demo.TimeLimit, status: Status) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(demo.Guard, "trained", interrupt)
+    monkeypatch.setattr(demo.TimeLimit, "trained", interrupt)
     assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 130
 
 
 def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
-    demo.new_folder(tmp_path / "demo")
+    demo.create_demo_folder(tmp_path / "demo")
     (tmp_path / "demo" / "old.txt").touch()
-    demo.new_folder(tmp_path / "demo")
+    demo.create_demo_folder(tmp_path / "demo")
     assert [path.name for path in (tmp_path / "demo").iterdir()] == [demo.MARKER]
 
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(MnemoError, match="not made by mnemo demo"):
-        demo.new_folder(tmp_path)
+        demo.create_demo_folder(tmp_path)
     with pytest.raises(MnemoError, match="not made by mnemo demo"):
-        demo.new_folder(tmp_path / "precious.txt")
+        demo.create_demo_folder(tmp_path / "precious.txt")
     assert (tmp_path / "precious.txt").read_text() == "mine"

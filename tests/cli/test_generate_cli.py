@@ -244,4 +244,4 @@ def test_a_run_writes_and_reads_without_its_corpus(
 @pytest.mark.parametrize("name", ["generate", "eval"])
 def test_half_precision_is_for_a_gpu(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert verb(name, "--precision", "bf16") == 2
-    assert "bf16 is for a GPU" in capsys.readouterr().err
+    assert "bf16 is for GPUs" in capsys.readouterr().err

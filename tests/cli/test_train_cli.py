@@ -179,7 +179,7 @@ def test_a_signal_gives_its_exit_code(capsys: pytest.CaptureFixture[str], monkey
     assert cli.main(["train", "tiny-bytes", *TINY, "--name", "x"]) == 143
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[-1] == "stopped and saved after step 4; go on with: mnemo train --resume runs/x"
+    assert err.splitlines()[-1] == "stopped and saved after step 4; resume with: mnemo train --resume runs/x"
 
 
 def test_a_diverging_run_ends_with_one_line_and_code_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,9 @@ import torch
 from mnemo import cli
 from mnemo.bench import CASES
 from mnemo.cli.estimate import bench_efficiency
+from mnemo.cost.flops import flops_per_token
 from mnemo.cost.gpu_specs import EFFICIENCY, GPUS, Efficiency, Gpu, changed, find_gpu
-from mnemo.cost.model_cost import describe, flops_per_token
+from mnemo.cost.model_cost import describe
 from mnemo.cost.training_cost import (
     Estimate,
     Machine,

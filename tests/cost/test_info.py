@@ -11,16 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mnemo.cli import main
 from mnemo.config import to_json
-from mnemo.cost.model_cost import (
-    _zipf_shares,
-    attention_path,
-    count_parameters,
-    describe,
-    draw_plan,
-    find_recipe,
-    flops_per_token,
-    state_bytes,
-)
+from mnemo.cost.flops import _zipf_shares, flops_per_token
+from mnemo.cost.model_cost import attention_path, describe, find_recipe
+from mnemo.cost.parameters import count_parameters
+from mnemo.cost.plan_picture import draw_plan
+from mnemo.cost.state_size import state_bytes
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
@@ -149,7 +144,7 @@ def test_info_says_which_attention_is_taken_and_why(monkeypatch: pytest.MonkeyPa
     def refused(device: object, dtype: torch.dtype, size: int) -> str | None:
         return None if size == 64 else f"{dtype} {size}"
 
-    monkeypatch.setattr("mnemo.model.model.objection", refused)
+    monkeypatch.setattr("mnemo.model.config.objection", refused)
     heads = replace(recipe.model, head_dim=64)
     assert attention_path(heads, half) == "fused kernels (bf16)"
     assert "torch.bfloat16 200" in attention_path(replace(heads, head_dim=200), half)

@@ -12,7 +12,9 @@ from helpers.models import SMALL, random_model, random_tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from mnemo.cli import main
-from mnemo.cost.model_cost import Flops, Info, describe, draw_plan, flops_per_token, training_step
+from mnemo.cost.flops import Flops, flops_per_token, training_step
+from mnemo.cost.model_cost import ModelCost, describe
+from mnemo.cost.plan_picture import draw_plan
 from mnemo.memory import XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.ops.cpu import eager
@@ -148,7 +150,7 @@ def test_a_training_step_reads_windows_again() -> None:
     assert training_step(forward, TrainConfig(bptt=2, bptt_memory="replay")) == 4 * (20 + 2 * 10)
 
 
-def small_info(tokens: MemoryTokens | None = None, **plan: Any) -> Info:
+def small_info(tokens: MemoryTokens | None = None, **plan: Any) -> ModelCost:
     return describe("small", Recipe(model=ModelConfig(**SMALL, memory=Plan(**plan), tokens=tokens)))
 
 

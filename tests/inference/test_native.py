@@ -5,7 +5,7 @@ Options of models have their own files. Everything here is skipped without a CUD
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -179,17 +179,34 @@ def test_projection_of_memory_and_segment() -> None:
 
 
 def test_orthogonal_steps() -> None:
-    on_both(orthogonal, (3, 6, 10))
+    """A GPU iterates in bfloat16, a CPU in the type of its argument."""
+    matrices = torch.randn(3, 6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = orthogonal(matrices.cuda())
+    assert found.dtype == torch.bfloat16
+    assert_close(found.cpu(), orthogonal(matrices).to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd", "muon"])
-def test_optimizers(kind: Any) -> None:
+def updated_on_both(kind: Any, lr: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every parameter after some updates, on the CPU and on the GPU."""
     models = [random_model().to(device).train() for device in ("cpu", "cuda")]
     for model in models:
-        optimizer = build_optimizer(model, OptimizerConfig(kind=kind, lr=0.01, momentum=0.9, weight_decay=0.1))
+        optimizer = build_optimizer(model, OptimizerConfig(kind=kind, lr=lr, momentum=0.9, weight_decay=0.1))
         _updates(model, optimizer)
     for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
-        assert_close(theirs.detach().cpu(), ours.detach())
+        yield ours.detach(), theirs.detach().cpu()
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+def test_optimizers(kind: Any) -> None:
+    for on_cpu, on_gpu in updated_on_both(kind, lr=0.01):
+        assert_close(on_gpu, on_cpu)
+
+
+def test_muon() -> None:
+    """Its steps are orthogonal matrices times the learning rate, rounded to bfloat16 on a GPU."""
+    lr = 0.01
+    for on_cpu, on_gpu in updated_on_both("muon", lr):
+        assert_close(((on_gpu - on_cpu) / lr).to(torch.bfloat16), torch.zeros_like(on_cpu, dtype=torch.bfloat16))
 
 
 def _updates(model: Model, optimizer: torch.optim.Optimizer) -> None:

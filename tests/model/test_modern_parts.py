@@ -10,7 +10,7 @@ import torch
 from helpers.models import SMALL, random_model, random_tokens
 from helpers.tolerances import assert_close
 
-from mnemo.cost.model_cost import flops_per_token
+from mnemo.cost.flops import flops_per_token
 from mnemo.memory import XL, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
 from mnemo.model.layers import RMSNorm

@@ -264,7 +264,7 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"compile": True},
         {},
     ),
-    "not compiled, no CUDA graph (LSTM layers have kernels of their own)": (MECHANISMS["lstm"], {"compile": True}, {}),
+    "not compiled, no CUDA graph (LSTM layers run in fused kernels)": (MECHANISMS["lstm"], {"compile": True}, {}),
     "compiled, no CUDA graph (an adaptive softmax looks at its targets)": (
         {"embedding": EmbeddingConfig(cutoffs=(4,))},
         {"compile": True},
