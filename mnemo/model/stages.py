@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -80,6 +80,6 @@ class RecomputedStage:
         return *self.stage(x, state, replace(segment, call=call)), call.losses.by_name
 
 
-def recomputed(stages: Sequence[nn.Module], groups: Sequence[Sequence[int]]) -> list[nn.Module | RecomputedStage]:
+def recomputed(stages: Iterable[nn.Module], groups: Sequence[Sequence[int]]) -> list[nn.Module | RecomputedStage]:
     """Stages that keep only the inputs of their layers; stages of several layers do so themselves."""
     return [stage if len(group) > 1 else RecomputedStage(stage) for stage, group in zip(stages, groups, strict=True)]
