@@ -104,8 +104,10 @@ class RunCheckpoints:
         state.restore(found, rows, self.config, self.world)
         self.last = found
         if found.num_ranks != self.world.size:
-            self.monitor.note(f"rows of {found.num_ranks} processes go on in {self.world.size}: dropout is drawn anew")
-        self.monitor.note(f"going on after step {state.progress.step:,}")
+            self.monitor.note(
+                f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
+            )
+        self.monitor.note(f"continuing after step {state.progress.step:,}")
         return found.progress
 
     def _find_last(self) -> Checkpoint | None:
@@ -116,7 +118,7 @@ class RunCheckpoints:
             if found is None and problems:
                 raise MnemoError(problems[0])
             for problem in problems:
-                self.monitor.note(f"{problem}; going on from an earlier checkpoint")
+                self.monitor.note(f"{problem}; continuing from an earlier checkpoint")
             return None if found is None else found.step
 
         step = self.world.main(look)

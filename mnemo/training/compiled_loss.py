@@ -66,7 +66,7 @@ class CompiledLoss:
                 if not type(error).__module__.startswith(COMPILERS):
                     raise
                 self._compiled = None
-                self._note(f"compiling failed, going on without it, slower: {_first_line(error)}")
+                self._note(f"compiling failed, continuing without it, slower: {_first_line(error)}")
         return self.plain(model, batch, state, scored)
 
 

@@ -196,7 +196,7 @@ class Engine:
             )
         except RuntimeError as error:
             self.not_recorded = str(error).strip().partition("\n")[0]
-            self._note(f"no CUDA graph, going on without it, slower: {self.not_recorded}")
+            self._note(f"continuing without a CUDA graph, slower: {self.not_recorded}")
         if self._recorded is not None and not takes_tensor_rates(self.optimizer):
             self._note(f"{type(self.optimizer).__name__} steps outside of the CUDA graph")
 

@@ -31,7 +31,7 @@ class JsonLines:
         self._path = path
         found = path.stat().st_size if path.exists() else 0
         if found < size:
-            raise MnemoError(f"{path} has {found:,} bytes, but its checkpoint was written behind {size:,}")
+            raise MnemoError(f"{path} has {found:,} bytes, fewer than the {size:,} of its checkpoint")
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
         self._file.truncate(size)
         self._file.seek(size)

@@ -38,7 +38,7 @@ def safe_kernels(precision: str, device: torch.device, monitor: Monitor) -> Iter
     """Disable oneDNN for bf16 where it crashes: some virtual machines announce AMX but do not support it."""
     before = torch.backends.mkldnn.enabled
     if precision == "bf16" and device.type == "cpu" and not survives(PROBE):
-        monitor.note("this processor's bf16 instructions fail: going on without them, slowly; fp32 is faster here")
+        monitor.note("this processor's bf16 instructions fail: continuing without them, slowly; fp32 is faster here")
         torch.backends.mkldnn.enabled = False
     try:
         yield

@@ -52,7 +52,7 @@ def check_task(recipe: Recipe, task: AnyTask) -> None:
         if is_set:
             raise MnemoError(f"{flag} is for texts, not for the samples of {task.label}")
     if data.leak and recipe.model.tokens is not None:
-        raise MnemoError("--data.leak is for caches: memory tokens begin anew with every sample, as published")
+        raise MnemoError("--data.leak is for caches: memory tokens start empty with every sample, as published")
 
 
 @torch.no_grad()

@@ -123,7 +123,7 @@ class Trainer:
         try:
             self.state.progress = self.validation.run(self.state.progress, self.log, stop)
         except Interrupted:
-            self.monitor.note("the evaluation is left; it is done again on resume")
+            self.monitor.note("the evaluation was interrupted; it is repeated on resume")
 
     def _advance(self) -> None:
         """Do one update, and log it if a line is due."""

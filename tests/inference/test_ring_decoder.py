@@ -74,7 +74,7 @@ def valid_part(state: Any) -> Any:
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_rings_equal_the_plain_decoder(changes: dict[str, Any]) -> None:
-    """Rows out of step, over several segments."""
+    """Rows at different places, over several segments."""
     model, tokens = random_model(**changes), random_tokens(3, 40)
     plain, rings = both(model, 3)
     for decoder in (plain, rings):
@@ -178,7 +178,7 @@ def test_rings_tell_when_the_output_is_not_finite(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_kernels_in_the_interpreter() -> None:
-    """In a process of its own: the interpreter is chosen when the kernels are defined."""
+    """In a separate process: the interpreter is chosen when the kernels are defined."""
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-m", "helpers.decode_kernels"],

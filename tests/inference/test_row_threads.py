@@ -1,4 +1,4 @@
-"""Rows on threads of their own are read as they are together, and nobody else notices the threads."""
+"""Rows in separate threads give the losses of rows together, and other code keeps its threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_rows_on_threads_equal_rows_together(changes: dict[str, Any]) -> None:
-    """Three rows on two threads, one of which starts anew and another one is padded."""
+    """Three rows on two threads, one of which restarts and another one is padded."""
     model, tokens = random_model(**changes), random_tokens(3, 5 * SEGMENT)
     shared = open_scorer(model, model.init(3, cached=True), SEGMENT)
     assert isinstance(shared, ThreadedScorer)

@@ -84,7 +84,7 @@ def test_losses_of_a_span_are_summed() -> None:
 
 
 class Probes:
-    """Adds zeros to the embeddings of every segment, whose gradients tell which segments a loss reaches."""
+    """Adds zeros to the embeddings of every segment, whose gradients show which segments a loss reaches."""
 
     def __init__(self, model: Model, count: int) -> None:
         self.model, self.segments = model, text(count)

@@ -63,7 +63,7 @@ def layers_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inputs_of_updates(config: TrainConfig, count: int, vocab: int = 11) -> list[UpdateInput]:
-    """Random batches; the third one is short, and rows start anew before the fifth."""
+    """Random batches; the third one is short, and some rows restart before the fifth."""
     generator, result, past = torch.Generator().manual_seed(1), [], []
     again = config.bptt if config.bptt_window == "sliding" else 0
     for number in range(count):
@@ -237,7 +237,7 @@ def test_what_cannot_be_recorded_goes_on_all_the_same() -> None:
         results.append(trained(engine, inputs_of_updates(config, 6), config))
     same(*results)
     reason = "operation not permitted when stream is capturing"
-    assert notes == [f"no CUDA graph, going on without it, slower: {reason}"]
+    assert notes == [f"continuing without a CUDA graph, slower: {reason}"]
     assert engine.describe() == f"not compiled (compile is off), no CUDA graph ({reason})"
 
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_compiled_goes_on_all_the_same() -> None:
 
     notes: list[str] = []
     compare({"memory": 4}, TrainConfig(batch=2, segment=5, compile=True), backend=broken, note=notes.append)
-    assert len(notes) == 1 and notes[0].startswith("compiling failed, going on without it, slower: ")
+    assert len(notes) == 1 and notes[0].startswith("compiling failed, continuing without it, slower: ")
 
 
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {

@@ -48,7 +48,7 @@ NUM_SEGMENTS = 3
 
 
 def batches(model: Model) -> list[Batch]:
-    """Segments of a text; a row starts anew in the third."""
+    """Segments of a text; a row restarts in the third."""
     device = next(model.parameters()).device
     stream = random_tokens(BATCH, NUM_SEGMENTS * SEGMENT + 1, vocab_size=model.config.vocab_size).to(device)
     pairs = zip(stream[:, :-1].split(SEGMENT, 1), stream[:, 1:].split(SEGMENT, 1), strict=True)

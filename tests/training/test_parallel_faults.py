@@ -74,7 +74,7 @@ def with_fault(folder: Path, wanted: Recipe, fault: str, timeout: float) -> Any:
 
 
 def fill_disk_after(count: int) -> None:
-    """Writing a checkpoint fails after so many."""
+    """Writing a checkpoint fails after some checkpoints."""
     real, left = os.fsync, [count]
 
     def fsync(file: int) -> None:
@@ -159,8 +159,8 @@ def cut_last(folder: Path) -> None:
 def test_a_cut_file_is_passed_over_for_the_last_whole_checkpoint(tmp_path: Path) -> None:
     wanted = recipe(**{**STEPS, "steps": 3})
     lines, _ = ranks.run(2, damage_and_resume, tmp_path / "run", wanted)
-    assert any("is truncated" in line and "going on from an earlier checkpoint" in line for line in lines)
-    assert "going on after step 2" in lines
+    assert any("is truncated" in line and "continuing from an earlier checkpoint" in line for line in lines)
+    assert "continuing after step 2" in lines
     run(tmp_path / "first", of=wanted)
     assert metrics(tmp_path / "run").count(b"\n") == metrics(tmp_path / "first").count(b"\n")
 

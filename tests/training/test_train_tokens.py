@@ -43,7 +43,7 @@ def batches(of: Recipe) -> Iterator[Batch]:
 
 
 def unroll(model: Model, window: list[Batch], state: State) -> tuple[list[Tensor], list[State]]:
-    """Mean losses of the segments, and the states behind them."""
+    """Mean losses of the segments, and the states after them."""
     losses, states = [], []
     for batch in window:
         out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts)
