@@ -53,7 +53,7 @@ def test_greedy_text_equals_reading_everything_again(positions: Any) -> None:
 
 
 @pytest.mark.parametrize("continuations", [1, 3])
-def test_a_row_does_not_depend_on_the_rows_beside_it(continuations: int) -> None:
+def test_a_row_does_not_depend_on_other_rows(continuations: int) -> None:
     model = random_model(memory=PLAN)
     prompts = [random_tokens(1, length, seed=length)[0] for length in (9, 2, 9, 4)]
     together = generate(model, prompts, num_tokens=10, segment=SEGMENT, seed=70, continuations=continuations)
@@ -64,7 +64,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(continuations: int) -> None
     assert len({tuple(row.tolist()) for row in together.tokens}) == 4 * continuations
 
 
-def test_the_same_seed_writes_the_same_text_and_another_seed_another() -> None:
+def test_the_seed_decides_the_text() -> None:
     model, prompt = random_model(), random_tokens(1, 5)
     texts = [generate(model, prompt, num_tokens=12, segment=SEGMENT, seed=seed).tokens for seed in (1, 1, 2)]
     assert torch.equal(texts[0], texts[1])
@@ -77,7 +77,7 @@ def test_more_tokens_only_lengthen_the_text() -> None:
     assert torch.equal(short, long[:, :5])
 
 
-def test_going_on_from_what_was_written() -> None:
+def test_continuing_generated_text() -> None:
     model, prompt = random_model(memory=PLAN), random_tokens(2, 5)
     whole = generate(model, prompt, num_tokens=12, segment=SEGMENT, temperature=0)
     first = generate(model, prompt, num_tokens=5, segment=SEGMENT, temperature=0)
@@ -88,7 +88,7 @@ def test_going_on_from_what_was_written() -> None:
         assert_close(a, b)
 
 
-def test_tokens_are_told_as_they_come() -> None:
+def test_tokens_are_reported_as_they_are_generated() -> None:
     model, heard = random_model(), []
     written = generate(
         model, random_tokens(2, 3), num_tokens=6, segment=SEGMENT, on_token=lambda step, t: heard.append((step, t))
@@ -100,7 +100,7 @@ def test_tokens_are_told_as_they_come() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("length", [1, 3, 4, 13])
 @pytest.mark.parametrize("before", [0, 5])
-def test_reading_scores_the_text_and_leaves_everything_to_go_on_from(length: int, before: int) -> None:
+def test_reading_scores_the_text_and_returns_a_state_to_continue(length: int, before: int) -> None:
     model, row = random_model(memory=PLAN), random_tokens(1, 18)[0]
     state = read(model, row[:before], segment=SEGMENT)[0] if before else None
     reading, score = read(model, row[before : before + length], segment=SEGMENT, state=state)
@@ -116,7 +116,7 @@ def test_reading_scores_the_text_and_leaves_everything_to_go_on_from(length: int
 
 
 @torch.no_grad()
-def test_prompts_behind_a_plain_state_and_behind_a_reading() -> None:
+def test_prompts_after_a_plain_state_and_after_a_text() -> None:
     model, row = random_model(memory=PLAN), random_tokens(1, 12)[0]
     expected = greedy(model, row, 5)
     _, state = model(row[None, :4], model.init(1, cached=True))

@@ -168,7 +168,7 @@ def test_text_written_in_rings_is_the_same(options: dict[str, Any], monkeypatch:
     assert torch.equal(on[0].tokens, on[1].tokens)
 
 
-def test_rings_tell_when_the_output_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rings_report_an_output_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(memory=3)
     monkeypatch.setattr("mnemo.inference.ring_decoder.preferred", suits)
     with torch.no_grad():

@@ -81,7 +81,7 @@ def test_losses_are_tensors_of_the_callers_mode(mode: Any) -> None:
     assert all(losses.is_inference() == (mode is torch.inference_mode) for losses in found)
 
 
-def test_threads_are_shared_out_and_others_keep_theirs() -> None:
+def test_each_row_thread_has_its_share_of_threads() -> None:
     torch.set_num_threads(5)
     threads = RowThreads(2)
     seen = threads.run([lambda: torch.tensor(torch.get_num_threads())] * 4)

@@ -1,4 +1,4 @@
-"""Segments read in place equal segments read by the model. Nothing is recorded here: that takes a GPU."""
+"""Segments scored in place equal segments scored by the model; CUDA graphs are tested on a GPU only."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def expected(model: Model, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.fixture
-def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentScorer, "_can_record", lambda self: can_record(self.model))
 
 
-@pytest.mark.usefixtures("tracked")
+@pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_a_track_equals_the_model(changes: dict[str, Any]) -> None:
+def test_scoring_in_place_equals_the_model(changes: dict[str, Any]) -> None:
     """Several times through the buffers, then a short segment."""
     model, tokens = random_model(**changes), random_tokens(2, 13 * SEGMENT + 1)
     with torch.no_grad():
@@ -57,8 +57,8 @@ def test_a_track_equals_the_model(changes: dict[str, Any]) -> None:
     assert (scorer.recorded is not None) == (not any(model.config.memory.lengths(model.config.num_layers)))
 
 
-@pytest.mark.usefixtures("tracked")
-def test_encoding_context_again_is_tracked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_place")
+def test_encoding_context_again_is_scored_in_place_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = random_model(memory=0), np.random.default_rng(0).integers(0, 11, 400)
     config, split = EvalConfig(batch=2, segment=3, context=5), Split("test", ids, None, 400, 0, 0)
     reads, read = [], RecordedScorer.score
@@ -70,8 +70,8 @@ def test_encoding_context_again_is_tracked_too(monkeypatch: pytest.MonkeyPatch) 
     assert found.loss == plain.loss and found.tokens == plain.tokens
 
 
-@pytest.mark.usefixtures("tracked")
-def test_a_row_may_start_anew_after_a_while() -> None:
+@pytest.mark.usefixtures("in_place")
+def test_a_row_may_restart_after_a_while() -> None:
     model, tokens = random_model(memory=7), random_tokens(2, 5 * SEGMENT)
     state, starts = model.init(2), torch.tensor([True, False])
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_weights_of_another_type() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["long memory", "plan", "rotary"])
-def test_a_recorded_track_equals_the_model_on_a_gpu(name: str) -> None:
+def test_a_recorded_scorer_equals_the_model_on_a_gpu(name: str) -> None:
     model = random_model(**KINDS[name]).cuda()
     tokens = random_tokens(2, 13 * SEGMENT + 1).cuda()
     with torch.no_grad():
