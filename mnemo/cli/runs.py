@@ -24,7 +24,7 @@ from mnemo.data.sources import Part
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
-from mnemo.inference.generation import AnyState, Reading
+from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
 from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
@@ -97,7 +97,7 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
     if memory is None:
         return opened.run.first_state(1, memory_length, cached=True), segment
     loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))
-    if not isinstance(loaded.memory, Reading) or loaded.layout.batch != 1:
+    if not isinstance(loaded.memory, TextState) or loaded.layout.batch != 1:
         raise MnemoError(f"{memory} was not written by `mnemo read`: it is not the memory of one text")
     if memory_length is None:
         return loaded.memory, loaded.layout.segment

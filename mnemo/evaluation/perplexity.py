@@ -24,7 +24,7 @@ from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, 
 from mnemo.errors import MnemoError
 from mnemo.evaluation.score import LossSums, Score
 from mnemo.evaluation.settings import Documents, EvaluationSettings, Order, require_positive, resolve
-from mnemo.inference.segment_scorer import RowReaders, SegmentReader, can_track, in_type, losses_at, open_reader
+from mnemo.inference.segment_scorer import Scorer, can_record, losses_at, open_scorer, with_dtype
 from mnemo.memory.state import Start
 from mnemo.model import Model, evaluating
 from mnemo.model.memory_limits import require_state_room
@@ -163,13 +163,13 @@ def _score_segments(
     span, device = settings.segment + settings.context, _device(model)
     require_state_room(model.config, device, batch=settings.batch, segment=span, lengths=lengths, cached=True)
     # Attention without memory keeps nothing between segments, whatever part of a segment would be stored.
-    remembers = any(lengths) or not can_track(model)
+    remembers = any(lengths) or not can_record(model)
     independent = settings.context > 0 and settings.is_one_text and not remembers
     at_once = max(1, TOKENS_AT_ONCE // (span * settings.batch)) if independent else 1
     light, precision = _stored_as_computed(model)
     with precision:
-        readers = {
-            rows: _reader(light, settings, lengths, temperatures, rows)
+        scorers = {
+            rows: _scorer(light, settings, lengths, temperatures, rows)
             for rows in {settings.batch, at_once * settings.batch}
         }
     sums = LossSums(len(temperatures), settings.segment)
@@ -179,12 +179,12 @@ def _score_segments(
             # The first states are empty already; a start from zeros must not be reset.
             starts = None if number == 0 or settings.start == "zeros" else _starts(batch, settings.no_memory)
             stored = _stored(batch, settings.context) if remembers else batch.lengths
-            losses = readers[len(batch.tokens)].read(
+            losses = scorers[len(batch.tokens)].score(
                 _sent(batch.tokens, device), _sent(batch.targets, device), _to(stored, device), _to(starts, device)
             )
             bar.advance(sums.add(losses, batch.targets))
-    for reader in readers.values():
-        reader.close()
+    for scorer in scorers.values():
+        scorer.close()
     return sums
 
 
@@ -194,17 +194,17 @@ def _stored_as_computed(model: Model) -> tuple[Model, AbstractContextManager[Any
     In half precision on a GPU the weights are stored in half precision as well, so that no step has to cast them.
     """
     device = _device(model).type
-    if device == "cuda" and torch.is_autocast_enabled(device) and can_track(model):
-        return in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
+    if device == "cuda" and torch.is_autocast_enabled(device) and can_record(model):
+        return with_dtype(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
     return model, nullcontext()
 
 
-def _reader(
+def _scorer(
     model: Model, settings: EvaluationSettings, lengths: tuple[int, ...], temperatures: Sequence[float], rows: int
-) -> SegmentReader | RowReaders:
-    """A reader of `rows` rows that starts from an empty memory or from zeros."""
+) -> Scorer:
+    """A scorer of `rows` rows that starts from an empty memory or from zeros."""
     state = (model.zeros if settings.start == "zeros" else model.init)(rows, lengths, cached=True)
-    return open_reader(model, state, settings.segment + settings.context, temperatures)
+    return open_scorer(model, state, settings.segment + settings.context, temperatures)
 
 
 def _stream(split: Split, settings: EvaluationSettings, vocab_size: int) -> Stream:

@@ -96,7 +96,8 @@ class Model(nn.Module):
         state = self._start(tokens, state, starts)
         first = self.input_memory.num_read
         text = slice(first, first + tokens.shape[1])
-        call = Call(tables=tables, record=record, notes=notes, recompute=recompute, text=text)
+        losses = AuxiliaryLosses()
+        call = Call(tables=tables, record=record, notes=notes, recompute=recompute, text=text, losses=losses)
         backbone = partial(self.run, call=call)
         hidden, state = self.input_memory(self.embedding(tokens), state, backbone, lengths)
         return Output(hidden, call.losses.by_name), state

@@ -22,7 +22,7 @@ from mnemo.errors import MnemoError, shorten
 from mnemo.files import atomic
 from mnemo.files.safe_load import parse_json, tensors_problem
 from mnemo.inference.decoder import DecodeState
-from mnemo.inference.generation import Reading
+from mnemo.inference.generation import TextState
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
 from mnemo.storage.weights import check_like
@@ -55,12 +55,12 @@ class Layout:
 
 class LoadedMemory(NamedTuple):
     memory: Any
-    """A `Reading`, a `DecodeState` or a plain state, as it was saved"""
+    """A `TextState`, a `DecodeState` or a plain state, as it was saved"""
     layout: Layout
 
 
 def save_memory(
-    path: str | Path, model: Model, memory: Reading | DecodeState | State, *, segment: int, vocabulary: str = ""
+    path: str | Path, model: Model, memory: TextState | DecodeState | State, *, segment: int, vocabulary: str = ""
 ) -> None:
     """Write a memory; a file of that name is replaced at once, when the new one is whole.
 
@@ -98,11 +98,11 @@ def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> Load
     return LoadedMemory(memory, layout)
 
 
-def _layout(model: Model, memory: Reading | DecodeState | State, segment: int) -> Layout:
+def _layout(model: Model, memory: TextState | DecodeState | State, segment: int) -> Layout:
     state, count = _parts(memory)
     cached = _is_cached(model, state)
     return Layout(
-        contents="reading" if isinstance(memory, Reading) else "decode" if isinstance(memory, DecodeState) else "state",
+        contents=_contents(memory),
         batch=len(next(leaves(state))[1]),
         lengths=model.init_lengths(state),
         cached=cached,
@@ -119,9 +119,15 @@ def _is_cached(model: Model, state: State) -> bool:
     raise MnemoError("this memory is not one of this model")
 
 
-def _parts(memory: Reading | DecodeState | State) -> tuple[State, Tensor | None]:
+def _contents(memory: TextState | DecodeState | State) -> Literal["state", "decode", "reading"]:
+    if isinstance(memory, TextState):
+        return "reading"
+    return "decode" if isinstance(memory, DecodeState) else "state"
+
+
+def _parts(memory: TextState | DecodeState | State) -> tuple[State, Tensor | None]:
     """The committed state, and the open tokens of each row where a segment is open."""
-    opened = memory.state if isinstance(memory, Reading) else memory
+    opened = memory.state if isinstance(memory, TextState) else memory
     return (opened.state, opened.count) if isinstance(opened, DecodeState) else (opened, None)
 
 
@@ -137,7 +143,7 @@ def _template(model: Model, layout: Layout) -> Any:
     if layout.contents == "decode":
         return decoder.state()
     hidden = next(shadow.parameters()).new_empty(layout.batch, model.config.dim)
-    return Reading(decoder.state(), hidden, torch.zeros(layout.batch, dtype=torch.int64))
+    return TextState(decoder.state(), hidden, torch.zeros(layout.batch, dtype=torch.int64))
 
 
 def _shadow(model: Model) -> Model:

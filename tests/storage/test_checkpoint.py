@@ -250,7 +250,7 @@ def test_training_goes_on_from_the_last_whole_checkpoint(folder: Path, finished:
     notes = Notes()
     train(folder, monitor=notes)
     assert any("step-00000012/training.safetensors is truncated" in line for line in notes.lines)
-    assert "going on after step 9" in notes.lines
+    assert "continuing after step 9" in notes.lines
     assert metrics(folder) == metrics(finished)
     assert open_run(folder, "last").step == 12
 
@@ -266,7 +266,7 @@ def test_without_a_whole_checkpoint_nothing_is_overwritten(folder: Path) -> None
 
 def test_lost_metrics_are_not_papered_over(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(MnemoError, match="metrics.jsonl has 0 bytes, but its checkpoint was written behind"):
+    with pytest.raises(MnemoError, match="metrics.jsonl has 0 bytes, fewer than the"):
         train(folder)
 
 

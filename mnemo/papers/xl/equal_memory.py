@@ -24,7 +24,7 @@ from mnemo.papers.xl.attention_length import SEARCHED, perplexity_at, search_col
 from mnemo.papers.xl.benchmark import PAPER
 from mnemo.papers.xl.recipes import seeded
 from mnemo.recipes.recipe import Recipe
-from mnemo.training.pace import pace
+from mnemo.training.training_speed import training_speed
 
 FIT, TRAIN_FITTED = "xl-fit-length", "xl-train-fitted"
 FOUND = "length.json"
@@ -138,7 +138,7 @@ def measured_bytes(recipe: Recipe) -> float:
     """Peak GPU memory of an update, neither compiled nor recorded as a CUDA graph."""
     before = allocated(torch.device("cuda"))
     plain = replace(recipe.train, compile=False, cuda_graph=False, device="cuda")
-    peak = pace(recipe.model, plain, updates=1, rounds=1).peak_bytes
+    peak = training_speed(recipe.model, plain, updates=1, rounds=1).peak_bytes
     assert peak is not None
     return float(peak - before)
 

@@ -14,7 +14,7 @@ from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
 from mnemo.evaluation.perplexity import evaluate
 from mnemo.evaluation.score import LOSSES_IN_FLIGHT, Score
-from mnemo.inference.segment_scorer import in_type
+from mnemo.inference.segment_scorer import with_dtype
 from mnemo.memory.state import nbytes
 from mnemo.model import Model, ModelConfig
 from mnemo.model.memory_limits import memory_bytes
@@ -120,7 +120,7 @@ def measure_speed(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Tokens per second at every batch, and the best; weights and text are random."""
     torch.manual_seed(0)
     config = from_json(ModelConfig, settings["model"])
-    model = in_type(Model(config).eval(), DTYPES[settings["precision"]]).to(place.device)
+    model = with_dtype(Model(config).eval(), DTYPES[settings["precision"]]).to(place.device)
     with safe_kernels(settings["precision"], place.device, place.monitor):
         tried = [{"batch": batch, "tokens_per_second": _speed(model, settings, batch)} for batch in settings["batches"]]
     best = max(tried, key=lambda one: one["tokens_per_second"] or 0.0)
