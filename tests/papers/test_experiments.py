@@ -21,7 +21,6 @@ from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.papers import Cell, Experiment, Results, needs
 from mnemo.papers import jobs as all_jobs
-from mnemo.papers.claims import Claim
 from mnemo.papers.experiment import look_up
 from mnemo.papers.jobs import JOBS, Place, training_cell
 from mnemo.papers.needs import require_needs
@@ -271,18 +270,6 @@ def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path)
     assert found.values["scores"]["short"]["memory"] == 2
     assert found.values["scores"]["short"]["loss"] == expected.values["scores"]["short"]["loss"]
     assert [step for step, _ in found.values["curve"]] == [2, 4, 6]
-
-
-def test_a_claim_is_decided_by_numbers_but_not_at_smoke() -> None:
-    claim, small, smoke = (
-        Claim("It is so.", "1.0"),
-        *(Results(budget=budget, cells=[]) for budget in ("small", "smoke")),
-    )
-    assert claim.open("no runs") == Verdict(claim="It is so.", paper="1.0", ours="no runs", holds=None)
-    for holds in (True, False, None):
-        found = claim.judged(small, "0.9", holds, smoke="; a toy")
-        assert found == Verdict(claim="It is so.", paper="1.0", ours="0.9", holds=holds)
-        assert claim.judged(smoke, "0.9", holds, smoke="; a toy") == claim.open("0.9; a toy")
 
 
 def test_selection_by_labels(tmp_path: Path) -> None:
