@@ -14,7 +14,6 @@ from mnemo.cost.training_cost import activation_bytes, state_row_bytes
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
 from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table, look_up
-from mnemo.papers.figures import score_bars
 from mnemo.papers.grid import Grid, Row
 from mnemo.papers.jobs import Place, job, train_here
 from mnemo.papers.judge import Better, Claim, Observed, Outcome, judge
@@ -209,7 +208,6 @@ EQUAL_MEMORY = Experiment(
     claim="Recurrence is better than longer segments that take the same GPU memory.",
     cells=lambda budget: grid(budget).cells,
     verdicts=lambda results: judge(grid(results.budget), results, claims()),
-    figures=lambda results: score_bars(grid(results.budget), results, slug="equal-memory", split="Validation"),
     tables=tables,
     notes=(
         "The lengths without recurrence are found here: the longest segments, to 4 tokens, whose updates take no "
