@@ -94,8 +94,8 @@ def _smaller_by(measure: Measure) -> Callable[[Results], Outcome]:
         )
         if any(map(math.isnan, sizes)):
             return Outcome("not measured: no GPU", None)
-        num_seeds = min(len(found.by_seed(results, row.key)) for row in pair)
-        return Outcome(ours, sizes[0] < sizes[1], num_seeds)
+        seeds = min(len(found.by_seed(results, row.key)) for row in pair)
+        return Outcome(ours, sizes[0] < sizes[1], seeds)
 
     return observe
 
