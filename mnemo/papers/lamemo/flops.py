@@ -132,8 +132,8 @@ def figures(results: Results) -> list[Figure]:
     if not lines:
         return []
     caption = "Forward pass in training, per token, with a full memory; the segment stays the same."
-    title, unit = "Work by memory length", "million multiply-adds"
-    return [line_figure("growth", title, caption, lines, x_label="memory", y_label=unit)]
+    x_label, y_label = "memory", "million multiply-adds"
+    return [line_figure("growth", "Work by memory length", caption, lines, x_label=x_label, y_label=y_label)]
 
 
 def tables(results: Results) -> list[Table]:
