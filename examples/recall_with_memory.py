@@ -1,8 +1,8 @@
 """Associative recall through memory tokens.
 
-The first segment of a sample contains pairs of a key and a value. Segments of noise follow, and the last segment contains
-the keys again, each of which must be followed by its value. With more than one segment, the model can know the pairs only
-through its memory tokens: without them it can only guess.
+The first segment of a sample contains pairs of a key and a value. Segments of noise follow, and the last segment
+contains the keys again, each of which must be followed by its value. With more than one segment, the model can know
+the pairs only through its memory tokens: without them it can only guess.
 
     python examples/recall_with_memory.py                   a toy, for a CPU
     python examples/recall_with_memory.py --size gpt2       the sizes of GPT-2 small; --start gpt2 uses its weights
@@ -52,7 +52,7 @@ SIZES = {
 
 
 class Recall(IterableDataset):
-    """Endless samples of `segments` segments; `segments` may change during training. Only the final values are labels."""
+    """Endless samples; their number of `segments` may change during training. Only the last values are labels."""
 
     def __init__(self, size: Size, seed: int, segments: int = 1) -> None:
         self.size, self.seed, self.segments = size, seed, segments
