@@ -132,8 +132,8 @@ def figures(results: Results) -> list[Figure]:
     if not lines:
         return []
     caption = "Forward pass in training, per token, with a full memory; the segment stays the same."
-    axes = {"x_label": "memory", "y_label": "million multiply-adds"}
-    return [line_figure("growth", "Work by memory length", caption, lines, **axes)]
+    x_label, y_label = "memory", "million multiply-adds"
+    return [line_figure("growth", "Work by memory length", caption, lines, x_label=x_label, y_label=y_label)]
 
 
 def tables(results: Results) -> list[Table]:
