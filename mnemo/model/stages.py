@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -20,6 +20,14 @@ def stage_layers(plan: Plan, num_layers: int) -> list[list[int]]:
     memories = plan.memories(num_layers)
     keys = [(memory, None if memory.traits.grouped else index) for index, memory in enumerate(memories)]
     return [list(group) for _, group in groupby(range(num_layers), key=lambda index: keys[index])]
+
+
+def attending_layers(plan: Plan, num_layers: int) -> list[list[int]]:
+    """Indices of every stage's layers, counted among the layers that attend."""
+    attending = plan.attending(num_layers)
+    return [
+        [attending.index(index) for index in group if index in attending] for group in stage_layers(plan, num_layers)
+    ]
 
 
 def build_stages(config: ModelConfig) -> list[Stage]:
@@ -80,6 +88,6 @@ class RecomputedStage:
         return *self.stage(x, state, replace(segment, call=call)), call.losses.by_name
 
 
-def recomputed(stages: Sequence[nn.Module], groups: Sequence[Sequence[int]]) -> list[nn.Module | RecomputedStage]:
+def recomputed(stages: Iterable[nn.Module], groups: Sequence[Sequence[int]]) -> list[nn.Module | RecomputedStage]:
     """Stages that keep only the inputs of their layers; stages of several layers do so themselves."""
     return [stage if len(group) > 1 else RecomputedStage(stage) for stage, group in zip(stages, groups, strict=True)]
