@@ -61,7 +61,13 @@ def holds(experiment: Experiment, results: Results) -> list[bool | None]:
     return [verdict.holds for verdict in experiment.verdicts(results)]
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+QUICK = ("long-profile", "long-short-memory")
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(e, id=e.name, marks=() if e.name in QUICK else pytest.mark.thorough) for e in EXPERIMENTS],
+)
 def test_smoke(experiment: Experiment, tmp_path: Path) -> None:
     """Everything runs to its end, and decides nothing."""
     ran = run_here(experiment, "smoke", tmp_path, device="cpu")
