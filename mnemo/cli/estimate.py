@@ -43,7 +43,7 @@ from mnemo.cost.training_cost import (
     lost_share,
 )
 from mnemo.errors import MnemoError
-from mnemo.files.safe_load import is_finite, read_object
+from mnemo.files.safe_load import is_finite, load_object
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
 
@@ -160,7 +160,7 @@ def _efficiency(args: Args, gpu: Gpu, precision: str) -> Efficiency:
 
 def bench_efficiency(path: Path, gpu: Gpu, precision: str) -> Efficiency:
     """The median share of the GPU's peak over the training cases of a benchmark's output."""
-    data = read_object(path)
+    data = load_object(path)
     cases, machine = data.get("cases"), data.get("machine")
     shares = [_share(case, gpu, precision) for case in cases] if isinstance(cases, list) else []
     known = [share for share in shares if share is not None]

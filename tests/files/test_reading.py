@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from mnemo import cli
 from mnemo.errors import MnemoError
-from mnemo.files.safe_load import file_size, is_count, is_inside, open_own, parse_json, read_object, tensors_problem
+from mnemo.files.safe_load import file_size, is_count, is_inside, load_object, open_own, parse_json, tensors_problem
 from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import ScheduleConfig, TrainConfig
 
@@ -61,15 +61,15 @@ def test_counts_are_whole_numbers() -> None:
 def test_pipes_folders_and_long_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(MnemoError, match="pipe is not a regular file"):
-        read_object(tmp_path / "pipe")
+        load_object(tmp_path / "pipe")
     with pytest.raises(MnemoError, match="is a folder"):
-        read_object(tmp_path)
+        load_object(tmp_path)
     with pytest.raises(MnemoError, match="is missing"):
         file_size(tmp_path / "none")
     with (tmp_path / "long").open("wb") as file:
         file.truncate(1 << 40)  # a hole: no disk is used, and none may be read
     with pytest.raises(MnemoError, match="more than the"):
-        read_object(tmp_path / "long")
+        load_object(tmp_path / "long")
 
 
 def test_names_must_stay_in_their_folder(tmp_path: Path) -> None:
