@@ -7,7 +7,7 @@ SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 STAMP = .venv/installed
 WORKERS = 2
 
-.PHONY: demo test test-all same same-list venv lint clean
+.PHONY: demo test test-all test-gpu same same-list venv lint clean
 
 demo: venv
 	.venv/bin/mnemo demo
@@ -17,6 +17,12 @@ test: lint
 
 test-all: lint
 	.venv/bin/pytest -n $(WORKERS)
+
+# Needs no .venv: machines with a GPU often bring their own torch, and plugins of pytest that are not ours. `make test-gpu PYTHON=python3 COMMIT=...`
+test-gpu:
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(or $(PYTHON),.venv/bin/python) -m pytest -m "(gpu or native) and not thorough" \
+	    --continue-on-collection-errors $(if $(GPU_WORKERS),-p xdist.plugin -n $(GPU_WORKERS)) --record docs/measurements/test-gpu.json $(if $(COMMIT),--commit $(COMMIT)) \
+	    $$(grep -rlE --include='test_*.py' 'mark\.(gpu|native)|NATIVE' tests)
 
 same: venv
 	.venv/bin/python -m tools.same $(BASE) $(if $(CASES),--cases $(CASES))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, TypeVar
 
+if TYPE_CHECKING:
+    import numpy as np
+
+Loss = TypeVar("Loss", float, "np.ndarray")
 LARGEST_EXPONENT = 700
 """exp of a larger number overflows a float64."""
 
 
-def bits(nats: float) -> float:
+def bits(nats: Loss) -> Loss:
     return nats / math.log(2)
 
 

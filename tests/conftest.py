@@ -17,6 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from helpers.record import Record
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run as Python
@@ -31,18 +32,31 @@ hypothesis.settings.load_profile("mnemo")
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["MNEMO_DATA"] = tempfile.mkdtemp(prefix="mnemo-tests-")
     os.environ["HF_HOME"] = os.environ["MNEMO_DATA"]
+    path: Path | None = config.getoption("--record")
+    if path is not None:
+        config.pluginmanager.register(Record(path, config.getoption("--commit")))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(os.environ["MNEMO_DATA"], ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, help="write the result, with commit and versions, to this JSON file")
+    parser.addoption("--commit", help="the commit that is tested, where there is no git to ask")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
         if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+            item.add_marker(_gpu_mark())
+
+
+def _gpu_mark() -> pytest.MarkDecorator:
+    """Skipped without a GPU; with one, float64, and masks that no kernel knows, run in plain PyTorch as they should."""
+    if not torch.cuda.is_available():
+        return pytest.mark.skip(reason="no CUDA device")
+    return pytest.mark.filterwarnings("ignore:attention runs in plain PyTorch")
 
 
 @pytest.fixture(autouse=True)

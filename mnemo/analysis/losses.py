@@ -20,7 +20,7 @@ from mnemo.analysis.text import (
 )
 from mnemo.errors import MnemoError
 from mnemo.inference.segment_scorer import SegmentReader
-from mnemo.memory.protocol import Relation
+from mnemo.memory.protocol import PositionTables
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
 from mnemo.model.memory_limits import require_state_room
@@ -179,7 +179,7 @@ def _check_targets(places: Tensor, context: int, block: int, num_tokens: int) ->
         raise MnemoError(f"targets must have {context} tokens before them and end inside the {num_tokens} of the text")
 
 
-def _read_rows(model: Model, rows: Tensor, segment: int, state: State, tables: Sequence[Relation]) -> Output:
+def _read_rows(model: Model, rows: Tensor, segment: int, state: State, tables: PositionTables) -> Output:
     """What the last segment of rows (B, T) gives; the first one is what does not fill a segment."""
     first = rows.shape[1] % segment or min(segment, rows.shape[1])
     out, state = model(rows[:, :first], state, tables=tables)

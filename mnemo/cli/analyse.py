@@ -21,8 +21,8 @@ from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_state_room
 from mnemo.report.analysis_page import TextAnalysis, write_analysis
+from mnemo.report.run_summary import plan_words
 from mnemo.report.shaded_text import passages
-from mnemo.report.summary import plan_words
 from mnemo.report.svg import slugify
 from mnemo.units import bits
 

@@ -17,7 +17,7 @@ class Args:
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Run folders, names under runs/, or folders of runs such as runs/demo."""
     out: Path | None = None
-    """Where the page goes: runs/NAME/report.html for one run, runs/report.html for several."""
+    """The page to write; by default runs/NAME/report.html for one run, runs/report.html for several."""
     title: str | None = None
     """The page's heading."""
 
@@ -35,14 +35,14 @@ def run(args: Args) -> int:
 
 
 def locate(name: str) -> Path:
-    """A run under runs/ of that name or the path as given; where neither is a run, one of them that is a folder."""
+    """The run of that name under runs/, or at that path; if neither is a run, one of them that is a folder."""
     candidates = (Path("runs") / name, Path(name))
     runs, folders = (list(filter(test, candidates)) for test in (is_run, Path.is_dir))
     return next(iter([*runs, *folders]), Path(name))
 
 
 def inside(folder: Path) -> list[Path]:
-    """The runs in a folder of runs; the folder itself where it is a run, or nothing of the kind."""
+    """The runs in a folder of runs; the folder itself if it is a run or holds none."""
     if is_run(folder) or not folder.is_dir():
         return [folder]
     return sorted(path for path in folder.iterdir() if is_run(path)) or [folder]

@@ -1,8 +1,8 @@
 """Test a claim of the papers: run its measurements, judge them, write a page.
 
-`mnemo reproduce --list` shows every experiment with what it tests. Budgets: smoke takes seconds and shows that it runs;
-small asks the same question at a size that one GPU answers in minutes; paper has the published hyperparameters.
-Interrupt it at any time: the same command goes on where it stopped, and what is done is not done again.
+`mnemo reproduce --list` shows every experiment and its claim. Budgets: smoke takes seconds and checks that everything
+runs; small tests the claim at a size that one GPU trains in minutes; paper has the published hyperparameters.
+After an interruption the same command continues; finished cells are not run again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mnemo.errors import CheckFailed, MnemoError
 from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
 from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import require_needs
-from mnemo.papers.pages import complete, judged, results_markdown, write_index, write_page
+from mnemo.papers.pages import complete, has_results, judged, results_markdown, write_index, write_page
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, run_cell, run_here
 from mnemo.papers.store import Found, grid_folder, read_grid, save_grid
 from mnemo.report.files import write_text
 from mnemo.storage.weights import pick_device
 
-OUT = Path("runs/reproduce")
+OUT, SITE = Path("runs/reproduce"), Path("runs/papers")
 EXIT_INTERRUPTED = 130
 
 
@@ -41,15 +41,17 @@ class Args:
     budget: Budget = "small"
     """smoke: seconds; small: minutes on one GPU; paper: the published hyperparameters."""
     out: Path = OUT
-    """Folder for results and pages."""
+    """Folder for results."""
+    site: Path = SITE
+    """Folder for pages, which are made from the results."""
     jobs: int = 1
-    """Cells that run at once, each in a process of its own: small models share a GPU well."""
+    """Cells that run at once, each in its own process; small models can share a GPU."""
     device: str = "auto"
-    """cpu or cuda; auto takes a GPU where there is one."""
+    """cpu or cuda; auto uses a GPU if there is one."""
     cell: str | None = None
     """Run this cell only."""
     report: bool = False
-    """Run nothing: judge what is there and write the pages again."""
+    """Run nothing: judge the stored results again and write their pages; without names, of all experiments."""
     overview: Path | None = None
     """Run nothing: write all results under --out to this Markdown file."""
     json: bool = False
@@ -61,11 +63,9 @@ def run(args: Args) -> int:
         return _list(args.json)
     if args.overview is not None:
         return _overview(args.overview, args.out)
-    if not args.names:
-        raise MnemoError("name an experiment: mnemo reproduce --list shows all")
     if args.jobs < 1:
         raise MnemoError(f"--jobs {args.jobs} must be positive")
-    asked = [find_experiment(name) for name in dict.fromkeys(args.names)]
+    asked = _named(args)
     if args.cell is not None:
         return _one_cell(asked, args, args.cell)
     if not args.report:
@@ -75,6 +75,21 @@ def run(args: Args) -> int:
         if device.type != "cuda" and args.budget != "smoke":
             _tell(f"budget {args.budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
     return _finish(list(zip(asked, _run(asked, args), strict=True)), args)
+
+
+def _named(args: Args) -> list[Experiment]:
+    if args.names:
+        return [find_experiment(name) for name in dict.fromkeys(args.names)]
+    if not args.report:
+        raise MnemoError("name an experiment: mnemo reproduce --list shows all")
+    stored = [each for each in every_experiment().values() if has_results(args.out, each, args.budget)]
+    if not stored:
+        raise _no_results(args.out)
+    return stored
+
+
+def _no_results(out: Path) -> MnemoError:
+    return MnemoError(f"there are no results in {out}: mnemo reproduce NAME --out {out} makes some")
 
 
 def _list(as_json: bool) -> int:
@@ -92,7 +107,7 @@ def _list(as_json: bool) -> int:
 def _overview(path: Path, out: Path) -> int:
     text = results_markdown(out, path.resolve().parent)
     if text is None:
-        raise MnemoError(f"there are no results in {out}: mnemo reproduce NAME --out {out} makes some")
+        raise _no_results(out)
     write_text(path, text)
     print(path)
     return 0
@@ -120,7 +135,7 @@ def _run(asked: Sequence[Experiment], args: Args) -> list[Ran]:
 
 def _one_cell(asked: Sequence[Experiment], args: Args, name: str) -> int:
     if len(asked) > 1:
-        raise MnemoError("--cell is of one experiment, not of several")
+        raise MnemoError("--cell needs exactly one experiment")
     (experiment,) = asked
     cell = next((cell for cell in experiment.cells(args.budget) if cell.name == name), None)
     if cell is None:
@@ -139,11 +154,11 @@ def _finish(ran: Sequence[tuple[Experiment, Ran]], args: Args) -> int:
     for experiment, done in ran:
         for problem in complete(experiment, done.found).problems:
             print(f"mnemo: left out: {problem}", file=sys.stderr)
-        if done.found.results.cells:
+        if done.found.results.cells and not args.report:
             save_grid(grid_folder(args.out, experiment.name, args.budget), experiment, done.found.results)
-        page = write_page(experiment, args.out, args.budget, done.found)
+        page = write_page(experiment, args.site, args.budget, done.found)
         answers.append(_show(experiment, args, done.found, page))
-    write_index(args.out)
+    write_index(args.out, args.site)
     if args.json:
         console.print_json(answers[0] if len(answers) == 1 else answers)
     if any(done.interrupted for _, done in ran):
@@ -156,7 +171,7 @@ def _finish(ran: Sequence[tuple[Experiment, Ran]], args: Args) -> int:
 
 
 def _show(experiment: Experiment, args: Args, found: Found, page: Path) -> dict[str, Any]:
-    """Print verdicts, or give them back for one JSON object."""
+    """Print verdicts unless --json is given; return them for one JSON object."""
     verdicts = judged(experiment, found)
     if not args.json:
         print(f"{experiment.name} ({args.budget}): {experiment.claim}")

@@ -69,8 +69,9 @@ def flops_per_token(
     projections = attention = feed_forward = work = 0.0
     stages: Sequence[Stage] = model.stages  # type: ignore[assignment]
     for stage, memory, group in zip(stages, state, stage_layers(config.memory, config.num_layers), strict=True):
-        num_layers, slots = len(attending.intersection(group)), stage.slots(memory)
-        columns = 0 if cached else slots + rows + max(reach, stage.ahead(memory))
+        num_layers, extent = len(attending.intersection(group)), stage.extent(memory)
+        slots = extent.slots
+        columns = 0 if cached else slots + rows + max(reach, extent.ahead)
         projections += num_layers * _projections(config, rows, columns, batch)
         attention += num_layers * _attention(config, _seen(config, slots, segment, rows))
         feed_forward += num_layers * rows * 4.0 * config.dim * config.inner_dim

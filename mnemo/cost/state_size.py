@@ -89,7 +89,7 @@ def memory_kinds(model: Model, state: State) -> tuple[MemoryKind, ...]:
             layers=layers,
             settings=_settings(memory),
             tensors=dict(tensors),
-            together=memory.grouped,
+            together=memory.traits.grouped,
             state_bytes=size,
         )
         for (memory, *tensors), (layers, size) in kinds.items()

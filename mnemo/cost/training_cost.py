@@ -22,7 +22,6 @@ from mnemo.cost.gpu_specs import Efficiency, Gpu
 from mnemo.cost.model_cost import describe
 from mnemo.cost.state_size import float_bytes
 from mnemo.errors import MnemoError
-from mnemo.memory import LSTM, XL, AnyMemory, Compressive, Infinite, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.recipes.recipe import Recipe, TrainConfig
@@ -253,9 +252,9 @@ def _computed_in(precision: str) -> torch.dtype:
 def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     """Bytes that autograd keeps of one row of a segment, counted on tensors without storage."""
     # An adaptive embedding depends on token values, which do not exist here; its part is counted with the logits.
-    plain = replace(config, vocab_size=256, embedding=EmbeddingConfig(), memory=_without_contents(config.memory))
-    if any(isinstance(memory, LSTM) for memory in config.memory.memories(config.num_layers)):
-        dtype = torch.float32  # its kernels have no half precision
+    plain = replace(config, vocab_size=256, embedding=EmbeddingConfig(), memory=config.memory.on_shapes())
+    if any(memory.traits.single_precision for memory in config.memory.memories(config.num_layers)):
+        dtype = torch.float32
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -270,17 +269,6 @@ def saved_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     weights = {_place(parameter) for parameter in model.parameters()}
     sizes = {_place(tensor): tensor.untyped_storage().nbytes() for tensor in kept}
     return sum(size for place, size in sizes.items() if place not in weights)
-
-
-def _without_contents(plan: Plan) -> Plan:
-    """Replace memories whose work depends on their content by Transformer-XL memories with as many slots."""
-
-    def cache(memory: AnyMemory) -> AnyMemory:
-        if isinstance(memory, Compressive):
-            return XL(length=memory.length + memory.compressed)
-        return XL(length=memory.length) if isinstance(memory, Infinite) else memory
-
-    return replace(plan, long=cache(plan.long), short=cache(plan.short))
 
 
 def _place(tensor: Tensor) -> int:

@@ -9,16 +9,16 @@ Rows whose open segments are equally long go in step, as one group; rows out of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
-from mnemo.memory import TokensState
-from mnemo.memory.protocol import Layer, Relation, Segment, Window
+from mnemo.memory.protocol import OpenSegment, Segment
 from mnemo.memory.state import State, leaves, select, tree_map, tree_zip
-from mnemo.ops import Blocks
+from mnemo.ops import Blocks, Causal
 
 if TYPE_CHECKING:
     from mnemo.model import Model, Output
@@ -37,8 +37,8 @@ class DecodeState(NamedTuple):
 class _Group:
     """Rows in step."""
 
-    def __init__(self, rows: list[int], windows: list[Window], count: int, tokens: TokensState | None = None) -> None:
-        self.rows, self.windows, self.count = rows, windows, count
+    def __init__(self, rows: list[int], segments: list[OpenSegment], count: int, tokens: Any = None) -> None:
+        self.rows, self.segments, self.count = rows, segments, count
         self.tokens = tokens
         """The memory that the open segment reads, where there are memory tokens; without the stages' own"""
 
@@ -51,10 +51,10 @@ class _Group:
     def select(self, rows: list[int], places: Tensor) -> _Group:
         """A group of the given rows, which are copies of those at `places`."""
         tokens = self.tokens if self.tokens is None else select(self.tokens, places.to(self.tokens.started.device))
-        return _Group(rows, [window.select(places) for window in self.windows], self.count, tokens)
+        return _Group(rows, [segment.select(places) for segment in self.segments], self.count, tokens)
 
     def state(self) -> State:
-        layers = tuple(window.close() for window in self.windows)
+        layers = tuple(segment.state() for segment in self.segments)
         return layers if self.tokens is None else self.tokens._replace(inner=layers)
 
 
@@ -72,9 +72,9 @@ class Decoder:
 
     def _group(self, state: State, rows: list[int] | None = None, count: int = 0) -> _Group:
         stages, num_rows = zip(self.model.stages, self.model.layer_states(state), strict=True), self._num_rows
-        windows: list[Window] = [stage.window(memory, num_rows) for stage, memory in stages]  # type: ignore[operator]
-        tokens = state._replace(inner=None) if isinstance(state, TokensState) else None
-        return _Group(list(range(_batch(state))) if rows is None else rows, windows, count, tokens)
+        segments: list[OpenSegment] = [stage.open(memory, num_rows) for stage, memory in stages]  # type: ignore[operator]
+        tokens = self.model.input_memory.own(state)
+        return _Group(list(range(_batch(state))) if rows is None else rows, segments, count, tokens)
 
     @property
     def _num_rows(self) -> int:
@@ -93,8 +93,8 @@ class Decoder:
             rows = [row for row, have in enumerate(counts) if have == count]
             index = torch.tensor(rows, device=next(leaves(opened.state))[1].device)
             group = self._group(select(opened.state, index), rows, count)
-            for window, part in zip(group.windows, select(opened.open, index), strict=True):
-                window.reopen(part, self._open_rows(count))
+            for segment, part in zip(group.segments, select(opened.open, index), strict=True):
+                segment.restore(part, self._open_rows(count))
             groups.append(group)
         return groups
 
@@ -146,20 +146,16 @@ class Decoder:
                 self._commit(group)
         return torch.cat(pieces, 1)
 
-    def _feed_rows(self, group: _Group, x: Tensor, begin: int, blocks: Blocks | None = None) -> Tensor:
+    def _feed_rows(self, group: _Group, x: Tensor, begin: int, mask: Causal | Blocks = Causal()) -> Tensor:
         """Embedded rows x (B, T, D) behind `begin` rows of the segment."""
         slots = torch.arange(begin, begin + x.shape[1], device=x.device)
-        relation = self._relation
-        if blocks is not None and blocks.ahead == "wrap":
-            later = self._num_rows - begin - x.shape[1]  # wrapped positions count the whole segment's keys
-
-            def relation(layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
-                return self._relation(layer, num_keys + later, ahead)
-
-        segment = Segment(relation=relation, same_length=self.model.config.same_length, blocks=blocks)
+        # Wrapped positions count the keys of the whole segment.
+        num_later = self._num_rows - begin - x.shape[1] if mask.ahead == "wrap" else 0
+        tables = replace(self.tables, num_later=num_later)
+        segment = Segment(tables=tables, same_length=self.model.config.same_length, row_mask=mask)
         x = self.model.at_input(x, slots, self._num_rows)
-        for index, window in enumerate(group.windows):
-            x = window.feed(self.model.enter(index, x, slots, self._num_rows), begin, segment)
+        for index, opened in enumerate(group.segments):
+            x = opened.feed(self.model.enter(index, x, slots, self._num_rows), begin, segment)
         return x
 
     def _feed_memory(self, group: _Group, begin: int) -> Tensor:
@@ -167,8 +163,7 @@ class Decoder:
         memory, tokens = self.model.memory_tokens, group.tokens
         assert memory is not None and tokens is not None
         mask = memory.config.row_mask(torch.full_like(tokens.started, self.segment), begin)
-        rows = memory.rows(tokens)
-        return self._feed_rows(group, rows, begin, mask if isinstance(mask, Blocks) else None)
+        return self._feed_rows(group, memory.rows(tokens), begin, mask)
 
     def _commit(self, group: _Group) -> None:
         """The segment is full: write the memory, then let the stages keep their part of it."""
@@ -177,19 +172,16 @@ class Decoder:
             write = memory.config.write
             hidden = self._feed_memory(group, self.num_read + self.segment if write else 0)
             group.tokens = memory.carry(group.tokens, self.model.finish(hidden).hidden, None)
-        for window in group.windows:
-            window.commit()
+        for segment in group.segments:
+            segment.commit()
         group.count = 0
-
-    def _relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
-        return self.tables[layer.index].take(num_keys, ahead)
 
     def state(self) -> DecodeState:
         """A copy of everything the next token depends on."""
         longest = max(self._open_rows(group.count) for group in self.groups)
         order = torch.tensor([row for group in self.groups for row in group.rows]).argsort()
         committed = _join([group.state() for group in self.groups])
-        opened = _join([tuple(window.open(longest) for window in group.windows) for group in self.groups])
+        opened = _join([tuple(segment.contents(longest) for segment in group.segments) for group in self.groups])
         counts = torch.tensor([group.count for group in self.groups for _ in group.rows])
         device = next(leaves(committed))[1].device
         return DecodeState(select(committed, order.to(device)), select(opened, order.to(device)), counts[order])

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from mnemo.inference.cuda_graph import Recorded
 from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.memory.kv_buffer import KeyValueCache, KeyValues
 from mnemo.memory.protocol import Relation
 from mnemo.memory.state import State, select
-from mnemo.memory.xl import XLCache, XLOpen, XLStage
 from mnemo.model.embedding import TokenEmbedding
-from mnemo.model.layers import TransformerLayer, rotate
+from mnemo.model.layers import TransformerLayer, add_norm, rotate
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
 from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 def suits(model: Model) -> bool:
     """Whether a model can be decoded in rings."""
-    positions = isinstance(model.config.positions, (Relative, Shaw, Rotary, NoPositions))
-    return positions and model.memory_tokens is None and all(isinstance(stage, XLStage) for stage in model.stages)
+    config = model.config
+    positions = isinstance(config.positions, (Relative, Shaw, Rotary, NoPositions))
+    caches = all(memory.traits.key_value_cache for memory in config.memory.memories(config.num_layers))
+    return positions and caches and config.tokens is None
 
 
 def open_decoder(model: Model, state: State | DecodeState, segment: int) -> Decoder | RingDecoder:
@@ -112,12 +114,12 @@ class Rings:
     def __init__(self, model: Model, state: DecodeState, segment: int) -> None:
         self.model, self.segment = model, segment
         self.layers = model.layers()
-        caches: tuple[XLCache, ...] = state.state
+        caches: tuple[KeyValueCache, ...] = state.state
         keys = caches[0].keys
         batch, device = len(keys), keys.device
         sizes = [cache.keys.shape[2] for cache in caches]
         self.buffers = [keys.new_zeros(2, batch, keys.shape[1], size + segment, keys.shape[3]) for size in sizes]
-        self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches)]
+        self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches).relations]
         pairs = [(layer.attention.query.weight, layer.attention.key_value.weight) for layer in self.layers]
         self.projections = [torch.cat(pair).detach() for pair in pairs]
         self.memory = torch.tensor(sizes, device=device)[:, None]  # (N, 1)
@@ -159,7 +161,8 @@ class Rings:
         """A token (B, 1) of every row -> the last layer's rows (B, 1, D)."""
         x = embed(self.model.embedding, tokens)
         for index, layer in enumerate(self.layers):
-            x = finish(layer, x, self._attend(index, layer, x)[:, None])
+            context = self._attend(index, layer, x)[:, None]
+            x = layer.finish(x, context, add_norm=fused_add_norm)
         self._advance()
         return x
 
@@ -196,8 +199,8 @@ class Rings:
             num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.counts[index])[:, None]
             memory = begin - num_slots + torch.arange(num_slots, device=ring.device)
             new = begin + torch.arange(num_open, device=ring.device)
-            caches.append(XLCache(*self._take(ring, memory), self.lengths[index].clone()))
-            opened.append(XLOpen(*self._take(ring, new)))
+            caches.append(KeyValueCache(*self._take(ring, memory), self.lengths[index].clone()))
+            opened.append(KeyValues(*self._take(ring, new)))
         return DecodeState(tuple(caches), tuple(opened), counts)
 
     def _take(self, ring: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,20 +249,11 @@ def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
     return x * embedding.dim**0.5
 
 
-def finish(layer: TransformerLayer, x: Tensor, context: Tensor) -> Tensor:
-    """As the layer does, with residual sums and layer norms in one kernel where there is one."""
-    norms = (layer.norm_attention, layer.norm_feed_forward)
-    first, second = norms[::-1] if layer.pre else norms
-    if not (decode_kernels.take(x) and isinstance(first, nn.LayerNorm) and isinstance(second, nn.LayerNorm)):
-        return layer.finish(x, context)
-    total, x = add_norm(x, layer.attention.output(context), first)
-    if layer.pre:
-        return total + layer.feed_forward(x)
-    return add_norm(x, layer.feed_forward(x), second)[1]
-
-
-def add_norm(x: Tensor, y: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    return decode_kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
+def fused_add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """As `layers.add_norm`, in one kernel where there is one: for layer norms."""
+    if not (decode_kernels.take(x) and isinstance(norm, nn.LayerNorm)):
+        return add_norm(x, branch, norm)
+    return decode_kernels.add_norm(x, branch, norm.weight, norm.bias, norm.eps)
 
 
 def _device(model: Model) -> torch.device:

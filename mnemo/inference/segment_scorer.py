@@ -17,10 +17,9 @@ from torch import Tensor
 from mnemo.inference.cuda_graph import Recorded, shared_pool
 from mnemo.inference.ring_decoder import suits
 from mnemo.inference.row_threads import RowThreads, row_groups
-from mnemo.memory.kv_buffer import SPARE, Room
-from mnemo.memory.protocol import Relation
+from mnemo.memory.kv_buffer import SPARE, KeyValueCache, RewindingBuffer
+from mnemo.memory.protocol import PositionTables
 from mnemo.memory.state import State, tree_map
-from mnemo.memory.xl import XLCache
 from mnemo.model import Model, Output
 
 MAX_TIMES = 16
@@ -56,7 +55,7 @@ class SegmentReader:
         state: State,
         segment: int,
         temperatures: Sequence[float] | None = None,
-        tables: tuple[Relation, ...] | None = None,
+        tables: PositionTables | None = None,
     ) -> None:
         self.model, self.state, self.segment = model, state, segment
         self.loss: Loss = model.loss if temperatures is None else partial(losses_at, model, temperatures)
@@ -132,13 +131,13 @@ class Track:
     """Buffers, and a recorded step for every place in them."""
 
     def __init__(
-        self, model: Model, state: State, segment: int, tables: tuple[Relation, ...], loss: Loss | None = None
+        self, model: Model, state: State, segment: int, tables: PositionTables, loss: Loss | None = None
     ) -> None:
         self.model, self.tables, self.time, self.rounds = model, tables, 0, 0
         self.loss = loss or model.loss
         longest = max(cache.keys.shape[2] for cache in state)
         self.times = min(MAX_TIMES, max(1, -(-longest // (SPARE * segment))))
-        self.rooms = [Room(cache.keys, cache.values, segment, self.times) for cache in state]
+        self.buffers = [RewindingBuffer(cache, segment, self.times) for cache in state]
         self.lengths = torch.stack([cache.length for cache in state])
         batch, device = self.lengths.shape[1], self.lengths.device
         self.tokens, self.targets = (torch.zeros(batch, segment, dtype=torch.int64, device=device) for _ in range(2))
@@ -148,7 +147,7 @@ class Track:
     @property
     def remembers(self) -> bool:
         """Whether any layer has a memory: without one there is no state to hand on."""
-        return any(room.num_slots for room in self.rooms)
+        return any(buffer.num_slots for buffer in self.buffers)
 
     def read(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """As `SegmentReader.read`; the targets may be fewer."""
@@ -160,8 +159,8 @@ class Track:
         losses = self._run().clone()
         self.time += 1
         if self.time == self.times:
-            for room in self.rooms:
-                room.rewind()
+            for buffer in self.buffers:
+                buffer.rewind()
             self.time, self.rounds = 0, self.rounds + 1
         return losses
 
@@ -179,8 +178,6 @@ class Track:
         self.lengths.copy_(torch.stack([cache.length for cache in after]))
         return self.loss(out, self.targets)
 
-    def state(self) -> tuple[XLCache, ...]:
+    def state(self) -> tuple[KeyValueCache, ...]:
         """The memories where they are now."""
-        return tuple(
-            XLCache(*room.at(self.time), length) for room, length in zip(self.rooms, self.lengths, strict=True)
-        )
+        return tuple(buffer.at(self.time, length) for buffer, length in zip(self.buffers, self.lengths, strict=True))

@@ -1,8 +1,8 @@
-"""The Compressive Transformer's memory (Rae et al., 2020): what leaves the memory is compressed, not forgotten.
+"""The Compressive Transformer's memory (Rae et al., 2020): rows that leave the memory are compressed, not forgotten.
 
-A layer attends to [compressed memory ; memory ; segment], one position a slot. The rows that fall out of the memory
-are compressed `ratio` to one. Neither memory carries gradient, so the compression learns from a loss of its own: that
-attention to the compressed rows resembles attention to the rows themselves, or that a decoder can rebuild them.
+A layer attends to [compressed memory ; memory ; segment], one position a slot. The rows that leave the memory are
+compressed `ratio` to one. Neither memory carries gradient, so the compression has its own loss: attention to the
+compressed rows must resemble attention to the rows themselves, or a decoder must reconstruct them.
 
 Shapes: B batch, L segment, M memory slots, C compressed slots, Q queued rows, D model width.
 """
@@ -10,7 +10,7 @@ Shapes: B batch, L segment, M memory slots, C compressed slots, Q queued rows, D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,7 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work, widened
+from mnemo.memory.protocol import (
+    Call,
+    Extent,
+    Layer,
+    Segment,
+    Stage,
+    Traits,
+    fit_slots,
+    keep_newest,
+    projection_work,
+    widened,
+)
 from mnemo.memory.waiting_rows import leaving, take_rows
 from mnemo.ops import Attended
 
@@ -35,11 +46,11 @@ class Compressive:
     ratio: int = 4
     """Rows that become one."""
     function: Function = "conv"
-    """How: a convolution, a stack of dilated ones, pooling, or keeping the rows that were attended to most."""
+    """How rows are compressed: a convolution, a stack of dilated ones, pooling, or the rows with most attention."""
     loss: Literal["attention", "autoencoding", "none"] = "attention"
-    """What a learned function is trained on."""
+    """The loss that trains a learned function."""
     remainder: Literal["wait", "drop"] = "wait"
-    """Rows that do not fill a block wait for the next ones, or are lost (as published)."""
+    """Rows that do not fill a block wait for the next ones, or are dropped (as published)."""
 
     def __post_init__(self) -> None:
         if self.length < 0 or self.compressed < 0 or self.ratio < 1:
@@ -48,16 +59,16 @@ class Compressive:
             raise ValueError(f"dilated compression halves at each level: a ratio of {self.ratio} is no power of two")
 
     @property
-    def grouped(self) -> bool:
-        return False
-
-    def published(self) -> Compressive:
-        return Compressive(**{**vars(self), "remainder": "drop"})
+    def traits(self) -> Traits:
+        return Traits(stand_in_slots=self.length + self.compressed)
 
     def check(self, model: Any) -> None:
-        pass
+        """It fits every model."""
 
-    def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
+    def published(self) -> Compressive:
+        return replace(self, remainder="drop")
+
+    def stage(self, layers: Sequence[nn.Module]) -> CompressiveStage:
         (layer,) = layers
         return CompressiveStage(self, layer)
 
@@ -72,13 +83,13 @@ class CompressiveState(NamedTuple):
     compressed_length: Tensor
     """(B,) valid slots, right-aligned"""
     waiting: Tensor
-    """(B, ratio - 1, D) rows that left the memory and fill no block yet, oldest first"""
+    """(B, ratio - 1, D) rows that left the memory and do not fill a block yet, oldest first"""
     waiting_length: Tensor
     """(B,) valid rows, left-aligned"""
     usage: Tensor
-    """(B, M, 2) attention that each slot received, and how many queries could give it; (B, M, 0) where nobody asks"""
+    """(B, M, 2) total attention to each slot, and the number of queries that saw it; (B, M, 0) if it is not needed"""
     waiting_usage: Tensor
-    """Likewise of the waiting rows"""
+    """The same for the waiting rows"""
 
 
 class _Compress(nn.Module):
@@ -99,7 +110,7 @@ class _Compress(nn.Module):
             self.decoder = nn.ConvTranspose1d(dim, dim, config.ratio, config.ratio)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Every block on its own, so that a block's result does not depend on what it is compressed with."""
+        """Compress every block separately, so that a block's result does not depend on the other blocks."""
         batch, length, dim = rows.shape
         blocks = rows.reshape(-1, self.config.ratio, dim).transpose(1, 2)  # (B * blocks, D, ratio)
         if self.config.function == "max":
@@ -113,7 +124,7 @@ class _Compress(nn.Module):
         return out.view(batch, length // self.config.ratio, dim)
 
     def work(self) -> int:
-        """Multiply-adds of a block."""
+        """Multiply-adds for one block."""
         total, length = 0, self.config.ratio
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv1d)
@@ -128,7 +139,7 @@ class _Compress(nn.Module):
 
 
 class _Queue(NamedTuple):
-    """Rows that left the memory, oldest first, those that waited included."""
+    """Rows that left the memory, oldest first, including the waiting ones."""
 
     rows: Tensor
     """(B, Q, D)"""
@@ -138,12 +149,16 @@ class _Queue(NamedTuple):
     """(B,) valid rows, left-aligned"""
 
 
-class CompressiveStage(nn.Module):
+class CompressiveStage(Stage):
     def __init__(self, config: Compressive, layer: nn.Module) -> None:
         super().__init__()
         self.config = config
         self.layer: Layer = layer  # type: ignore[assignment]
         self.compress = _Compress(config, self.layer.dim)
+        self.unused_weights = () if config.compressed and config.loss != "none" else self._compression_weights()
+
+    def _compression_weights(self) -> tuple[str, ...]:
+        return tuple(f"compress.{name}" for name, _ in self.compress.named_parameters())
 
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> CompressiveState:
         config, dim, like = self.config, like.shape[-1], widened(like)
@@ -166,8 +181,7 @@ class CompressiveStage(nn.Module):
     def forward(self, x: Tensor, state: CompressiveState, segment: Segment) -> tuple[Tensor, CompressiveState]:
         keys, values = self.layer.keys_values(x, torch.cat([state.compressed, state.hidden], 1))
         context, received = self.attend(x, keys, values, state, 0, segment)
-        used = torch.full_like(state.length, x.shape[1]) if segment.lengths is None else segment.lengths
-        after = self.write(x, state, used, received, segment if self.training else None)
+        after = self.write(x, state, segment.used(x), received, segment.call if self.training else None)
         return self.layer.finish(x, context), after
 
     def attend(
@@ -180,24 +194,23 @@ class CompressiveStage(nn.Module):
         segment: Segment,
     ) -> tuple[Tensor, Tensor]:
         """Contexts of rows x that follow `count` others, and the attention that memory and segment received."""
-        slots = self.slots(state)
+        slots = self.extent(state).slots
         num_keys = slots + count + x.shape[1]
-        relation = segment.relation(self.layer, num_keys, segment.ahead)
         lengths = state.compressed_length + state.length + count + x.shape[1]
         tracked = state.usage.shape[-1] > 0
         own: list[Attended] = []
-        scope = Scope(relation, segment.mask(slots), lengths, record=own if tracked else segment.record)
-        context, _ = self.layer.attend(x, keys, values, scope)
+        scope = segment.scope(self.layer, slots, num_keys, lengths)
+        context, _ = self.layer.attend(x, keys, values, scope._replace(record=own) if tracked else scope)
         if not tracked:
             return context, state.usage.new_zeros(len(x), num_keys - state.compressed.shape[1], 0)
-        if segment.record is not None:
-            segment.record.append(own[-1])
+        if scope.record is not None:
+            scope.record.append(own[-1])
         return context, _received(own[-1].probabilities, segment.lengths, state.compressed.shape[1])
 
     def write(
-        self, x: Tensor, state: CompressiveState, used: Tensor, received: Tensor, learn: Segment | None = None
+        self, x: Tensor, state: CompressiveState, used: Tensor, received: Tensor, call: Call | None = None
     ) -> CompressiveState:
-        """The state after the first used[b] rows of x (B, L, D); `learn` takes the compression's loss."""
+        """The state after the first used[b] rows of x (B, L, D); in training, `call` receives the compression loss."""
         num_slots, num_new = state.hidden.shape[1], x.shape[1]
         rows = torch.cat([state.hidden, x.detach()], 1)
         usage = F.pad(state.usage, (0, 0, 0, num_new)) + received
@@ -208,10 +221,10 @@ class CompressiveStage(nn.Module):
         )
         if not self.config.compressed:
             return after
-        return self._push(after, self._leave(rows, usage, state, used), x, learn)
+        return self._push(after, self._leave(rows, usage, state, used), x, call)
 
     def _leave(self, rows: Tensor, usage: Tensor, state: CompressiveState, used: Tensor) -> _Queue:
-        """Waiting rows, then what a segment pushes out of the memory."""
+        """The waiting rows, then the rows that a segment pushes out of the memory."""
         num_slots = state.hidden.shape[1]
         index, length = leaving(
             state.waiting, state.waiting_length, state.length, used, num_slots, rows.shape[1] - num_slots
@@ -222,8 +235,8 @@ class CompressiveStage(nn.Module):
             length,
         )
 
-    def _push(self, state: CompressiveState, queue: _Queue, x: Tensor, learn: Segment | None) -> CompressiveState:
-        """Compress the queue's whole blocks; what is left over waits, or is lost."""
+    def _push(self, state: CompressiveState, queue: _Queue, x: Tensor, call: Call | None) -> CompressiveState:
+        """Compress the complete blocks of the queue; the remaining rows wait or are dropped."""
         ratio, most = self.config.ratio, queue.rows.shape[1] // self.config.ratio
         blocks = queue.length // ratio
         old = queue.rows[:, : most * ratio]
@@ -231,8 +244,8 @@ class CompressiveStage(nn.Module):
             new = _most_used(old, queue.usage[:, : most * ratio], blocks, ratio)
         else:
             new = self.compress(old)
-            if learn is not None and self.config.function in LEARNED and self.config.loss != "none":
-                learn.add_loss("compression", self._loss(x.detach(), old, new, blocks))
+            if call is not None and self.config.function in LEARNED and self.config.loss != "none":
+                call.losses.add("compression", self._loss(x.detach(), old, new, blocks))
         left = queue.length - blocks * ratio if self.config.remainder == "wait" else torch.zeros_like(blocks)
         place = torch.arange(ratio - 1, device=x.device)
         index = (blocks[:, None] * ratio + place).clamp(max=queue.rows.shape[1] - 1)
@@ -246,7 +259,7 @@ class CompressiveStage(nn.Module):
         )
 
     def _loss(self, x: Tensor, old: Tensor, new: Tensor, blocks: Tensor) -> Tensor:
-        """Mean squared error over the rows of the batch that compressed anything."""
+        """Mean squared error over the rows of the batch that compressed a block."""
         ratio, some = self.config.ratio, blocks > 0
         if self.config.loss == "autoencoding":
             place = torch.arange(old.shape[1], device=x.device)
@@ -258,32 +271,29 @@ class CompressiveStage(nn.Module):
             error = (self.layer.content_attention(x, new, kept) - target).square().mean((1, 2))
         return (error * some).sum() / some.sum().clamp(min=1)
 
-    def slots(self, state: CompressiveState) -> int:
-        return state.compressed.shape[1] + state.hidden.shape[1]
-
-    def ahead(self, state: CompressiveState) -> int:
-        return 0
+    def extent(self, state: CompressiveState) -> Extent:
+        return Extent(state.hidden.shape[1], further=state.compressed.shape[1])
 
     def resize(self, state: CompressiveState, length: int) -> CompressiveState:
         if length > state.hidden.shape[1] and bool((state.compressed_length > 0).any()):
-            raise MnemoError("a memory that has begun to compress cannot grow: what it would hold is compressed")
+            raise MnemoError("a memory that has begun to compress cannot grow: the older rows are compressed already")
         return state._replace(
             hidden=fit_slots(state.hidden, length, 1),
             length=state.length.clamp(max=length),
             usage=fit_slots(state.usage, length, 1),
         )
 
-    def window(self, state: CompressiveState, segment: int) -> CompressiveWindow:
-        return CompressiveWindow(self, state, segment)
+    def open(self, state: CompressiveState, segment: int) -> OpenCompressive:
+        return OpenCompressive(self, state, segment)
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
-        """The loss that trains the compression is not counted."""
+        """Without the loss that trains the compression."""
         blocks = (self.config.ratio - 1 + rows) // self.config.ratio
         return 2 * slots * projection_work(self.layer) + blocks * self.compress.work()
 
 
 def _received(probabilities: Tensor, used: Tensor | None, first: int) -> Tensor:
-    """Attention (mean of heads) that keys from `first` on got from the first used[b] queries, and from how many."""
+    """Total attention (mean of heads) of the first used[b] queries to keys from `first` on, and their number."""
     by_key = probabilities.detach().mean(1)[..., first:]  # (B, L, M + L)
     if used is not None:
         by_key = by_key * (torch.arange(by_key.shape[1], device=used.device) < used[:, None])[..., None]
@@ -300,7 +310,7 @@ def _most_used(rows: Tensor, usage: Tensor, blocks: Tensor, ratio: int) -> Tenso
     return take_rows(rows, kept.clamp(max=rows.shape[1] - 1))
 
 
-class CompressiveOpen(NamedTuple):
+class CompressiveContents(NamedTuple):
     hidden: Tensor
     """(B, T, D)"""
     keys: Tensor
@@ -310,15 +320,15 @@ class CompressiveOpen(NamedTuple):
     """(B, M + L, 2) or (B, M + L, 0)"""
 
 
-class CompressiveWindow:
-    """Keys and values of [compressed ; memory ; open segment], and the inputs that will be written."""
+class OpenCompressive:
+    """Keys and values of [compressed ; memory ; open segment], and the inputs that will enter the memory."""
 
     def __init__(self, stage: CompressiveStage, state: CompressiveState, segment: int) -> None:
         self.stage, self.segment = stage, segment
         self._begin(state)
 
     def _begin(self, state: CompressiveState) -> None:
-        self.state = state
+        self.memory = state
         memory = torch.cat([state.compressed, state.hidden], 1)
         self.keys, self.values = self.stage.layer.keys_values(F.pad(memory, (0, 0, 0, self.segment)))
         self.keys, self.values = self.keys.contiguous(), self.values.contiguous()
@@ -326,41 +336,45 @@ class CompressiveWindow:
         self.hidden = memory.new_zeros(batch, self.segment, dim)
         self.received = memory.new_zeros(batch, slots + self.segment, state.usage.shape[-1])
 
+    @property
+    def _num_slots(self) -> int:
+        return self.stage.extent(self.memory).slots
+
     def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
-        begin = self.stage.slots(self.state) + count
+        begin = self._num_slots + count
         end = begin + x.shape[1]
         self.keys[:, :, begin:end], self.values[:, :, begin:end] = self.stage.layer.keys_values(x)
         self.hidden[:, count : count + x.shape[1]] = x
         keys, values = self.keys[:, :, :end], self.values[:, :, :end]
-        context, received = self.stage.attend(x, keys, values, self.state, count, segment)
+        context, received = self.stage.attend(x, keys, values, self.memory, count, segment)
         self.received[:, : received.shape[1]] += received
         return self.stage.layer.finish(x, context)
 
     def commit(self) -> None:
-        used = torch.full_like(self.state.length, self.segment)
-        self._begin(self.stage.write(self.hidden, self.state, used, self.received))
+        used = torch.full_like(self.memory.length, self.segment)
+        self._begin(self.stage.write(self.hidden, self.memory, used, self.received))
 
-    def close(self) -> CompressiveState:
-        return CompressiveState(*(leaf.clone() for leaf in self.state))
+    def state(self) -> CompressiveState:
+        return CompressiveState(*(leaf.clone() for leaf in self.memory))
 
-    def open(self, length: int) -> CompressiveOpen:
-        begin = self.stage.slots(self.state)
+    def contents(self, length: int) -> CompressiveContents:
+        begin = self._num_slots
         hidden = self.hidden[:, :length].contiguous().clone()
         keys, values = (part[:, :, begin : begin + length].contiguous().clone() for part in (self.keys, self.values))
-        return CompressiveOpen(hidden, keys, values, self.received.clone())
+        return CompressiveContents(hidden, keys, values, self.received.clone())
 
-    def reopen(self, opened: CompressiveOpen, count: int) -> None:
-        begin = self.stage.slots(self.state)
-        self.hidden[:, :count] = opened.hidden[:, :count]
-        self.keys[:, :, begin : begin + count] = opened.keys[:, :, :count]
-        self.values[:, :, begin : begin + count] = opened.values[:, :, :count]
-        self.received = opened.received.clone()
+    def restore(self, contents: CompressiveContents, count: int) -> None:
+        begin = self._num_slots
+        self.hidden[:, :count] = contents.hidden[:, :count]
+        self.keys[:, :, begin : begin + count] = contents.keys[:, :, :count]
+        self.values[:, :, begin : begin + count] = contents.values[:, :, :count]
+        self.received = contents.received.clone()
 
-    def select(self, rows: Tensor) -> CompressiveWindow:
+    def select(self, rows: Tensor) -> OpenCompressive:
         rows = rows.to(self.hidden.device)
-        other = object.__new__(CompressiveWindow)
+        other = object.__new__(OpenCompressive)
         other.stage, other.segment = self.stage, self.segment
-        other.state = CompressiveState(*(leaf.index_select(0, rows) for leaf in self.state))
+        other.memory = CompressiveState(*(leaf.index_select(0, rows) for leaf in self.memory))
         other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
         other.hidden, other.received = self.hidden.index_select(0, rows), self.received.index_select(0, rows)
         return other

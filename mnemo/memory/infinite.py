@@ -1,11 +1,12 @@
 """infinity-former's memory (Martins et al., 2022): the far past as a continuous signal of fixed size.
 
 A layer keeps a short-term memory like Transformer-XL's. Blocks of rows that leave it are fitted, by ridge regression
-on Gaussian basis functions, to a signal on [0, 1]: the old signal is contracted to [0, tau], the new block takes the
-rest. Every query reads the signal with a Gaussian density of its own. Where memories are sticky, the old signal is
-sampled more densely where it was attended to.
+on Gaussian basis functions, to a signal on [0, 1]: the old signal is contracted to [0, tau], and the new block takes
+the rest. Every query attends to the signal with its own Gaussian density. Sticky memories sample the old signal more
+densely where it received attention.
 
-A block is fitted at the beginning of the segment after it has left, so that its gate has a gradient.
+A block is fitted at the beginning of the segment after the one in which it left, so that its gate has a gradient.
+
 Shapes: B batch, L segment, M slots, T rows of a block, N basis functions, S samples, D model width, H heads, d head.
 """
 
@@ -22,9 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.memory.protocol import (
+    Extent,
     Layer,
-    Scope,
     Segment,
+    Stage,
+    Traits,
     fit_slots,
     keep_newest,
     matrix_work,
@@ -35,9 +38,9 @@ from mnemo.memory.state import tree_zip
 from mnemo.memory.waiting_rows import leaving, take_rows
 
 BINS = 128
+"""Bins of [0, 1] in which sticky memories count attention."""
 LARGEST_FIT = 8192
-"""Basis functions, rows of a block and samples: a regression takes their square in memory."""
-"""Of [0, 1], for the places that sticky memories sample."""
+"""Largest number of basis functions, rows of a block and samples: a regression needs their square in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,29 +48,33 @@ class Infinite:
     length: int = 512
     """Slots of the short-term memory."""
     basis: int = 512
-    """Basis functions of the signal; half as many centres, each with both widths."""
+    """Basis functions of the signal: every centre has one of each width."""
     widths: tuple[float, ...] = (0.01, 0.05)
+    """Deviations of the basis functions."""
     block: int = 512
     """Rows that are fitted together."""
     samples: int = 512
-    """Points at which the old signal is read before it is contracted."""
+    """Points at which the old signal is sampled before it is contracted."""
     tau: float = 0.75
     """Share of [0, 1] that the old signal keeps."""
     ridge: float = 1.0
+    """Weight of the regression's penalty."""
     min_variance: float = 1e-6
-    """Of the density a query reads with."""
+    """Smallest variance of a query's density."""
     sticky: bool = False
+    """Sample the old signal more densely where it received attention."""
     gate: Literal["none", "layer", "shared"] = "none"
     """Filter blocks by a convolution and a sigmoid: one for every layer, or one for all."""
     kl_weight: float = 1e-6
+    """Weight of the regulariser in the training loss."""
     kl_deviation: float = 0.05
     """Deviation of the density that the regulariser prefers."""
     kl_mean: float | None = None
-    """Mean that it prefers; free when left out (the published configurations pull it to -1)."""
+    """Mean that it prefers; none if left out (the published configurations use -1)."""
     exact_padding: bool = True
-    """Pad the refit evenly; the published spacing has a slip in its denominator."""
+    """Pad the refit evenly; the published spacing has a mistake in its denominator."""
     seed: int = 0
-    """Of the sticky samples, which also depend on how often a row has sampled."""
+    """Seed of the sticky samples, which also depend on how often a row has sampled."""
 
     def __post_init__(self) -> None:
         if self.length < 0:
@@ -80,29 +87,34 @@ class Infinite:
             raise ValueError(f"tau = {self.tau} must lie between 0 and 1")
 
     @property
-    def grouped(self) -> bool:
-        return self.gate == "shared"
+    def traits(self) -> Traits:
+        return Traits(
+            grouped=self.gate == "shared",
+            compile_obstacle="how often an infinite memory fits depends on the data",
+            conditional_weights=self.gate != "none",
+            stand_in_slots=self.length,
+        )
+
+    def check(self, model: Any) -> None:
+        """It fits every model."""
 
     def published(self) -> Infinite:
         return replace(self, exact_padding=False, kl_mean=-1.0)
 
-    def check(self, model: Any) -> None:
-        pass
-
-    def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
+    def stage(self, layers: Sequence[nn.Module]) -> InfiniteStage:
         return InfiniteStage(self, layers)
 
 
 class Basis(NamedTuple):
-    """Constants of the regression; float64 until they are used."""
+    """Constants of the regression, in float64."""
 
     centres: Tensor
     widths: Tensor
     """(N,) each"""
     first: Tensor
-    """(T, N): a block alone"""
+    """(T, N): regression of a block alone"""
     refit: Tensor
-    """(S + T, N): the contracted old signal, then a block"""
+    """(S + T, N): regression of the contracted old signal, then a block"""
     samples: Tensor
     """(S, N): the basis at S even points"""
 
@@ -139,9 +151,11 @@ def make_basis(config: Infinite) -> Basis:
     )
 
 
-class Reading(NamedTuple):
+class SignalAttention(NamedTuple):
+    """The attention of queries to the signal."""
+
     context: Tensor
-    """(B, L, D) what the queries read"""
+    """(B, L, D), after the output projection"""
     mean: Tensor
     variance: Tensor
     """(B, H, L) of each query's density"""
@@ -164,7 +178,10 @@ class LongTerm(nn.Module):
         self.gate = nn.Conv1d(dim, dim, 3, padding=1) if config.gate == "layer" else None
 
     def fit(self, block: Tensor, old: Tensor, fitted: Tensor, points: Tensor | None, gate: nn.Module | None) -> Tensor:
-        """Coefficients (B, N, D) of a block (B, T, D) behind an old signal; `points` (B, S): where that is read."""
+        """Coefficients (B, N, D) of an old signal and a block (B, T, D) after it.
+
+        `points` (B, S): where the old signal is sampled; at even points if left out.
+        """
         basis = make_basis(self.config)
         gate = self.gate if self.gate is not None else gate
         if gate is not None:
@@ -176,8 +193,8 @@ class LongTerm(nn.Module):
         contracted = refit.T @ torch.cat([samples @ old, block], 1)
         return torch.where(fitted[:, None, None] > 0, contracted, alone)
 
-    def read(self, q: Tensor, coefficients: Tensor) -> Reading:
-        """q (B, H, L, d), unscaled."""
+    def attend(self, q: Tensor, coefficients: Tensor) -> SignalAttention:
+        """Attention of unscaled queries q (B, H, L, d) to the signal."""
         basis = make_basis(self.config)
         shape = (*coefficients.shape[:2], self.num_heads, self.head_dim)
         keys = self.key(coefficients).view(shape).transpose(1, 2)  # (B, H, N, d)
@@ -188,15 +205,15 @@ class LongTerm(nn.Module):
         centres, widths = basis.centres.to(q), basis.widths.to(q)
         expected = density(mean[..., None], centres, torch.sqrt(variance[..., None] + widths**2))  # (B, H, L, N)
         context = (expected @ values).transpose(1, 2).flatten(2)
-        return Reading(self.output(context), mean, variance, expected)
+        return SignalAttention(self.output(context), mean, variance, expected)
 
-    def divergence(self, reading: Reading) -> Tensor:
-        """(B, H, L): how far each density is from the preferred one."""
+    def divergence(self, attended: SignalAttention) -> Tensor:
+        """(B, H, L): the KL divergence of each density from the preferred one."""
         preferred = self.config.kl_deviation**2
-        ratio = reading.variance / preferred
+        ratio = attended.variance / preferred
         kl = 0.5 * (ratio - torch.log(ratio) - 1)
         if self.config.kl_mean is not None:
-            kl = kl + 0.5 * (reading.mean - self.config.kl_mean) ** 2 / preferred
+            kl = kl + 0.5 * (attended.mean - self.config.kl_mean) ** 2 / preferred
         return kl
 
 
@@ -207,9 +224,9 @@ def bin_edges(like: Tensor) -> Tensor:
     return edges
 
 
-def bin_masses(reading: Reading, used: Tensor | None) -> Tensor:
-    """(B, BINS): how much the first used[b] queries attended to each part of [0, 1]."""
-    mean, variance = widened(reading.mean), widened(reading.variance)
+def bin_masses(attended: SignalAttention, used: Tensor | None) -> Tensor:
+    """(B, BINS): total attention of the first used[b] queries to each bin of [0, 1]."""
+    mean, variance = widened(attended.mean), widened(attended.variance)
     edges = bin_edges(mean)
     scaled = (edges - mean[..., None]) / torch.sqrt(2 * variance[..., None])
     mass = 0.5 * torch.erf(scaled).diff(dim=-1)  # (B, H, L, BINS)
@@ -221,7 +238,8 @@ def bin_masses(reading: Reading, used: Tensor | None) -> Tensor:
 def sticky_points(masses: Tensor, drawn: Tensor, config: Infinite) -> Tensor:
     """(B, S) points, denser where attention was, in ascending order: left edges of bins drawn with replacement.
 
-    Even points for rows that nobody has attended to yet. The draws are a hash of the seed and the row's own count.
+    Even points for rows whose signal has received no attention yet. The draws are a hash of the seed and of `drawn`
+    (B,), how often the row has sampled.
     """
     total = masses.sum(-1, keepdim=True)
     cumulative = (masses / total.clamp(min=1e-30)).cumsum(-1)
@@ -246,15 +264,15 @@ class InfiniteState(NamedTuple):
     length: Tensor
     """(B,) valid slots, right-aligned"""
     waiting: Tensor
-    """(B, 2 * block - 1, D) rows that left and are not fitted yet, oldest first"""
+    """(B, 2 * block - 1, D) rows that left the memory and are not fitted yet, oldest first"""
     waiting_length: Tensor
     """(B,) valid rows, left-aligned"""
     coefficients: Tensor
     """(B, N, D) the signal"""
     fitted: Tensor
-    """(B,) blocks that it holds"""
+    """(B,) blocks in the signal"""
     masses: Tensor
-    """(B, BINS) where the last segment attended"""
+    """(B, BINS) attention of the last segment"""
 
 
 class InfiniteStates(NamedTuple):
@@ -284,7 +302,7 @@ class InfiniteUnit(nn.Module):
         )
 
     def push(self, state: InfiniteState, gate: nn.Module | None) -> InfiniteState:
-        """Fit the waiting rows' first block, in the rows of the batch where it is whole."""
+        """Fit the first block of the waiting rows, in the rows of the batch where it is complete."""
         size, config = self.config.block, self.config
         points = sticky_points(state.masses, state.fitted, config) if config.sticky else None
         new = self.long_term.fit(state.waiting[:, :size], state.coefficients, state.fitted, points, gate)
@@ -299,25 +317,23 @@ class InfiniteUnit(nn.Module):
 
     def attend(
         self, x: Tensor, keys: Tensor, values: Tensor, state: InfiniteState, count: int, segment: Segment
-    ) -> tuple[Tensor, Reading]:
-        """The layer's output for rows x that follow `count` others, and what they read of the signal."""
-        slots = state.hidden.shape[1]
-        relation = segment.relation(self.layer, slots + count + x.shape[1], segment.ahead)
-        lengths = state.length + count + x.shape[1]
+    ) -> tuple[Tensor, SignalAttention]:
+        """The layer's output for rows x that follow `count` others, and their attention to the signal."""
+        slots, new = state.hidden.shape[1], count + x.shape[1]
         context, _ = self.layer.attend(
-            x, keys, values, Scope(relation, segment.mask(slots), lengths, record=segment.record)
+            x, keys, values, segment.scope(self.layer, slots, slots + new, state.length + new)
         )
-        reading = self.long_term.read(self.layer.queries(x), state.coefficients)
-        far = reading.context * (state.fitted > 0)[:, None, None]
-        if segment.notes is not None:
-            segment.notes[f"mean.{self.layer.index}"] = reading.mean
-            segment.notes[f"variance.{self.layer.index}"] = reading.variance
-        return self.layer.finish(x, context, far), reading
+        attended = self.long_term.attend(self.layer.queries(x), state.coefficients)
+        far = attended.context * (state.fitted > 0)[:, None, None]
+        if segment.call.notes is not None:
+            segment.call.notes[f"mean.{self.layer.index}"] = attended.mean
+            segment.call.notes[f"variance.{self.layer.index}"] = attended.variance
+        return self.layer.finish(x, context, far), attended
 
     def write(
         self, x: Tensor, state: InfiniteState, used: Tensor, masses: Tensor, gate: nn.Module | None
     ) -> InfiniteState:
-        """The state after the first used[b] rows of x; all whole blocks but the last are fitted at once."""
+        """The state after the first used[b] rows of x; all complete blocks except the last are fitted now."""
         num_slots, num_new = state.hidden.shape[1], x.shape[1]
         rows = torch.cat([state.hidden, x.detach()], 1)
         state = self._queue(rows, state, used, num_new)
@@ -334,17 +350,17 @@ class InfiniteUnit(nn.Module):
         return state._replace(waiting=state.waiting[:, : 2 * size - 1].contiguous())
 
     def work(self, rows: int, slots: int, fits: float) -> float:
-        """Multiply-adds besides the gate's: projecting the memory, fitting, the queries' density, and reading."""
+        """Multiply-adds without the gate's: projecting the memory, fitting, densities, attention to the signal."""
         config, one = self.config, projection_work(self.layer)
         num_heads, width = self.layer.num_heads, self.layer.num_heads * self.layer.head_dim
-        points = 2 * config.samples + 2 * config.block  # a block is also fitted alone, as if it were the first
+        points = 2 * config.samples + 2 * config.block  # a block is always fitted alone, too
         fit = points * config.basis * self.layer.dim
-        project = 2 * (slots + config.basis) * one + 2 * rows * one  # queries once more, and the output
-        read = rows * config.basis * (2 * width + 2 * num_heads)
-        return fits * fit + project + read
+        project = 2 * (slots + config.basis) * one + 2 * rows * one  # the queries again, and the output
+        attend = rows * config.basis * (2 * width + 2 * num_heads)
+        return fits * fit + project + attend
 
     def _queue(self, rows: Tensor, state: InfiniteState, used: Tensor, num_new: int) -> InfiniteState:
-        """Append what a segment pushes out of the memory to the waiting rows."""
+        """Append the rows that a segment pushes out of the memory to the waiting rows."""
         index, length = leaving(state.waiting, state.waiting_length, state.length, used, state.hidden.shape[1], num_new)
         queue = take_rows(torch.cat([state.waiting, rows], 1), index)
         beyond = torch.arange(index.shape[1], device=rows.device) >= length[:, None]
@@ -352,11 +368,11 @@ class InfiniteUnit(nn.Module):
 
 
 def _choose(rows: Tensor, yes: InfiniteState, no: InfiniteState) -> InfiniteState:
-    """Row by row, one state or the other."""
+    """Select one of two states for each row of the batch."""
     return tree_zip(lambda a, b: torch.where(rows.view(-1, *[1] * (a.dim() - 1)), a, b), yes, no)
 
 
-class InfiniteStage(nn.Module):
+class InfiniteStage(Stage):
     def __init__(self, config: Infinite, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.config = config
@@ -382,21 +398,18 @@ class InfiniteStage(nn.Module):
     ) -> tuple[Tensor, InfiniteState]:
         now = unit.push(state, self.gate)
         keys, values = unit.layer.keys_values(x, now.hidden)
-        out, reading = unit.attend(x, keys, values, now, 0, segment)
+        out, attended = unit.attend(x, keys, values, now, 0, segment)
         if self.training and self.config.kl_weight:
-            read = unit.long_term.divergence(reading) * (now.fitted > 0)[:, None, None]
-            segment.add_loss("kl", self.config.kl_weight * read.mean())
-        used = torch.full_like(now.length, x.shape[1]) if segment.lengths is None else segment.lengths
+            divergence = unit.long_term.divergence(attended) * (now.fitted > 0)[:, None, None]
+            segment.call.losses.add("kl", self.config.kl_weight * divergence.mean())
+        used = segment.used(x)
         with torch.no_grad():
-            after = unit.write(x, now, used, bin_masses(reading, segment.lengths), self.gate)
+            after = unit.write(x, now, used, bin_masses(attended, segment.lengths), self.gate)
         after = after if segment.lengths is None else _choose(used > 0, after, state)
         return out, InfiniteState(*(leaf.detach().contiguous() for leaf in after))
 
-    def slots(self, state: InfiniteStates) -> int:
-        return state.layers[0].hidden.shape[1]
-
-    def ahead(self, state: InfiniteStates) -> int:
-        return 0
+    def extent(self, state: InfiniteStates) -> Extent:
+        return Extent(state.layers[0].hidden.shape[1])
 
     def resize(self, state: InfiniteStates, length: int) -> InfiniteStates:
         def one(memory: InfiniteState) -> InfiniteState:
@@ -404,35 +417,35 @@ class InfiniteStage(nn.Module):
 
         return InfiniteStates(tuple(one(memory) for memory in state.layers))
 
-    def window(self, state: InfiniteStates, segment: int) -> InfiniteWindow:
-        return InfiniteWindow(self, state, segment)
+    def open(self, state: InfiniteStates, segment: int) -> OpenInfinite:
+        return OpenInfinite(self, state, segment)
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
         gates = [self.gate or unit.long_term.gate for unit in self.parts()]
         filters = sum(self.config.block * matrix_work(gate) for gate in gates if gate is not None)
-        fits = max(1.0, rows / self.config.block)  # one is tried in every segment
+        fits = max(1.0, rows / self.config.block)  # every segment computes one
         return fits * filters + sum(unit.work(rows, slots, fits) for unit in self.parts())
 
 
-class InfiniteOpen(NamedTuple):
+class InfiniteContents(NamedTuple):
     hidden: tuple[Tensor, ...]
-    """(B, T, D) of each layer: the open segment's inputs"""
+    """(B, T, D) of each layer: inputs of the open segment"""
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     """(B, H, T, d) of each layer"""
     masses: tuple[Tensor, ...]
-    """(B, BINS) of each layer: where it has attended"""
+    """(B, BINS) of each layer: its attention so far"""
 
 
-class InfiniteWindow:
-    """The committed states, the signals as this segment reads them, and the open segment's inputs."""
+class OpenInfinite:
+    """The committed states, the states with this segment's signals (`now`), and the inputs of the open segment."""
 
     def __init__(self, stage: InfiniteStage, state: InfiniteStates, segment: int) -> None:
         self.stage, self.segment = stage, segment
         self._begin(state)
 
     def _begin(self, state: InfiniteStates) -> None:
-        self.state = state
+        self.memory = state
         units = self.stage.parts()
         pairs = list(zip(units, state.layers, strict=True))
         self.now = [unit.push(memory, self.stage.gate) for unit, memory in pairs]
@@ -441,15 +454,19 @@ class InfiniteWindow:
         self.hidden = [m.hidden.new_zeros(len(m.hidden), self.segment, m.hidden.shape[2]) for m in state.layers]
         self.masses = [torch.zeros_like(memory.masses) for memory in state.layers]
 
+    @property
+    def _num_slots(self) -> int:
+        return self.stage.extent(self.memory).slots
+
     def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
-        begin = self.stage.slots(self.state) + count
+        begin = self._num_slots + count
         end = begin + x.shape[1]
         for i, unit in enumerate(self.stage.parts()):
             self.hidden[i][:, count : count + x.shape[1]] = x
             self.keys[i][:, :, begin:end], self.values[i][:, :, begin:end] = unit.layer.keys_values(x)
             keys, values = self.keys[i][:, :, :end], self.values[i][:, :, :end]
-            x, reading = unit.attend(x, keys, values, self.now[i], count, segment)
-            self.masses[i] = self.masses[i] + bin_masses(reading, None)
+            x, attended = unit.attend(x, keys, values, self.now[i], count, segment)
+            self.masses[i] = self.masses[i] + bin_masses(attended, None)
         return x
 
     def commit(self) -> None:
@@ -459,32 +476,32 @@ class InfiniteWindow:
         after = [unit.write(hidden, now, used, masses, gate) for unit, hidden, now, masses in parts]
         self._begin(InfiniteStates(tuple(after)))
 
-    def close(self) -> InfiniteStates:
-        return InfiniteStates(tuple(InfiniteState(*(leaf.clone() for leaf in m)) for m in self.state.layers))
+    def state(self) -> InfiniteStates:
+        return InfiniteStates(tuple(InfiniteState(*(leaf.clone() for leaf in m)) for m in self.memory.layers))
 
-    def open(self, length: int) -> InfiniteOpen:
-        begin = self.stage.slots(self.state)
+    def contents(self, length: int) -> InfiniteContents:
+        begin = self._num_slots
 
         def opened(parts: list[Tensor], dim: int, first: int) -> tuple[Tensor, ...]:
             return tuple(part.narrow(dim, first, length).contiguous().clone() for part in parts)
 
-        return InfiniteOpen(
+        return InfiniteContents(
             opened(self.hidden, 1, 0),
             opened(self.keys, 2, begin),
             opened(self.values, 2, begin),
             tuple(part.clone() for part in self.masses),
         )
 
-    def reopen(self, opened: InfiniteOpen, count: int) -> None:
-        begin = self.stage.slots(self.state)
+    def restore(self, contents: InfiniteContents, count: int) -> None:
+        begin = self._num_slots
         for i in range(len(self.hidden)):
-            self.hidden[i][:, :count] = opened.hidden[i][:, :count]
-            self.keys[i][:, :, begin : begin + count] = opened.keys[i][:, :, :count]
-            self.values[i][:, :, begin : begin + count] = opened.values[i][:, :, :count]
-        self.masses = [part.clone() for part in opened.masses]
+            self.hidden[i][:, :count] = contents.hidden[i][:, :count]
+            self.keys[i][:, :, begin : begin + count] = contents.keys[i][:, :, :count]
+            self.values[i][:, :, begin : begin + count] = contents.values[i][:, :, :count]
+        self.masses = [part.clone() for part in contents.masses]
 
-    def select(self, rows: Tensor) -> InfiniteWindow:
-        other = object.__new__(InfiniteWindow)
+    def select(self, rows: Tensor) -> OpenInfinite:
+        other = object.__new__(OpenInfinite)
         other.stage, other.segment = self.stage, self.segment
         rows = rows.to(self.hidden[0].device)
 
@@ -494,7 +511,7 @@ class InfiniteWindow:
         def pick_state(memory: InfiniteState) -> InfiniteState:
             return InfiniteState(*pick(list(memory)))
 
-        other.state = InfiniteStates(tuple(pick_state(memory) for memory in self.state.layers))
+        other.memory = InfiniteStates(tuple(pick_state(memory) for memory in self.memory.layers))
         other.now = [pick_state(memory) for memory in self.now]
         other.keys, other.values = pick(self.keys), pick(self.values)
         other.hidden, other.masses = pick(self.hidden), pick(self.masses)

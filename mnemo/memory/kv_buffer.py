@@ -1,8 +1,11 @@
-"""How a cached memory grows without being copied in every segment.
+"""Projected keys and values of a memory, in buffers with free slots, so that a segment is appended without a copy.
 
-The keys and values of M slots may be views of larger buffers with free slots behind them, where the next segment's are
-written; the new memory is the view one segment further. The first to come takes the free slots: a state that is
-continued a second time finds them taken and moves to buffers of its own. So no state ever sees another one's writing.
+The keys and values of M slots may be views of a larger buffer. The next segment's are written to the free slots after
+them; the new memory is the view one segment further. A state carries its buffer. The first continuation of a state
+takes the free slots; a second one finds them taken and copies the memory to a new buffer. A state therefore never
+changes. Copies of a state, such as `mnemo.memory.state.select` makes, own their tensors and carry no buffer.
+
+Shapes: B batch, H heads, M memory slots, L segment, d head size.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 SPARE = 2
-"""Buffers have room for a further 1 / SPARE of the memory: it is copied once in so many slots."""
+"""A buffer has free slots for a further 1 / SPARE of the memory, which is copied once in that many slots."""
 
 
-class _Buffers:
+class KeyValueBuffer:
+    """Keys and values of a memory, followed by free slots."""
+
     def __init__(self, keys: Tensor, values: Tensor, spare: int) -> None:
         batch, heads, self.used, size = keys.shape
         length = self.used + spare
@@ -25,85 +29,96 @@ class _Buffers:
         self.keys[:, :, : self.used], self.values[:, :, : self.used] = keys, values
 
     def has_room(self, end: int, count: int) -> bool:
-        """Whether the slots from `end` on are free, and may be written to in the present mode."""
+        """Whether `count` slots from `end` on are free, and may be written in the present inference mode."""
         free = self.used == end and end + count <= self.keys.shape[2]
         return free and self.keys.is_inference() == torch.is_inference_mode_enabled()
 
+    def view(self, begin: int, end: int) -> KeyValues:
+        return KeyValues(self.keys[:, :, begin:end], self.values[:, :, begin:end])
+
+    def write(self, begin: int, keys: Tensor, values: Tensor) -> int:
+        """Fill the slots from `begin` on, and return their end."""
+        end = begin + keys.shape[2]
+        self.keys[:, :, begin:end], self.values[:, :, begin:end] = keys, values
+        self.used = end
+        return end
+
 
 def empty_keys(like: Tensor, length: int) -> Tensor:
-    """Room for so many keys, else of the same shape (B, H, T, d). On a CPU neighbouring keys are stored side by side:
-    products with queries read them a third faster so."""
+    """Uninitialised keys (B, H, length, d). On a CPU, neighbouring keys are contiguous: products with queries are then
+    a third faster."""
     batch, heads, _, size = like.shape
     if like.device.type != "cpu":
         return like.new_empty(batch, heads, length, size)
     return like.new_empty(batch, heads, size, length).transpose(2, 3)
 
 
-class _Place(NamedTuple):
-    """Where a view ends."""
-
-    buffers: _Buffers
-    end: int
-
-    def has_room(self, values: Tensor, count: int) -> bool:
-        """Whether these values stand beside the keys, and there is room behind both."""
-        begin = self.end - values.shape[2]
-        beside = values.data_ptr() == self.buffers.values[:, :, begin:].data_ptr()
-        return beside and self.buffers.has_room(self.end, count)
-
-
-_places = WeakTensorKeyDictionary()
-"""The place of every living view of keys that `extend` gave."""
-
-
-class Extended(NamedTuple):
+class KeyValues(NamedTuple):
     keys: Tensor
     values: Tensor
-    """(B, H, M + L, d): the memory and behind it the segment"""
-    newest_keys: Tensor
-    newest_values: Tensor
-    """(B, H, M, d): the memory after the segment"""
+    """(B, H, T, d) each, oldest first"""
 
 
-def extend(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor) -> Extended:
-    """Put a segment's (B, H, L, d) behind a memory's (B, H, M, d), which stay as they are."""
-    num_slots, num_new = keys.shape[2], new_keys.shape[2]
-    if new_keys.requires_grad or keys.dtype != new_keys.dtype or torch.compiler.is_compiling():
-        keys, values = torch.cat([keys, new_keys], 2), torch.cat([values, new_values], 2)
-        return Extended(keys, values, keys[:, :, num_new:].detach(), values[:, :, num_new:].detach())
-    place = _places.get(keys)
-    if place is None or not place.has_room(values, num_new):
-        place = _Place(_Buffers(keys, values, num_new + num_slots // SPARE), num_slots)
-    buffers, begin, end = place.buffers, place.end, place.end + num_new
-    buffers.keys[:, :, begin:end], buffers.values[:, :, begin:end] = new_keys, new_values
-    buffers.used = end
-    everything, newest = slice(begin - num_slots, end), slice(end - num_slots, end)
-    after = buffers.keys[:, :, newest]
-    _places[after] = _Place(buffers, end)
-    return Extended(
-        buffers.keys[:, :, everything], buffers.values[:, :, everything], after, buffers.values[:, :, newest]
-    )
+class _CacheLeaves(NamedTuple):
+    keys: Tensor
+    values: Tensor
+    """(B, H, M, d) each, newest last"""
+    length: Tensor
+    """(B,) valid slots, right-aligned"""
 
 
-class Room:
-    """One memory's buffers for a private runner, which goes through the same places again and again.
+class KeyValueCache(_CacheLeaves):
+    """A memory as projected keys and values: the inference form of states whose weights do not change.
 
-    At time t of `times` the memory is the view that begins behind t segments, and the next segment fits behind it.
+    `buffer` is not a leaf: functions on states make new tuples, without it.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, segment: int, times: int) -> None:
-        self.num_slots, self.segment, self.times = keys.shape[2], segment, times
-        self.buffers = _Buffers(keys, values, segment * times)
+    buffer: KeyValueBuffer | None = None
+    """The buffer that keys and values are views of; None if they own their storage."""
+    end: int = 0
+    """The slot of the buffer after the newest key."""
 
-    def at(self, time: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the memory, (B, H, M, d) each; all that is behind them is free."""
+    @staticmethod
+    def inside(buffer: KeyValueBuffer, begin: int, end: int, length: Tensor) -> KeyValueCache:
+        """The memory in slots `begin` to `end` of a buffer."""
+        cache = KeyValueCache(*buffer.view(begin, end), length)
+        cache.buffer, cache.end = buffer, end
+        return cache
+
+    def append(self, new: KeyValues, length: Tensor) -> tuple[KeyValues, KeyValueCache]:
+        """Keys and values (B, H, M + L, d) with those of a segment, and the newest M of them as the next memory.
+
+        `length` (B,) are the valid slots of the next memory.
+        """
+        num_slots, num_new = self.keys.shape[2], new.keys.shape[2]
+        if new.keys.requires_grad or self.keys.dtype != new.keys.dtype or torch.compiler.is_compiling():
+            keys, values = torch.cat([self.keys, new.keys], 2), torch.cat([self.values, new.values], 2)
+            newest = keys[:, :, num_new:].detach(), values[:, :, num_new:].detach()
+            return KeyValues(keys, values), KeyValueCache(*newest, length)
+        buffer, begin = self.buffer, self.end
+        if buffer is None or not buffer.has_room(begin, num_new):
+            buffer, begin = KeyValueBuffer(self.keys, self.values, num_new + num_slots // SPARE), num_slots
+        end = buffer.write(begin, *new)
+        return buffer.view(begin - num_slots, end), KeyValueCache.inside(buffer, end - num_slots, end, length)
+
+
+class RewindingBuffer:
+    """A memory's buffer for a runner that owns it and uses the same places again and again.
+
+    At time t of `times`, the memory is the view after t segments, and the next segment fits after it.
+    """
+
+    def __init__(self, cache: KeyValueCache, segment: int, times: int) -> None:
+        self.num_slots, self.segment, self.times = cache.keys.shape[2], segment, times
+        self.buffer = KeyValueBuffer(cache.keys, cache.values, segment * times)
+
+    def at(self, time: int, length: Tensor) -> KeyValueCache:
+        """The memory at a time; all slots after it are free. `length` (B,): its valid slots."""
         begin, end = time * self.segment, time * self.segment + self.num_slots
-        keys, values = self.buffers.keys[:, :, begin:end], self.buffers.values[:, :, begin:end]
-        self.buffers.used = end
-        _places[keys] = _Place(self.buffers, end)
-        return keys, values
+        self.buffer.used = end
+        return KeyValueCache.inside(self.buffer, begin, end, length)
 
     def rewind(self) -> None:
         """Move the memory of the last time to the beginning."""
-        for buffer in (self.buffers.keys, self.buffers.values):
-            buffer[:, :, : self.num_slots] = buffer[:, :, self.times * self.segment :].clone()
+        for part in (self.buffer.keys, self.buffer.values):
+            part[:, :, : self.num_slots] = part[:, :, self.times * self.segment :].clone()

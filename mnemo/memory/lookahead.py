@@ -1,13 +1,13 @@
-"""Look-ahead memory (LaMemo; Ji et al., 2022): memory rows attend to what follows them, and are rebuilt every segment.
+"""Look-ahead memory (LaMemo; Ji et al., 2022): memory rows attend to later positions, and are refreshed every segment.
 
-Consecutive layers form a group. It keeps its own input rows, and of every layer's attention over them the context C and
-the log-sum-exp of the scores behind it. In each segment, each layer lets its memory rows look at the positions that
-are new on their right, up to the segment's first token, and mixes that with the cached context by the weight of
-either side, as if one softmax went over both. The refreshed rows pass through the rest of the layer like the
-segment's own and are the memory of the layer above, with gradients; only what is cached is a constant.
+Consecutive layers form a group. It keeps its own input rows and, for every layer, the context C of the attention over
+them with the log-sum-exp of its scores. In each segment, the memory rows of each layer attend to the positions that are
+new on their right, up to the segment's first token. The result is mixed with the cached context by the softmax weight
+of either side, as if one softmax went over both. The refreshed rows pass through the rest of the layer like the
+segment's own rows and are the memory of the layer above, with gradients; only the cached values are constants.
 
 Looking ahead is causal attention over reversed sequences: memory row i is query M - 1 - i and position j is key M - j,
-so that j - i, the true distance, is one more than theirs.
+so that the true distance j - i is one more than the distance between query and key.
 
 Shapes: B batch, L segment, M memory slots, D model width, H heads, d head size.
 """
@@ -17,16 +17,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mnemo.memory.protocol import (
+    Extent,
     Layer,
     Relation,
     Scope,
     Segment,
+    Stage,
+    Traits,
     fit_slots,
     keep_newest,
     matrix_work,
@@ -38,30 +41,27 @@ from mnemo.ops import Causal, KeyLimit
 
 @dataclass(frozen=True, kw_only=True)
 class Lookahead:
+    traits: ClassVar[Traits] = Traits(grouped=True)
     length: int = 512
     """Slots of memory of the layers."""
     epsilon: float = 1e-6
     """Added to the memorising coefficient's denominator, whose larger term is scaled to 1."""
     alpha: Literal["interpolated", "detached", "zero", "one"] = "interpolated"
-    """The memorising coefficient: the cached side's share; the same, but a constant to gradients, so that memories can
-    be longer than in training (docs/lamemo.md); 0, without interpolation; or 1, without look-ahead."""
+    """The memorising coefficient: the softmax share of the cached side; the same without gradients, so that memories
+    can be longer than in training (docs/lamemo.md); 0, without interpolation; or 1, without look-ahead."""
     encoding: Literal["disentangled", "signed"] = "disentangled"
-    """Positions ahead: their distance, with a bias of their own; or Transformer-XL's encoding of negative distances."""
+    """Positions ahead: their distance, with a separate bias; or Transformer-XL's encoding of negative distances."""
     window: Literal["previous", "current"] = "previous"
-    """How many positions count as new: as many as the previous segment had; or as the current one has, as in the
-    published code, which passes some by or sees some twice where segments change in length."""
+    """Number of positions that count as new: the length of the previous segment; or of the current one, as in the
+    published code, which skips positions or sees them twice when the segment length changes."""
     refresh_last: bool = False
-    """Keep and refresh the last layer's contexts too, which nothing reads."""
+    """Keep and refresh the last layer's contexts too, although nothing uses them."""
 
     def __post_init__(self) -> None:
         if self.length < 0:
             raise ValueError(f"memory length {self.length} is negative")
         if self.epsilon < 0:
             raise ValueError(f"epsilon {self.epsilon} is negative")
-
-    @property
-    def grouped(self) -> bool:
-        return True
 
     @property
     def interpolates(self) -> bool:
@@ -84,13 +84,13 @@ class Lookahead:
                     f"not as {below} and {above}"
                 )
 
-    def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
+    def stage(self, layers: Sequence[nn.Module]) -> LookaheadStage:
         return LookaheadStage(self, layers)
 
 
 class LookaheadState(NamedTuple):
     inputs: Tensor
-    """(B, M, D): the group's, newest last"""
+    """(B, M, D): inputs of the group, newest last"""
     contexts: tuple[Tensor, ...]
     """(B, M, H, d) of every layer that is refreshed"""
     lse: tuple[Tensor, ...]
@@ -98,32 +98,32 @@ class LookaheadState(NamedTuple):
     length: Tensor
     """(B,) valid slots, right-aligned"""
     previous: Tensor
-    """(B,) tokens of the segment before"""
+    """(B,) tokens of the previous segment"""
 
 
 class Horizon(NamedTuple):
-    """What memory rows may look at in one segment."""
+    """The positions that memory rows attend to in one segment."""
 
     num_keys: int
-    """The newest positions that are looked at, the segment's first token included"""
+    """Number of these positions, the segment's first token included"""
     mask: Causal | KeyLimit
     refreshed: Tensor | None
-    """(B, M) slots that look ahead; None where all do"""
+    """(B, M) slots that look ahead; None if all do"""
 
 
 class Trace(NamedTuple):
-    """What a layer's attention over [memory ; segment] was and gave."""
+    """Inputs and results of a layer's attention over [memory ; segment]."""
 
     keys: Tensor
     values: Tensor
     """(B, H, M + L, d) each"""
     contexts: Tensor | None
-    """(B, M + L, H, d), None in a layer that is not refreshed"""
+    """(B, M + L, H, d); None in a layer that is not refreshed"""
     lse: Tensor | None
     """(B, M + L, H), likewise"""
 
 
-class LookaheadStage(nn.Module):
+class LookaheadStage(Stage):
     def __init__(self, config: Lookahead, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.config = config
@@ -132,6 +132,8 @@ class LookaheadStage(nn.Module):
         self.heads = (first.num_heads, first.head_dim)
         self.num_kept = len(layers) if config.refresh_last else len(layers) - 1
         self.v_minus = nn.Parameter(torch.empty(self.heads)) if config.encoding == "disentangled" else None
+        looks_ahead = self.num_kept > 0 and config.alpha != "one"
+        self.unused_weights = () if looks_ahead or self.v_minus is None else ("v_minus",)
 
     def layer(self, depth: int) -> Layer:
         return self.layers[depth]  # type: ignore[return-value]
@@ -149,7 +151,7 @@ class LookaheadStage(nn.Module):
         )
 
     def forward(self, x: Tensor, state: LookaheadState, segment: Segment) -> tuple[Tensor, LookaheadState]:
-        num_new, num_slots = x.shape[1], self.slots(state)
+        num_new, num_slots = x.shape[1], self.num_slots(state)
         rows = inputs = torch.cat([state.inputs, x], 1)
         horizon = self.horizon(state, num_new, segment.lengths)
         contexts, lses = [], []
@@ -158,11 +160,11 @@ class LookaheadStage(nn.Module):
             return keep_newest(kept, num_slots, segment.lengths, num_new, 1)
 
         for depth in range(len(self.layers)):
-            trace, rows = segment.through(self.read, depth, rows, state, horizon, segment)
+            trace, rows = segment.run_layer(self.run_layer, depth, rows, state, horizon, segment)
             if trace.contexts is not None and trace.lse is not None:
                 contexts.append(newest(trace.contexts).to(state.contexts[depth].dtype))
                 lses.append(newest(trace.lse))
-        used = torch.full_like(state.length, num_new) if segment.lengths is None else segment.lengths
+        used = segment.used(x)
         return rows, LookaheadState(
             newest(inputs),
             tuple(contexts),
@@ -172,34 +174,34 @@ class LookaheadStage(nn.Module):
         )
 
     def horizon(self, state: LookaheadState, num_new: int, lengths: Tensor | None = None) -> Horizon:
-        """What is new to memory rows when `num_new` tokens come, of which row b uses the first lengths[b]."""
-        num_slots = self.slots(state)
+        """The positions that are new to memory rows in a segment of `num_new` tokens, of which lengths[b] are valid."""
+        num_slots = self.num_slots(state)
         used = torch.full_like(state.length, num_new) if lengths is None else lengths
         sizes = (state.previous if self.config.window == "previous" else used).clamp(1, max(1, num_slots))
         valid = state.length * (used > 0)
         refreshed = torch.arange(num_slots, device=valid.device) >= num_slots - valid[:, None]
-        if valid.device.type != "cpu" or torch.compiler.is_compiling():  # looking would make a device wait
+        if valid.device.type != "cpu" or torch.compiler.is_compiling():  # reading values would synchronise a device
             return Horizon(num_slots, KeyLimit(sizes), refreshed)
         limits, counts = torch.stack([sizes, valid]).tolist()
         wanted = {limit for limit, count in zip(limits, counts, strict=True) if count} or {1}
         mask = Causal() if len(wanted) == 1 else KeyLimit(sizes)
         return Horizon(max(wanted), mask, None if min(counts) == num_slots else refreshed)
 
-    def read(
+    def run_layer(
         self, depth: int, rows: Tensor, state: LookaheadState, horizon: Horizon, segment: Segment
     ) -> tuple[Trace, Tensor]:
-        """One layer on [memory ; segment] rows (B, M + L, D): its trace and output, the last one's without memory."""
-        layer, num_slots, num_keys = self.layer(depth), self.slots(state), rows.shape[1]
-        relation = segment.relation(layer, num_keys, max(segment.ahead, self.ahead(state)))
+        """One layer on [memory ; segment] rows (B, M + L, D): its trace and output; the last layer's without memory."""
+        layer, num_slots, num_keys = self.layer(depth), self.num_slots(state), rows.shape[1]
+        relation = segment.tables.relation(layer, num_keys, max(segment.ahead, self.extent(state).ahead))
         keys, values = layer.keys_values(rows)
         memory, x = rows.split([num_slots, num_keys - num_slots], 1)
         kept = depth < self.num_kept
         scope = Scope(
-            relation.take(None, segment.ahead),
+            relation.nearest(None, segment.ahead),
             segment.mask(num_slots),
             state.length + x.shape[1],
             with_lse=kept,
-            record=segment.record,
+            record=segment.call.record,
         )
         context, lse = layer.attend(x, keys, values, scope)
         if not kept or lse is None:
@@ -215,7 +217,7 @@ class LookaheadStage(nn.Module):
     def _refresh(
         self, depth: int, found: tuple[Tensor, Tensor] | None, state: LookaheadState, horizon: Horizon, segment: Segment
     ) -> tuple[Tensor, Tensor]:
-        """Contexts (B, M, H * d) and log-sum-exps (B, M, H) of memory rows, with what they found ahead."""
+        """Contexts (B, M, H * d) and log-sum-exps (B, M, H) of memory rows, with those of the positions ahead."""
         old, old_lse = state.contexts[depth], state.lse[depth]
         if found is None:
             return old.flatten(2), old_lse
@@ -224,8 +226,8 @@ class LookaheadStage(nn.Module):
         if self.config.interpolates:
             alpha = coefficient(old_lse, new_lse, self.config.epsilon)
             alpha = alpha.detach() if self.config.alpha == "detached" else alpha
-            if segment.notes is not None:
-                segment.notes[f"alpha.{self.layer(depth).index}"] = alpha.detach()
+            if segment.call.notes is not None:
+                segment.call.notes[f"alpha.{self.layer(depth).index}"] = alpha.detach()
             new = torch.lerp(new, old, alpha.to(new.dtype)[..., None])
             new_lse = torch.logaddexp(old_lse, new_lse.detach())
         if horizon.refreshed is not None:
@@ -236,7 +238,7 @@ class LookaheadStage(nn.Module):
     def _look_ahead(
         self, depth: int, memory: Tensor, keys: Tensor, values: Tensor, relation: Relation, horizon: Horizon
     ) -> tuple[Tensor, Tensor] | None:
-        """What memory rows (B, M, D) find ahead: contexts (B, M, H, d) and log-sum-exps (B, M, H)."""
+        """Attention of memory rows (B, M, D) to later positions: contexts (B, M, H, d), log-sum-exps (B, M, H)."""
         num_slots = memory.shape[1]
         if self.config.alpha == "one" or num_slots == 0:
             return None
@@ -249,28 +251,29 @@ class LookaheadStage(nn.Module):
         return context.flip(1).unflatten(2, self.heads), by_row(lse).flip(1)
 
     def _relation_ahead(self, relation: Relation, num_slots: int) -> Relation:
-        """For true distances M ... 1 ahead, which are M - 1 ... 0 between reversed sequences."""
+        """Tables of the true distances M ... 1 ahead, which are M - 1 ... 0 between reversed sequences."""
         if self.v_minus is not None:
-            r = relation.take(num_slots + 1).r
+            r = relation.nearest(num_slots + 1).r
             return Relation(r if r is None else r[:, :-1], relation.u, self.v_minus)
-        r = relation.take(0, num_slots).r
+        r = relation.nearest(0, num_slots).r
         return Relation(r if r is None else r.flip(1), relation.u, relation.w)
 
-    def slots(self, state: LookaheadState) -> int:
+    def num_slots(self, state: LookaheadState) -> int:
         return state.inputs.shape[1]
 
-    def ahead(self, state: LookaheadState) -> int:
-        return self.slots(state) if self.config.encoding == "signed" else 0
+    def extent(self, state: LookaheadState) -> Extent:
+        slots = self.num_slots(state)
+        return Extent(slots, ahead=slots if self.config.encoding == "signed" else 0)
 
     def resize(self, state: LookaheadState, length: int) -> LookaheadState:
         inputs, contexts, lse = tree_map(lambda leaf: fit_slots(leaf, length, 1), state[:3])
         return LookaheadState(inputs, contexts, lse, state.length.clamp(max=length), state.previous)
 
-    def window(self, state: LookaheadState, segment: int) -> LookaheadWindow:
-        return LookaheadWindow(self, state, segment)
+    def open(self, state: LookaheadState, segment: int) -> OpenLookahead:
+        return OpenLookahead(self, state, segment)
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
-        """Memory rows pass through every layer but the last, of which they need keys and values only."""
+        """Memory rows pass through every layer except the last, which computes only their keys and values."""
         one = projection_work(self.layer(0))
         whole = matrix_work(self.layers[0])  # queries, keys, values, output and feed-forward
         newest = min(rows, slots)
@@ -293,28 +296,27 @@ def by_row(lse: Tensor) -> Tensor:
 
 
 def coefficient(past: Tensor, ahead: Tensor, epsilon: float) -> Tensor:
-    """The past's share of both sides, from the log-sum-exps of their scores."""
+    """Softmax share of the past, from the log-sum-exps of both sides."""
     largest = torch.maximum(past, ahead)
     past, ahead = (past - largest).exp(), (ahead - largest).exp()
     return past / (past + ahead + epsilon)
 
 
-class LookaheadOpen(NamedTuple):
+class LookaheadContents(NamedTuple):
     inputs: Tensor
     """(B, T, D) of the open segment, oldest first"""
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     """(B, H, M + T, d) of every layer: the refreshed memory's, then the open segment's"""
     contexts: tuple[Tensor, ...]
-    """(B, M + T, H, d) and"""
+    """(B, M + T, H, d) of every layer that keeps them: memory, then open segment"""
     lse: tuple[Tensor, ...]
-    """(B, M + T, H) of every layer that keeps them, likewise"""
+    """(B, M + T, H) likewise"""
 
-    def first(self, num_slots: int, count: int) -> LookaheadOpen:
-        """Views of the memory and the first `count` tokens; of nothing when no token is open, for a memory is
-        refreshed with the first."""
+    def first(self, num_slots: int, count: int) -> LookaheadContents:
+        """Views of the memory and the first `count` tokens; empty for 0: the first token refreshes the memory."""
         end = num_slots + count if count else 0
-        return LookaheadOpen(
+        return LookaheadContents(
             self.inputs[:, :count],
             tuple(keys[:, :, :end] for keys in self.keys),
             tuple(values[:, :, :end] for values in self.values),
@@ -323,18 +325,18 @@ class LookaheadOpen(NamedTuple):
         )
 
 
-class LookaheadWindow:
-    """The committed memory, and buffers of M + L slots: the memory refreshed by the first open token, the segment."""
+class OpenLookahead:
+    """The committed memory, and buffers of M + L slots: the memory, refreshed by the first token, and the segment."""
 
     def __init__(self, stage: LookaheadStage, state: LookaheadState, segment: int) -> None:
-        self.stage, self.state, self.segment = stage, state, segment
-        self.num_slots = stage.slots(state)
+        self.stage, self.memory, self.segment = stage, state, segment
+        self.num_slots = stage.num_slots(state)
         batch, size = len(state.length), self.num_slots + segment
         num_heads, head_dim = stage.heads
         keys = state.inputs.new_zeros(batch, num_heads, size, head_dim)
         contexts = state.inputs.new_zeros(batch, size, num_heads, head_dim)
         lse = contexts.new_zeros(contexts.shape[:3], dtype=at_least_float32(contexts.dtype))
-        self.buffers = LookaheadOpen(
+        self.buffers = LookaheadContents(
             state.inputs.new_zeros(batch, segment, state.inputs.shape[2]),
             tuple(keys.clone() for _ in stage.layers),
             tuple(keys.clone() for _ in stage.layers),
@@ -347,24 +349,24 @@ class LookaheadWindow:
         return self._continue(x, count, segment) if count else self._begin(x, segment)
 
     def _begin(self, x: Tensor, segment: Segment) -> Tensor:
-        """The segment's first tokens, with which the memory of all layers is refreshed."""
-        horizon = self.stage.horizon(self.state, self.segment)
-        rows = torch.cat([self.state.inputs, x], 1)
+        """The segment's first tokens, which refresh the memory of all layers."""
+        horizon = self.stage.horizon(self.memory, self.segment)
+        rows = torch.cat([self.memory.inputs, x], 1)
         for depth in range(len(self.stage.layers)):
-            trace, rows = self.stage.read(depth, rows, self.state, horizon, segment)
+            trace, rows = self.stage.run_layer(depth, rows, self.memory, horizon, segment)
             self._write(depth, trace.keys, trace.values, 0)
             self._keep(depth, trace.contexts, trace.lse, 0)
         return rows
 
     def _continue(self, x: Tensor, count: int, segment: Segment) -> Tensor:
-        """Further tokens, to whom the memory stays as it is."""
+        """Further tokens; the refreshed memory stays the same."""
         begin = self.num_slots + count
         end = begin + x.shape[1]
         for depth in range(len(self.stage.layers)):
             layer, kept = self.stage.layer(depth), depth < self.stage.num_kept
             keys, values = self._write(depth, *layer.keys_values(x), begin)
-            relation = segment.relation(layer, end, segment.ahead)
-            scope = Scope(relation, segment.mask(self.num_slots), self.state.length + count + x.shape[1], with_lse=kept)
+            valid = self.memory.length + count + x.shape[1]
+            scope = segment.scope(layer, self.num_slots, end, valid, with_lse=kept)
             context, lse = layer.attend(x, keys, values, scope)
             if kept and lse is not None:
                 self._keep(depth, context.unflatten(2, self.stage.heads), by_row(lse), begin)
@@ -372,7 +374,7 @@ class LookaheadWindow:
         return x
 
     def _write(self, depth: int, keys: Tensor, values: Tensor, begin: int) -> tuple[Tensor, Tensor]:
-        """All keys and values so far, with these from `begin` on."""
+        """Store keys and values from slot `begin` on, and return all up to them."""
         end = begin + keys.shape[2]
         self.buffers.keys[depth][:, :, begin:end] = keys
         self.buffers.values[depth][:, :, begin:end] = values
@@ -385,24 +387,24 @@ class LookaheadWindow:
             self.buffers.lse[depth][:, begin:end] = lse
 
     def commit(self) -> None:
-        rows = (torch.cat([self.state.inputs, self.buffers.inputs], 1), self.buffers.contexts, self.buffers.lse)
+        rows = (torch.cat([self.memory.inputs, self.buffers.inputs], 1), self.buffers.contexts, self.buffers.lse)
         inputs, contexts, lse = tree_map(lambda leaf: leaf[:, self.segment :].contiguous().clone(), rows)
-        length = (self.state.length + self.segment).clamp(max=self.num_slots)
-        self.state = LookaheadState(inputs, contexts, lse, length, torch.full_like(length, self.segment))
+        length = (self.memory.length + self.segment).clamp(max=self.num_slots)
+        self.memory = LookaheadState(inputs, contexts, lse, length, torch.full_like(length, self.segment))
 
-    def close(self) -> LookaheadState:
-        return self.state
+    def state(self) -> LookaheadState:
+        return self.memory
 
-    def open(self, length: int) -> LookaheadOpen:
+    def contents(self, length: int) -> LookaheadContents:
         return tree_map(lambda leaf: leaf.contiguous().clone(), self.buffers.first(self.num_slots, length))
 
-    def reopen(self, opened: LookaheadOpen, count: int) -> None:
-        mine, theirs = (part.first(self.num_slots, count) for part in (self.buffers, opened))
+    def restore(self, contents: LookaheadContents, count: int) -> None:
+        mine, theirs = (part.first(self.num_slots, count) for part in (self.buffers, contents))
         tree_zip(lambda buffer, values: buffer.copy_(values), mine, theirs)
 
-    def select(self, rows: Tensor) -> LookaheadWindow:
-        rows = rows.to(self.state.length.device)
-        other = object.__new__(LookaheadWindow)
+    def select(self, rows: Tensor) -> OpenLookahead:
+        rows = rows.to(self.memory.length.device)
+        other = object.__new__(OpenLookahead)
         other.stage, other.segment, other.num_slots = self.stage, self.segment, self.num_slots
-        other.state, other.buffers = tree_map(lambda leaf: leaf.index_select(0, rows), (self.state, self.buffers))
+        other.memory, other.buffers = tree_map(lambda leaf: leaf.index_select(0, rows), (self.memory, self.buffers))
         return other

@@ -1,9 +1,9 @@
-"""Memory tokens: vectors that travel with the text (Burtsev et al., 2020: Memory Transformer, MT) and from segment to
-segment (Bulatov et al., 2022: Recurrent Memory Transformer, RMT).
+"""Memory tokens: vectors beside the text (Burtsev et al., 2020: Memory Transformer, MT) that may be carried from
+segment to segment (Bulatov et al., 2022: Recurrent Memory Transformer, RMT).
 
-A segment is read as [memory ; tokens ; memory]. The first block is read from; what the backbone makes of the second
-one, which sees all tokens, is the memory of the next segment. MT has the first block only and carries nothing.
-Everything happens at the backbone's input and output, so any model that takes embeddings will do.
+A segment is read as [memory ; tokens ; memory]. The first block is the memory so far. The second block, which sees all
+tokens, is written: its output is the memory of the next segment. MT has the first block only and carries nothing.
+Memory tokens only change the input and output of the backbone, so any model that takes embeddings can be one.
 
 Shapes: B batch, L tokens, m memory tokens, Q rows [read m, tokens L, write m], D width.
 """
@@ -13,11 +13,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mnemo.memory.protocol import Backbone, DrawsOwnWeights
 from mnemo.memory.state import State
 from mnemo.ops import Ahead, Blocks, Causal, as_text
 
@@ -27,20 +28,20 @@ class MemoryTokens:
     num: int = 10
     """Memory tokens; with 0 the model is its backbone."""
     write: bool = True
-    """Write the memory behind every segment (RMT); else only read it (MT)."""
+    """Write the memory after every segment (RMT); else only read it (MT)."""
     mask: Literal["block", "causal"] = "block"
     """The tokens of a block see each other, as in the paper, or only earlier rows, as stock backbones do."""
     memory_sees_cache: bool = False
     """With block masks, let memory tokens see the layers' own memories, which text tokens always see."""
     ahead: Ahead = "signed"
-    """Position of keys ahead inside a block: their negative distance, none, or what the published code wraps around."""
+    """Position of keys ahead inside a block: their negative distance, none, or wrapped around (as published)."""
     carry_read: bool = False
-    """MT hands what became of its read block to the next segment, as the published code does, instead of starting
+    """MT carries the output of its read block to the next segment, as the published code does, instead of starting
     every segment from the learned rows."""
     identical_init: bool = False
-    """All learned rows start out equal, as in the published code, where only positions tell them apart."""
+    """All learned rows are equal at first, as in the published code, where only their positions differ."""
     std: float = 1.0
-    """Deviation of the learned rows at first."""
+    """Deviation of the initial learned rows."""
 
     def __post_init__(self) -> None:
         if self.num < 0:
@@ -48,29 +49,34 @@ class MemoryTokens:
         if self.std < 0:
             raise ValueError(f"deviation {self.std} of the memory tokens is negative")
         if self.write and self.carry_read:
-            raise ValueError("a model that writes its memory carries what it wrote: carry_read is for write=False")
+            raise ValueError("a model that writes its memory carries the written block: carry_read is for write=False")
 
     @property
     def num_extra(self) -> int:
-        """Rows that a segment has besides its tokens."""
+        """Rows of a segment besides its tokens."""
         return self.num * (1 + self.write)
 
     @property
     def blocks(self) -> bool:
-        """Whether rows see others ahead of them."""
+        """Whether rows see later rows."""
         return self.num > 0 and self.mask == "block"
 
     @property
     def reach(self) -> int:
-        """How far ahead of itself a row may look."""
+        """Largest number of positions between a row and a later row that it sees."""
         return self.num - 1 if self.blocks else 0
 
     @property
     def carries(self) -> bool:
+        """Whether a segment passes a memory on to the next one."""
         return self.num > 0 and (self.write or self.carry_read)
 
+    def build(self, dim: int) -> RecurrentMemory:
+        """The module for a model of this width."""
+        return RecurrentMemory(self, dim)
+
     def check(self, model: Any) -> None:
-        """Refuse model configurations that memory tokens do not fit."""
+        """Raise ValueError, with the reason, if memory tokens do not fit a model configuration."""
         positions = type(model.positions).__name__
         if self.blocks and model.same_length:
             raise ValueError(
@@ -90,7 +96,7 @@ class MemoryTokens:
         return replace(self, ahead="wrap", identical_init=True, carry_read=not self.write)
 
     def row_mask(self, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
-        """The mask of rows [read, tokens, write] with `lengths` (B,) tokens, of which `begun` were read before."""
+        """The mask of rows [read, tokens, write] with `lengths` (B,) tokens, of which `begun` were processed before."""
         if not self.blocks:
             return Causal()
         return Blocks(
@@ -98,13 +104,13 @@ class MemoryTokens:
         )
 
     def pattern(self, num_tokens: int, cached: int = 0) -> Tensor:
-        """Who sees whom: boolean (Q, cached + Q), to be printed with `describe` or plotted as an image."""
+        """The mask of one segment, boolean (Q, cached + Q): rows are queries, columns keys. `describe` prints it."""
         rows = num_tokens + self.num_extra
         mask, cpu = self.row_mask(torch.tensor([num_tokens])), torch.device("cpu")
         return mask.visible(rows, cached + rows, cached, cpu).view(rows, cached + rows)
 
     def describe(self, num_tokens: int, cached: int = 0) -> str:
-        """The mask as text, a line for every query and a # for every key that it sees."""
+        """The mask as text: a line for every query, with a # for every key that it sees."""
         parts = {"cache": cached, "read": self.num, "token": num_tokens, "write": self.num if self.write else 0}
         cuts = torch.tensor([*parts.values()]).cumsum(0).tolist()
         names = [name for name, count in parts.items() for _ in range(count) if name != "cache"]
@@ -120,36 +126,22 @@ def _cut(line: str, cuts: list[int]) -> list[str]:
 
 class TokensState(NamedTuple):
     memory: Tensor
-    """(B, m, D): what the next segment reads. The only leaf that carries gradient from segment to segment"""
+    """(B, m, D): the memory of the next segment. The only leaf that carries gradient from segment to segment"""
     started: Tensor
-    """(B,) 1 where a memory has been written, 0 where the learned rows stand for it"""
+    """(B,) 1 if a memory has been written, 0 if the next segment reads the learned rows"""
     inner: State
-    """The backbone's"""
+    """The backbone's state"""
 
 
-class Backbone(Protocol):
-    """Any model between its embeddings and its output layer."""
-
-    def __call__(
-        self,
-        embeddings: Tensor,
-        state: Any,
-        /,
-        *,
-        mask: Causal | Blocks,
-        positions: Tensor,
-        lengths: Tensor | None,
-    ) -> tuple[Tensor, Any]:
-        """Rows (B, Q, D) behind a state -> hidden rows (B, Q, D) and the next state.
-
-        `mask` says who sees whom (`mask.visible` gives it as a tensor), `positions` (Q,) where the rows stand,
-        `lengths` (B,) how many rows are valid; the others are padding on the right.
-        """
-        ...
+def with_memory_of(state: State, other: State) -> State:
+    """A state, or several of them, with the memory tokens of others."""
+    if isinstance(state, TokensState):
+        return state._replace(memory=other.memory, started=other.started)
+    return tuple(with_memory_of(*parts) for parts in zip(state, other, strict=True))
 
 
-class RecurrentMemory(nn.Module):
-    """The learned rows, and reading and writing around a backbone."""
+class RecurrentMemory(nn.Module, DrawsOwnWeights):
+    """The learned rows, and the reading and writing of memory tokens around a backbone."""
 
     def __init__(self, config: MemoryTokens, dim: int) -> None:
         super().__init__()
@@ -163,8 +155,29 @@ class RecurrentMemory(nn.Module):
         if self.config.identical_init and self.config.num:
             self.initial.copy_(self.initial[:1].expand_as(self.initial).clone())
 
+    @property
+    def num_read(self) -> int:
+        return self.config.num
+
+    @property
+    def num_extra(self) -> int:
+        return self.config.num_extra
+
+    @property
+    def reach(self) -> int:
+        return self.config.reach
+
+    def inner(self, state: TokensState) -> State:
+        return state.inner
+
+    def own(self, state: TokensState) -> TokensState:
+        return state._replace(inner=None)
+
+    def with_inner(self, state: TokensState, inner: State) -> TokensState:
+        return state._replace(inner=inner)
+
     def init(self, batch: int, inner: State = None) -> TokensState:
-        """No memory yet: the first segment reads the learned rows."""
+        """A state without memory: the first segment reads the learned rows."""
         num_carried = self.config.num if self.config.carries else 0
         memory = self.initial.detach().new_zeros(batch, num_carried, self.initial.shape[1])
         return TokensState(memory, torch.zeros(batch, dtype=torch.int64, device=memory.device), inner)
@@ -172,9 +185,9 @@ class RecurrentMemory(nn.Module):
     def forward(
         self, embeddings: Tensor, state: TokensState, backbone: Backbone, lengths: Tensor | None = None
     ) -> tuple[Tensor, TokensState]:
-        """Hidden rows of embedded tokens (B, L, D) behind a state, and the next state.
+        """Hidden rows of embedded tokens (B, L, D) after a state, and the next state.
 
-        The memory is not detached: who wants no gradient from later segments cuts it (`mnemo.memory.state.detach`).
+        The memory is not detached; `mnemo.memory.state.detach` cuts the gradient from later segments.
         """
         batch, length = embeddings.shape[:2]
         layout = _Layout(self.config.num, self.config.write, length, lengths)
@@ -199,7 +212,7 @@ class RecurrentMemory(nn.Module):
         return torch.where(state.started.bool()[:, None, None], state.memory, initial)
 
     def carry(self, state: TokensState, memory: Tensor, inner: State, rows: Tensor | None = None) -> TokensState:
-        """The state after a segment; `rows` (B,) are those that had tokens in it."""
+        """The state after a segment; `rows` (B,) are true for rows that had tokens in it."""
         if not self.config.carries:
             return state._replace(inner=inner)
         memory = memory.to(state.memory.dtype)
@@ -225,12 +238,12 @@ class _Layout:
         index = torch.arange(rows.shape[1], device=rows.device)
         begin = self.num + self.lengths[:, None]
         written = (index >= begin) & (index < begin + self.num)
-        source = torch.where(index < begin, index, index - self.num)  # behind the write block, padding moves right
+        source = torch.where(index < begin, index, index - self.num)  # padding moves to the right of the write block
         source = torch.where(written, index - begin + self.num + self.length, source)
         return _take(rows, source)
 
     def unpack(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden rows of the tokens (B, L, D), and those that may become the next memory (B, m, D)."""
+        """Hidden rows of the tokens (B, L, D), and of the block that may become the next memory (B, m, D)."""
         num, length = self.num, self.length
         if not self.write:
             return hidden[:, num:], hidden[:, :num]
@@ -247,7 +260,7 @@ def _take(rows: Tensor, index: Tensor) -> Tensor:
 
 
 class WithMemoryTokens(nn.Module):
-    """Memory tokens around a backbone that is not ours: `hidden, state = model(embeddings, state)`."""
+    """Memory tokens around any other backbone: `hidden, state = model(embeddings, state)`."""
 
     def __init__(self, config: MemoryTokens, backbone: Callable[..., tuple[Tensor, Any]], dim: int) -> None:
         super().__init__()
@@ -263,7 +276,7 @@ class WithMemoryTokens(nn.Module):
 
 
 def check_backbone(backbone: Callable[..., Any]) -> None:
-    """Refuse a callable that does not take embeddings, a state, a mask, positions and lengths."""
+    """Raise ValueError if a callable does not take embeddings, a state, a mask, positions and lengths."""
     call = backbone.forward if isinstance(backbone, nn.Module) else backbone
     try:
         inspect.signature(call).bind("embeddings", "state", mask=None, positions=None, lengths=None)

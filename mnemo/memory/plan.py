@@ -9,12 +9,15 @@ from typing import Literal
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.infinite import Infinite
 from mnemo.memory.lookahead import Lookahead
+from mnemo.memory.memory_tokens import MemoryTokens
 from mnemo.memory.protocol import Layerless
 from mnemo.memory.recurrent import LSTM, QRNN
 from mnemo.memory.xl import XL
 
 AnyMemory = XL | Lookahead | Compressive | Infinite | LSTM | QRNN
 """Every mechanism that a plan may name."""
+AnyInputMemory = MemoryTokens
+"""Every mechanism that a model may have at its input."""
 
 Arrangement = Literal["interleaved", "first", "last", "middle"]
 
@@ -26,9 +29,9 @@ class Plan:
     short: AnyMemory = field(default_factory=lambda: XL(length=128))
     """The other layers' memory."""
     num_long: int | None = None
-    """How many layers are long range; all when left out."""
+    """Number of long-range layers; all if left out."""
     arrangement: Arrangement = "interleaved"
-    """Where the long-range layers are."""
+    """Which layers are long-range."""
 
     def __post_init__(self) -> None:
         if self.num_long is not None and self.num_long < 0:
@@ -47,11 +50,19 @@ class Plan:
 
     def published(self) -> Plan:
         """The same plan with the quirks of its memories' published code."""
+        return replace(self, long=self.long.published(), short=self.short.published())
 
-        def quirky(memory: AnyMemory) -> AnyMemory:
-            return memory.published() if isinstance(memory, (Lookahead, Compressive, Infinite)) else memory
+    def on_shapes(self) -> Plan:
+        """A plan of about the same cost that can run on tensors without storage.
 
-        return replace(self, long=quirky(self.long), short=quirky(self.short))
+        Memories whose work depends on the data become Transformer-XL memories with as many slots.
+        """
+
+        def stand_in(memory: AnyMemory) -> AnyMemory:
+            slots = memory.traits.stand_in_slots
+            return memory if slots is None else XL(length=slots)
+
+        return replace(self, long=stand_in(self.long), short=stand_in(self.short))
 
     def memories(self, num_layers: int) -> tuple[AnyMemory, ...]:
         """The memory of every layer."""
@@ -64,7 +75,7 @@ class Plan:
         return tuple(index for index, memory in enumerate(memories) if not isinstance(memory, Layerless))
 
     def lengths(self, num_layers: int, long: int | Sequence[int] | None = None) -> tuple[int, ...]:
-        """Every layer's memory length; `long` replaces that of the long-range layers, a sequence all of them."""
+        """Every layer's memory length; `long` replaces those of the long-range layers, a sequence those of all."""
         if long is not None and not isinstance(long, int):
             if len(long) != num_layers:
                 raise ValueError(f"{len(long)} memory lengths for {num_layers} layers")

@@ -1,4 +1,14 @@
-"""What a memory mechanism and the transformer know of each other: four small protocols and the values they pass.
+"""The protocol between memory mechanisms and the transformer, and the values that they exchange.
+
+A mechanism is three classes; `CONTRIBUTING.md` has a whole one, and a test runs it.
+
+- `Memory`, its configuration: 2 attributes (`length`, `traits`) and 3 methods (`check`, `published`, `stage`).
+- `Stage`, its module: 6 methods (`init`, `forward`, `extent`, `resize`, `open`, `work`).
+- `OpenSegment`, its decoder: 6 methods (`feed`, `commit`, `state`, `contents`, `restore`, `select`).
+  `mnemo.memory.replay.ReplayedSegment` is one for any stage.
+
+`InputMemory` is a memory around all layers, at the model's input and output (memory tokens).
+`Traits` answers the questions of training, cost estimates and inference, so that they test no mechanism by its class.
 
 Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H heads, d head size.
 """
@@ -7,8 +17,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +28,7 @@ from mnemo.ops import Attended, Blocks, Causal, Mask
 
 
 class Relation(NamedTuple):
-    """How one layer's attention sees positions: tables for K keys, in descending distance."""
+    """Position tables of one layer's attention to K keys, in descending distance."""
 
     r: Tensor | None = None
     """(H, K + ahead, d)"""
@@ -30,7 +40,7 @@ class Relation(NamedTuple):
     rotary: tuple[Tensor, Tensor] | None = None
     """cos and sin (K, d / 2) of slot positions 0 ... K - 1"""
     ahead: int = 0
-    """Columns of negative distances at the tables' end"""
+    """Columns of negative distances at the end of the tables"""
 
     def to(self, dtype: torch.dtype) -> Relation:
         if all(part is None or part.dtype == dtype for part in (*self[:4], *(self.rotary or ()))):
@@ -39,15 +49,17 @@ class Relation(NamedTuple):
         rotary = None if self.rotary is None else (self.rotary[0].to(dtype), self.rotary[1].to(dtype))
         return Relation(r, u, w, bias, rotary, self.ahead)
 
-    def to_keep(self) -> Relation:
-        """The same, to be read again and again: on a CPU with neighbouring distances side by side, which products with
-        few queries read a third faster."""
+    def for_reuse(self) -> Relation:
+        """The same tables in the layout for repeated use.
+
+        On a CPU, neighbouring distances are contiguous: products with few queries are then a third faster.
+        """
         if self.r is None or self.r.device.type != "cpu":
             return self
         return self._replace(r=self.r.transpose(1, 2).contiguous().transpose(1, 2))
 
-    def take(self, num_keys: int | None, ahead: int = 0) -> Relation:
-        """The same relation for fewer keys (all of them for None) and fewer ahead: near distances stay."""
+    def nearest(self, num_keys: int | None, ahead: int = 0) -> Relation:
+        """The tables of the nearest `num_keys` distances (all for None), with fewer columns ahead."""
 
         def near(table: Tensor | None) -> Tensor | None:
             if table is None:
@@ -59,27 +71,32 @@ class Relation(NamedTuple):
         return Relation(near(self.r), self.u, self.w, near(self.bias), rotary, ahead)
 
 
+class PositionTables(Protocol):
+    """The position tables of all layers in one call."""
+
+    def relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
+        """One layer's tables for distances num_keys - 1 ... -ahead."""
+        ...
+
+
 class Record(Protocol):
-    """Takes what attention gives, layer after layer; a list keeps all of it."""
+    """Receives the attention of every layer in turn; a list keeps all of it."""
 
     def append(self, attended: Attended, /) -> None: ...
 
 
 class Scope(NamedTuple):
-    """What one attention call may see."""
+    """The keys and positions that the queries of one attention call see."""
 
     relation: Relation
     mask: Mask = Causal()
     lengths: Tensor | None = None
     """(B,) valid keys of each row, counted from the right"""
     offset: int | None = None
-    """The key that the first query stands on; the queries stand on the last keys when left out"""
+    """The key at the first query's position; None if the queries are at the last keys"""
     with_lse: bool = False
+    """Also return the log-sum-exp of the scores"""
     record: Record | None = None
-
-
-class Relations(Protocol):
-    def __call__(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation: ...
 
 
 class Layer(Protocol):
@@ -95,15 +112,15 @@ class Layer(Protocol):
         ...
 
     def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, T, D) -> keys and values, each (B, H, T, d); of `memory` (B, M, D) before them too, which is constant."""
+        """Keys and values (B, H, M + T, d) of constant rows `memory` (B, M, D) and of `rows` (B, T, D) after them."""
         ...
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """Per-head contexts (B, L, H * d) of x's rows, not yet projected; and their log-sum-exp (B, H, L)."""
+        """Contexts (B, L, H * d) of the rows x, before the output projection; their log-sum-exp (B, H, L)."""
         ...
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
-        """What x's rows read from the first lengths[b] `rows`, by content alone and with constant weights."""
+        """Contexts of x over the first lengths[b] `rows`, without positions and with constant weights."""
         ...
 
     def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
@@ -111,145 +128,317 @@ class Layer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Segment:
-    """What all layers of one call share."""
+class AuxiliaryLosses:
+    """Auxiliary losses by name. Not a plain dictionary or dataclass: FSDP gives stages copies of those."""
 
-    relation: Relations
-    """A layer's relation for a number of keys, and of keys ahead"""
-    lengths: Tensor | None = None
-    """(B,) valid rows; None when all are valid"""
-    same_length: bool = False
-    blocks: Blocks | None = None
-    """The mask of a segment between memory tokens"""
+    def __init__(self) -> None:
+        self.by_name: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add to the loss of this name."""
+        self.by_name[name] = self.by_name[name] + value if name in self.by_name else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The options of one call of the model: one value, from the model's interface to every layer."""
+
+    tables: PositionTables | None = None
+    """Position tables of an earlier `Model.tables`; None to project positions in this call"""
     record: Record | None = None
+    """Receives the attention of every layer"""
     notes: dict[str, Tensor] | None = None
-    """Where asked for, what stages have to tell, by name"""
+    """Receives diagnostics of the memories by name, for example alpha"""
     recompute: bool = False
-    """Keep what goes into a layer, not what is inside it, and compute that again in the backward pass"""
-    add_loss: Callable[[str, Tensor], None] = lambda name, value: None
-    """Takes auxiliary losses by name. Not a dictionary of them: FSDP passes copies of containers on to stages"""
+    """Keep only the input of every layer, and compute its inside again in the backward pass"""
+    text: slice = field(default_factory=lambda: slice(None))
+    """The rows that are tokens, between the memory tokens; they alone enter the activation penalties"""
+    losses: AuxiliaryLosses = field(default_factory=AuxiliaryLosses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The segment that all layers process, and the options of the call."""
+
+    tables: PositionTables
+    lengths: Tensor | None = None
+    """(B,) valid rows; None if all are valid"""
+    same_length: bool = False
+    row_mask: Causal | Blocks = Causal()
+    """Which rows see which: `Blocks` for a segment between memory tokens"""
+    call: Call = field(default_factory=Call)
 
     def mask(self, slots: int) -> Causal | Blocks:
         """The mask of a layer whose memory has this many slots."""
-        if self.blocks is not None:
-            return self.blocks
-        return Causal(window=max(1, slots)) if self.same_length else Causal()
+        return self.row_mask.within(max(1, slots)) if self.same_length else self.row_mask
 
     @property
     def ahead(self) -> int:
-        """How far ahead of themselves rows of this segment may look."""
-        return 0 if self.blocks is None else self.blocks.reach
+        """Largest number of positions between a row and a later row that it sees."""
+        return self.row_mask.reach
 
-    def through(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a layer's function gives; its inside is kept, or computed again in the backward pass."""
-        if not self.recompute or not torch.is_grad_enabled():
+    def scope(self, layer: Layer, slots: int, num_keys: int, lengths: Tensor, with_lse: bool = False) -> Scope:
+        """The scope of the newest rows among `num_keys` keys, of which the first `slots` are memory.
+
+        `lengths` (B,): valid keys, counted from the right.
+        """
+        relation = self.tables.relation(layer, num_keys, self.ahead)
+        return Scope(relation, self.mask(slots), lengths, with_lse=with_lse, record=self.call.record)
+
+    def used(self, x: Tensor) -> Tensor:
+        """(B,) valid rows of x (B, L, D)."""
+        if self.lengths is not None:
+            return self.lengths
+        return torch.full((len(x),), x.shape[1], device=x.device)
+
+    def run_layer(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """function(*arguments), whose inside is computed again in the backward pass if the call says so."""
+        if not self.call.recompute or not torch.is_grad_enabled():
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False)
 
 
-class Stage(Protocol):
-    """One or more layers with the memory they keep: a module of the transformer.
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Facts about a mechanism that code outside of `mnemo.memory` depends on. The defaults suit most."""
 
-    A stage's state is a NamedTuple of tensors, batch first; an empty state is all zeros.
-    """
-
-    def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> Any:
-        """An empty memory of `length` slots (full of attended zeros with `full`); `cached`: the inference form."""
-        ...
-
-    def __call__(self, x: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]: ...
-
-    def slots(self, state: Any) -> int:
-        """Keys that the memory adds to a segment's own."""
-        ...
-
-    def ahead(self, state: Any) -> int:
-        """How many negative distances its relations need (0 for most)."""
-        ...
-
-    def resize(self, state: Any, length: int) -> Any:
-        """The same memory with another number of slots: the newest stay."""
-        ...
-
-    def window(self, state: Any, segment: int) -> Window:
-        """A private, mutable decoder of one open segment behind this memory."""
-        ...
-
-    def work(self, rows: int, slots: int, cached: bool = False) -> float:
-        """Multiply-adds of the memory itself in a segment of so many rows, once it is full.
-
-        Not those of its layers' own rows, nor of their attention to `slots` keys. `cached`: in the inference form.
-        """
-        ...
-
-
-class Window(Protocol):
-    """The open segment of one stage while it is being decoded. Buffers are mutated: never shown to users."""
-
-    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
-        """Tokens (B, T, D) behind `count` open ones of every row."""
-        ...
-
-    def commit(self) -> None:
-        """The open segment is full: move it into the memory."""
-        ...
-
-    def close(self) -> Any:
-        """The committed memory, as a state."""
-        ...
-
-    def open(self, length: int) -> Any:
-        """The open segment's first `length` slots, as a NamedTuple of tensors."""
-        ...
-
-    def reopen(self, opened: Any, count: int) -> None:
-        """Continue from the first `count` tokens of what `open` gave."""
-        ...
-
-    def select(self, rows: Tensor) -> Window: ...
+    grouped: bool = False
+    """Consecutive layers with equal configurations form one stage."""
+    key_value_cache: bool = False
+    """Each stage is one layer without further weights, and its inference state is a `KeyValueCache`: it can be decoded
+    in ring buffers, scored in recorded CUDA graphs and compiled as a whole."""
+    compile_obstacle: str | None = None
+    """Why a model with this memory cannot be compiled as one graph; None if it can."""
+    single_precision: bool = False
+    """Its kernels have no half precision."""
+    conditional_weights: bool = False
+    """Some weights take part in some segments only, depending on the data."""
+    stand_in_slots: int | None = None
+    """Its work depends on the data, so that it cannot run on shapes alone. Cost estimates count a Transformer-XL memory
+    of this many slots instead."""
 
 
 class Memory(Protocol):
-    """The configuration of a mechanism."""
+    """The configuration of a mechanism: a frozen dataclass."""
 
     @property
-    def length(self) -> int: ...
-
-    @property
-    def grouped(self) -> bool:
-        """Whether consecutive layers with equal configurations form one stage."""
+    def length(self) -> int:
+        """Slots of memory."""
         ...
+
+    @property
+    def traits(self) -> Traits: ...
 
     def check(self, model: Any) -> None:
-        """Raise ValueError, with the reason, where the mechanism does not fit a model configuration."""
+        """Raise ValueError with the reason if the mechanism does not fit a model configuration."""
         ...
 
-    def stage(self, layers: Sequence[nn.Module]) -> nn.Module: ...
+    def published(self) -> Self:
+        """The same memory with the quirks of the published code."""
+        ...
+
+    def stage(self, layers: Sequence[nn.Module]) -> Stage:
+        """A stage of these transformer layers."""
+        ...
 
 
 class Layerless(ABC):
-    """The configuration of a mechanism whose stages stand where transformer layers would, and have none.
+    """The configuration of a mechanism whose stages replace transformer layers, and contain none.
 
-    They attend to nothing and draw their own initial weights. Their memory has no slots: it has one size for every
+    They do not attend, and draw their own initial weights. Their memory has no slots: its size is the same for every
     memory length.
     """
+
+    traits: ClassVar[Traits]
 
     @property
     def length(self) -> int:
         return 0
 
-    @property
-    def grouped(self) -> bool:
-        return False
+    def published(self) -> Self:
+        return self
 
     @abstractmethod
     def check(self, model: Any) -> None:
-        """As that of `Memory`."""
+        """As in `Memory`."""
 
     @abstractmethod
-    def build(self, dim: int, drop: nn.Module) -> nn.Module:
-        """A stage for a model of this width; `drop` is the dropout on its output."""
+    def build(self, dim: int, drop: nn.Module) -> Stage:
+        """A stage for a model of this width; `drop` is the dropout of its output."""
+
+
+class Extent(NamedTuple):
+    """The size of a memory."""
+
+    length: int
+    """Slots, as given to `Stage.init`"""
+    further: int = 0
+    """Keys besides them, such as compressed slots"""
+    ahead: int = 0
+    """Negative distances that its position tables need"""
+
+    @property
+    def slots(self) -> int:
+        """Keys that the memory adds to a segment's own."""
+        return self.length + self.further
+
+
+class Stage(nn.Module, ABC):
+    """One or more layers with their memory: a module of the transformer.
+
+    A stage's state is a NamedTuple of tensors, batch first; an empty state is all zeros.
+    """
+
+    unused_weights: tuple[str, ...] = ()
+    """Names of its parameters that no segment uses under its configuration."""
+
+    @abstractmethod
+    def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> Any:
+        """An empty memory of `length` slots (full of attended zeros with `full`); `cached`: the inference form."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, state: Any, segment: Segment) -> tuple[Tensor, Any]:
+        """The output for the rows x (B, L, D), and the memory after them."""
+
+    @abstractmethod
+    def extent(self, state: Any) -> Extent:
+        """The size of a memory."""
+
+    @abstractmethod
+    def resize(self, state: Any, length: int) -> Any:
+        """The same memory with another number of slots; the newest stay."""
+
+    @abstractmethod
+    def open(self, state: Any, segment: int) -> OpenSegment:
+        """A decoder for one segment of at most `segment` rows after this memory."""
+
+    @abstractmethod
+    def work(self, rows: int, slots: int, cached: bool = False) -> float:
+        """Multiply-adds of a full memory itself in a segment of `rows` rows; `cached`: in the inference form.
+
+        Without those of its layers' own rows and of their attention to `slots` keys.
+        """
+
+
+class DrawsOwnWeights(ABC):
+    """A module that draws its own initial weights when a model is initialised."""
+
+    @abstractmethod
+    def reset_parameters(self) -> None: ...
+
+
+class OpenSegment(Protocol):
+    """The open segment of one stage while it is decoded. It is private to a decoder, which changes it in place."""
+
+    def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
+        """The output for rows x (B, T, D) that follow the first `count` open ones."""
+        ...
+
+    def commit(self) -> None:
+        """Move the full segment into the memory."""
+        ...
+
+    def state(self) -> Any:
+        """The committed memory, as a state."""
+        ...
+
+    def contents(self, length: int) -> Any:
+        """The first `length` rows of the open segment, as a NamedTuple of tensors."""
+        ...
+
+    def restore(self, contents: Any, count: int) -> None:
+        """Continue from the first `count` rows of `contents`."""
+        ...
+
+    def select(self, rows: Tensor) -> OpenSegment:
+        """A copy of the given rows of the batch."""
+        ...
+
+
+class Backbone(Protocol):
+    """Any model between its embeddings and its output layer."""
+
+    def __call__(
+        self,
+        embeddings: Tensor,
+        state: Any,
+        /,
+        *,
+        mask: Causal | Blocks,
+        positions: Tensor,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        """Embedded rows (B, Q, D) after a state -> hidden rows (B, Q, D) and the next state.
+
+        `mask` tells which rows see which (`mask.visible` returns it as a tensor), `positions` (Q,) are the positions of
+        the rows in the segment, `lengths` (B,) their valid number; the others are padding on the right.
+        """
+        ...
+
+
+class InputMemory(Protocol):
+    """A memory at the input and output of a model's layers, as the model uses it."""
+
+    @property
+    def num_read(self) -> int:
+        """Rows before the tokens of a segment."""
+        ...
+
+    @property
+    def num_extra(self) -> int:
+        """Rows of a segment besides its tokens."""
+        ...
+
+    @property
+    def reach(self) -> int:
+        """Largest number of positions between a row and a later row that it sees."""
+        ...
+
+    def init(self, batch: int, inner: Any) -> Any:
+        """A state without memory, around a new state of the layers."""
+        ...
+
+    def inner(self, state: Any) -> Any:
+        """The layers' part of a state."""
+        ...
+
+    def own(self, state: Any) -> Any:
+        """The state without the layers' part; None if nothing is left."""
+        ...
+
+    def with_inner(self, state: Any, inner: Any) -> Any:
+        """The state with another state of the layers."""
+        ...
+
+    def __call__(
+        self, embeddings: Tensor, state: Any, backbone: Backbone, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Hidden rows of embedded tokens (B, L, D) after a state, and the next state."""
+        ...
+
+
+class NoInputMemory:
+    """Tokens pass through the layers alone, and a state is the state of the layers."""
+
+    num_read = num_extra = reach = 0
+
+    def init(self, batch: int, inner: Any) -> Any:
+        return inner
+
+    def inner(self, state: Any) -> Any:
+        return state
+
+    def own(self, state: Any) -> None:
+        return None
+
+    def with_inner(self, state: Any, inner: Any) -> Any:
+        return inner
+
+    def __call__(
+        self, embeddings: Tensor, state: Any, backbone: Backbone, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        positions = torch.arange(embeddings.shape[1], device=embeddings.device)
+        return backbone(embeddings, state, mask=Causal(), positions=positions, lengths=lengths)
 
 
 def projection_work(layer: Layer) -> int:
@@ -258,14 +447,14 @@ def projection_work(layer: Layer) -> int:
 
 
 def matrix_work(module: nn.Module) -> int:
-    """Multiply-adds of one row with all weights of a module that are not vectors."""
+    """Multiply-adds of one row with all weights of a module except vectors."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.dim() > 1)
 
 
 def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: int, dim: int) -> Tensor:
     """The last `num_slots` valid entries along `dim` of [memory ; segment], contiguous and detached.
 
-    `rows` holds `num_new` segment entries at its end, of which row b uses the first lengths[b].
+    `rows` ends with `num_new` entries of the segment, of which the first lengths[b] are valid.
     """
     total = rows.shape[dim]
     if lengths is None:
@@ -279,7 +468,7 @@ def keep_newest(rows: Tensor, num_slots: int, lengths: Tensor | None, num_new: i
 
 
 def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
-    """The memory (B, M, D) after a segment's rows x (B, L, D), of which row b uses the first lengths[b]."""
+    """The memory (B, M, D) after a segment's rows x (B, L, D), of which the first lengths[b] are valid."""
     num_slots, num_new = memory.shape[1], x.shape[1]
     if num_slots == 0:
         return memory
@@ -292,12 +481,12 @@ def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def widened(like: Tensor) -> Tensor:
-    """The same in fp32 or better: for memories that sums and counts go into."""
+    """The same in float32 or better: for memories of sums and counts."""
     return like.to(torch.promote_types(like.dtype, torch.float32))
 
 
 def fit_slots(rows: Tensor, num_slots: int, dim: int) -> Tensor:
-    """As many entries along `dim`: the last of what is there, behind zeros where there are fewer."""
+    """The last `num_slots` entries along `dim`; zeros come first if there are fewer."""
     have = rows.shape[dim]
     if have >= num_slots:
         return rows.narrow(dim, have - num_slots, num_slots).contiguous()

@@ -1,7 +1,7 @@
 """Recurrent networks as baselines: LSTM (Hochreiter & Schmidhuber, 1997) and QRNN (Bradbury et al., 2017).
 
 Their layers have no attention and no residuals, as in AWD-LSTM and AWD-QRNN (Merity et al., 2018): rows in, rows out,
-and a state of one size that has seen the whole past. So there are no slots to count, and no memory length to choose.
+and a state of fixed size that depends on the whole past. They have neither memory slots nor a memory length.
 
 Shapes: B batch, L segment, D model width, W cells, k kernel.
 """
@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from mnemo.memory.protocol import Layerless, Segment, keep_newest, matrix_work, widened
+from mnemo.memory.protocol import Extent, Layerless, Segment, Stage, Traits, keep_newest, matrix_work, widened
 from mnemo.memory.state import select, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Recurrent(Layerless):
+    traits: ClassVar[Traits] = Traits()
     width: int | None = None
-    """Cells of each layer; as many as the model is wide when left out, else their output is projected to its width."""
+    """Cells of each layer; the model width if left out. Another number is projected to the model width."""
 
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
@@ -33,25 +34,27 @@ class _Recurrent(Layerless):
     def check(self, model: Any) -> None:
         positions = type(model.positions).__name__
         if not model.memory.attending(model.num_layers) and positions != "NoPositions":
-            raise ValueError(f"no layer attends, so nothing would read {positions} positions: use NoPositions")
+            raise ValueError(f"no layer attends, so {positions} positions would have no effect: use NoPositions")
         if model.tokens is not None and model.tokens.blocks:
-            raise ValueError('recurrent layers read rows in their order, so memory tokens need mask="causal"')
+            raise ValueError('recurrent layers read rows in order, so memory tokens need mask="causal"')
         if model.tokens is not None and model.tokens.carry_read:
             raise ValueError("recurrent layers cannot read memory tokens twice, as carry_read does: use write=True")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSTM(_Recurrent):
-    def build(self, dim: int, drop: nn.Module) -> nn.Module:
+    traits: ClassVar[Traits] = Traits(compile_obstacle="LSTM layers run in fused kernels", single_precision=True)
+
+    def build(self, dim: int, drop: nn.Module) -> RecurrentStage:
         return RecurrentStage(LSTMCells(dim, self.width or dim), dim, drop)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QRNN(_Recurrent):
     kernel: int = 2
-    """Inputs that the gates of a token see, its own the last."""
+    """Inputs that the gates of a token depend on; the last is the token's."""
     zoneout: float = 0.0
-    """Chance that a cell keeps its value over a token of training."""
+    """Probability in training that a cell keeps its value at a token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +63,7 @@ class QRNN(_Recurrent):
         if not 0 <= self.zoneout < 1:
             raise ValueError(f"zoneout {self.zoneout} is not in [0, 1)")
 
-    def build(self, dim: int, drop: nn.Module) -> nn.Module:
+    def build(self, dim: int, drop: nn.Module) -> RecurrentStage:
         return RecurrentStage(QRNNCells(dim, self.width or dim, self.kernel, self.zoneout), dim, drop)
 
 
@@ -78,7 +81,7 @@ class QRNNState(NamedTuple):
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Half precision off, where there is any: torch reads bf16 as a wish for fp16 in its recurrent kernels."""
+    """Autocast off, if the device has it: with bf16, PyTorch would run its recurrent kernels in fp16."""
     available = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
@@ -93,16 +96,16 @@ class LSTMCells(nn.Module):
         return LSTMState(like.new_zeros(batch, self.width), like.new_zeros(batch, self.width))
 
     def forward(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
-        """Rows (B, L, W) of all inputs (B, L, D), and the state behind the first lengths[b] of them."""
+        """Rows (B, L, W) of all inputs (B, L, D), and the state after the first lengths[b] of them."""
         x = x.to(state.cell.dtype)
         with full_precision(x.device):
             rows, (hidden, cell) = self.lstm(x, (state.hidden[None], state.cell[None]))
-            after = LSTMState(hidden[0], cell[0]) if lengths is None else self._behind(x, state, lengths)
+            after = LSTMState(hidden[0], cell[0]) if lengths is None else self._state_after(x, state, lengths)
         return rows, after
 
     @torch.no_grad()
-    def _behind(self, x: Tensor, state: LSTMState, lengths: Tensor) -> LSTMState:
-        """Read again up to each row's length, for the fused kernels tell the cells of the last token only."""
+    def _state_after(self, x: Tensor, state: LSTMState, lengths: Tensor) -> LSTMState:
+        """A second pass up to each row's length: the fused kernels return only the cells of the last token."""
         packed = pack_padded_sequence(x, lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
         _, (hidden, cell) = self.lstm(packed, (state.hidden[None], state.cell[None]))
         some = (lengths > 0)[:, None]
@@ -121,7 +124,7 @@ class QRNNCells(nn.Module):
         return QRNNState(like.new_zeros(batch, self.width), like.new_zeros(batch, self.kernel - 1, self.dim))
 
     def forward(self, x: Tensor, state: QRNNState, lengths: Tensor | None) -> tuple[Tensor, QRNNState]:
-        """Rows (B, L, W) of all inputs (B, L, D), and the state behind the first lengths[b] of them."""
+        """Rows (B, L, W) of all inputs (B, L, D), and the state after the first lengths[b] of them."""
         num_new, before = x.shape[1], self.kernel - 1
         inputs = torch.cat([state.inputs, x], 1)
         seen = torch.cat([inputs[:, i : i + num_new] for i in range(self.kernel)], -1)  # (B, L, k * D)
@@ -135,7 +138,7 @@ class QRNNCells(nn.Module):
         return output.sigmoid() * cells[:, 1:], after
 
     def _zone(self, write: Tensor) -> Tensor:
-        """Without writing a cell keeps its value: at random in training, on average afterwards."""
+        """Reduce writing, so that cells keep their value: at random in training, by the mean in evaluation."""
         if self.zoneout == 0:
             return write
         if not self.training:
@@ -146,8 +149,8 @@ class QRNNCells(nn.Module):
 def pool(keep: Tensor, add: Tensor, first: Tensor) -> Tensor:
     """c_0 = first (B, W) and c_t = keep_t * c_{t-1} + add_t for L rows (B, L, W), as (B, 1 + L, W).
 
-    All rows at once in log2(L) rounds: after a round of `step`, a row has what its last 2 * step rows added, and in
-    `keep` the part that it leaves of what came before them.
+    All rows are computed together in log2(L) rounds: after a round of `step`, a row holds the sum over its last
+    2 * step rows, and `keep` the factor of the rows before them.
     """
     sums, keep = torch.cat([first[:, None], add], 1), F.pad(keep, (0, 0, 1, 0))
     step = 1
@@ -158,7 +161,7 @@ def pool(keep: Tensor, add: Tensor, first: Tensor) -> Tensor:
     return sums
 
 
-class RecurrentStage(nn.Module):
+class RecurrentStage(Stage):
     def __init__(self, cells: LSTMCells | QRNNCells, dim: int, drop: nn.Module) -> None:
         super().__init__()
         self.cells = cells
@@ -174,24 +177,21 @@ class RecurrentStage(nn.Module):
         rows, after = self.cells(x, state, segment.lengths)
         return self.drop(self.project(rows)), tree_map(Tensor.detach, after)
 
-    def slots(self, state: Any) -> int:
-        return 0
-
-    def ahead(self, state: Any) -> int:
-        return 0
+    def extent(self, state: Any) -> Extent:
+        return Extent(0)
 
     def resize(self, state: Any, length: int) -> Any:
         return state
 
-    def window(self, state: Any, segment: int) -> RecurrentWindow:
-        return RecurrentWindow(self, state)
+    def open(self, state: Any, segment: int) -> OpenRecurrent:
+        return OpenRecurrent(self, state)
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
         return rows * matrix_work(self)
 
 
-class RecurrentWindow:
-    """The state at the open segment's beginning, and the one behind its last token, which is all that is open."""
+class OpenRecurrent:
+    """The states at the beginning of the open segment and after its last token."""
 
     def __init__(self, stage: RecurrentStage, state: Any) -> None:
         self.stage = stage
@@ -204,18 +204,18 @@ class RecurrentWindow:
     def commit(self) -> None:
         self.committed = self.newest
 
-    def close(self) -> Any:
+    def state(self) -> Any:
         return tree_map(Tensor.clone, self.committed)
 
-    def open(self, length: int) -> Any:
+    def contents(self, length: int) -> Any:
         return tree_map(Tensor.clone, self.newest)
 
-    def reopen(self, opened: Any, count: int) -> None:
+    def restore(self, contents: Any, count: int) -> None:
         if count:
-            self.newest = opened
+            self.newest = contents
 
-    def select(self, rows: Tensor) -> RecurrentWindow:
+    def select(self, rows: Tensor) -> OpenRecurrent:
         rows = rows.to(self.newest.cell.device)
-        other = RecurrentWindow(self.stage, select(self.committed, rows))
+        other = OpenRecurrent(self.stage, select(self.committed, rows))
         other.newest = select(self.newest, rows)
         return other

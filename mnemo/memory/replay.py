@@ -1,7 +1,7 @@
-"""Decoding for any stage: the open segment is read again, from the committed state, with every token.
+"""Decoding for any stage: with every token, the open segment is computed again from the committed memory.
 
-Exact, and linear in the segment for each token: a first window for a new mechanism. Those whose memory stands still
-within a segment have windows of their own, which keep keys and values instead and know block masks.
+Exact, but the work of a token grows with the segment: a first decoder for a new mechanism. Mechanisms whose memory does
+not change within a segment have their own, which keep keys and values instead and support block masks.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 from mnemo.memory.protocol import Segment, Stage
 from mnemo.memory.state import leaves, select, tree_map
+from mnemo.ops import Blocks
 
 
-class ReplayOpen(NamedTuple):
+class ReplayContents(NamedTuple):
     rows: Tensor
-    """(B, T, D): the open segment's inputs"""
+    """(B, T, D): inputs of the open segment"""
 
 
-class ReplayWindow:
+class ReplayedSegment:
     def __init__(self, stage: Stage, state: Any, segment: int, dim: int) -> None:
         like = next(leaf for _, leaf in leaves(state) if leaf.is_floating_point())
-        self.stage, self.state, self.after = stage, state, state
+        self.stage, self.memory, self.after = stage, state, state
         self.rows = like.new_zeros(len(like), segment, dim)
 
     def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
-        if segment.blocks is not None:
-            raise MnemoError("this memory cannot be decoded between memory tokens: its segments are read again")
+        if isinstance(segment.row_mask, Blocks):
+            raise MnemoError("this memory cannot be decoded between memory tokens: its decoder has no block masks")
         end = count + x.shape[1]
         self.rows[:, count:end] = x
-        out, self.after = self.stage(self.rows[:, :end], self.state, segment)
+        out, self.after = self.stage(self.rows[:, :end], self.memory, segment)
         return out[:, count:]
 
     def commit(self) -> None:
-        self.state = self.after
+        self.memory = self.after
 
-    def close(self) -> Any:
-        return tree_map(torch.clone, self.state)
+    def state(self) -> Any:
+        return tree_map(torch.clone, self.memory)
 
-    def open(self, length: int) -> ReplayOpen:
-        return ReplayOpen(self.rows[:, :length].clone(memory_format=torch.contiguous_format))
+    def contents(self, length: int) -> ReplayContents:
+        return ReplayContents(self.rows[:, :length].clone(memory_format=torch.contiguous_format))
 
-    def reopen(self, opened: ReplayOpen, count: int) -> None:
-        self.rows[:, :count] = opened.rows[:, :count]
+    def restore(self, contents: ReplayContents, count: int) -> None:
+        self.rows[:, :count] = contents.rows[:, :count]
 
-    def select(self, rows: Tensor) -> ReplayWindow:
+    def select(self, rows: Tensor) -> ReplayedSegment:
         rows = rows.to(self.rows.device)
-        other = ReplayWindow(self.stage, select(self.state, rows), *self.rows.shape[1:])
+        other = ReplayedSegment(self.stage, select(self.memory, rows), *self.rows.shape[1:])
         other.rows = self.rows.index_select(0, rows)
         return other

@@ -1,6 +1,6 @@
 """Operations on states. A state is a tree of tuples and NamedTuples whose leaves are tensors, batch first.
 
-No function changes its argument. Every mechanism's state goes through the same tree map.
+No function changes its argument. The functions know no mechanism: all use the same tree map.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 State = Any
 Start = Literal["empty", "zeros"]
-"""What a text begins behind: no memory, or one full of zeros that are attended to."""
+"""The state before a text: no memory, or a memory full of zeros that are attended to."""
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: State) -> State:
@@ -27,7 +27,7 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: State) -> State:
 
 
 def tree_zip(function: Callable[..., Tensor], *trees: State) -> State:
-    """One tree from several of the same shape: `function` takes their tensors at each place."""
+    """One tree from several of the same shape: `function` is applied to the tensors at each place."""
     first = trees[0]
     if isinstance(first, Tensor):
         return function(*trees)

@@ -1,4 +1,4 @@
-"""Rows that leave a memory and wait, oldest first, until they fill a block."""
+"""Rows that have left a memory and wait, oldest first, until they fill a block."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 def leaving(
     waiting: Tensor, waiting_length: Tensor, valid: Tensor, used: Tensor, num_slots: int, num_new: int
 ) -> tuple[Tensor, Tensor]:
-    """Which rows of [waiting ; memory ; segment] wait after a segment, and how many are valid.
+    """Indices (B, W + num_new) of the rows of [waiting ; memory ; segment] that wait after a segment; lengths (B,).
 
-    `waiting` (B, W, D) holds waiting_length[b] rows on its left; the memory's `num_slots` hold valid[b] on their
-    right; the segment's `num_new` rows are used up to used[b]. Returns indices (B, W + num_new) and lengths (B,).
+    `waiting` (B, W, D) has waiting_length[b] valid rows on its left, the memory of `num_slots` rows has valid[b] on its
+    right, and the segment of `num_new` rows has used[b] on its left.
     """
     room = waiting.shape[1]
     gone = (valid + used - num_slots).clamp(min=0)
     place = torch.arange(room + num_new, device=waiting.device)
-    behind = room + (num_slots - valid)[:, None] + place - waiting_length[:, None]
-    index = torch.where(place < waiting_length[:, None], place, behind)
+    leaving_row = room + (num_slots - valid)[:, None] + place - waiting_length[:, None]
+    index = torch.where(place < waiting_length[:, None], place, leaving_row)
     return index.clamp(max=room + num_slots + num_new - 1), waiting_length + gone
 
 

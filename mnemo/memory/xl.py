@@ -1,24 +1,37 @@
 """Transformer-XL's memory (Dai et al., 2019): a layer keeps its last M inputs and attends to them as a constant.
 
-Training keeps the inputs themselves, because the weights that project them change. Inference keeps their projected
-keys and values, which do not: equal numbers, a fraction of the work.
+Training keeps the inputs, because the weights that project them change. Inference keeps their projected keys and
+values, which do not change: the same numbers at a fraction of the work.
+
+Shapes: B batch, L segment, M memory slots, D model width, H heads, d head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mnemo.memory.kv_buffer import SPARE, empty_keys, extend
-from mnemo.memory.protocol import Layer, Scope, Segment, fit_slots, keep_newest, projection_work, remember
+from mnemo.memory.kv_buffer import SPARE, KeyValueCache, KeyValues, empty_keys
+from mnemo.memory.protocol import (
+    Extent,
+    Layer,
+    Segment,
+    Stage,
+    Traits,
+    fit_slots,
+    keep_newest,
+    projection_work,
+    remember,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class XL:
+    traits: ClassVar[Traits] = Traits(key_value_cache=True)
     length: int = 512
     """Slots of memory of each layer; 0 for none."""
 
@@ -26,14 +39,13 @@ class XL:
         if self.length < 0:
             raise ValueError(f"memory length {self.length} is negative")
 
-    @property
-    def grouped(self) -> bool:
-        return False
-
     def check(self, model: Any) -> None:
-        pass
+        """It fits every model."""
 
-    def stage(self, layers: Sequence[nn.Module]) -> nn.Module:
+    def published(self) -> XL:
+        return self
+
+    def stage(self, layers: Sequence[nn.Module]) -> XLStage:
         (layer,) = layers
         return XLStage(layer)
 
@@ -45,76 +57,63 @@ class XLState(NamedTuple):
     """(B,) valid slots, right-aligned"""
 
 
-class XLCache(NamedTuple):
-    keys: Tensor
-    values: Tensor
-    """(B, H, M, d) each, newest last; views of larger buffers, perhaps"""
-    length: Tensor
-
-
-class XLStage(nn.Module):
+class XLStage(Stage):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer: Layer = layer  # type: ignore[assignment]
 
     def init(
         self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False
-    ) -> XLState | XLCache:
+    ) -> XLState | KeyValueCache:
         valid = torch.full((batch,), length if full else 0, device=like.device)
         hidden = like.new_zeros(batch, length, like.shape[-1])
         state = XLState(hidden, valid)
         return self._project(state) if cached else state
 
-    def _project(self, state: XLState) -> XLCache:
+    def _project(self, state: XLState) -> KeyValueCache:
         keys, values = self.layer.keys_values(state.hidden)
-        return XLCache(keys.contiguous(), values.contiguous(), state.length)
+        return KeyValueCache(keys.contiguous(), values.contiguous(), state.length)
 
-    def forward(self, x: Tensor, state: XLState | XLCache, segment: Segment) -> tuple[Tensor, XLState | XLCache]:
-        num_new, num_slots = x.shape[1], self.slots(state)
+    def forward(
+        self, x: Tensor, state: XLState | KeyValueCache, segment: Segment
+    ) -> tuple[Tensor, XLState | KeyValueCache]:
+        num_new, num_slots = x.shape[1], self.extent(state).slots
         length = (state.length + (num_new if segment.lengths is None else segment.lengths)).clamp(max=num_slots)
         if isinstance(state, XLState):
             keys, values = self.layer.keys_values(x, state.hidden)
             after = XLState(remember(state.hidden, x, segment.lengths), length)
         else:
-            keys, values, kept_keys, kept_values = extend(state.keys, state.values, *self.layer.keys_values(x))
+            (keys, values), after = state.append(KeyValues(*self.layer.keys_values(x)), length)
             if segment.lengths is not None:
-                kept_keys = keep_newest(keys, num_slots, segment.lengths, num_new, 2)
-                kept_values = keep_newest(values, num_slots, segment.lengths, num_new, 2)
-            after = XLCache(kept_keys, kept_values, length)
-        relation = segment.relation(self.layer, num_slots + num_new, segment.ahead)
-        scope = Scope(relation, segment.mask(num_slots), state.length + num_new, record=segment.record)
+                kept = (keep_newest(part, num_slots, segment.lengths, num_new, 2) for part in (keys, values))
+                after = KeyValueCache(*kept, length)
+        scope = segment.scope(self.layer, num_slots, num_slots + num_new, state.length + num_new)
         context, _ = self.layer.attend(x, keys, values, scope)
         return self.layer.finish(x, context), after
 
-    def slots(self, state: XLState | XLCache) -> int:
-        return state.hidden.shape[1] if isinstance(state, XLState) else state.keys.shape[2]
+    def extent(self, state: XLState | KeyValueCache) -> Extent:
+        return Extent(state.hidden.shape[1] if isinstance(state, XLState) else state.keys.shape[2])
 
-    def ahead(self, state: XLState | XLCache) -> int:
-        return 0
-
-    def resize(self, state: XLState | XLCache, length: int) -> XLState | XLCache:
+    def resize(self, state: XLState | KeyValueCache, length: int) -> XLState | KeyValueCache:
         valid = state.length.clamp(max=length)
         if isinstance(state, XLState):
             return XLState(fit_slots(state.hidden, length, 1), valid)
-        return XLCache(fit_slots(state.keys, length, 2), fit_slots(state.values, length, 2), valid)
+        return KeyValueCache(fit_slots(state.keys, length, 2), fit_slots(state.values, length, 2), valid)
 
-    def window(self, state: XLState | XLCache, segment: int) -> XLWindow:
-        return XLWindow(self.layer, self._project(state) if isinstance(state, XLState) else state, segment)
+    def open(self, state: XLState | KeyValueCache, segment: int) -> OpenXL:
+        return OpenXL(self.layer, self._project(state) if isinstance(state, XLState) else state, segment)
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
         return 0 if cached else 2 * slots * projection_work(self.layer)
 
 
-class XLOpen(NamedTuple):
-    keys: Tensor
-    values: Tensor
-    """(B, H, T, d) each: the open segment's, oldest first"""
+class OpenXL:
+    """Buffers of the memory and of the open segment after it, with free slots for the segments that follow.
 
+    When they are used up, the memory is copied to the beginning.
+    """
 
-class XLWindow:
-    """Buffers of the memory, the open segment behind it, and room to move on before all is copied to their front."""
-
-    def __init__(self, layer: Layer, cache: XLCache, segment: int) -> None:
+    def __init__(self, layer: Layer, cache: KeyValueCache, segment: int) -> None:
         self.layer, self.segment, self.begin = layer, segment, 0
         self.num_slots = cache.keys.shape[2]
         slots = self.num_slots + segment + self.num_slots // SPARE
@@ -129,8 +128,7 @@ class XLWindow:
         end = self.begin + num_keys
         new, all_keys = slice(end - x.shape[1], end), slice(self.begin, end)
         self.keys[:, :, new], self.values[:, :, new] = self.layer.keys_values(x)
-        relation = segment.relation(self.layer, num_keys, segment.ahead)
-        scope = Scope(relation, segment.mask(self.num_slots), self.length + count + x.shape[1])
+        scope = segment.scope(self.layer, self.num_slots, num_keys, self.length + count + x.shape[1])
         context, _ = self.layer.attend(x, self.keys[:, :, all_keys], self.values[:, :, all_keys], scope)
         return self.layer.finish(x, context)
 
@@ -143,26 +141,26 @@ class XLWindow:
             self.begin = 0
         self.length = (self.length + self.segment).clamp(max=self.num_slots)
 
-    def close(self) -> XLCache:
-        return XLCache(*self._copy(0, self.num_slots), self.length.clone())
+    def state(self) -> KeyValueCache:
+        return KeyValueCache(*self._copy(0, self.num_slots), self.length.clone())
 
-    def open(self, length: int) -> XLOpen:
-        return XLOpen(*self._copy(self.num_slots, self.num_slots + length))
+    def contents(self, length: int) -> KeyValues:
+        return KeyValues(*self._copy(self.num_slots, self.num_slots + length))
 
     def _copy(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Slots of the memory and the segment, counted from the memory's first."""
+        """Slots of [memory ; segment], counted from the memory's first."""
         part = slice(self.begin + begin, self.begin + end)
         keys, values = self.keys[:, :, part], self.values[:, :, part]
         return keys.clone(memory_format=torch.contiguous_format), values.clone(memory_format=torch.contiguous_format)
 
-    def reopen(self, opened: XLOpen, count: int) -> None:
+    def restore(self, contents: KeyValues, count: int) -> None:
         begin = self.begin + self.num_slots
-        self.keys[:, :, begin : begin + count] = opened.keys[:, :, :count]
-        self.values[:, :, begin : begin + count] = opened.values[:, :, :count]
+        self.keys[:, :, begin : begin + count] = contents.keys[:, :, :count]
+        self.values[:, :, begin : begin + count] = contents.values[:, :, :count]
 
-    def select(self, rows: Tensor) -> XLWindow:
+    def select(self, rows: Tensor) -> OpenXL:
         rows = rows.to(self.keys.device)
-        other = object.__new__(XLWindow)
+        other = object.__new__(OpenXL)
         other.layer, other.segment, other.begin, other.num_slots = self.layer, self.segment, self.begin, self.num_slots
         other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
         other.length = self.length.index_select(0, rows)

@@ -1,13 +1,7 @@
-"""The transformer: its configuration, layers, positions and embedding. It knows the memory protocol only."""
+"""The transformer: its configuration, layers, positions and embedding. It uses the memory protocol only."""
 
-from mnemo.model.model import (
-    InitConfig,
-    Model,
-    ModelConfig,
-    Output,
-    attention_objection,
-    evaluating,
-    stage_layers,
-)
+from mnemo.model.config import InitConfig, ModelConfig, attention_objection
+from mnemo.model.model import Model, Output, evaluating
+from mnemo.model.stages import stage_layers
 
 __all__ = ["InitConfig", "Model", "ModelConfig", "Output", "attention_objection", "evaluating", "stage_layers"]

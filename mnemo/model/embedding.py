@@ -109,7 +109,7 @@ class TokenEmbedding(nn.Module):
         return x * self.dim**0.5
 
     def _by_bin(self, ids: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if _shapes_must_be_fixed(ids):
             return self._from_every_bin(ids)
         flat = ids.reshape(-1)
         x = self.projections[0].new_zeros(flat.shape[0], self.dim)
@@ -122,7 +122,7 @@ class TokenEmbedding(nn.Module):
         return x.view(*ids.shape, self.dim)
 
     def _from_every_bin(self, ids: Tensor) -> Tensor:
-        """The same with shapes that do not depend on the ids: every bin is asked for every token."""
+        """The same with shapes that do not depend on the ids: every bin embeds every token."""
         parts = []
         for table, projection, low, high in zip(
             self.tables, self.projections, self.bins.edges, self.bins.edges[1:], strict=False
@@ -207,6 +207,12 @@ class Softmax(nn.Module):
         if len(self.bins) > 1:
             return self.log_probabilities(hidden, embedding)
         return _logits(hidden, *self._head(embedding))
+
+
+def _shapes_must_be_fixed(ids: Tensor) -> bool:
+    """Whether ids have no values to branch on: in a compiled or recorded program, and on the meta device."""
+    recording = ids.is_cuda and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or ids.is_meta or recording
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ Shapes: B batch, T rows, L queries, K keys, D model width, H heads, d head size.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,6 +116,16 @@ class RMSNorm(nn.Module):
 
 
 NORMS: dict[NormKind, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+def add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """The residual sum of rows x (..., D) and the output of a branch, and the norm of that sum."""
+    total = x + branch
+    return total, norm(total)
+
+
+AddNorm = Callable[[Tensor, Tensor, nn.Module], tuple[Tensor, Tensor]]
+"""As `add_norm`."""
 
 
 def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
@@ -280,12 +291,17 @@ class TransformerLayer(nn.Module):
         out = F.scaled_dot_product_attention(q, k, attention.split(v), attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
-    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, add_norm: AddNorm = add_norm) -> Tensor:
+        """The layer's output for rows x (B, T, D) and their attention contexts (B, T, H * d).
+
+        `added` (B, T, D) joins the attention output. `add_norm`: a faster form of `layers.add_norm`.
+        """
         if self.gate is not None:
             context = self.gate(self._inner(x), context)
         attended = self.attention.output(context)
-        x = x + self.drop(attended if added is None else attended + added)
+        attended = self.drop(attended if added is None else attended + added)
         if self.pre:
-            return x + self.feed_forward(self.norm_feed_forward(x))
-        x = self.norm_attention(x)
-        return self.norm_feed_forward(x + self.feed_forward(x))
+            x, normed = add_norm(x, attended, self.norm_feed_forward)
+            return x + self.feed_forward(normed)
+        x = add_norm(x, attended, self.norm_attention)[1]
+        return add_norm(x, self.feed_forward(x), self.norm_feed_forward)[1]

@@ -1,4 +1,4 @@
-"""Position encodings. Each is a configuration and a module that answers the same four questions.
+"""Position encodings. Each is a configuration and a module with the four methods of `Positions`.
 
 Shapes: K keys, D model width, H heads, d head size. Tables are in descending distance: column K - 1 is distance 0.
 """
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
-from mnemo.memory.protocol import Relation
+from mnemo.memory.protocol import Layer, Relation
 from mnemo.model.layers import Attention, Dropout, DropoutConfig
 from mnemo.ops.rotary import rotary_angles
 
@@ -23,7 +23,7 @@ def sinusoids(
     num_keys: int, dim: int, clamp: int | None, dtype: torch.dtype, device: torch.device, ahead: int = 0
 ) -> Tensor:
     """[sin, cos] of distances K-1 ... -ahead, at most `clamp`, (K + ahead, D); computed in float64."""
-    make = _sinusoids if torch.compiler.is_compiling() else _kept_sinusoids
+    make = _sinusoids if torch.compiler.is_compiling() else _cached_sinusoids
     return make(num_keys, dim, clamp, dtype, device, ahead)
 
 
@@ -38,26 +38,26 @@ def _sinusoids(
     return torch.cat([angle.sin(), angle.cos()], -1).to(dtype)
 
 
-_kept_sinusoids = functools.lru_cache(maxsize=32)(_sinusoids)
+_cached_sinusoids = functools.lru_cache(maxsize=32)(_sinusoids)
 
 
 class Positions(Protocol):
-    """What the model asks of a position encoding."""
+    """A position encoding as the model uses it."""
 
     def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        """Add to embedded tokens (B, T, D) that stand at `slots` (T,) or (B, T) of a segment of this length."""
+        """Add positions to embedded tokens (B, T, D) at `slots` (T,) or (B, T) of a segment of this length."""
         ...
 
     def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        """Add to the input of a layer, likewise."""
+        """Add positions to the input of a layer, likewise."""
         ...
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Any:
-        """What all layers of a call share, dropout included, for distances num_keys - 1 ... -ahead."""
+        """The encoding that all layers of a call share, after dropout, of distances num_keys - 1 ... -ahead."""
         ...
 
     def relation(self, layer: int, attention: Attention, encoding: Any, ahead: int) -> Relation:
-        """The tables of one layer, for the distances that the encoding has."""
+        """The tables of one layer for the distances of the encoding."""
         ...
 
 
@@ -66,12 +66,12 @@ class Relative:
     """Transformer-XL's: projected sinusoids of the distance, and biases u and v."""
 
     clamp: int | None = None
-    """Largest distance that is told apart."""
+    """Largest distance; larger ones count as equal to it."""
     biases_per_layer: bool = False
     """u and v for every layer, not one pair for all."""
     shared_projection: bool = False
-    """Project sinusoids with the layer's own query and key weights instead of separate ones; u and v are then the
-    query of distance 0 (the authors' Penn Treebank model)."""
+    """Project sinusoids with the layer's query and key weights instead of separate ones; u and v are then the query of
+    distance 0 (the authors' Penn Treebank model)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Shaw:
     distances: int = 1024
     """Rows of the table; larger distances use its last."""
     clamp: int | None = None
-    """How many distances are told apart."""
+    """Number of different distances; larger ones count as equal to the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,7 @@ class Sinusoidal:
     """Sinusoids of the absolute position, added to the input once (Vaswani et al., 2017)."""
 
     clamp: int | None = None
+    """Largest position; larger ones count as equal to it."""
     countdown: bool = False
     """Count down to 0 at the segment's last token, as the published code does, instead of up from 0."""
 
@@ -108,11 +109,12 @@ class Rotary:
     """Rotary positions (Su et al., 2021)."""
 
     base: float = 10000.0
+    """Ratio of the longest wavelength to the shortest, about."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoPositions:
-    """None: for recurrent layers, which read in order, or for attention that tells positions by its mask alone."""
+    """No encoding: for recurrent layers, or for attention whose only notion of order is its mask."""
 
 
 AnyPositions = Relative | Shaw | Sinusoidal | Learned | Rotary | NoPositions
@@ -120,9 +122,10 @@ AnyPositions = Relative | Shaw | Sinusoidal | Learned | Rotary | NoPositions
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a position module must know of the model."""
+    """The sizes of the model that a position module depends on."""
 
     num_layers: int
+    """Layers that attend."""
     dim: int
     num_heads: int
     head_dim: int
@@ -167,7 +170,7 @@ class RelativePositions(nn.Module):
         return Relation(self._heads(r), origin, origin, ahead=ahead)
 
     def _heads(self, r: Tensor) -> Tensor:
-        """(K, H * d) -> (H, K, d), head by head in memory, as products with queries read it."""
+        """(K, H * d) -> (H, K, d), contiguous for products with queries."""
         return r.view(-1, self.sizes.num_heads, self.sizes.head_dim).transpose(0, 1).contiguous()
 
 
@@ -186,7 +189,7 @@ class ShawPositions(nn.Module):
         return x
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
-        """Table rows of distances K-1 ... -ahead; the table's last row is distance 0, also for what is ahead."""
+        """Table rows of distances K-1 ... -ahead; the last row is distance 0 and all negative ones."""
         limit = min(self.config.distances, self.config.clamp or self.config.distances)
         distance = torch.arange(num_keys - 1, -1 - ahead, -1, device=like.device).clamp(0, limit - 1)
         return self.config.distances - 1 - distance
@@ -288,8 +291,36 @@ def build(config: AnyPositions, sizes: Sizes) -> nn.Module:
     return MODULES[type(config)](config, sizes)  # type: ignore[call-arg]
 
 
+@dataclass(frozen=True)
+class ProjectedPositions:
+    """Position tables that are projected in the call that uses them; see `mnemo.memory.protocol.PositionTables`."""
+
+    positions: Positions
+    encoding: Any
+    """Of the largest number of keys and of keys ahead that any layer needs"""
+    ahead: int
+    """Keys ahead in the encoding"""
+
+    def relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
+        near = nearest(self.encoding, num_keys, ahead, self.ahead)
+        return self.positions.relation(layer.index, layer.attention, near, ahead)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class StoredPositions:
+    """Position tables that were projected before, for segments of at most some length: see `Model.tables`."""
+
+    relations: tuple[Relation, ...]
+    """Of every layer that attends"""
+    num_later: int = 0
+    """Keys that will follow the present ones; the wrapped positions of memory tokens count them"""
+
+    def relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
+        return self.relations[layer.index].nearest(num_keys + self.num_later, ahead)
+
+
 def nearest(encoding: Any, num_keys: int, ahead: int, have_ahead: int) -> Any:
-    """An encoding for fewer keys: tables in descending distance keep near distances, slot angles their beginning."""
+    """An encoding for fewer keys: the near distances of tables, the first angles of rotary positions."""
     if encoding is None:
         return None
     if isinstance(encoding, tuple):

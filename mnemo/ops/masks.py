@@ -1,19 +1,21 @@
-"""Which keys a query may see, as small frozen values.
+"""Masks: which keys a query may see, as small frozen values.
 
-Query i of a call stands at key index `offset + i`; distance(i, j) = offset + i - j.
+Query i of a call is at the position of key `offset + i`; distance(i, j) = offset + i - j.
+
+Shapes: B batch, L queries, K keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 Ahead = Literal["signed", "zero", "wrap"]
-"""How a key ahead of its query is positioned: by its negative distance; by no position term at all; or by what the
-published shift trick leaves there, which is the next query's term for a far distance."""
+"""The position term of a key ahead of its query: that of its negative distance; none; or the one that the published
+shift trick leaves there, which is the next query's term for a far distance."""
 
 
 def distances(num_queries: int, num_keys: int, offset: int, device: torch.device | None = None) -> Tensor:
@@ -25,23 +27,29 @@ def distances(num_queries: int, num_keys: int, offset: int, device: torch.device
 class Mask(Protocol):
     @property
     def ahead(self) -> Ahead:
-        """How keys ahead are positioned, where the mask lets them be seen."""
+        """The position term of visible keys ahead."""
         ...
 
     def visible(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> Tensor:
-        """Boolean (L, K), or (B, L, K) where rows differ."""
+        """Boolean (L, K), or (B, L, K) if rows differ."""
         ...
 
     def span(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The same as the keys [first, last) that every query sees, (L,) or (B, L) each: no mask leaves gaps."""
+        """The visible keys [first, last) of every query, (L,) or (B, L) each: masks have no gaps."""
         ...
 
 
 @dataclass(frozen=True)
 class Causal:
-    """Keys at distance 0 and more, and less than `window` where one is given."""
+    """Keys at distance 0 and more, and less than `window` if one is given."""
 
     window: int | None = None
+    reach: ClassVar[int] = 0
+    """Largest number of positions between a row and a later row that it sees"""
+
+    def within(self, window: int) -> Causal:
+        """The same mask with an attention window."""
+        return Causal(window)
 
     @property
     def ahead(self) -> Ahead:
@@ -60,7 +68,7 @@ class Causal:
 
 @dataclass(frozen=True, eq=False)
 class KeyLimit:
-    """Causal, but row b sees only its first limits[b] keys."""
+    """Causal, and row b sees only its first limits[b] keys."""
 
     limits: Tensor
 
@@ -80,7 +88,7 @@ class KeyLimit:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Memory tokens around a segment: rows [read, tokens, write, padding] behind cached keys.
+    """Memory tokens around a segment: rows [read, tokens, write, padding] after cached keys.
 
     Tokens see the cache, the read block and earlier tokens; the read block sees itself; the write block sees the read
     block, all tokens and itself. Padding sees only itself, so that no row is empty.
@@ -93,19 +101,23 @@ class Blocks:
     memory_sees_cache: bool = False
     ahead: Ahead = "signed"
     begun: int = 0
-    """Rows of the segment that earlier calls have read: the queries go on behind them"""
+    """Rows of the segment that earlier calls have processed; the queries follow them"""
 
     @property
     def reach(self) -> int:
-        """How far ahead of itself a row may look."""
+        """Largest number of positions between a row and a later row that it sees."""
         return max(self.read, self.write) - 1
+
+    def within(self, window: int) -> Blocks:
+        """The same mask: blocks have no attention window."""
+        return self
 
     def visible(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> Tensor:
         rows = torch.arange(num_queries, device=device) + self.begun
         columns = torch.arange(num_keys, device=device) - offset + self.begun  # negative in the cache
         read, token, write = self._kinds(rows)
         read_key, token_key, write_key = self._kinds(columns)
-        behind = rows[:, None] - columns[None, :]
+        distance = rows[:, None] - columns[None, :]
 
         def pairs(queries: Tensor, keys: Tensor) -> Tensor:
             return queries[:, :, None] & keys[:, None, :]
@@ -114,16 +126,15 @@ class Blocks:
         return (
             pairs(sees_cache, (columns < 0)[None])
             | pairs(read | token | write, read_key)
-            | (pairs(token, token_key) & (behind >= 0))
+            | (pairs(token, token_key) & (distance >= 0))
             | pairs(write, token_key | write_key)
-            | (behind == 0)
+            | (distance == 0)
         )
 
     def span(self, num_queries: int, num_keys: int, offset: int, device: torch.device) -> tuple[Tensor, Tensor]:
         rows = torch.arange(num_queries, device=device) + self.begun
         read, token, write = self._kinds(rows)
-        origin = offset - self.begun
-        """The key of the segment's first row"""
+        origin = offset - self.begun  # the key of the segment's first row
         alone = (rows + origin).expand(len(self.lengths), -1)
         of_memory = 0 if self.memory_sees_cache else origin
         first = torch.where(token, 0, torch.where(read | write, of_memory, alone))
@@ -132,7 +143,7 @@ class Blocks:
         return first, last.clamp(max=num_keys)
 
     def _kinds(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which of the segment's rows (N,) belong to the read block, the tokens and the write block, (B, N) each."""
+        """Whether rows of the segment (N,) belong to the read block, the tokens and the write block, (B, N) each."""
         begin_write = self.read + self.lengths[:, None]
         read = ((index >= 0) & (index < self.read)).expand(len(self.lengths), -1)
         token = (index >= self.read) & (index < begin_write)
@@ -140,10 +151,10 @@ class Blocks:
         return read, token, write
 
     def row_keys(self, num_queries: int, valid: int | Tensor) -> Tensor:
-        """(B,): the keys that a row has in all, without padding, when `valid` keys are there after this call."""
+        """(B,): the number of keys at the end of the segment, without padding, if there are `valid` after this call."""
         return valid - self.begun - num_queries + self.read + self.lengths + self.write
 
 
 def as_text(visible: Tensor) -> str:
-    """A mask (L, K) as lines of text: # where a key is seen."""
+    """A mask (L, K) as lines of text: # for visible keys."""
     return "\n".join("".join("#" if seen else "." for seen in row) for row in visible.tolist())

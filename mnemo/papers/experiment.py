@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from mnemo.config import digest
-from mnemo.report.content import Figure
+from mnemo.report.figure import Figure
 from mnemo.report.findings import Sample, Table, Verdict
 
 Budget = Literal["smoke", "small", "paper"]

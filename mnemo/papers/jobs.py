@@ -85,8 +85,12 @@ def training_cell(
     scores: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Cell:
     """Train a recipe, then score it: by name, a split and the fields of an EvalConfig, `no_memory` or `sliding`."""
-    settings = {"recipe": to_json(recipe), "scores": {key: dict(value) for key, value in (scores or {}).items()}}
-    return Cell(name=name, job="train", settings=settings, labels=dict(labels))
+    return Cell(name=name, job="train", settings=training_settings(recipe, scores), labels=dict(labels))
+
+
+def training_settings(recipe: Recipe, scores: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Settings of the job `train`."""
+    return {"recipe": to_json(recipe), "scores": {key: dict(value) for key, value in (scores or {}).items()}}
 
 
 @job("train")

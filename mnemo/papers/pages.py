@@ -12,16 +12,17 @@ from typing import Any
 
 from mnemo.papers import every_experiment
 from mnemo.papers.experiment import BUDGETS, Budget, Experiment, Results
-from mnemo.papers.store import Found, grid_folder, read_grid
-from mnemo.report.experiment_markdown import markdown_overview
+from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, read_grid
+from mnemo.report.experiment_markdown import MOST_ROWS, markdown_overview
 from mnemo.report.experiment_page import ANSWERS, ExperimentPage, write_experiment, write_overview
-from mnemo.report.findings import Verdict
+from mnemo.report.findings import Table, Verdict
 
 INDEX, REPORT = "index.html", "report.html"
 LEAD = (
-    "What `mnemo reproduce` measured: every claim with the paper's numbers and ours, and whether it holds. `mnemo "
-    "reproduce --list` names all experiments, and `mnemo reproduce --overview` writes this page. Times are sums over "
-    "cells, several of which may have shared a device."
+    "Every claim with the paper's numbers and ours, and whether it holds by the rule of [experiments](experiments.md). "
+    "`mnemo reproduce --list` names all experiments; `mnemo reproduce --out results --overview docs/RESULTS.md` writes "
+    "this file from the stored results, and `mnemo reproduce --out results --report` writes pages with figures. Times "
+    "are sums over cells, several of which may have shared a device."
 )
 
 
@@ -107,32 +108,44 @@ def _facts(experiment: Experiment, results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def write_page(experiment: Experiment, out: Path, budget: Budget, found: Found) -> Path:
+def write_page(experiment: Experiment, site: Path, budget: Budget, found: Found) -> Path:
     page = build_page(experiment, found)
-    return write_experiment(page, grid_folder(out, experiment.name, budget), overview=f"../../{INDEX}")
+    return write_experiment(page, grid_folder(site, experiment.name, budget), overview=f"../../{INDEX}")
 
 
-def write_index(out: Path) -> Path:
-    """The overview of everything in `out`."""
-    return write_overview(all_pages(out), out / INDEX)
+def write_index(out: Path, site: Path) -> Path:
+    """The page that lists the experiments with results in `out` and a page in `site`."""
+    links = [(page, f"{page.name}/{page.budget}/{REPORT}") for page in all_pages(out)]
+    return write_overview([(page, link) for page, link in links if (site / link).exists()], site / INDEX)
 
 
-def all_pages(out: Path) -> list[tuple[ExperimentPage, str]]:
-    """Every experiment with results in `out`, with the link to its page from there."""
-    pages = []
-    for experiment in every_experiment().values():
-        for budget in BUDGETS:
-            grid = grid_folder(out, experiment.name, budget)
-            if (grid / REPORT).exists():
-                link = f"{experiment.name}/{budget}/{REPORT}"
-                pages.append((build_page(experiment, read_grid(grid, experiment, budget)), link))
-    return pages
+def has_results(out: Path, experiment: Experiment, budget: Budget) -> bool:
+    grid = grid_folder(out, experiment.name, budget)
+    return (grid / RESULTS).exists() or (grid / CELLS).exists()
+
+
+def all_pages(out: Path) -> list[ExperimentPage]:
+    """The contents of a page for every experiment and budget with results in `out`."""
+    return [
+        build_page(experiment, read_grid(grid_folder(out, experiment.name, budget), experiment, budget))
+        for experiment in every_experiment().values()
+        for budget in BUDGETS
+        if has_results(out, experiment, budget)
+    ]
 
 
 def results_markdown(out: Path, beside: Path) -> str | None:
-    """All results in `out` for a file in the folder `beside`, or None where there are none."""
-    pages, prefix = all_pages(out), Path(os.path.relpath(out.resolve(), beside)).as_posix()
+    """All results in `out` for a Markdown file in the folder `beside`; None without results.
+
+    It depends on the results alone and links to them. Figures and long tables are in the pages, which are not kept.
+    """
+    prefix = Path(os.path.relpath(out.resolve(), beside)).as_posix()
+    pages = [replace(page, figures=(), tables=_short(page.tables)) for page in all_pages(out)]
     if not pages:
         return None
-    text = markdown_overview([(page, f"{prefix}/{link}") for page, link in pages])
+    text = markdown_overview([(page, f"{prefix}/{page.name}/{page.budget}/{RESULTS}") for page in pages])
     return f"# Results\n\n{LEAD}\n\n{text}"
+
+
+def _short(tables: Sequence[Table]) -> list[Table]:
+    return [table for table in tables if len(table.rows) <= MOST_ROWS]

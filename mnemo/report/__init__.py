@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mnemo.report.figure_files import write_figures
 from mnemo.report.files import write_text
-from mnemo.report.page import PICTURE, build_page
+from mnemo.report.run_page import PICTURE, build_page
 from mnemo.report.runs import is_run, read_runs
 
 __all__ = ["is_run", "write_report"]
@@ -16,7 +16,7 @@ __all__ = ["is_run", "write_report"]
 def write_report(runs: Sequence[Path], out: Path, *, title: str | None = None, lead: str | None = None) -> list[str]:
     """Write the page `out`, and its figures as SVG and CSV in a folder next to it.
 
-    Returns what was left out, as the page says it: files that are missing or broken, runs that are none.
+    Returns notes about missing and broken files and runs, which the page leaves out and lists too.
     """
     found, notes = read_runs(runs)
     folder = out.with_name(f"{out.stem}-files")

@@ -1,6 +1,6 @@
-"""The page of `mnemo analyse`: where memory helps on a text, what attention looks at, what memories keep of their past.
+"""The page of `mnemo analyse`: where memory helps on a text, attention by distance, what memories keep of their past.
 
-Losses are in bits per token, whatever the tokens are: what memory saves adds up over a text.
+Losses are in bits per token for all kinds of tokens, so that savings can be summed over a text.
 """
 
 from __future__ import annotations
@@ -8,58 +8,61 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
 from mnemo.analysis import Alpha, AttentionByDistance, Gain
-from mnemo.report import frame, shaded_text
-from mnemo.report.content import Figure
+from mnemo.report import page_template, shaded_text
+from mnemo.report.figure import Figure
 from mnemo.report.figure_files import write_figures
 from mnemo.report.files import csv_text, write_text
-from mnemo.report.frame import Section
-from mnemo.report.markup import Markup, join, tag
-from mnemo.report.measures import bits
+from mnemo.report.findings import Table
+from mnemo.report.number_text import number
+from mnemo.report.page_template import Card, Section, figure_section
 from mnemo.report.plots import Line, heat_figure, line_figure
-from mnemo.report.scales import number
+from mnemo.units import bits
 
 FILES = "report-files"
-TOKENS = "tokens.csv"
+TOKENS, WIDE_HEADS = "tokens.csv", "wide-heads.csv"
 MOST_POINTS = 120
-"""Of a curve: longer ones show means of neighbours."""
+"""Points of a curve; longer ones show means of neighbours."""
 MOST_LINES = 6
 MOST_HEADS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextAnalysis:
-    """What was found out about one text."""
+    """Measurements on one text."""
 
     run: str
     text: str
     """Its name."""
     ids: Sequence[int]
     pieces: Sequence[str]
-    """What each token looks like; a character of several tokens is the last one's."""
+    """The text of each token; a character of several tokens belongs to the last one."""
     unit: str
-    """What a token is: byte, char, word, bpe."""
+    """Kind of token: byte, char, word, bpe."""
     facts: Sequence[tuple[str, str]]
     gain: Gain
     attention: AttentionByDistance | None = None
     alpha: Alpha | None = None
     left_out: Sequence[str] = ()
-    """What the page does not show, and why."""
+    """Parts that the page does not show, and why."""
 
 
 def write_analysis(found: TextAnalysis, folder: Path) -> Path:
     """Write `folder`/report.html, with its figures as SVG and CSV, and every token's losses, in report-files/."""
     sections = [section for section in _sections(found) if section is not None]
     drawn = [figure for section in sections for figure in section.figures]
-    write_figures(folder / FILES, drawn, {TOKENS: _token_table(found)})
+    others = {TOKENS: _token_table(found)}
+    if found.attention is not None:
+        table = _wide_heads(found.attention)
+        others[WIDE_HEADS] = csv_text(table.headers, table.rows)
+    write_figures(folder / FILES, drawn, others)
     path = folder / "report.html"
-    lead = f"What {found.run} makes of {len(found.ids):,} tokens, segments of {found.gain.segment:,} at a time."
-    page = frame.build(found.text, lead, sections, problems=found.left_out, top=_cards(found))
-    write_text(path, page)
+    lead = f"{found.run} on {len(found.ids):,} tokens, in segments of {found.gain.segment:,}."
+    html = page_template.build(found.text, lead, sections, folder=FILES, problems=found.left_out, cards=_cards(found))
+    write_text(path, html)
     return path
 
 
@@ -71,57 +74,40 @@ def _token_table(found: TextAnalysis) -> str:
     return csv_text(headers, [(place, *row) for place, row in enumerate(rows, 1)])
 
 
-def _cards(found: TextAnalysis) -> Markup:
+def _cards(found: TextAnalysis) -> list[Card]:
     gain = found.gain
     kept, lost, saved = (bits(float(part.mean())) for part in (gain.with_memory, gain.without, gain.gain))
-    helped = float((bits_of(gain.gain) > shaded_text.EDGES[0]).mean())
-    harmed = float((bits_of(gain.gain) < -shaded_text.EDGES[0]).mean())
-    cards = [
-        ("With memory", number(kept), "bits", f"per {_token(found.unit)}, on average"),
-        ("Without", number(lost), "bits", "the memory emptied before every segment"),
-        ("Memory saves", number(saved), "bits", f"{saved / lost:.1%} of the loss" if lost > 0 else ""),
-        ("Tokens it helps", f"{helped:.0%}", "", f"by {shaded_text.EDGES[0]} bits or more; it harms {harmed:.0%}"),
+    helped = float((bits(gain.gain) > shaded_text.EDGES[0]).mean())
+    harmed = float((bits(gain.gain) < -shaded_text.EDGES[0]).mean())
+    token = {"byte": "byte", "char": "character", "word": "word"}.get(found.unit, "token")
+    return [
+        Card("With memory", number(kept), "bits", f"per {token}, on average"),
+        Card("Without", number(lost), "bits", "the memory emptied before every segment"),
+        Card("Memory saves", number(saved), "bits", f"{saved / lost:.1%} of the loss" if lost > 0 else ""),
+        Card("Tokens it helps", f"{helped:.0%}", "", f"by {shaded_text.EDGES[0]} bits or more; it harms {harmed:.0%}"),
     ]
-    drawn = [
-        tag(
-            "div",
-            tag("dt", label),
-            tag("dd", tag("div", value, tag("small", f" {unit}"), class_="big"), tag("div", detail, class_="detail")),
-            class_="card",
-        )
-        for label, value, unit, detail in cards
-    ]
-    return tag("dl", *drawn, class_="cards")
-
-
-def _token(unit: str) -> str:
-    return {"byte": "byte", "char": "character", "word": "word"}.get(unit, "token")
-
-
-def bits_of(nats: np.ndarray) -> np.ndarray:
-    return nats / np.log(2)
 
 
 def _sections(found: TextAnalysis) -> list[Section | None]:
     return [
-        frame.figure_section(
+        figure_section(
             "losses",
             "Where memory helps",
-            "Every token was predicted twice: behind the memory of all segments before, and with the memory emptied "
-            "before its segment. A segment's first tokens then see next to nothing, so memory helps them most.",
+            "Every token was predicted twice: with the memory of all earlier segments, and with the memory emptied "
+            "before its segment. Without memory the first tokens of a segment have almost no context, so memory helps "
+            "them most.",
             [_curve(found), _along(found), _by_position(found)],
-            FILES,
         ),
         _passages(found),
-        _strip(found),
-        _attention(found),
+        _text(found),
+        *_attention(found),
         _alpha(found),
-        Section("facts", "How it was measured", "", tag("div", frame.facts_list(found.facts), class_="card run")),
+        Section("facts", "How it was measured", "", "facts.html.j2", found.facts),
     ]
 
 
 def binned(values: np.ndarray, first: int = 0, most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """(x, y) of neighbours' means, at most so many; x is the middle of those averaged."""
+    """At most `most` points (x, y): means of neighbouring values, at the middle of their indices."""
     edges = np.linspace(0, len(values), min(most, len(values)) + 1).astype(int).tolist()
     pairs = zip(edges, edges[1:], strict=False)
     return [(first + (begin + end - 1) / 2, float(values[begin:end].mean())) for begin, end in pairs]
@@ -129,8 +115,8 @@ def binned(values: np.ndarray, first: int = 0, most: int = MOST_POINTS) -> list[
 
 def _curve(found: TextAnalysis) -> Figure:
     lines = [
-        Line("without memory", binned(bits_of(found.gain.without), 1)),
-        Line("with memory", binned(bits_of(found.gain.with_memory), 1)),
+        Line("without memory", binned(bits(found.gain.without), 1)),
+        Line("with memory", binned(bits(found.gain.with_memory), 1)),
     ]
     return line_figure(
         "losses-along-the-text", "Along the text", _averaged(found), lines, x_label="token", y_label="bits per token"
@@ -145,9 +131,9 @@ def _averaged(found: TextAnalysis) -> str:
 def _along(found: TextAnalysis) -> Figure:
     return line_figure(
         "gain-along-the-text",
-        "What memory saves along the text",
+        "Savings along the text",
         _averaged(found),
-        [Line("gain", binned(bits_of(found.gain.gain), 1))],
+        [Line("gain", binned(bits(found.gain.gain), 1))],
         x_label="token",
         y_label="bits saved per token",
         reference=("no gain", 0.0),
@@ -155,11 +141,11 @@ def _along(found: TextAnalysis) -> Figure:
 
 
 def _by_position(found: TextAnalysis) -> Figure:
-    lines = [Line("gain", binned(bits_of(found.gain.by_position()), 1))]
+    lines = [Line("gain", binned(bits(found.gain.by_position()), 1))]
     return line_figure(
         "gain-by-position",
         "Inside a segment",
-        "What memory saves at each position of a segment, the first segment left out.",
+        "Bits that memory saves at each position of a segment, without the first segment.",
         lines,
         x_label="position in the segment",
         y_label="bits saved per token",
@@ -168,45 +154,38 @@ def _by_position(found: TextAnalysis) -> Figure:
 
 
 def _passages(found: TextAnalysis) -> Section | None:
+    gains = bits(found.gain.gain)
     chosen = shaded_text.passages(found.gain, found.unit)
-    if not chosen:
-        return None
     about = (
-        "The passages where memory saves most, beyond what it saves at such places of a segment anyway. "
-        "What comes before is grey; what memory could see of it is farther back."
+        "The passages on which memory saves most, compared with its usual savings at the same positions of a segment. "
+        "The text before each is grey; memory may also have used text farther back."
     )
-    drawn = [shaded_text.draw_passage(passage, found.pieces, bits_of(found.gain.gain)) for passage in chosen]
-    return Section("passages", "Largest gains", about, tag("div", *drawn, class_="columns"))
+    content = [shaded_text.passage_content(passage, found.pieces, gains) for passage in chosen]
+    return Section("passages", "Largest gains", about, "passages.html.j2", content) if chosen else None
 
 
-def _strip(found: TextAnalysis) -> Section:
+def _text(found: TextAnalysis) -> Section:
     shown = min(len(found.pieces), shaded_text.MOST_SHOWN)
-    body = tag(
-        "div",
-        shaded_text.legend(),
-        tag(
-            "pre", shaded_text.shaded(found.pieces[:shown], bits_of(found.gain.gain), found.gain.segment), tabindex="0"
-        ),
-        tag("p", tag("a", "Every token's losses as CSV", href=quote(f"{FILES}/{TOKENS}")), class_="links"),
-        class_="card sample gains",
-    )
+    pieces = shaded_text.shaded(found.pieces[:shown], bits(found.gain.gain), found.gain.segment)
     cut = f" The first {shown:,} tokens are shown." if shown < len(found.pieces) else ""
-    return Section(
-        "text", "The text", f"Shaded by what memory saves on each token; a bar opens every segment.{cut}", body
-    )
+    about = f"Shaded by the bits that memory saves on each token; a vertical bar begins every segment.{cut}"
+    content = {"levels": shaded_text.LEVELS, "pieces": pieces, "file": TOKENS}
+    return Section("text", "The text", about, "shaded_text.html.j2", content)
 
 
-def _attention(found: TextAnalysis) -> Section | None:
+def _attention(found: TextAnalysis) -> list[Section | None]:
     if found.attention is None:
-        return None
+        return []
     about = (
-        f"What {found.attention.queries:,} tokens attend to, on average. Distance 0 is the token itself; the next "
-        "token is what it predicts."
+        f"The attention of {found.attention.queries:,} tokens, averaged. Distance 0 is the token itself; the next "
+        "token is the one that it predicts."
     )
     drawn = [_buckets(found.attention), _heads(found.attention)]
-    section = frame.figure_section("attention", "Attention by distance", about, drawn, FILES)
-    assert section is not None
-    return Section(section.slug, section.title, about, join([section.body, _wide(found.attention)]), section.figures)
+    tables = {WIDE_HEADS: _wide_heads(found.attention)}
+    return [
+        figure_section("attention", "Attention by distance", about, drawn),
+        Section("wide-heads", "Heads that reach farthest", "", "tables.html.j2", tables),
+    ]
 
 
 def _buckets(attention: AttentionByDistance) -> Figure:
@@ -218,7 +197,7 @@ def _buckets(attention: AttentionByDistance) -> Figure:
     return heat_figure(
         "attention-by-layer",
         "Share of each layer's attention",
-        "How much of its attention a layer spends at which distance, its heads averaged.",
+        "Share of a layer's attention at each distance, averaged over its heads.",
         grid,
         x_label="tokens back",
         y_label="layer",
@@ -234,8 +213,8 @@ def _heads(attention: AttentionByDistance) -> Figure:
     return heat_figure(
         "attention-by-head",
         "Every head",
-        "Mean attention at each distance, over the tokens that see that far; the fifth of the heads that reaches "
-        "farthest is outlined.",
+        "Mean attention at each distance, over the tokens that can see that far. Outlined: the fifth of the heads "
+        "that reaches farthest.",
         heads.tolist(),
         x_label="tokens back",
         y_label="layer.head",
@@ -246,18 +225,17 @@ def _heads(attention: AttentionByDistance) -> Figure:
     )
 
 
-def _wide(attention: AttentionByDistance) -> Markup:
+def _wide_heads(attention: AttentionByDistance) -> Table:
     rows = [(f"{head.layer + 1}.{head.head + 1}", head.reach) for head in attention.wide_heads()[:MOST_HEADS]]
-    listed = frame.value_table(("wide head (layer.head)", "mean distance in tokens"), rows)
-    return tag("div", listed, class_="card wide scroll small")
+    return Table("Wide heads", ("wide head (layer.head)", "mean distance in tokens"), rows)
 
 
 def _alpha(found: TextAnalysis) -> Section | None:
     if found.alpha is None:
         return None
     about = (
-        "How much of each memory row is what it was, and how much it has looked up ahead: alpha is 1 where the past "
-        f"is all, averaged over heads and {found.alpha.segments:,} segments. Slot 1 is the oldest."
+        "Alpha is the share of each memory slot that keeps its past; the rest is replaced by looking ahead. Averaged "
+        f"over heads and {found.alpha.segments:,} segments. Slot 1 is the oldest."
     )
     mean = found.alpha.mean
     chosen = sorted(set(np.linspace(0, len(mean) - 1, min(MOST_LINES, len(mean))).round().astype(int).tolist()))
@@ -273,4 +251,4 @@ def _alpha(found: TextAnalysis) -> Section | None:
         y_label="layer",
         row_labels=[layer + 1 for layer in found.alpha.layers],
     )
-    return frame.figure_section("alpha-section", "What memories keep", about, [curve, heat], FILES)
+    return figure_section("alpha-section", "What memories keep", about, [curve, heat])

@@ -1,20 +1,42 @@
-"""The kinds of chart that a report draws: lines, bars, and the memory of every layer."""
+"""Charts drawn with Matplotlib: lines and points, bars, memory plans.
+
+Sizes are in pixels of a picture that is 480 wide. Matplotlib is imported inside functions, since that takes long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from mnemo.report import svg
-from mnemo.report.scales import Axis, doubling, linear, logarithmic, number, plain, tick_labels
+from mnemo.report.number_text import number, plain, tick_labels
+from mnemo.report.style import LIGHT, NUM_COLORS
+from mnemo.report.svg import Drawing, clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.lines import Line2D
 
 Point = tuple[float, float]
-HEIGHT = 270.0
-MOST_MARKERS, MOST_POINTS = 40, 600
-"""Marked points of a series: of a line, and where there is no line."""
-MAX_POINTS = 240
-"""Longer lines are averaged down to about this many points; the numbers next to the page keep all."""
+WIDTH, PLOT_HEIGHT = 480, 210
+LEFT, RIGHT, BOTTOM = 46, 18, 42
+"""Margins of a plot for its tick labels and axis labels."""
+CHAR_WIDTH = 8.2
+"""Width of a character; rather wide, since pages enlarge the text of figures on a phone."""
+MAX_LINE_POINTS = 240
+"""Longer lines show means of neighbouring points; the CSV file keeps all."""
+MAX_LINE_MARKERS, MAX_MARKERS = 40, 600
+"""Markers of a series with a line and without one."""
+TICK_DISTANCE = 0.08
+"""Least distance of measured lengths that get a tick, as a share of the axis."""
+MARKERS = {"o": 7.5, "s": 7.0, "^": 8.5, "D": 6.5}
+"""Shapes and their sizes."""
+DASHES = ((0, ()), (0, (3.5, 2)), (0, (1, 2)))
+"""Dashes change when the markers repeat, so that lines differ by more than their colour."""
+MAX_PANEL_COLUMNS = 3
 
 
 @dataclass(frozen=True)
@@ -22,8 +44,9 @@ class Series:
     label: str
     points: Sequence[Point]
     color: int
+    """Number of its colour, marker and dashes."""
     faint: bool = False
-    """A thin line without markers, drawn behind the others and left out of the legend."""
+    """A thin line without markers, below the others and not in the legend."""
     band: Sequence[Point] = ()
     """Lower and upper edge around every point, or nothing."""
 
@@ -35,27 +58,27 @@ class LineChart:
     y_label: str
     x_kind: Literal["linear", "doubling"] = "linear"
     reference: tuple[str, float] | None = None
-    """A labelled level to compare with."""
+    """Label and y of a horizontal line to compare with."""
+    mark: tuple[str, float] | None = None
+    """Label and x of a vertical line, such as the training length."""
     y_max: float | None = None
     """Lines are cut off above this."""
     y_logarithmic: bool = False
     markers: bool = True
     joined: bool = True
-    """Whether the points of a series are one line."""
+    """Whether the points of a series are joined by a line."""
     x_from_zero: bool = True
-    """Whether a linear axis of x begins at 0."""
-    single_named: bool = False
-    """Whether a series that is alone has a legend too."""
+    """Whether a linear x axis begins at 0."""
 
 
 @dataclass(frozen=True)
 class Bar:
     label: str
     value: float | None
-    """None: there is no bar, only its name and what is shown."""
+    """None: no bar, only its label and text."""
     color: int
     shown: str
-    tip: str = ""
+    """The value as text, at the end of the bar."""
 
 
 @dataclass(frozen=True)
@@ -66,165 +89,184 @@ class LayerMemory:
     long: bool
 
 
-def draw_lines(chart: LineChart, slug: str, title: str, description: str) -> str:
-    entries = [svg.LegendEntry(s.label, s.color, chart.markers, chart.joined) for s in chart.series if not s.faint]
-    named = len(entries) > 1 or chart.single_named
-    key, top = svg.legend(entries if named else [], 46, svg.WIDTH - 58)
-    margins = svg.Margins(top + 18, 14, 40, 46)
-    height = HEIGHT + top
-    x, y = _axes(chart, margins, height)
-    clip = f"{slug}-clip"
-    body = [
-        _clip(clip, margins, height),
-        key,
-        _frame(chart, x, y, margins, height),
-        svg.element("g", "".join([*_bands(chart, x, y), *_lines(chart, x, y)]), clip_path=f"url(#{clip})"),
-        "".join(_markers(chart, x, y)),
-        _reference(chart, x, y),
-    ]
-    return svg.drawing(slug, title, description, "".join(body), height)
+def new_canvas(height: float) -> Canvas:
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(WIDTH / 72, math.ceil(height) / 72), dpi=72)
+    canvas.patch.set_visible(False)
+    return canvas
 
 
-def _axes(chart: LineChart, margins: svg.Margins, height: float) -> tuple[Axis, Axis]:
-    xs = [point[0] for series in chart.series for point in series.points]
-    ys = [point[1] for series in chart.series for point in series.points]
-    ys += [edge for series in chart.series for edges in series.band for edge in edges]
-    if chart.y_max is not None:
-        ys = [min(value, chart.y_max) for value in ys]
-    if chart.reference:
-        ys.append(chart.reference[1])
-    left, right = margins.left, svg.WIDTH - margins.right
-    x = doubling(xs, left + 6, right - 8) if chart.x_kind == "doubling" else _plain(chart, xs, left, right)
-    make = logarithmic if chart.y_logarithmic and min(ys) > 0 else linear
-    return x, make(ys, height - margins.bottom, margins.top)
+def new_axes(canvas: Canvas, left: float, top: float, right: float, bottom: float) -> Axes:
+    """Empty axes without a frame between these distances from the left and upper edges."""
+    height = 72 * canvas.get_size_inches()[1]
+    axes = canvas.add_axes((left / WIDTH, 1 - bottom / height, (right - left) / WIDTH, (bottom - top) / height))
+    axes.patch.set_visible(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, pad=6, labelcolor=LIGHT["muted"], labelsize=12)
+    axes.set_axisbelow(True)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return axes
 
 
-def _plain(chart: LineChart, xs: Sequence[float], left: float, right: float) -> Axis:
-    if not chart.x_from_zero:
-        axis = linear(xs, left + 6, right - 8, count=6)
-        whole = tuple(tick for tick in axis.ticks if float(tick).is_integer())
-        return replace(axis, ticks=whole) if whole and all(float(x).is_integer() for x in xs) else axis
-    axis = linear([0.0, *xs], left, right, zero=True, count=6)
-    return axis if max(xs) > 0 else linear([0.0, 1.0], left, right, zero=True)
+def write(axes: Axes, x: float, y: float, words: str, color: str = "muted", **placed: Any) -> None:
+    """Text at a place of the axes in data coordinates."""
+    axes.annotate(words, (x, y), color=LIGHT[color], fontsize=12, annotation_clip=False, **placed)
 
 
-def _clip(name: str, margins: svg.Margins, height: float) -> str:
-    area = svg.box(
-        margins.left, margins.top - 2, svg.WIDTH - margins.left, height - margins.top - margins.bottom + 4, ""
+def fit(label: str, width: float) -> str:
+    """The label on one line, shortened in the middle if it is too long for `width` pixels."""
+    label = clean(" ".join(label.split()))
+    room = max(4, int(width / CHAR_WIDTH))
+    head = (room - 1) // 2
+    shown = label if len(label) <= room else label[:head] + "…" + label[len(label) - (room - 1 - head) :]
+    return shown.replace("$", r"\$")  # Matplotlib reads text between dollars as mathematics
+
+
+def series_color(color: int) -> str:
+    return LIGHT[f"c{color % NUM_COLORS}"]
+
+
+def draw_lines(chart: LineChart) -> Drawing:
+    main = [series for series in chart.series if not series.faint]
+    names = [series.label for series in main] + [level[0] for level in (chart.reference, chart.mark) if level]
+    labels = [fit(name, WIDTH - LEFT - RIGHT - 36) for name in names]
+    num_columns = max(1, int((WIDTH - LEFT) // (36 + max(map(len, labels)) * CHAR_WIDTH)))
+    top = 28.0 + 18.5 * -(-len(labels) // num_columns)
+    canvas = new_canvas(top + PLOT_HEIGHT + BOTTOM)
+    axes = new_axes(canvas, LEFT, top, WIDTH - RIGHT, top + PLOT_HEIGHT)
+    _scale_axes(axes, chart)
+    _label_axes(axes, chart)
+    for series in chart.series:
+        if series.faint:
+            _draw_line(axes, series, linewidth=1.1, alpha=0.5)
+    handles, tips = [], {}
+    for series in main:
+        dashes = DASHES[series.color // len(MARKERS) % len(DASHES)] if len(main) > len(MARKERS) else "solid"
+        artists = [_draw_line(axes, series, linewidth=2, linestyle=dashes)] if chart.joined else []
+        if chart.markers:
+            name, points = f"markers-{len(tips)}", _marked_points(series, chart)
+            artists.append(_draw_markers(axes, series, points, name))
+            tips[name] = [f"{series.label}: {number(y)} at {chart.x_label} {plain(x)}" for x, y in points]
+        handles.append(tuple(artists))
+    _draw_legend(canvas, [*handles, *_draw_levels(axes, chart)], labels, num_columns)
+    return Drawing(canvas, tips)
+
+
+def _draw_legend(canvas: Canvas, handles: Sequence[Any], labels: Sequence[str], num_columns: int) -> None:
+    canvas.legend(
+        handles,
+        labels,
+        ncols=num_columns,
+        loc="upper left",
+        bbox_to_anchor=(LEFT / WIDTH, 1),
+        frameon=False,
+        borderpad=0,
+        borderaxespad=0.2,
+        handlelength=1.7,
+        handletextpad=0.5,
+        columnspacing=2.5,
+        labelspacing=0.55,
+        fontsize=12,
+        labelcolor=LIGHT["ink"],
     )
-    return svg.element("clipPath", area, id=name)
 
 
-def _frame(chart: LineChart, x: Axis, y: Axis, margins: svg.Margins, height: float) -> str:
-    bottom, right = height - margins.bottom, svg.WIDTH - margins.right
-    parts = []
-    for tick, label in zip(y.ticks, tick_labels(y.ticks), strict=True):
-        at = y.place(tick)
-        parts += [
-            svg.line(margins.left, at, right, at, "grid"),
-            svg.text(margins.left - 7, at + 4, label, "tick", "end"),
-        ]
-    for tick, label in zip(x.ticks, tick_labels(x.ticks), strict=True):
-        at = min(x.place(tick), svg.WIDTH - 2 - len(label) * svg.WIDE_CHAR / 2)  # a long one would be cut off
-        parts.append(svg.text(at, bottom + 17, label, "tick", "middle"))
-    parts += [
-        svg.line(margins.left, bottom, right, bottom, "base"),
-        svg.text((margins.left + right) / 2, height - 6, chart.x_label, "axis", "middle"),
-        svg.text(4, margins.top - 9, chart.y_label, "axis"),
-    ]
-    return "".join(parts)
+def _scale_axes(axes: Axes, chart: LineChart) -> None:
+    xs = [x for series in chart.series for x, _ in series.points]
+    ys = [y for series in chart.series for y in (*(y for _, y in series.points), *sum(series.band, ()))]
+    ys = ys if chart.y_max is None else [min(y, chart.y_max) for y in ys]
+    ys += [chart.reference[1]] if chart.reference else []
+    if chart.x_kind == "doubling":
+        _scale_doubling(axes, xs)
+    else:
+        axes.set_xlim(*_limits([*xs, *([0.0] if chart.x_from_zero else [])], padded=not chart.x_from_zero))
+        _set_ticks(axes.xaxis, _round_ticks(*axes.get_xlim(), whole=all(float(x).is_integer() for x in xs)))
+    if chart.y_logarithmic and min(ys) > 0:
+        pad = max((max(ys) / min(ys)) ** 0.04, 1.02)
+        axes.set_yscale("log")
+        axes.set_ylim(min(ys) / pad, max(ys) * pad)
+        _set_ticks(axes.yaxis, _ratio_ticks(*axes.get_ylim()))
+    else:
+        axes.set_ylim(*_limits(ys))
+        _set_ticks(axes.yaxis, _round_ticks(*axes.get_ylim()))
 
 
-def _reference(chart: LineChart, x: Axis, y: Axis) -> str:
-    if chart.reference is None:
-        return ""
-    label, level = chart.reference
-    at, end = y.place(level), svg.WIDTH - 14.0
-    words_x, words_y, anchor = _free_corner(chart, x, y, at, len(label) * svg.WIDE_CHAR)
-    drawn = svg.line(x.start, at, end, at, "reference")
-    return drawn + svg.text(words_x, words_y, label, "tick halo", anchor)
+def _limits(values: Sequence[float], padded: bool = True) -> Point:
+    """Ends of an axis that shows these values; it does not reach below 0 unless a value does."""
+    low, high = min(values), max(values)
+    if high <= low:
+        return (0.0, 1.0) if low == 0 else (low - abs(low) * 0.05, low + abs(low) * 0.05)
+    pad = (high - low) * 0.04 if padded else 0.0
+    return (max(low - pad, 0.0) if low >= 0 else low - pad), high + pad
 
 
-def _free_corner(chart: LineChart, x: Axis, y: Axis, at: float, width: float) -> tuple[float, float, str]:
-    """Where words at either end of a level, below or above it, meet the fewest of the lines."""
-    taken = [place for series in chart.series for place in _along(_placed(series, x, y))]
-    end = svg.WIDTH - 16.0
-    corners = [
-        (end, at + 15, "end"),
-        (end, at - 6, "end"),
-        (x.start + 4, at + 15, "start"),
-        (x.start + 4, at - 6, "start"),
-    ]
-    inside = [corner for corner in corners if y.end + 8 <= corner[1] <= y.start - 2] or corners[1:2]
-
-    def met(corner: tuple[float, float, str]) -> int:
-        left = corner[0] - width if corner[2] == "end" else corner[0]
-        return sum(left <= a <= left + width and corner[1] - 13 <= b <= corner[1] + 4 for a, b in taken)
-
-    return min(inside, key=met)
+def _set_ticks(axis: Axis, ticks: Sequence[float]) -> None:
+    axis.set_ticks(ticks, labels=tick_labels(ticks))
+    axis.set_ticks([], minor=True)
 
 
-def _along(points: Sequence[Point], parts: int = 8) -> list[Point]:
-    """The points, and some on the way from each to the next."""
-    pairs = zip(points, points[1:], strict=False)
-    between = [
-        (a[0] + (b[0] - a[0]) * part / parts, a[1] + (b[1] - a[1]) * part / parts)
-        for a, b in pairs
-        for part in range(1, parts)
-    ]
-    return [*points, *between]
+def _round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    from matplotlib.ticker import MaxNLocator
+
+    found = MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=whole).tick_values(low, high)
+    return [float(tick) for tick in found if low <= tick <= high]
 
 
-def _lines(chart: LineChart, x: Axis, y: Axis) -> list[str]:
-    behind_first = sorted(chart.series, key=lambda series: not series.faint)
-    return [
-        svg.path(_placed(series, x, y), _line_class(series))
-        for series in behind_first
-        if chart.joined and len(series.points) > 1
-    ]
+def _ratio_ticks(low: float, high: float) -> list[float]:
+    """Ticks of a logarithmic axis: 1, 2 and 5 times powers of ten, or fewer or more if it is long or short."""
+    from matplotlib.ticker import LogLocator
+
+    for factors in ((1, 2, 5), (1,)):
+        found = LogLocator(subs=factors, numticks=9).tick_values(low, high)
+        ticks = [float(tick) for tick in found if low <= tick <= high]
+        if len(ticks) <= 9:
+            break
+    return ticks if len(ticks) >= 3 else _round_ticks(low, high)
 
 
-def _bands(chart: LineChart, x: Axis, y: Axis) -> list[str]:
-    """Between the edges of every series that has them; nothing where both are the line itself."""
-    wide = [series for series in chart.series if len(series.points) > 1 and any(a < b for a, b in series.band)]
-    return [svg.area(_edges(series, x, y), f"band {svg.color_class(series.color)}") for series in wide]
+def _scale_doubling(axes: Axes, lengths: Sequence[float]) -> None:
+    """Equal distances for doubled lengths, 0 included; ticks at the lengths themselves."""
+    distinct = sorted(set(lengths))
+    unit = next((length for length in distinct if length > 0), 1.0)
+    low, high = distinct[0], distinct[-1] if len(distinct) > 1 else distinct[0] + unit
+
+    def share(length: float) -> float:
+        return math.log2(1 + length / unit)
+
+    import numpy as np
+
+    axes.set_xscale("function", functions=(lambda x: np.log2(1 + x / unit), lambda y: unit * (2**y - 1)))
+    axes.set_xlim(low, high)
+    kept: list[float] = []
+    for length in reversed(distinct):
+        if not kept or share(kept[-1]) - share(length) >= TICK_DISTANCE * (share(high) - share(low)):
+            kept.append(length)
+    _set_ticks(axes.xaxis, kept[::-1])
 
 
-def _edges(series: Series, x: Axis, y: Axis) -> list[Point]:
-    xs = [point[0] for point in series.points]
-    low, high = (
-        thinned([(a, edges[side]) for a, edges in zip(xs, series.band, strict=True)], MAX_POINTS) for side in (0, 1)
-    )
-    return [(x.place(a), y.place(b)) for a, b in [*high, *reversed(low)]]
+def _label_axes(axes: Axes, chart: LineChart) -> None:
+    axes.grid(axis="y", color=LIGHT["grid"], linewidth=1)
+    axes.spines["bottom"].set(visible=True, color=LIGHT["muted"], alpha=0.6)
+    axes.set_xlabel(fit(chart.x_label, WIDTH - LEFT), color=LIGHT["muted"], fontsize=12)
+    above = {"xytext": (4 - LEFT, 8), "xycoords": "axes fraction", "textcoords": "offset points"}
+    write(axes, 0, 1, fit(chart.y_label, WIDTH), **above)
 
 
-def _placed(series: Series, x: Axis, y: Axis) -> list[Point]:
-    return [(x.place(a), y.place(b)) for a, b in thinned(series.points, MAX_POINTS)]
-
-
-def _line_class(series: Series) -> str:
-    names = ["series", svg.color_class(series.color), svg.dash_class(series.color)]
-    return " ".join([*names, "faint"] if series.faint else names)
-
-
-def _markers(chart: LineChart, x: Axis, y: Axis) -> list[str]:
-    drawn = []
-    for series in chart.series if chart.markers else ():
-        visible = [point for point in series.points if chart.y_max is None or point[1] <= chart.y_max]
-        for a, b in [] if series.faint else _every(visible, MOST_MARKERS if chart.joined else MOST_POINTS):
-            tip = f"{series.label}: {number(b)} at {chart.x_label} {plain(a)}"
-            drawn.append(svg.marker(x.place(a), y.place(b), series.color, tip))
-    return drawn
-
-
-def _every(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """At most about that many of the points, the last one always among them."""
-    stride = -(-len(points) // most) or 1
-    return points[::-1][::stride]
+def _draw_line(axes: Axes, series: Series, **style: Any) -> Line2D:
+    """The line of a series, and the band around it if there is one."""
+    xs, ys = zip(*thinned(series.points, MAX_LINE_POINTS), strict=True)
+    if any(low < high for low, high in series.band):
+        edges = [thinned(list(enumerate(edge)), MAX_LINE_POINTS) for edge in zip(*series.band, strict=True)]
+        low, high = ([value for _, value in edge] for edge in edges)
+        axes.fill_between(xs, low, high, color=series_color(series.color), alpha=0.18, linewidth=0)
+    (line,) = axes.plot(xs, ys, color=series_color(series.color), solid_capstyle="round", **style)
+    return line
 
 
 def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
-    """Means of neighbours where there are more points than a line can show."""
+    """Means of neighbouring points if there are more than a line can show."""
     size = -(-len(points) // most)
     if size <= 1:
         return points
@@ -232,69 +274,107 @@ def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
     return [(sum(p[0] for p in group) / len(group), sum(p[1] for p in group) / len(group)) for group in groups]
 
 
-def draw_bars(bars: Sequence[Bar], slug: str, title: str, description: str) -> str:
-    """Horizontal bars from 0, each with its name above and its value at the end."""
+def _marked_points(series: Series, chart: LineChart) -> Sequence[Point]:
+    """Points that are not cut off, thinned out if they are many; the last one always."""
+    visible = [point for point in series.points if chart.y_max is None or point[1] <= chart.y_max]
+    stride = -(-len(visible) // (MAX_LINE_MARKERS if chart.joined else MAX_MARKERS)) or 1
+    return visible[::-1][::stride]
+
+
+def _draw_markers(axes: Axes, series: Series, points: Sequence[Point], name: str) -> Line2D:
+    """Markers above all lines, also on the edges of the plot."""
+    shape = list(MARKERS)[series.color % len(MARKERS)]
+    (markers,) = axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        linestyle="none",
+        marker=shape,
+        markersize=MARKERS[shape],
+        color=series_color(series.color),
+        markeredgecolor=LIGHT["card"],
+        gid=name,
+        clip_on=False,
+        zorder=3,
+    )
+    return markers
+
+
+def _draw_levels(axes: Axes, chart: LineChart) -> list[Line2D]:
+    lines = []
+    if chart.reference:
+        dots = (0, (2, 3))
+        lines.append(axes.axhline(chart.reference[1], color=LIGHT["muted"], linewidth=1.2, linestyle=dots, zorder=1))
+    if chart.mark:
+        dashes = (0, (4, 3))
+        lines.append(axes.axvline(chart.mark[1], color=LIGHT["c1"], linewidth=1.2, linestyle=dashes, zorder=1))
+    return lines
+
+
+def draw_nothing() -> Drawing:
+    canvas = new_canvas(56)
+    axes = new_axes(canvas, 0, 0, WIDTH, 56)
+    write(axes, 0.5, 0.5, "nothing measured yet", ha="center", va="center")
+    return Drawing(canvas)
+
+
+def draw_bars(bars: Sequence[Bar]) -> Drawing:
+    """Horizontal bars from 0, each with its label above and its value at the end."""
     thick = 24.0 if len(bars) <= 4 else 14.0
-    row, right = thick + 30, svg.WIDTH - 4.0
-    room = max(len(bar.shown) for bar in bars) * svg.CHAR_WIDTH * 1.15 + 14
-    reach = _bar_axis(bars, right - room)
-    body = []
-    for index, bar in enumerate(bars):
-        y = index * row
-        begin, end = sorted((reach.place(0.0), reach.place(bar.value or 0.0)))
-        end = max(begin + 2, end)
-        body.append(svg.text(0, y + 14, svg.fit(bar.label, right)))
-        if bar.value is not None:
-            css = f"fill {svg.color_class(bar.color)}"
-            body.append(svg.box(begin, y + 20, end - begin, thick, css, bar.tip, radius=3))
-        body.append(svg.text(end + 8, y + 24.5 + thick / 2, bar.shown, "value"))
-    return svg.drawing(slug, title, description, "".join(body), len(bars) * row + 2)
-
-
-def _bar_axis(bars: Sequence[Bar], end: float) -> Axis:
+    row, right = thick + 30, WIDTH - 4.0
+    canvas = new_canvas(len(bars) * row + 2)
+    axes = new_axes(canvas, 0, 0, right, len(bars) * row + 2)
+    room = max(len(bar.shown) for bar in bars) * CHAR_WIDTH + 14
     values = [0.0, *(bar.value for bar in bars if bar.value is not None)]
-    low, high = min(values), max(values)
-    return Axis(low, high if high > low else low + 1, 0.0, end, ())
+    low, high = min(values), max(values) if max(values) > min(values) else min(values) + 1
+    axes.set_xlim(low, low + (high - low) * right / max(right - room, 60))
+    axes.set_ylim(len(bars) * row + 2, 0)
+    beside = {"textcoords": "offset points", "va": "center", "fontweight": "bold"}
+    for index, bar in enumerate(bars):
+        middle, value = index * row + 20 + thick / 2, bar.value or 0.0
+        write(axes, low, index * row + 14, fit(bar.label, right), "ink")
+        if bar.value is not None:
+            axes.barh(middle, value, thick, color=series_color(bar.color))
+        write(axes, max(value, 0.0), middle, fit(bar.shown, right), "ink", xytext=(8, 0), **beside)
+    return Drawing(canvas)
 
 
-def draw_plan(layers: Sequence[LayerMemory], segment: int, color: int, slug: str, title: str, description: str) -> str:
-    """Every layer's memory to the left of the segment, the top layer at the top, all to scale."""
-    row = 24.0 if len(layers) <= 8 else 17.0
-    left, right = 54.0, svg.WIDTH - 8.0
-    longest = max((layer.length for layer in layers), default=0)
-    reach = Axis(-float(longest), float(segment), left, right, ())
-    body = [svg.text(left, 12, "older", "tick"), svg.text(right, 12, "newest token", "tick", "end")]
-    for index, layer in enumerate(reversed(layers)):
-        body.append(_layer_row(layer, len(layers) - index, 20 + index * row, row, reach, color, segment))
-    bottom = 20 + len(layers) * row
-    body.append(_plan_axis(reach, bottom, longest, segment))
-    return svg.drawing(slug, title, description, "".join(body), bottom + 38)
+def draw_plans(plans: Mapping[str, Sequence[LayerMemory]], segment: int, color: int = 0) -> Drawing:
+    """A panel for each plan: every layer's memory to the left of the segment, the top layer at the top, to scale."""
+    alone, num_columns = len(plans) == 1, min(len(plans), MAX_PANEL_COLUMNS)
+    most_layers = max(map(len, plans.values()))
+    row = 22.0 if most_layers <= 6 else max(7.0, 150 / most_layers)
+    left, gap, heading, foot = 58.0 if alone else 26.0, 16.0, 4.0 if alone else 26.0, 42.0
+    panel, width = heading + most_layers * row + foot, (WIDTH - left - 4 - gap * (num_columns - 1)) / num_columns
+    canvas = new_canvas(-(-len(plans) // num_columns) * panel)
+    longest = max(layer.length for layers in plans.values() for layer in layers)
+    for index, (label, layers) in enumerate(plans.items()):
+        x, top = left + index % num_columns * (width + gap), index // num_columns * panel + heading
+        axes = new_axes(canvas, x, top, x + width, top + len(layers) * row)
+        axes.set_xlim(-longest, segment)
+        axes.set_ylim(0.5, len(layers) + 0.5)
+        _draw_layers(axes, layers, segment, color)
+        _label_plan(axes, "" if alone else fit(label, width), longest, segment)
+        if index % num_columns == 0:
+            stride = math.ceil(16 / row)
+            ticks = sorted({1, *range(len(layers), stride, -stride)})
+            axes.set_yticks(ticks, [f"layer {tick}" if alone else str(tick) for tick in ticks])
+    return Drawing(canvas)
 
 
-def _layer_row(layer: LayerMemory, position: int, y: float, row: float, reach: Axis, color: int, segment: int) -> str:
-    height = row - 5
-    now, begin = reach.place(0), reach.place(-layer.length)
-    kind = "long range" if layer.long else "short range"
-    css = f"fill {svg.color_class(color)}" + ("" if layer.long else " short")
-    parts = [svg.text(reach.start - 8, y + height / 2 + 4, f"layer {position}", "tick", "end")]
-    if layer.length:
-        parts.append(
-            svg.box(begin, y, now - begin - 1, height, css, f"layer {position}: {layer.kind} {layer.length}, {kind}")
-        )
-    parts.append(svg.box(now + 1, y, reach.end - now - 1, height, "segment", f"the segment: {segment} tokens"))
-    return "".join(parts)
+def _draw_layers(axes: Axes, layers: Sequence[LayerMemory], segment: int, color: int) -> None:
+    common: dict[str, Any] = {"height": 0.85, "edgecolor": LIGHT["card"], "linewidth": 1, "clip_on": False}
+    for position, layer in enumerate(layers, 1):
+        if layer.length:
+            opacity = 1.0 if layer.long else 0.45
+            axes.barh(position, -layer.length, color=series_color(color), alpha=opacity, **common)
+        axes.barh(position, segment, color=LIGHT["muted"], alpha=0.35, **common)
 
 
-def _plan_axis(reach: Axis, y: float, longest: int, segment: int) -> str:
-    middle = (reach.place(0) + reach.end) / 2
-    parts = [
-        svg.text(middle, y + 14, "segment", "tick", "middle"),
-        svg.text(middle, y + 30, f"{segment:,}", "tick", "middle"),
-    ]
-    if longest:
-        middle = (reach.start + reach.place(0)) / 2
-        parts += [
-            svg.text(middle, y + 14, "memory", "tick", "middle"),
-            svg.text(middle, y + 30, f"{longest:,}", "tick", "middle"),
-        ]
-    return "".join(parts)
+def _label_plan(axes: Axes, label: str, longest: int, segment: int) -> None:
+    """The plan's label above; below, the lengths at the outer edges, where narrow panels leave room too."""
+    ends = [("left", -longest, "memory", longest), ("right", segment, "segment", segment)]
+    for side, x, name, length in ends if longest else ends[1:]:
+        for distance, words in ((4, f"{length:,}"), (19, name)):
+            write(axes, x, 0.5, words, ha=side, va="top", xytext=(0, -distance), textcoords="offset points")
+    top = axes.get_ylim()[1]
+    write(axes, -longest, top, label, "ink", xytext=(0, 5), textcoords="offset points")

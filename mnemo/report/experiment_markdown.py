@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from mnemo.report.cells import written
 from mnemo.report.experiment_page import ANSWERS, FILES, ExperimentPage, table_files, tally
 from mnemo.report.findings import Table
 from mnemo.report.svg import clean, slugify
+from mnemo.report.table_text import cell_texts
 
 MOST_ROWS = 16
-"""Longer tables are links."""
+"""Longer tables are links to their CSV files."""
 
 
 def markdown_overview(pages: Sequence[tuple[ExperimentPage, str]]) -> str:
     """A table of all experiments, then each with its verdicts, tables and pictures.
 
-    Every page comes with the link to its report.html, relative to the file that the text is for.
+    `pages`: each with the link to its report.html, relative to the file that the text is written to.
     """
     rows = [
         (
@@ -68,14 +68,14 @@ def _listed(listed: Table, link: str) -> list[str]:
     title = f"**{_plain(listed.title)}**"
     if len(listed.rows) > MOST_ROWS:
         return [f"{title}: {_link(f'{len(listed.rows)} rows', link)}"]
-    texts, numeric = written(listed.rows, len(listed.headers))
+    texts, numeric = cell_texts(listed.rows, len(listed.headers))
     caption = f": {_plain(listed.caption)}" if listed.caption else ""
     rows = [tuple(map(_plain, row)) for row in texts]
     return [f"{title}{caption}", _table([_plain(header) for header in listed.headers], rows, numeric)]
 
 
 def _pictures(page: ExperimentPage, folder: str) -> list[str]:
-    """The first figure is shown, the others are links."""
+    """The first figure as a picture, the others as links."""
     shown = [f"!{_link(figure.title, f'{folder}/{figure.slug}.svg')}" for figure in page.figures[:1]]
     links = [_link(figure.title, f"{folder}/{figure.slug}.svg") for figure in page.figures[1:]]
     return shown + ([f"More figures: {', '.join(links)}."] if links else [])
@@ -86,7 +86,7 @@ def _bullets(heading: str, lines: Sequence[str]) -> list[str]:
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], numeric: frozenset[int] = frozenset()) -> str:
-    """Of cells that are Markdown already."""
+    """A table of cells that are already Markdown."""
     rules = ["---:" if at in numeric else "---" for at in range(len(headers))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (headers, rules, *rows))
 
@@ -96,7 +96,7 @@ def _link(words: str, target: str) -> str:
 
 
 def _plain(words: object) -> str:
-    """Text on one line, in which nothing means anything to Markdown."""
+    """Text on one line, with Markdown's special characters escaped."""
     line = " ".join(clean(str(words)).split())
     quiet = re.sub(r"([\\`*_\[\]<>|~$#&])", r"\\\1", line)
     return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", quiet)

@@ -1,4 +1,4 @@
-"""A page's figures as files of their own: pictures as SVG, numbers as CSV."""
+"""The files next to a page: its figures as SVG, their numbers as CSV."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mnemo.report.content import Figure
+from mnemo.report.figure import Figure
 from mnemo.report.files import csv_text, read_json, write_text
-from mnemo.report.frame import FORMAT_VERSION
+from mnemo.report.page_template import FORMAT_VERSION
 from mnemo.report.svg import standalone
 
 INDEX = "index.json"
 
 
 def write_figures(folder: Path, figures: Sequence[Figure], others: Mapping[str, str]) -> None:
-    """Write every figure and the other files (name: text), and remove those that an earlier page left here."""
+    """Write every figure and the other files (name: text); remove figures that only an earlier page had."""
     files = {f"{figure.slug}.svg": standalone(figure.svg) for figure in figures}
     files |= {f"{figure.slug}.csv": csv_text(figure.numbers.headers, figure.numbers.rows) for figure in figures}
     files |= others
@@ -28,7 +28,7 @@ def write_figures(folder: Path, figures: Sequence[Figure], others: Mapping[str, 
 
 
 def _written_earlier(folder: Path) -> set[str]:
-    """Figures in the folder that an earlier page lists as its own."""
+    """Figures in the folder that the earlier page's index lists."""
     listed = (read_json(folder / INDEX, []) or {}).get("files")
     there = {path.name for kind in ("svg", "csv") for path in folder.glob(f"*.{kind}")}
     return {name for name in there if name in listed} if isinstance(listed, list) else set()

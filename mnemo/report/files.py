@@ -1,16 +1,15 @@
-"""Reading files that may be broken, and writing files that never are."""
+"""Load files that may be broken, and write text and CSV files."""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.files.safe_load import is_finite, parse_json, read_bytes
 from mnemo.report.svg import clean
 
@@ -18,7 +17,7 @@ Record = dict[str, Any]
 
 
 LARGEST = 1e15
-"""Of the numbers that are drawn: sums and differences of larger ones are no longer exact, or overflow."""
+"""The largest number that is drawn; sums and differences of larger ones are not exact, or overflow."""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -26,7 +25,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def read_json(path: Path, notes: list[str]) -> Record | None:
-    """The object in a JSON file, or None and a note."""
+    """The object in a JSON file, or None and a note about the problem."""
     text = _read_text(path, notes)
     if text is None:
         return None
@@ -42,7 +41,7 @@ def read_json(path: Path, notes: list[str]) -> Record | None:
 
 
 def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Record]]:
-    """Line numbers and objects of a file with one JSON object a line."""
+    """Line numbers and objects of a file with one JSON object per line; a note for every other line."""
     text = _read_text(path, notes)
     if text is not None and not text.strip():
         notes.append(f"{path.name} is empty")
@@ -68,19 +67,10 @@ def _read_text(path: Path, notes: list[str]) -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file as a whole: a reader sees the old one or the new one."""
+    """Write a file as a whole, with its folder; an earlier file is replaced at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with atomic.new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def csv_text(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -1,9 +1,12 @@
-"""What an experiment found, as plain data: verdicts, tables and samples."""
+"""Findings of an experiment as plain data: verdicts, tables and samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+ANSWERS = {True: "yes", False: "no", None: "open"}
+"""A verdict in one word: the claim holds, does not hold, or is not decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +18,7 @@ class Verdict:
     ours: str
     """Ours, short, with seeds and deviation where there are several."""
     holds: bool | None
-    """None: not decided by this budget; `ours` says why."""
+    """None: this budget does not decide it; `ours` says why."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Table:
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
-    """Text, numbers, or None where there is no value."""
+    """Text, numbers, or None for no value."""
     caption: str = ""
 
     def __post_init__(self) -> None:

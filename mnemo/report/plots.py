@@ -1,6 +1,6 @@
-"""Figures from plain numbers: lines with bands, bars, heat maps, arrangements of memory, points.
+"""Figures from plain numbers: lines with bands, bars, heat maps, memory plans, points.
 
-Values that are missing (None) or no numbers are left out of a picture and are empty in its table of numbers.
+Values that are None or not finite are left out of the picture and are empty in the figure's table of numbers.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from mnemo.report import svg
-from mnemo.report.arrangements import draw_arrangements
-from mnemo.report.charts import Bar, LineChart, Point, Series, draw_bars, draw_lines
-from mnemo.report.content import Figure, Numbers
+import numpy as np
+
+from mnemo.report import charts
+from mnemo.report.charts import Bar, LayerMemory, LineChart, Point, Series
+from mnemo.report.figure import Figure, Numbers
 from mnemo.report.files import is_number
-from mnemo.report.heat import HeatMap, draw_heat
-from mnemo.report.scales import number, plain
+from mnemo.report.heat_map import HeatMap, draw_heat
+from mnemo.report.number_text import number, plain
+from mnemo.report.svg import Drawing, for_page, slugify
 
 Value = float | None
 
@@ -27,10 +29,12 @@ class Line:
     points: Sequence[tuple[float, Value]]
     """(x, y)"""
     low: Sequence[Value] | None = None
-    """Lower edge of a band around the line, beside `points`."""
+    """Lower edge of a band around the line, one value for each point."""
     high: Sequence[Value] | None = None
     color: int | None = None
-    """Number of its colour, marker and dashes; its place among the lines when left out."""
+    """Number of its colour, marker and dashes; by default its position among the lines."""
+    faint: bool = False
+    """A thin line without markers, below the others; neither in the legend nor in the description."""
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -54,9 +58,9 @@ def line_figure(
     y_max: float | None = None,
     x_from_least: bool = False,
 ) -> Figure:
-    """Lines over a common x, each with its band where it has one, and a labelled level to compare with.
+    """Lines over a common x, with bands for those that have one, and a labelled level to compare with.
 
-    `x_from_least`: for counts that cannot be 0, the axis begins at the least of them, however near to 0.
+    `x_from_least`: the x axis begins at the smallest x instead of 0, for counts that cannot be 0.
     """
     series = [_series(line, at if line.color is None else line.color) for at, line in enumerate(lines)]
     series = [one for one in series if one.points]
@@ -71,12 +75,11 @@ def line_figure(
         y_logarithmic=y_logarithmic,
         markers=any(len(one.points) <= 60 for one in series),
         x_from_zero=not x_from_least and _begins_near_zero(xs),
-        single_named=True,
     )
-    sentences = [_line_words(one, x_label) for one in series]
+    sentences = [_line_words(one, x_label) for one in series if not one.faint]
     description = " ".join([f"{y_label} against {x_label}.", *sentences])
-    draw = _drawn(bool(series), lambda *names: draw_lines(chart, *names))
-    return _figure(slug, title, caption, description, draw, _line_numbers(lines, x_label, y_label))
+    drawing = charts.draw_lines(chart) if series else None
+    return make_figure(slug, title, caption, description, drawing, _line_numbers(lines, x_label, y_label))
 
 
 def _series(line: Line, color: int) -> Series:
@@ -84,11 +87,11 @@ def _series(line: Line, color: int) -> Series:
     kept = [at for at, point in enumerate(line.points) if all(map(is_number, point))]
     points = [(float(x), float(y)) for x, y in (line.points[at] for at in kept) if y is not None]
     band = [_around(edges[at], points[i][1]) for i, at in enumerate(kept)] if edges else []
-    return Series(line.label, points, color, band=band)
+    return Series(line.label, points, color, line.faint, band)
 
 
 def _around(edges: tuple[Value, Value], y: float) -> Point:
-    """An edge that is missing lies on the line."""
+    """A missing edge lies on the line."""
     low, high = (float(edge) if is_number(edge) else y for edge in edges)
     return low, high
 
@@ -121,16 +124,28 @@ def _kept(value: object) -> float | int | None:
     return value if is_number(value) else None
 
 
-def bar_figure(slug: str, title: str, caption: str, bars: Sequence[tuple[str, Value]], *, unit: str) -> Figure:
-    """Horizontal bars from 0; a bar without a value keeps its place and says so."""
+def bar_figure(
+    slug: str,
+    title: str,
+    caption: str,
+    bars: Sequence[tuple[str, Value]],
+    *,
+    unit: str,
+    colors: Sequence[int] | None = None,
+    shown: Callable[[float], str] | None = None,
+) -> Figure:
+    """Horizontal bars from 0; a bar without a value keeps its row and says so.
+
+    `shown`: text of a value; by default its digits and the unit.
+    """
+    text = shown or (lambda value: f"{_measured(value)} {unit}".strip())
     drawn = [
-        Bar(label, _kept(value), color, f"{_measured(value)} {unit}".strip() if is_number(value) else "no value")
-        for color, (label, value) in enumerate(bars)
+        Bar(label, _kept(value), color, text(value) if is_number(value) else "no value")
+        for (label, value), color in zip(bars, colors or range(len(bars)), strict=True)
     ]
     description = f"In {unit}: " + ", ".join(f"{bar.label}: {bar.shown}" for bar in drawn) + "."
-    draw = _drawn(bool(drawn), lambda *names: draw_bars(drawn, *names))
     numbers = Numbers(("name", unit), tuple((bar.label, bar.value) for bar in drawn))
-    return _figure(slug, title, caption, description, draw, numbers)
+    return make_figure(slug, title, caption, description, charts.draw_bars(drawn) if drawn else None, numbers)
 
 
 def _measured(value: float) -> str:
@@ -150,16 +165,19 @@ def heat_figure(
     logarithmic: bool = False,
     marked: frozenset[int] = frozenset(),
 ) -> Figure:
-    """Values as shades, first row at the top; rows in `marked` are outlined. Without labels, cells count from 1."""
+    """Values as shades, first row at the top; rows in `marked` are outlined. By default labels count from 1."""
     width = max((len(row) for row in grid), default=0)
     cells = [[_kept(value) for value in (*row, *[None] * (width - len(row)))] for row in grid]
-    rows = _labels(row_labels, len(cells), "rows")
-    columns = _labels(column_labels, width, "columns")
-    chart = HeatMap(cells, x_label, y_label, rows, columns, logarithmic, marked & set(range(len(cells))))
-    headers = (f"{y_label} / {x_label}", *columns)
-    numbers = Numbers(headers, tuple((label, *row) for label, row in zip(rows, cells, strict=True)))
-    draw = _drawn(width > 0, lambda *names: draw_heat(chart, *names))
-    return _figure(slug, title, caption, _heat_words(chart), draw, numbers)
+    rows, columns = _labels(row_labels, len(cells), "rows"), _labels(column_labels, width, "columns")
+    numbers = Numbers(
+        (f"{y_label} / {x_label}", *columns), tuple((label, *row) for label, row in zip(rows, cells, strict=True))
+    )
+    size = f"{len(cells)} rows ({y_label}) and {width} columns ({x_label})."
+    if not width:
+        return make_figure(slug, title, caption, size, None, numbers)
+    outlined = marked & set(range(len(cells)))
+    chart = HeatMap(np.array(cells, dtype=float), x_label, y_label, rows, columns, logarithmic, outlined)
+    return make_figure(slug, title, caption, f"{size}{_heat_words(chart)}", draw_heat(chart), numbers)
 
 
 def _labels(given: Sequence[object] | None, count: int, what: str) -> list[str]:
@@ -171,15 +189,14 @@ def _labels(given: Sequence[object] | None, count: int, what: str) -> list[str]:
 
 
 def _heat_words(chart: HeatMap) -> str:
-    size = f"{len(chart.grid)} rows ({chart.y_label}) and {len(chart.column_labels)} columns ({chart.x_label})."
-    found = [(value, r, c) for r, row in enumerate(chart.grid) for c, value in enumerate(row) if value is not None]
-    if not found:
-        return size
-    (low, *at_low), (high, *at_high) = min(found), max(found)
-    low_words, high_words = (f"{chart.row_labels[r]}, {chart.column_labels[c]}" for r, c in (at_low, at_high))
+    if not np.isfinite(chart.grid).any():
+        return ""
+    ends = []
+    for place in (np.nanargmin(chart.grid), np.nanargmax(chart.grid)):
+        row, column = divmod(int(place), chart.grid.shape[1])
+        ends.append(f"{plain(chart.grid[row, column])} ({chart.row_labels[row]}, {chart.column_labels[column]})")
     outlined = ", ".join(chart.row_labels[row] for row in sorted(chart.marked))
-    marked = f" Outlined: {outlined}." if outlined else ""
-    return f"{size} From {plain(low)} ({low_words}) to {plain(high)} ({high_words}).{marked}"
+    return f" From {ends[0]} to {ends[1]}." + (f" Outlined: {outlined}." if outlined else "")
 
 
 def arrangement_figure(slug: str, title: str, caption: str, plans: Mapping[str, Sequence[int]], segment: int) -> Figure:
@@ -187,8 +204,10 @@ def arrangement_figure(slug: str, title: str, caption: str, plans: Mapping[str, 
     sentences = [f"{label}: {', '.join(map(str, lengths))}." for label, lengths in plans.items()]
     description = f"Segment of {segment:,} tokens. Memory by layer, first layer first. {' '.join(sentences)}"
     rows = [(label, layer, length) for label, lengths in plans.items() for layer, length in enumerate(lengths, 1)]
-    draw = _drawn(any(plans.values()), lambda *names: draw_arrangements(plans, segment, *names))
-    return _figure(slug, title, caption, description, draw, Numbers(("plan", "layer", "memory"), tuple(rows)))
+    longest = max((length for _, _, length in rows), default=0)
+    layers = {label: [LayerMemory("", each, 2 * each >= longest) for each in plan] for label, plan in plans.items()}
+    drawing = charts.draw_plans(layers, segment) if rows else None
+    return make_figure(slug, title, caption, description, drawing, Numbers(("plan", "layer", "memory"), tuple(rows)))
 
 
 def scatter_figure(
@@ -201,7 +220,7 @@ def scatter_figure(
     y_label: str,
     colors: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Points without lines, a colour and shape for each group: in their order, or as `colors` numbers them."""
+    """Points without lines; the colour and shape of a group follow its position, or its number in `colors`."""
     numbered = dict(zip(groups, range(len(groups)), strict=True)) | dict(colors or {})
     series = [
         Series(label, [(float(x), float(y)) for x, y in points if is_number(x) and is_number(y)], numbered[label])
@@ -209,11 +228,11 @@ def scatter_figure(
     ]
     series = [one for one in series if one.points]
     near_zero = _begins_near_zero([x for one in series for x, _ in one.points])
-    chart = LineChart(series, x_label, y_label, joined=False, x_from_zero=near_zero, single_named=True)
+    chart = LineChart(series, x_label, y_label, joined=False, x_from_zero=near_zero)
     description = " ".join([f"{y_label} against {x_label}.", *map(_cloud_words, series)])
     rows = [(label, _kept(x), _kept(y)) for label, points in groups.items() for x, y in points]
-    draw = _drawn(bool(series), lambda *names: draw_lines(chart, *names))
-    return _figure(slug, title, caption, description, draw, Numbers(("group", x_label, y_label), tuple(rows)))
+    drawing = charts.draw_lines(chart) if series else None
+    return make_figure(slug, title, caption, description, drawing, Numbers(("group", x_label, y_label), tuple(rows)))
 
 
 def _cloud_words(series: Series) -> str:
@@ -225,7 +244,7 @@ def _cloud_words(series: Series) -> str:
 
 
 def lines_over_seeds(results: Iterable[tuple[str, float, Value]]) -> list[Line]:
-    """From (label, x, y) of single runs: means over equal label and x, with a band from the least to the largest."""
+    """From (label, x, y) of single runs: means over equal label and x, with a band from smallest to largest."""
     found: dict[str, dict[float, list[float]]] = {}
     for label, x, y in results:
         values = found.setdefault(label, {}).setdefault(x, [])
@@ -242,19 +261,9 @@ def _mean_line(label: str, by_x: Mapping[float, Sequence[float]]) -> Line:
     return Line(label, points, [min(by_x[x]) for x in xs], [max(by_x[x]) for x in xs])
 
 
-Draw = Callable[[str, str, str], str]
-"""From slug, title and description to SVG."""
-
-
-def _drawn(anything: bool, draw: Draw) -> Draw:
-    return draw if anything else _draw_nothing
-
-
-def _draw_nothing(slug: str, title: str, description: str) -> str:
-    words = svg.text(svg.WIDTH / 2, 34, "nothing measured yet", "axis", "middle")
-    return svg.drawing(slug, title, description, words, 56)
-
-
-def _figure(slug: str, title: str, caption: str, description: str, draw: Draw, numbers: Numbers) -> Figure:
-    slug = svg.slugify(slug)
-    return Figure(slug, title, caption, description, draw(slug, title, description), numbers)
+def make_figure(
+    slug: str, title: str, caption: str, description: str, drawing: Drawing | None, numbers: Numbers
+) -> Figure:
+    """The figure, or one that says that there is nothing to show if `drawing` is None."""
+    slug, drawing = slugify(slug), drawing or charts.draw_nothing()
+    return Figure(slug, title, caption, description, for_page(drawing, slug, title, description), numbers)

@@ -1,4 +1,4 @@
-"""What evaluation and generation left in a run's `results` folder."""
+"""Results of evaluation and generation in a run's `results` folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mnemo.files.safe_load import is_finite
 from mnemo.report.files import Record, is_number, read_json
 
 KINDS = {
@@ -15,7 +14,9 @@ KINDS = {
     "documents": ("reset", "documents reset"),
     "order": ("sentences", "sentences"),
 }
-"""Fields of a score, the value that is worth a word, and that word."""
+"""Fields of a score with the value that is worth mentioning, and the words for it."""
+SAMPLING = ("temperature", "top_k", "top_p", "seed", "step")
+"""Settings of a sample that are shown."""
 
 
 @dataclass(frozen=True)
@@ -28,46 +29,28 @@ class Scored:
     memory: int
     segment: int
     tokens: int
-    word_perplexity: float | None = None
     accuracy: float | None = None
-    """Share of the answers that were right, for tasks."""
+    """Share of right answers, for tasks."""
     kind: str = ""
-    """How it was scored, where that is not segment by segment through the whole text."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    source: str
-    """Name of the file."""
-    scores: tuple[Scored, ...]
-    """Shortest memory first."""
-
-
-@dataclass(frozen=True)
-class ByPosition:
-    source: str
-    score: Scored
-    losses: tuple[float, ...]
-    """Nats per token at each position of the segment."""
+    """How it was scored, if not segment by segment through the whole text."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a model wrote on a task's samples."""
+    """Answers that a model wrote to a task's samples."""
 
     split: str
     characters: float
     """Share of right symbols."""
     answers: float
-    """Share of answers without a wrong one."""
+    """Share of answers without a wrong symbol."""
     samples: int
     published: bool
-    """Measured as the task's released code does."""
+    """Whether it was measured as the task's published code does."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    source: str
     prompt: str
     texts: tuple[str, ...]
     settings: str
@@ -76,53 +59,51 @@ class Sample:
 @dataclass
 class Results:
     scores: list[Scored] = field(default_factory=list)
-    sweeps: list[Sweep] = field(default_factory=list)
-    positions: list[ByPosition] = field(default_factory=list)
+    sweeps: list[list[Scored]] = field(default_factory=list)
+    """Each with the shortest memory first."""
+    by_position: dict[int, list[float]] = field(default_factory=dict)
+    """Nats per token at each position of a segment, by memory length."""
     samples: list[Sample] = field(default_factory=list)
     answers: list[Answered] = field(default_factory=list)
 
 
 def read_results(folder: Path, notes: list[str]) -> Results:
-    """All results that can be read, oldest file name first; the rest is named in `notes`."""
+    """All results that can be loaded, in the order of their file names; the others are named in `notes`."""
     results = Results()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         record = read_json(path, notes)
         if record is None:
             continue
         try:
-            _take(results, path.stem, record)
+            _add(results, record)
         except (KeyError, TypeError, ValueError) as error:
-            notes.append(f"results/{path.name} is incomplete ({_reason(error)}); skipped")
+            reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+            notes.append(f"results/{path.name} is incomplete ({reason}); skipped")
     return results
 
 
-def _reason(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else str(error)
+def _add(results: Results, record: Record) -> None:
+    match record.get("kind"):
+        case "score":
+            results.scores.append(_scored(record["score"]))
+        case "sweep":
+            results.sweeps.append(_sweep(record["scores"]))
+        case "find-length":
+            # First, since the last sweep is shown: lengths that the user chose are preferred.
+            results.sweeps.insert(0, _sweep(record["tried"]))
+        case "positions":
+            losses = [_finite("loss", loss) for loss in _filled(record["score"]["by_position"])]
+            results.by_position[_scored(record["score"]).memory] = losses
+        case "answers":
+            results.answers.append(_answered(record["score"]))
+        case "sample":
+            results.samples.append(_sample(record))
+        case kind:
+            raise ValueError(f"unknown kind {kind!r}")
 
 
-def _take(results: Results, source: str, record: Record) -> None:
-    kind = record.get("kind")
-    if kind == "score":
-        results.scores.append(_scored(record["score"]))
-    elif kind == "sweep":
-        results.sweeps.append(_sweep(source, record["scores"]))
-    elif kind == "find-length":
-        # Behind any sweep, which shows lengths that somebody chose.
-        results.sweeps.insert(0, _sweep(source, record["tried"]))
-    elif kind == "positions":
-        losses = tuple(_finite("loss", loss) for loss in _filled(record["score"]["by_position"]))
-        results.positions.append(ByPosition(source, _scored(record["score"]), losses))
-    elif kind == "answers":
-        results.answers.append(_answered(record["score"]))
-    elif kind == "sample":
-        results.samples.append(_sample(source, record))
-    else:
-        raise ValueError(f"unknown kind {kind!r}")
-
-
-def _sweep(source: str, entries: object) -> Sweep:
-    scores = sorted((_scored(entry) for entry in _filled(entries)), key=lambda score: score.memory)
-    return Sweep(source, tuple(scores))
+def _sweep(entries: object) -> list[Scored]:
+    return sorted((_scored(entry) for entry in _filled(entries)), key=lambda score: score.memory)
 
 
 def _scored(record: Record) -> Scored:
@@ -132,8 +113,7 @@ def _scored(record: Record) -> Scored:
         memory=int(_number(record, "memory")),
         segment=int(_number(record, "segment")),
         tokens=int(_number(record, "tokens")),
-        word_perplexity=_optional(record, "word_perplexity"),
-        accuracy=_optional(record, "accuracy"),
+        accuracy=None if record.get("accuracy") is None else _number(record, "accuracy"),
         kind=", ".join(words for name, (value, words) in KINDS.items() if record.get(name) == value),
     )
 
@@ -146,13 +126,6 @@ def _answered(record: Record) -> Answered:
         samples=int(_number(record, "samples")),
         published=record.get("published") is True,
     )
-
-
-def _optional(record: Record, name: str) -> float | None:
-    """Perplexities of words may be larger than anything that can be drawn; they are then left out."""
-    value = record.get(name)
-    too_large = is_finite(value) and not is_number(value)
-    return None if value is None or too_large else _number(record, name)
 
 
 def _number(record: Record, name: str) -> float:
@@ -171,8 +144,6 @@ def _filled(entries: object) -> list[Any]:
     return entries
 
 
-def _sample(source: str, record: Record) -> Sample:
-    texts = tuple(str(text) for text in record["texts"])
-    shown = ("temperature", "top_k", "top_p", "seed", "step")
-    settings = ", ".join(f"{name.replace('_', '-')} {record[name]}" for name in shown if record.get(name) is not None)
-    return Sample(source, str(record.get("prompt", "")), texts, settings)
+def _sample(record: Record) -> Sample:
+    settings = [f"{name.replace('_', '-')} {record[name]}" for name in SAMPLING if record.get(name) is not None]
+    return Sample(str(record.get("prompt", "")), tuple(str(text) for text in record["texts"]), ", ".join(settings))

@@ -1,4 +1,4 @@
-"""What a run folder holds, as far as it can be read; everything that cannot is named in `notes` and left out."""
+"""The content of run folders. Missing and broken parts are left out and named in `notes`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Run:
     path: Path
     name: str
     color: int = 0
-    """Its number in the page."""
+    """Number of the run in the page, which decides its colour."""
     recipe: Recipe | None = None
     parameters: int | None = None
     header: Record = field(default_factory=dict)
-    """All of recipe.json."""
+    """The whole content of recipe.json."""
     train: list[Metric] = field(default_factory=list)
     valid: list[Metric] = field(default_factory=list)
     tokens: int | None = None
@@ -69,7 +69,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs that are there, and a note for each that is not. At least one must be."""
+    """The runs that exist, at least one, and a note for each path that is no run."""
     notes, found = [], []
     for path in dict.fromkeys(path.resolve() for path in paths):
         problem = _not_a_run(path)
@@ -96,7 +96,7 @@ def _not_a_run(path: Path) -> str | None:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest endings of the paths that tell them apart."""
+    """The shortest endings of the paths that differ from each other."""
     names = []
     for path in paths:
         depth = 1
@@ -124,7 +124,7 @@ def _read_recipe(run: Run) -> None:
         recipe = from_json(Recipe, header.get("recipe"), "recipe")
         run.parameters = count_parameters(recipe.model)
         run.recipe = recipe
-    except Exception as error:  # a recipe of another version may fail in any way; the run's curves are still there
+    except Exception as error:  # a recipe of another version may fail in any way; the curves can still be shown
         reason = " ".join(str(error).split()) or type(error).__name__
         run.notes.append(f"recipe.json: {reason}; size and plan are left out")
 
@@ -139,7 +139,7 @@ def count_parameters(config: ModelConfig) -> int:
 def _read_metrics(run: Run) -> None:
     for number, record in read_lines(run.path / "metrics.jsonl", run.notes):
         step, loss, split = record.get("step"), record.get("loss"), record.get("split")
-        if loss is None and record.get("skipped"):  # every step of the interval was passed over
+        if loss is None and record.get("skipped"):  # every step of the interval was skipped
             continue
         if not is_number(step) or not isinstance(loss, (int, float)) or split not in ("train", "valid"):
             run.notes.append(f"metrics.jsonl, line {number}: no step, split and loss; skipped")

@@ -1,48 +1,40 @@
-"""A few words of SVG: elements, escaped text, markers, legends. Colours are CSS variables, so that a figure
-follows the page into dark mode and print; `standalone` writes them out for viewers that know no variables.
+"""From a Matplotlib figure to SVG for a page or a file.
+
+Text stays text. Colours become CSS variables, so that a figure follows the page into dark mode and print.
 """
 
 from __future__ import annotations
 
-import html
-import math
+import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+import warnings
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from mnemo.report.style import CHART_CSS, LIGHT, NUM_COLORS
+from mnemo.report.style import CHART_CSS, LIGHT
 
-WIDTH = 480
-CHAR_WIDTH = 6.8
-"""Average width of a character at the size of labels; fonts differ, so layouts leave room."""
-WIDE_CHAR = 8.2
-"""The same on a phone, where the page enlarges the text of figures."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
-
-SIDES = (0, 4, 3, -4)
-"""Of markers: circle, square, triangle, and a square on its corner."""
-
-
-class Margins(NamedTuple):
-    top: float
-    right: float
-    bottom: float
-    left: float
+NAMESPACE = "http://www.w3.org/2000/svg"
+LINK = "{http://www.w3.org/1999/xlink}href"
+IMAGES = ("light", "dark")
+"""Names of images that show the same in the colours of one mode each."""
+_VARIABLES = {color: f"var(--{name})" for name, color in LIGHT.items()}
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 @dataclass(frozen=True)
-class LegendEntry:
-    label: str
-    color: int
-    """Number of the run in the page: decides colour, marker and dashes."""
-    marked: bool = True
-    joined: bool = True
-    """Whether its points are one line."""
+class Drawing:
+    canvas: Canvas
+    tips: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Words that appear over the marks of an artist, by the artist's `gid`."""
 
 
 def clean(text: str) -> str:
-    """Text that HTML and SVG may contain: control characters become visible symbols, broken ones a sign."""
+    """Text that HTML and SVG may contain: control characters become visible symbols, lone surrogates a `?`."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(_visible(char) for char in text)
 
@@ -56,125 +48,81 @@ def _visible(char: str) -> str:
     return char if code > 0xFFFF else "\ufffd"
 
 
-def escape(text: object) -> str:
-    return html.escape(clean(str(text)), quote=True)
-
-
 def slugify(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60] or "x"
 
 
-def element(tag: str, content: str = "", /, **attributes: object) -> str:
-    """`content` is markup; attribute names may end in an underscore (`class_`) and hold one for a dash."""
-    written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
-        for name, value in attributes.items()
-        if value is not None
-    )
-    return f"<{tag}{written}>{content}</{tag}>" if content else f"<{tag}{written}/>"
+def for_page(drawing: Drawing, slug: str, title: str, description: str) -> str:
+    """The picture as SVG with its text alternative; `slug` makes its ids unique in the page."""
+    # Without their namespace, elements are written without prefixes; the root gets it back below.
+    root = ElementTree.fromstring(_saved(drawing.canvas, slug).replace(f' xmlns="{NAMESPACE}"', ""))
+    for group in root.iter("g"):
+        _add_tips(group, drawing.tips.get(group.attrib.pop("id", ""), ()))
+    for element in root.iter():
+        _simplify(element)
+    width, height = (float(length) * 72 for length in drawing.canvas.get_size_inches())
+    root.attrib = {
+        "xmlns": NAMESPACE,
+        "class": "chart",
+        "viewBox": f"0 0 {width:.0f} {height:.0f}",
+        "role": "img",
+        "aria-labelledby": f"{slug}-title {slug}-desc",
+    }
+    named = (_element("title", title, id=f"{slug}-title"), _element("desc", description, id=f"{slug}-desc"))
+    root[:] = [*named, *_without_style(root)]
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def _attribute(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.1f}".removesuffix(".0")
-    return escape(value)
+def _saved(canvas: Canvas, slug: str) -> str:
+    import matplotlib
+
+    buffer = io.StringIO()
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": slug}):
+        warnings.filterwarnings("ignore", r"Glyph \d+")  # only widths are taken from this font; the reader's has more
+        canvas.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    return buffer.getvalue()
 
 
-def text(x: float, y: float, words: str, css: str = "label", anchor: str = "start") -> str:
-    return element("text", escape(words), x=float(x), y=float(y), class_=css, text_anchor=anchor)
+def _add_tips(group: ElementTree.Element, tips: Sequence[str]) -> None:
+    if tips:
+        for mark, tip in zip(group.iter("use"), tips, strict=True):
+            mark.append(_element("title", tip))
 
 
-def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
-    return element("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), class_=css)
+def _element(tag: str, text: str, **attributes: str) -> ElementTree.Element:
+    element = ElementTree.Element(tag, attributes)
+    element.text = clean(text)
+    return element
 
 
-def path(points: Sequence[tuple[float, float]], css: str) -> str:
-    drawn = "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return element("path", d=drawn, class_=css)
+def _simplify(element: ElementTree.Element) -> None:
+    """Style as attributes with variables for colours, fewer digits, no font and no white space of Matplotlib."""
+    attributes = {"href" if name == LINK else name: value for name, value in element.attrib.items()}
+    style = re.findall(r"([\w-]+): ?([^;]+)", attributes.pop("style", ""))
+    attributes |= {name: value for name, value in style if name not in ("font-size", "font-family")}
+    if attributes.get("id") in IMAGES:
+        attributes["class"] = attributes.pop("id")
+    element.attrib = {name: _short(value) for name, value in attributes.items()}
+    element.tail = None
+    if element.tag not in ("text", "title"):
+        element.text = None
 
 
-def area(corners: Sequence[tuple[float, float]], css: str) -> str:
-    return element("polygon", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in corners), class_=css)
+def _short(value: str) -> str:
+    if value.startswith("data:"):
+        return "".join(value.split())
+    digits = 5 if value.startswith("matrix") else 2  # scales are multiplied by the number of cells
+    return _VARIABLES.get(value, re.sub(rf"(\.\d{{{digits}}})\d+", r"\1", " ".join(value.split())))
 
 
-def box(x: float, y: float, width: float, height: float, css: str, tip: str = "", radius: float = 2) -> str:
-    title = element("title", escape(tip)) if tip else ""
-    return element(
-        "rect",
-        title,
-        x=float(x),
-        y=float(y),
-        width=float(max(width, 0)),
-        height=float(height),
-        rx=float(radius),
-        class_=css,
-    )
-
-
-def color_class(color: int) -> str:
-    return f"c{color % NUM_COLORS}"
-
-
-def dash_class(color: int) -> str:
-    """Dashes change where shapes begin again, so that lines differ by more than their colour."""
-    return f"dash{color // len(SIDES) % 3}"
-
-
-def marker(x: float, y: float, color: int, tip: str = "", size: float = 3.2) -> str:
-    """A point whose shape tells runs apart without colour."""
-    title = element("title", escape(tip)) if tip else ""
-    css = f"marker {color_class(color)}"
-    sides = SIDES[color % len(SIDES)]
-    if not sides:
-        return element("circle", title, cx=float(x), cy=float(y), r=float(size), class_=css)
-    turn = -math.pi / 2 if sides == 3 else (math.pi / 4 if sides > 0 else 0.0)
-    angles = [turn + 2 * math.pi * index / abs(sides) for index in range(abs(sides))]
-    corners = [(x + 1.3 * size * math.cos(angle), y + 1.3 * size * math.sin(angle)) for angle in angles]
-    return element("polygon", title, points=" ".join(f"{a:.1f},{b:.1f}" for a, b in corners), class_=css)
-
-
-def fit(label: str, width: float) -> str:
-    """The label, shortened in the middle where it is too long for `width`."""
-    room = max(4, int(width / CHAR_WIDTH))
-    if len(label) <= room:
-        return label
-    head = (room - 1) // 2
-    return label[:head] + "…" + label[len(label) - (room - 1 - head) :]
-
-
-def legend(entries: Sequence[LegendEntry], left: float, width: float) -> tuple[str, float]:
-    """The drawn legend and its height: columns of equal width, as many as fit."""
-    if not entries:
-        return "", 4.0
-    labels = [fit(entry.label, width - 60) for entry in entries]
-    column = 36 + max(map(len, labels)) * WIDE_CHAR
-    num_columns = max(1, int((width + 10) // column))
-    drawn = []
-    for index, (entry, label) in enumerate(zip(entries, labels, strict=True)):
-        x, y = left + index % num_columns * column, 12.0 + index // num_columns * 20
-        drawn.append(_swatch(x, y, entry) + text(x + 26, y + 4, label))
-    return "".join(drawn), 26.0 + (len(entries) - 1) // num_columns * 20
-
-
-def _swatch(x: float, y: float, entry: LegendEntry) -> str:
-    stroke = line(x, y, x + 20, y, f"series {color_class(entry.color)} {dash_class(entry.color)}")
-    return (stroke if entry.joined else "") + (marker(x + 10, y, entry.color) if entry.marked else "")
-
-
-def drawing(slug: str, title: str, description: str, body: str, height: float) -> str:
-    """The finished picture, with its text alternative."""
-    named = element("title", escape(title), id=f"{slug}-title") + element(
-        "desc", escape(description), id=f"{slug}-desc"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
-        f'aria-labelledby="{slug}-title {slug}-desc">{named}{body}</svg>'
-    )
+def _without_style(root: ElementTree.Element) -> Iterable[ElementTree.Element]:
+    """Matplotlib's style sheet would apply to the whole page."""
+    return (child for child in root if child.find("style") is None)
 
 
 def standalone(svg: str) -> str:
-    """The same picture as a file of its own: style inside, light colours written out, a ground to stand on."""
-    css = re.sub(r"var\(--([a-z0-9]+)\)", lambda found: LIGHT[found[1]], CHART_CSS)
+    """The same picture for a file: style inside, light colours instead of variables, a background."""
+    colored = re.sub(r"var\(--([a-z0-9]+)\)", lambda found: LIGHT[found[1]], svg)
     ground = f'<rect width="100%" height="100%" fill="{LIGHT["card"]}"/>'
-    head, tail = svg.split(">", 1)
-    return f"{head}><style>{css}</style>{ground}{tail}\n"
+    head, tail = colored.split(">", 1)
+    return f"{head}><style>{CHART_CSS}</style>{ground}{tail}\n"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mnemo.memory import TokensState
+from mnemo.memory import with_memory_of
 from mnemo.memory.state import State, detach, leaves, tree_map
 
 Scored = Literal["last", "all"]
@@ -165,10 +165,3 @@ class Past(NamedTuple):
         if stale:
             state = with_memory_of(state, reads[-1].state)
         return Past(state, segments[gone:])
-
-
-def with_memory_of(state: State, other: State) -> State:
-    """A state, or several of them, with the memory tokens of others."""
-    if isinstance(state, TokensState):
-        return state._replace(memory=other.memory, started=other.started)
-    return tuple(with_memory_of(*parts) for parts in zip(state, other, strict=True))

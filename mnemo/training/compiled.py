@@ -17,18 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.data.streams import Batch
-from mnemo.memory import LSTM, Infinite
 from mnemo.memory.state import State
-from mnemo.memory.xl import XLStage
-from mnemo.model import Model, Output
+from mnemo.model import Model, Output, stage_layers
 from mnemo.model.positions import RelativePositions
 from mnemo.training.step import Forward, segment_loss
-
-NOT_COMPILED = {
-    Infinite: "how often an infinite memory fits depends on the data",
-    LSTM: "LSTM layers have kernels of their own",
-}
-
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
 LAYER_METHODS = ("keys_values", "attend", "finish")
@@ -37,8 +29,8 @@ LAYER_METHODS = ("keys_values", "attend", "finish")
 
 def against_compiling(model: Model) -> str | None:
     """Why a model cannot be compiled as one graph, or None."""
-    memories = {type(memory) for memory in model.config.memory.memories(model.config.num_layers)}
-    return next((reason for kind, reason in NOT_COMPILED.items() if kind in memories), None)
+    memories = model.config.memory.memories(model.config.num_layers)
+    return next((reason for memory in memories if (reason := memory.traits.compile_obstacle)), None)
 
 
 def is_adaptive(model: Model) -> bool:
@@ -113,10 +105,12 @@ def _methods(model: Model) -> list[tuple[nn.Module, str]]:
     A stage as a whole saves the copies, sums and random draws at the borders of its parts. Where positions have weights
     of their own for every layer, each would be compiled anew.
     """
+    plan, memories = model.config.memory, model.config.memory.memories(model.config.num_layers)
     shared = isinstance(model.positions, RelativePositions) and model.positions.config.shared_projection
     found: list[tuple[nn.Module, str]] = []
     if shared:
-        found += [(stage, "forward") for stage in model.stages if isinstance(stage, XLStage)]
+        groups = zip(model.stages, stage_layers(plan, model.config.num_layers), strict=True)
+        found += [(stage, "forward") for stage, group in groups if memories[group[0]].traits.key_value_cache]
     whole = {stage.layer for stage, _ in found}
     found += [(layer, name) for layer in model.layers() if layer not in whole for name in LAYER_METHODS]
     if shared and len(whole) < model.config.num_layers:

@@ -20,11 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mnemo.data.streams import Batch
 from mnemo.errors import MnemoError
-from mnemo.memory.compressive import CompressiveStage
-from mnemo.memory.infinite import Infinite, InfiniteStage
-from mnemo.memory.lookahead import LookaheadStage
+from mnemo.memory.protocol import Stage
 from mnemo.memory.state import State, tree_map
-from mnemo.model import Model
+from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.weights import build_model, check_weights, load_weights
 from mnemo.training.processes import Alone, AnyWorld
@@ -82,7 +80,7 @@ def spread(model: Model, loss: Loss, world: AnyWorld, config: TrainConfig, devic
 def layout(model: Model, config: TrainConfig, device: torch.device) -> Literal["ddp", "fsdp"]:
     if config.parallel != "auto":
         return config.parallel
-    if device.type != "cuda" or _gates(model):
+    if device.type != "cuda" or _has_conditional_weights(model.config):
         return "ddp"
     needed = BYTES_PER_WEIGHT * sum(p.numel() * p.element_size() for p in model.parameters())
     total = torch.cuda.get_device_properties(device).total_memory
@@ -93,7 +91,7 @@ def check(recipe: Recipe, world: AnyWorld) -> None:
     """Refuse what several processes cannot train."""
     if isinstance(world, Alone):
         return
-    config, memories = recipe.train, recipe.model.memory.memories(recipe.model.num_layers)
+    config = recipe.train
     if config.batch < world.size * config.accumulate:
         parts = f" in {config.accumulate} parts" if config.accumulate > 1 else ""
         raise MnemoError(f"{config.batch} rows are too few for {world.size} processes{parts}: each needs one or more")
@@ -101,8 +99,7 @@ def check(recipe: Recipe, world: AnyWorld) -> None:
         raise MnemoError("bptt_memory=replay is for one process: checkpoint needs as little memory in several")
     if config.parallel == "fsdp" and (config.precision == "fp16" or config.compile):
         raise MnemoError("parallel=fsdp takes neither fp16 nor compile: use bf16, or parallel=ddp")
-    gated = any(isinstance(memory, Infinite) and memory.gate != "none" for memory in memories)
-    if gated and (config.parallel == "fsdp" or config.bptt):
+    if _has_conditional_weights(recipe.model) and (config.parallel == "fsdp" or config.bptt):
         raise MnemoError("in several processes, an infinite memory with a gate takes parallel=ddp and no bptt")
 
 
@@ -133,7 +130,7 @@ def _own(leaf: Tensor) -> Tensor:
 def _ddp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
     model.to(device)
     _always_use(model, [*_by_bin(model), *_dead(model)])
-    searches = bool(_gates(model))
+    searches = _has_conditional_weights(model.config)
     wrapped = nn.parallel.DistributedDataParallel(module, find_unused_parameters=searches)
     if not searches:
         _settle(wrapped)
@@ -263,19 +260,13 @@ def _bins(model: Model, ids: Iterable[Tensor]) -> set[int]:
 
 def _dead(model: Model) -> list[nn.Parameter]:
     """Weights that no row ever uses."""
-    unused: list[nn.Parameter] = []
-    for stage in model.stages:
-        if isinstance(stage, LookaheadStage) and stage.v_minus is not None:
-            unused += [stage.v_minus] if stage.num_kept == 0 or stage.config.alpha == "one" else []
-        if isinstance(stage, CompressiveStage) and (stage.config.loss == "none" or not stage.config.compressed):
-            unused += stage.compress.parameters()
-    return unused
+    stages = [stage for stage in model.stages if isinstance(stage, Stage)]
+    return [stage.get_parameter(name) for stage in stages for name in stage.unused_weights]
 
 
-def _gates(model: Model) -> list[nn.Parameter]:
-    """Weights that are used when a block of a stream is whole, which only the rows themselves can tell."""
-    stages = [stage for stage in model.stages if isinstance(stage, InfiniteStage) and stage.config.gate != "none"]
-    return [weight for stage in stages for name, weight in stage.named_parameters() if "gate." in name]
+def _has_conditional_weights(config: ModelConfig) -> bool:
+    """Whether it depends on the data which weights take part in a segment."""
+    return any(memory.traits.conditional_weights for memory in config.memory.memories(config.num_layers))
 
 
 def _once(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:

@@ -125,7 +125,7 @@ def test_traceback_on_request(
 def test_help_starts_without_heavy_imports() -> None:
     program = (
         "import sys; from mnemo.cli import main; code = main(['--help']);"
-        "print(sorted({'torch', 'numpy', 'tyro', 'rich', 'matplotlib'} & set(sys.modules)), code)"
+        "print(sorted({'torch', 'numpy', 'tyro', 'rich', 'matplotlib', 'jinja2'} & set(sys.modules)), code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0"

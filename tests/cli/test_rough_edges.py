@@ -106,11 +106,11 @@ def test_a_perplexity_beyond_drawing_leaves_its_sweep(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_stays_in_the_picture(tmp_path: Path) -> None:
-    from mnemo.report.charts import Series
-    from mnemo.report.figures import _settled_maximum
+    from mnemo.report.plots import Line
+    from mnemo.report.run_figures import _settled_maximum
 
-    good = Series("good", [(float(step), 2.0) for step in range(0, 1000, 10)], 0)
-    diverged = Series("bad", [(0.0, 2.0), (5.0, 2.0), (10.0, 50.0)], 1)
+    good = Line("good", [(float(step), 2.0) for step in range(0, 1000, 10)])
+    diverged = Line("bad", [(0.0, 2.0), (5.0, 2.0), (10.0, 50.0)])
     assert _settled_maximum([good, diverged]) == 50.0
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.tiny_runs import SEGMENT, sample_text, tiny_run
 
-from mnemo.cli.runs import open_with_tokenizer
+from mnemo.cli.runs import RunArgs, open_with_tokenizer
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
@@ -59,7 +59,7 @@ def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
 
 def nats(text: str) -> tuple[float, int]:
     """What the core's evaluation gives for one text, behind an empty memory."""
-    opened = open_with_tokenizer(str(tiny_run()), "best", "cpu")
+    opened = open_with_tokenizer(RunArgs(run=str(tiny_run()), device="cpu"))
     ids = opened.tokenizer.encode(text)
     split = Split(name="text", ids=ids, documents=None, num_bytes=len(text.encode()), num_words=0, num_lines=0)
     score = evaluate(opened.run.model, split, EvalConfig(batch=1), segment=SEGMENT)
@@ -85,7 +85,7 @@ def test_continuations_of_one_context_are_scored_as_alone(model: Any) -> None:
     for (context, continuation), (score, greedy) in zip(pairs, together, strict=True):
         before = nats(context)[0] if len(context) > 1 else 0.0
         assert score == pytest.approx(before - nats(context + continuation)[0], rel=1e-4)
-        opened = open_with_tokenizer(str(tiny_run()), "best", "cpu")
+        opened = open_with_tokenizer(RunArgs(run=str(tiny_run()), device="cpu"))
         ids, wanted = (torch.from_numpy(opened.tokenizer.encode(t).astype("int64")) for t in (context, continuation))
         written = generate(opened.run.model, [ids], num_tokens=len(wanted), segment=SEGMENT, temperature=0).tokens[0]
         assert greedy == torch.equal(written, wanted)

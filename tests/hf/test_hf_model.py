@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, TextStreamer, pipeline
 
 import mnemo
-from mnemo.cli.runs import open_with_tokenizer
+from mnemo.cli.runs import RunArgs, open_with_tokenizer
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.errors import MnemoError
 from mnemo.hf import MnemoCache, MnemoConfig, MnemoForCausalLM, MnemoTokenizer, from_run, to_run
@@ -352,7 +352,7 @@ def test_runs_become_folders_and_runs_again(unit: Any, tmp_path: Path) -> None:
     from_run(run).save_pretrained(tmp_path / "folder")
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "folder")
-    opened = open_with_tokenizer(str(run), "best", "cpu")
+    opened = open_with_tokenizer(RunArgs(run=str(run), device="cpu"))
     text = "the cat saw the dog\nsat under a"
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     expected = torch.from_numpy(opened.tokenizer.encode(text).astype("int64"))
@@ -362,7 +362,7 @@ def test_runs_become_folders_and_runs_again(unit: Any, tmp_path: Path) -> None:
     assert torch.equal(written, core.tokens)
     assert tokenizer.decode(written[0]) == opened.tokenizer.decode(written[0].tolist())
     to_run(model, tmp_path / "run", tokenizer)
-    back = open_with_tokenizer(str(tmp_path / "run"), "best", "cpu")
+    back = open_with_tokenizer(RunArgs(run=str(tmp_path / "run"), device="cpu"))
     assert back.tokenizer == opened.tokenizer and back.run.recipe.model == opened.run.recipe.model
     assert all(map(torch.equal, back.run.model.state_dict().values(), opened.run.model.state_dict().values()))
     with pytest.raises(MnemoError, match="exists"):

@@ -141,7 +141,7 @@ def test_cost_per_token_does_not_grow() -> None:
 
     def buffers() -> list[tuple[torch.Size, int]]:
         assert isinstance(decoder, Decoder)
-        windows = [window for group in decoder.groups for window in group.windows]
+        windows = [window for group in decoder.groups for window in group.segments]
         tensors = [value for window in windows for value in vars(window).values() if isinstance(value, Tensor)]
         return [(tensor.shape, tensor.untyped_storage().nbytes()) for tensor in tensors]
 

@@ -19,7 +19,7 @@ from mnemo.memory.infinite import (
     Infinite,
     InfiniteStage,
     LongTerm,
-    Reading,
+    SignalAttention,
     bin_masses,
     density,
     make_basis,
@@ -54,12 +54,12 @@ def test_a_reading_is_the_expectation_under_the_querys_density():
     config = infinite()
     module = LongTerm(config, 12, 2, 6).double()
     coefficients, q = torch.randn(1, config.basis, 12).double(), torch.randn(1, 2, 3, 6).double()
-    reading = module.read(q, coefficients)
+    attended = module.attend(q, coefficients)
     basis = make_basis(config)
     t = torch.linspace(-6, 7, 200_001, dtype=torch.float64)
-    weight = density(t, reading.mean[0, 1, 2], reading.variance[0, 1, 2].sqrt())
+    weight = density(t, attended.mean[0, 1, 2], attended.variance[0, 1, 2].sqrt())
     expected = torch.trapezoid(weight[:, None] * density(t[:, None], basis.centres, basis.widths), t, dim=0)
-    torch.testing.assert_close(reading.basis[0, 1, 2], expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(attended.basis[0, 1, 2], expected, rtol=1e-7, atol=1e-9)
 
 
 class SlowRow:
@@ -144,11 +144,11 @@ def test_the_gate_learns_from_the_newest_block_only():
 
 
 def test_kl_is_free_in_the_mean_by_default_and_pulled_when_published():
-    reading = Reading(torch.zeros(1), torch.tensor([[[0.3]]]), torch.tensor([[[0.01]]]), torch.zeros(1))
+    attended = SignalAttention(torch.zeros(1), torch.tensor([[[0.3]]]), torch.tensor([[[0.01]]]), torch.zeros(1))
     free = LongTerm(infinite(kl_deviation=0.1), 4, 1, 4)
-    assert float(free.divergence(reading)) == pytest.approx(0.0, abs=1e-6)
+    assert float(free.divergence(attended)) == pytest.approx(0.0, abs=1e-6)
     pulled = LongTerm(infinite(kl_deviation=0.1).published(), 4, 1, 4)
-    assert float(pulled.divergence(reading)) == pytest.approx(0.5 * 1.3**2 / 0.01, rel=1e-6)
+    assert float(pulled.divergence(attended)) == pytest.approx(0.5 * 1.3**2 / 0.01, rel=1e-6)
 
 
 def test_sticky_points_follow_the_attention_and_the_rows_own_count():
@@ -169,13 +169,13 @@ def test_sticky_points_follow_the_attention_and_the_rows_own_count():
 
 
 def test_bin_masses_are_the_densities_integrals():
-    reading = Reading(
+    attended = SignalAttention(
         torch.zeros(1),
         torch.full((1, 1, 1), 0.5).double(),
         torch.full((1, 1, 1), 1e-4, dtype=torch.float64),
         torch.zeros(1),
     )
-    masses = bin_masses(reading, None)
+    masses = bin_masses(attended, None)
     assert float(masses.sum()) == pytest.approx(1.0, abs=1e-12)
     within = math.erf(1 / 128 / math.sqrt(2e-4)) / 2
     assert float(masses[0, 64]) == pytest.approx(within, rel=1e-12)

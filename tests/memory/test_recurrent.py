@@ -30,11 +30,12 @@ from mnemo.storage.memory_file import load_memory, save_memory
 DIM, BATCH = 5, 3
 
 
-def no_relation(layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
-    raise AssertionError("recurrent layers have no relations")
+class NoTables:
+    def relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
+        raise AssertionError("recurrent layers have no positions")
 
 
-SEGMENT = Segment(relation=no_relation)
+SEGMENT = Segment(tables=NoTables())
 
 
 def build(config: LSTM | QRNN, **changes: Any) -> Model:
@@ -129,7 +130,7 @@ def test_lengths_choose_the_state_but_all_rows_are_computed(config: LSTM | QRNN)
     state = type(state)(*(random(*leaf.shape) for leaf in state))
     whole, _ = stage(x, state, SEGMENT)
     lengths = torch.tensor([6, 0, 1, 4])
-    rows, after = stage(x, state, Segment(relation=no_relation, lengths=lengths))
+    rows, after = stage(x, state, Segment(tables=NoTables(), lengths=lengths))
     assert torch.equal(rows, whole)
     for row, length in enumerate(lengths.tolist()):
         own = type(state)(*(leaf[row : row + 1] for leaf in state))
@@ -310,9 +311,9 @@ def test_training_learns_what_only_the_state_knows(config: LSTM | QRNN) -> None:
 
 def test_configurations_that_make_no_sense_are_refused() -> None:
     recurrent = Plan(long=LSTM())
-    with pytest.raises(ValueError, match="nothing would read Relative positions: use NoPositions"):
+    with pytest.raises(ValueError, match="Relative positions would have no effect: use NoPositions"):
         ModelConfig(memory=recurrent)
-    with pytest.raises(ValueError, match='rows in their order.*mask="causal"'):
+    with pytest.raises(ValueError, match='rows in order.*mask="causal"'):
         ModelConfig(memory=recurrent, positions=NoPositions(), tokens=MemoryTokens(num=2))
     with pytest.raises(ValueError, match="as carry_read does"):
         tokens = MemoryTokens(num=2, mask="causal", write=False, carry_read=True)

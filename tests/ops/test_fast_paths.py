@@ -7,8 +7,8 @@ import torch
 from helpers.tolerances import assert_close
 from torch import Tensor
 
-from mnemo.memory import XL, Plan, XLCache
-from mnemo.memory.kv_buffer import SPARE, extend
+from mnemo.memory import XL, KeyValueCache, Plan
+from mnemo.memory.kv_buffer import SPARE, KeyValues
 from mnemo.memory.state import leaves, select, tree_map
 from mnemo.model import InitConfig, Model, ModelConfig
 from mnemo.model.layers import Dropout
@@ -93,19 +93,24 @@ def test_a_cached_memory_lets_gradients_through_its_segment(model: Model) -> Non
 
 
 def test_a_memory_is_seldom_copied() -> None:
-    keys, values = torch.randn(2, 1, 2, SLOTS, 4)
+    length = torch.tensor([SLOTS])
+    cache = KeyValueCache(*torch.randn(2, 1, 2, SLOTS, 4), length)
     places = set()
     for _ in range(10):
-        _, _, keys, values = extend(keys, values, torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4))
-        places.add(keys.untyped_storage().data_ptr())
+        _, cache = cache.append(KeyValues(*torch.randn(2, 1, 2, 1, 4)), length)
+        places.add(cache.keys.untyped_storage().data_ptr())
     assert len(places) <= -(-10 // (1 + SLOTS // SPARE))
 
 
-def test_values_that_do_not_belong_to_the_keys_are_noticed() -> None:
+def test_a_changed_cache_does_not_continue_in_the_buffer_of_the_original() -> None:
     keys, values, new = torch.randn(3, 1, 2, SLOTS, 4)
-    state = XLCache(*extend(keys, values, new[:, :, :1], new[:, :, :1])[2:], torch.tensor([SLOTS]))
-    mixed = extend(state.keys, values, new[:, :, :1], new[:, :, :1])
-    assert torch.equal(mixed.values[:, :, :SLOTS], values)
+    length, segment = torch.tensor([SLOTS]), KeyValues(new[:, :, :1], new[:, :, :1])
+    _, cache = KeyValueCache(keys, values, length).append(segment, length)
+    assert cache.buffer is not None
+    mixed = cache._replace(values=values)
+    assert mixed.buffer is None
+    assert torch.equal(mixed.append(segment, length)[0].values[:, :, :SLOTS], values)
+    assert torch.equal(cache.append(segment, length)[0].values[:, :, :SLOTS], cache.values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

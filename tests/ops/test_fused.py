@@ -22,6 +22,7 @@ dispatch = pytest.importorskip("mnemo.ops.cuda.dispatch")
 from mnemo.ops.cuda import launch, operator  # noqa: E402
 from mnemo.ops.cuda.score_layout import Layout  # noqa: E402
 
+pytestmark = pytest.mark.native
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, HEADS = 2, 1
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 5e-3}

@@ -99,6 +99,10 @@ def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
     monkeypatch.setattr("mnemo.cli.reproduce.every_experiment", lambda: {each.name: each for each in those})
 
 
+def folders(path: Path) -> list[str]:
+    return ["--out", str(path / "out"), "--site", str(path / "site")]
+
+
 def lines(grid: Path) -> list[str]:
     return (grid / "made.txt").read_text().split()
 
@@ -212,15 +216,15 @@ def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], values: str
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)))
-    arguments = ["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    arguments = ["reproduce", "toy-numbers", "--budget", "smoke", *folders(tmp_path), "--device", "cpu"]
     assert cli.main(arguments) == 0
-    path = cell_folder(grid_folder(tmp_path, "toy-numbers", "smoke"), "n3") / RESULT
+    path = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "smoke"), "n3") / RESULT
     path.write_text(json.dumps(json.loads(path.read_text()) | {"values": json.loads(values)}))
     capsys.readouterr()
     assert cli.main([*arguments, "--report"]) == 0
     printed = capsys.readouterr()
     assert "left out" in printed.err and "n3" in printed.err and "open: A reaches" in printed.out
-    assert "n3" in (tmp_path / "toy-numbers" / "smoke" / "report.html").read_text()
+    assert "n3" in (tmp_path / "site" / "toy-numbers" / "smoke" / "report.html").read_text()
 
 
 def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on(
@@ -233,9 +237,9 @@ def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on
 
     known(monkeypatch, experiment(cell(1), cell(3)))
     monkeypatch.setitem(JOBS, "number", interrupted)
-    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]) == 130
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", *folders(tmp_path), "--device", "cpu"]) == 130
     assert "the same command goes on" in capsys.readouterr().err
-    assert (tmp_path / "toy-numbers" / "smoke" / "report.html").exists()
+    assert (tmp_path / "site" / "toy-numbers" / "smoke" / "report.html").exists()
 
 
 def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: Path) -> None:
@@ -316,32 +320,53 @@ def test_the_verb_judges_and_writes_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)), experiment(cell(2), name="toy-evens"))
-    out = tmp_path / "out"
-    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(out), "--device", "cpu"]) == 0
+    out, where = tmp_path / "out", ["--budget", "smoke", *folders(tmp_path)]
+    assert cli.main(["reproduce", "toy-numbers", *where, "--device", "cpu"]) == 0
     printed = capsys.readouterr()
     assert "yes: A reaches more than 0.2." in printed.out and "[1/2] n1 (model A, seed 1)" in printed.err
-    page = out / "toy-numbers" / "smoke" / "report.html"
+    page = tmp_path / "site" / "toy-numbers" / "smoke" / "report.html"
     assert printed.out.splitlines()[-1] == str(page)
     text = page.read_text()
     assert "Numbers &lt;grow&gt;" in text and "Ours are made up." in text and "2 of 2 done" in text
     assert (page.parent / "report-files" / "numbers.svg").exists()
-    assert "toy-numbers/smoke/report.html" in (out / "index.html").read_text()
-    kept = json.loads((page.parent / "results.json").read_text())
-    assert [each["cell"] for each in kept["cells"]] == ["n1", "n3"] and kept["format_version"] == 1
-    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", "--out", str(out), "--report", "--json"]) == 0
+    assert "toy-numbers/smoke/report.html" in (tmp_path / "site" / "index.html").read_text()
+    kept = out / "toy-numbers" / "smoke" / "results.json"
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["cells", "made.txt", "results.json"]
+    stored = json.loads(kept.read_text())
+    assert [each["cell"] for each in stored["cells"]] == ["n1", "n3"] and stored["format_version"] == 1
+    assert cli.main(["reproduce", "toy-numbers", *where, "--report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["holds"] is True
     assert lines(grid_folder(out, "toy-numbers", "smoke")) == ["n1", "n3"]
-    assert cli.main(["reproduce", "--out", str(out), "--overview", str(tmp_path / "RESULTS.md")]) == 0
-    text = (tmp_path / "RESULTS.md").read_text()
-    assert "A reaches more than 0.2." in text and "(out/toy-numbers/smoke/report.html)" in text
-    assert cli.main(["reproduce", "--out", str(tmp_path / "no"), "--overview", str(tmp_path / "RESULTS.md")]) == 2
+
+
+def test_stored_results_are_judged_again_and_stay_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(3)), experiment(cell(2), name="toy-evens"))
+    out, where = tmp_path / "out", ["--budget", "smoke", *folders(tmp_path)]
+    assert cli.main(["reproduce", *where, "--report"]) == 2
+    assert cli.main(["reproduce", "toy-numbers", *where, "--device", "cpu"]) == 0
+    kept = out / "toy-numbers" / "smoke" / "results.json"
+    before = (kept.stat().st_mtime_ns, kept.read_bytes())
+    capsys.readouterr()
+    assert cli.main(["reproduce", *where, "--report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["experiment"] == "toy-numbers"
+    assert (kept.stat().st_mtime_ns, kept.read_bytes()) == before
+    overview = tmp_path / "RESULTS.md"
+    assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
+    text = overview.read_text()
+    assert "A reaches more than 0.2." in text and "(out/toy-numbers/smoke/results.json)" in text
+    assert "report-files" not in text
+    assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
+    assert overview.read_text() == text
+    assert cli.main(["reproduce", "--out", str(tmp_path / "no"), "--overview", str(overview)]) == 2
 
 
 def test_the_verb_reports_failures_and_wrong_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1, fails=True)))
-    arguments = ["--budget", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    arguments = ["--budget", "smoke", *folders(tmp_path), "--device", "cpu"]
     assert cli.main(["reproduce", "toy-numbers", *arguments]) == 1
     assert "1 of the cells failed: n1: the sky is falling" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-number", *arguments]) == 2

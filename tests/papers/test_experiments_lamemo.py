@@ -18,7 +18,6 @@ from mnemo.memory import Plan
 from mnemo.papers.experiment import BUDGETS, Budget, CellResult, Results
 from mnemo.papers.jobs import Place
 from mnemo.papers.lamemo import EXPERIMENTS, ablation, encoding, flops, models
-from mnemo.papers.lamemo.compare import BPC, NOT_MEASURED, gain
 from mnemo.papers.lamemo.models import COMPRESSIVE, INFINITE, LAMEMO, TRANSFORMER, TRANSFORMER_XL
 from mnemo.papers.needs import recipes_of
 from mnemo.papers.runner import run_here
@@ -62,7 +61,8 @@ def judged(name: str, budget: Budget, values: Values) -> list[bool | None]:
 
 
 def noise(labels: dict[str, Any], size: float) -> float:
-    return size * (labels["seed"] % 2)
+    """Seeds differ, and not alike for all models."""
+    return size * (labels["seed"] % 2) * (1 + len(labels["model"]) % 3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -158,7 +158,7 @@ def test_comparisons_hold_where_losses_fall_fail_where_they_rise_and_are_open_in
     count = 4 if name in ("lamemo-novels", "lamemo-wikitext103") else 2
     assert judged(name, "small", lambda labels: ranked(labels, 0.1)) == [True] * count
     assert judged(name, "small", lambda labels: ranked(labels, -0.1)) == [False] * count
-    assert judged(name, "small", lambda labels: ranked(labels, 1e-5)) == [None] * count
+    assert judged(name, "small", lambda labels: ranked(labels, 1e-5, 0.02)) == [None] * count
     only = {TRANSFORMER_XL, LAMEMO}
     half = judged(name, "small", lambda labels: ranked(labels, 0.1) if labels["model"] in only else None)
     assert half[:2] == [None, True] and set(half[2:]) <= {None}
@@ -172,33 +172,13 @@ def test_a_gain_that_seeds_do_not_agree_on_is_open() -> None:
     assert judged("lamemo-novels", "small", disagreeing)[1] is not True
 
 
-def test_a_loss_is_told_as_such() -> None:
-    worse, better = gain({1: 1.75}, {1: 1.70}, BPC), gain({1: 1.70}, {1: 1.75}, BPC)
-    assert str(worse).endswith("): higher by 0.0500") and str(better).endswith("): lower by 0.0500")
-    assert str(gain({1: 1.70}, {1: 1.71}, BPC)).endswith("): lower by 0.0100; less than 0.0200 decides nothing")
-
-
-@pytest.mark.parametrize("seeds", [1, 2, 3])
-def test_a_loss_decides_as_much_as_a_gain(seeds: int) -> None:
-    for by, expected in ((0.03, True), (0.002, None), (-0.002, None), (-0.03, False)):
-        better = {seed: 1.7 - by + 1e-4 * (seed % 2) for seed in range(seeds)}
-        found = gain(better, dict.fromkeys(range(seeds), 1.7), BPC)
-        assert found is not None and found.holds is expected
-
-
-def test_two_seeds_that_agree_by_chance_decide_no_small_difference() -> None:
-    found = gain({1: 1.695, 2: 1.695}, {1: 1.7, 2: 1.7}, BPC)
-    assert found is not None and found.holds is None
-
-
-def test_one_seed_decides_large_differences_alone() -> None:
+def test_one_seed_is_decided_with_the_spread_of_the_other_pairs() -> None:
     """At `small`, words have one seed of the compressed and of the unbounded memory."""
-    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.004))[2:] == [None, None]
-    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, -0.004))[2:] == [None, None]
-    results = made_up("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.004))
-    assert all("decides nothing" in verdict.ours for verdict in BY_NAME["lamemo-wikitext103"].verdicts(results)[2:])
-    assert judged("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.016))[2:] == [True, True]
-    assert judged("lamemo-enwik8", "paper", lambda labels: ranked(labels, 0.002))[1] is None
+    results = made_up("lamemo-wikitext103", "small", lambda labels: ranked(labels, 0.1))
+    found = BY_NAME["lamemo-wikitext103"].verdicts(results)
+    assert [verdict.holds for verdict in found] == [True] * 4
+    assert all(verdict.ours.endswith("preliminary, n = 1") for verdict in found[2:])
+    assert set(judged("lamemo-enwik8", "paper", lambda labels: ranked(labels, 0.1))[:2]) == {None}
 
 
 def test_smoke_runs_decide_nothing() -> None:
@@ -208,9 +188,9 @@ def test_smoke_runs_decide_nothing() -> None:
 def test_published_scores_are_reproduced_or_not() -> None:
     numbers = {TRANSFORMER: 29.14, TRANSFORMER_XL: 24.56, COMPRESSIVE: 24.41, INFINITE: 24.22, LAMEMO: 23.77}
     exact = judged("lamemo-wikitext103", "paper", lambda labels: trained(math.log(numbers[labels["model"]])))
-    assert exact == [True] * 9
+    assert exact == [None] * 4 + [True] * 5
     off = judged("lamemo-wikitext103", "paper", lambda labels: trained(math.log(1.1 * numbers[labels["model"]])))
-    assert off == [True] * 4 + [False] * 5
+    assert off == [None] * 4 + [False] * 5
 
 
 def test_a_model_without_a_finite_score_is_left_out() -> None:
@@ -234,7 +214,7 @@ def test_ablations() -> None:
     assert judged("lamemo-ablation", "small", lambda labels: ablated(labels, 0.1, diverged)) == [True] * 4
     assert judged("lamemo-ablation", "small", lambda labels: ablated(labels, 0.1, trained(3.0)))[3] is True
     assert judged("lamemo-ablation", "small", lambda labels: ablated(labels, -0.1, trained(2.0))) == [False] * 4
-    assert judged("lamemo-ablation", "small", lambda labels: ablated(labels, 1e-6, None)) == [None] * 4
+    assert judged("lamemo-ablation", "small", lambda labels: ablated(labels, 1e-6, None)) == [False] * 3 + [None]
 
 
 def test_g_is_the_sum_over_pairs_of_different_frequencies() -> None:
@@ -285,12 +265,10 @@ def test_extrapolation() -> None:
     assert none == [None, None, True, None]
 
 
-def test_one_seed_does_not_show_that_a_gap_grows_a_little() -> None:
-    for step, expected in ((0.0005, None), (-0.0005, None), (0.01, True), (-0.01, False)):
-        gap = lambda m, step=step: step * m  # noqa: E731
-        results = made_up("lamemo-extrapolation", "paper", lambda labels, gap=gap: extrapolated(labels, gap))
-        verdict = BY_NAME["lamemo-extrapolation"].verdicts(results)[1]
-        assert verdict.holds is expected and ("decides nothing" in verdict.ours) == (expected is None)
+def test_one_seed_does_not_show_that_a_gap_grows() -> None:
+    results = made_up("lamemo-extrapolation", "paper", lambda labels: extrapolated(labels, lambda m: 0.01 * m))
+    found = BY_NAME["lamemo-extrapolation"].verdicts(results)[1]
+    assert found.holds is None and "ppl at m = 10 against" in found.ours and found.ours.endswith("preliminary, n = 1")
 
 
 def test_a_memory_that_goes_on_gaining_has_not_saturated() -> None:
@@ -379,7 +357,7 @@ def test_the_smoke_run_passes(name: str, tmp_path: Path) -> None:
     results = ran.found.results
     assert not ran.failures and not ran.found.problems
     assert len(results.cells) == len(experiment.cells("smoke"))
-    assert all(verdict.holds is None and NOT_MEASURED not in verdict.ours for verdict in experiment.verdicts(results))
+    assert all(verdict.holds is None and "not measured" not in verdict.ours for verdict in experiment.verdicts(results))
     assert experiment.figures(results) and experiment.tables(results)
     assert bool(experiment.samples(results)) == (name == "lamemo-samples")
 

@@ -35,9 +35,9 @@ def made_up(cell: Cell, values: Mapping[str, Any]) -> CellResult:
 
 
 def trained(cell: Cell, bits: float) -> CellResult:
-    score = {"bits_per_token": bits, "perplexity": 2**bits}
-    curve = [[10 * step, bits * math.log(2) + 1 / step] for step in (1, 2, 3)]
-    return made_up(cell, {"scores": {"test": score}, "curve": curve})
+    loss = bits * math.log(2)
+    curve = [[10 * step, loss + 1 / step] for step in (1, 2, 3)]
+    return made_up(cell, {"scores": {"test": {"loss": loss}}, "best_valid_loss": loss, "curve": curve})
 
 
 def grid(experiment: Experiment, bits: Callable[[dict[str, Any]], float | None], budget: Budget = "small") -> Results:
@@ -47,8 +47,13 @@ def grid(experiment: Experiment, bits: Callable[[dict[str, Any]], float | None],
 
 
 def by_plan(plans: Mapping[str, float]) -> Callable[[dict[str, Any]], float | None]:
-    """The same for both seeds, but for a little."""
-    return lambda labels: plans[labels["plan"]] + 0.001 * labels["seed"] if labels["plan"] in plans else None
+    """Seeds differ by 0.01, and the difference between plans by up to 0.0003."""
+
+    def value(labels: dict[str, Any]) -> float | None:
+        plan, seed = labels["plan"], labels["seed"]
+        return plans[plan] + 0.01 * seed + 1e-4 * seed * (len(plan) % 4) if plan in plans else None
+
+    return value
 
 
 def holds(experiment: Experiment, results: Results) -> list[bool | None]:
@@ -63,7 +68,7 @@ def test_smoke(experiment: Experiment, tmp_path: Path) -> None:
     assert ran.failures == ran.found.problems == ()
     assert [result.cell.name for result in results.cells] == [cell.name for cell in experiment.cells("smoke")]
     assert experiment.figures(results) and experiment.tables(results)
-    assert not any("not been run" in verdict.ours for verdict in experiment.verdicts(results))
+    assert not any("not measured" in verdict.ours for verdict in experiment.verdicts(results))
     assert set(holds(experiment, results)) == {None}
 
 
@@ -121,11 +126,12 @@ def test_every_claim_about_arrangements_can_fail() -> None:
     wrong = {
         "none": 1.59,
         "6 first": 1.64,
-        "6 interleaved": 1.615,
-        "6 last": 1.615,
-        "2 interleaved": 1.64,
+        "6 interleaved": 1.66,
+        "6 last": 1.66,
+        "2 interleaved": 1.66,
         "2 first": 1.60,
         "2 middle": 1.60,
+        "1 first": 1.62,
     }
     for index, (plan, value) in enumerate(wrong.items()):
         found = holds(ARRANGEMENT, grid(ARRANGEMENT, by_plan(PLANS | {plan: value})))
@@ -138,51 +144,21 @@ def test_seeds_that_disagree_and_plans_that_are_missing_decide_nothing() -> None
 
     assert holds(ARRANGEMENT, grid(ARRANGEMENT, disagree))[1] is None
     without = {plan: value for plan, value in PLANS.items() if plan != "1 last"}
-    assert holds(ARRANGEMENT, grid(ARRANGEMENT, by_plan(without)))[1] is None
+    found = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(without)))
+    assert [found[index].holds for index in (1, 7)] == [None, None]
+    assert found[1].ours == "not measured yet: 1 last"
 
 
-def test_differences_too_small_to_see_decide_nothing() -> None:
-    alike = {plan: 1.6 + (1e-5 if "first" in plan or plan in ("none", "2 middle") else 0) for plan in PLANS}
-    for experiment in (ARRANGEMENT, NUMBER):
-        assert set(holds(experiment, grid(experiment, by_plan(alike)))) == {None}
-
-
-def only_none_and_all(labels: dict[str, Any], gain: float) -> float | None:
-    return {"all": 1.0, "none": 1.0 + gain}.get(labels["share"])
-
-
-def test_one_seed_must_show_more() -> None:
-    for gain, expected in ((0.007, None), (-0.007, None), (0.012, True), (-0.012, False)):
-        verdict = NUMBER.verdicts(grid(NUMBER, lambda labels, gain=gain: only_none_and_all(labels, gain), "paper"))[0]
-        assert verdict.holds is expected and ("one seed" in verdict.ours) == (expected is None)
-    assert holds(NUMBER, grid(NUMBER, lambda labels: only_none_and_all(labels, 0.007)))[0] is True
-
-
-def test_the_lowest_layer_is_the_worst_place_or_not_or_was_not_tried() -> None:
-    by_arrangement = {"interleaved": 1.0, "all": 1.0, "last": 1.0, "none": 1.1, "middle": 1.02}
-
-    def value(labels: dict[str, Any], lowest: float) -> float:
-        first = lowest if labels["share"] == "one" else 1.05
-        return first if labels["arrangement"] == "first" else by_arrangement[labels["arrangement"]]
-
-    for lowest, expected in ((1.07, True), (1.053, None), (1.02, False)):
-        results = grid(ARRANGEMENT, lambda labels, lowest=lowest: value(labels, lowest), "paper")
-        assert holds(ARRANGEMENT, results)[-1] is expected
-    without = {plan: bits for plan, bits in PLANS.items() if plan != "1 first"}
-    untried = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(without)))[-1]
-    assert untried.holds is None and "not been run" in untried.ours
+def test_one_seed_decides_nothing_alone() -> None:
+    found = NUMBER.verdicts(grid(NUMBER, lambda labels: PLANS["all 12"] + 0.1 * (labels["share"] == "none"), "paper"))
+    assert {verdict.holds for verdict in found} == {None}
+    assert found[0].ours.endswith("preliminary, n = 1")
 
 
 def test_where_memory_gains_nothing_no_plan_is_called_equal() -> None:
-    found = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(PLANS | {"none": 1.615})))
+    found = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(PLANS | {"none": 1.60})))
     assert [verdict.holds for verdict in found[2:5]] == [None] * 3
-    assert "too little" in found[2].ours
-
-
-def test_a_plan_that_is_clearly_better_than_all_is_as_good_whatever_memory_gains() -> None:
-    found = ARRANGEMENT.verdicts(grid(ARRANGEMENT, by_plan(PLANS | {"all 12": 1.66, "none": 1.66})))
-    assert [verdict.holds for verdict in found[2:5]] == [True] * 3
-    assert found[2].ours.endswith("; better")
+    assert "no clear gain of all 12 over none" in found[2].ours
 
 
 def test_toys_decide_nothing() -> None:
@@ -215,16 +191,16 @@ def test_paper_cells_are_the_presets(name: str, cell: str) -> None:
 def test_words() -> None:
     plans = {"all 12": 6.0, "2 interleaved": 6.01, "2 last": 6.02, "2 first": 6.13, "none": 6.2}
     assert holds(WORDS, grid(WORDS, by_plan(plans))) == [True, True, True]
-    worse = plans | {"2 last": 6.05, "2 first": 5.98}
+    worse = plans | {"2 last": 6.15, "2 first": 5.98}
     results = grid(WORDS, by_plan(worse))
     assert holds(WORDS, results) == [True, False, False]
     assert [row[-1] for row in WORDS.tables(results)[0].rows] == ["18.3", "18.4", "18.6", "20.1", "-"]
 
 
 def test_words_whose_long_memories_are_useless_show_nothing() -> None:
-    assert holds(WORDS, grid(WORDS, lambda labels: 6.64)) == [None] * 3
+    assert holds(WORDS, grid(WORDS, lambda labels: 6.64)) == [None, None, False]
     without = grid(WORDS, lambda labels: 6.64 if labels["plan"] != "none" else None)
-    assert holds(WORDS, without) == [None] * 3
+    assert holds(WORDS, without) == [None, None, False]
 
 
 def profiled(seconds: Mapping[int, float], gigabytes: Mapping[int, float], budget: Budget = "small") -> Results:
@@ -268,11 +244,9 @@ def test_a_machine_that_is_too_small_is_told_so(monkeypatch: pytest.MonkeyPatch,
     assert ran.found.results.cells == []
 
 
-def swept(bits: Mapping[int, float], rates: Mapping[int, float], *, tilt: float = 0.0) -> Results:
-    """`tilt`: what the second seed adds to the longest memory."""
-
+def swept(bits: Mapping[int, float], rates: Mapping[int, float]) -> Results:
     def value(labels: dict[str, Any]) -> float:
-        return bits[labels["short"]] + tilt * (labels["seed"] == 2 and labels["short"] == max(bits))
+        return bits[labels["short"]] + 1e-4 * labels["seed"] * (labels["short"] % 3)
 
     results = grid(SHORT_MEMORY, value)
     speed = SHORT_MEMORY.cells("small")[-1]
@@ -283,22 +257,17 @@ def swept(bits: Mapping[int, float], rates: Mapping[int, float], *, tilt: float 
 def test_a_best_short_memory_inside_the_sweep() -> None:
     lengths = LENGTHS["small"]
     bits = {length: 1.6 + 0.02 * abs(math.log2(length / 256)) for length in lengths}
-    rates = {length: 1e6 - 100 * length for length in lengths}
-    results = swept(bits, rates)
+    results = swept(bits, {length: 1e6 - 100 * length for length in lengths})
     assert holds(SHORT_MEMORY, results) == [True, True, True]
     assert [figure.slug for figure in SHORT_MEMORY.figures(results)] == ["quality", "speed", "trade"]
     assert len(SHORT_MEMORY.tables(results)[0].rows) == len(lengths)
-    assert holds(SHORT_MEMORY, swept(bits, rates, tilt=-0.05))[0] is None
 
 
 def test_a_sweep_whose_end_is_best() -> None:
-    lengths = LENGTHS["small"]
-    rates = dict.fromkeys(lengths, 1e6)
-    rising = {length: 1.6 - 0.001 * math.log2(length) for length in lengths}
-    assert holds(SHORT_MEMORY, swept(rising, rates)) == [None, False, None]
-    steep = {length: 1.6 - 0.01 * math.log2(length) for length in lengths}
-    assert holds(SHORT_MEMORY, swept(steep, rates)) == [False, True, None]
-    valley = {length: 1.6 + 0.001 * abs(math.log2(length / 256)) for length in lengths}
-    assert holds(SHORT_MEMORY, swept(valley, rates)) == [None, False, False]
-    half = Results(budget="small", cells=swept(valley, rates).cells[:5])
+    lengths, rates = LENGTHS["small"], dict.fromkeys(LENGTHS["small"], 1e6)
+    longest = {length: 1.6 - 0.01 * math.log2(length) for length in lengths}
+    assert holds(SHORT_MEMORY, swept(longest, rates)) == [False, True, None]
+    shortest = {length: 1.6 + 0.01 * math.log2(length) for length in lengths}
+    assert holds(SHORT_MEMORY, swept(shortest, rates)) == [False, False, False]
+    half = Results(budget="small", cells=swept(longest, rates).cells[:5])
     assert holds(SHORT_MEMORY, half) == [None, None, None]

@@ -109,6 +109,13 @@ def _applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate(environment)
 
 
+def test_the_wheel_has_every_file_of_the_package() -> None:
+    """Templates and style sheets too, which a list of patterns could leave out."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert config["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["mnemo"]}
+    assert (ROOT / "mnemo" / "report" / "templates" / "page.html.j2").is_file()
+
+
 def test_command_is_declared() -> None:
     assert PROJECT["scripts"] == {"mnemo": "mnemo.cli:main"}
 

@@ -20,6 +20,7 @@ from mnemo.inference.generation import Reading, generate, read
 from mnemo.memory import XL, Plan
 from mnemo.memory.state import leaves, tree_map
 from mnemo.model import Model
+from mnemo.model.embedding import EmbeddingConfig
 from mnemo.storage.memory_file import load_memory, save_memory
 
 PLAN = Plan(long=XL(length=5), short=XL(length=2), num_long=2)
@@ -63,6 +64,14 @@ def test_a_reading_round_trips_bit_for_bit(tmp_path: Path, dtype: torch.dtype, l
     assert_same(loaded.memory, memory)
     assert loaded.layout.segment == SEGMENT
     assert int(loaded.memory.tokens) == length
+
+
+def test_an_open_segment_of_a_model_with_adaptive_embeddings(tmp_path: Path) -> None:
+    embedding = EmbeddingConfig(cutoffs=(4,), div_val=2)
+    model, path = random_model(memory=PLAN, embedding=embedding), tmp_path / "a.memory"
+    memory = reading(model, length=14)
+    save_memory(path, model, memory, segment=SEGMENT)
+    assert_same(load_memory(path, model).memory, memory)
 
 
 @torch.no_grad()

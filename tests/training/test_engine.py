@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.mechanisms import MECHANISMS
+from helpers.recorders import Rerun
 from helpers.tolerances import assert_close
 from helpers.toy_runs import exact, metrics, recipe, run
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from mnemo import ops
 from mnemo.data.streams import Batch
 from mnemo.memory import XL, Compressive, MemoryTokens, Plan
-from mnemo.memory.state import leaves, tree_map, tree_zip
+from mnemo.memory.state import leaves
 from mnemo.model import Model, ModelConfig, layers
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
@@ -59,21 +60,6 @@ def reference_op(monkeypatch: pytest.MonkeyPatch) -> None:
 def layers_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are compiled by themselves on a CPU too."""
     monkeypatch.setattr("mnemo.training.engine.COMPILED_DEVICES", ("cuda", "cpu"))
-
-
-class Rerun:
-    """Records on a CPU: a program is run again, and what it gives is put where it was first."""
-
-    def warm(self, program: Callable[[], Any]) -> None:
-        program()
-
-    def record(self, program: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        output = tree_map(torch.clone, program())
-
-        def replay() -> None:
-            tree_zip(lambda old, new: old.copy_(new), output, program())
-
-        return output, replay
 
 
 def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[Window]:
@@ -278,7 +264,7 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"compile": True},
         {},
     ),
-    "not compiled, no CUDA graph (LSTM layers have kernels of their own)": (MECHANISMS["lstm"], {"compile": True}, {}),
+    "not compiled, no CUDA graph (LSTM layers run in fused kernels)": (MECHANISMS["lstm"], {"compile": True}, {}),
     "compiled, no CUDA graph (an adaptive softmax looks at its targets)": (
         {"embedding": EmbeddingConfig(cutoffs=(4,))},
         {"compile": True},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.parity.reference import Reference
-from mnemo.memory.infinite import BINS, Infinite, LongTerm, Reading, bin_masses, make_basis
+from mnemo.memory.infinite import BINS, Infinite, LongTerm, SignalAttention, bin_masses, make_basis
 
 MIN_VARIANCE = {"gpt2": 1e-4, "sorting": 1e-6}
 NAMES = {
@@ -88,7 +88,7 @@ def _check_basis(reference: Reference, config: Infinite) -> None:
 def _check_steps(reference: Reference, module: LongTerm) -> Tensor:
     """Drive the module through the file's steps; the objective of the last one."""
     last = reference.setting("n_steps", int) - 1
-    coefficients, reading, objective = None, None, None
+    coefficients, attended, objective = None, None, None
     for step in range(last + 1):
         name = f"step{step}."
         block = reference.take(f"{name}k")
@@ -96,23 +96,23 @@ def _check_steps(reference: Reference, module: LongTerm) -> Tensor:
             block.new_zeros(len(block), module.config.basis, block.shape[-1]) if coefficients is None else coefficients
         )
         fitted = torch.full((len(block),), step)
-        points = _check_sticky(reference, module, name, reading)
+        points = _check_sticky(reference, module, name, attended)
         coefficients = module.fit(block, old.detach(), fitted, points, None)
-        reading = module.read(reference.take(f"{name}q"), coefficients)
-        divergence = module.divergence(reading)
+        attended = module.attend(reference.take(f"{name}q"), coefficients)
+        divergence = module.divergence(attended)
         reference.check("coefficients", f"{name}B", coefficients)
-        densities = {"mu": reading.mean, "sigma_sq": reading.variance, "kl": divergence}
+        densities = {"mu": attended.mean, "sigma_sq": attended.variance, "kl": divergence}
         for key, ours in densities.items():
             reference.check("densities", f"{name}{key}", ours)
-        reference.check("contexts", f"{name}context", reading.context)
-        objective = (reading.context, divergence)
-    if reading is None or objective is None:
+        reference.check("contexts", f"{name}context", attended.context)
+        objective = (attended.context, divergence)
+    if attended is None or objective is None:
         raise MnemoError("configuration: no steps")
-    reference.check("densities", f"step{last}.r", reading.basis)
+    reference.check("densities", f"step{last}.r", attended.basis)
     return (objective[0] * reference.take("probe")).sum() + objective[1].mean()
 
 
-def _check_sticky(reference: Reference, module: LongTerm, name: str, before: Reading | None) -> Tensor | None:
+def _check_sticky(reference: Reference, module: LongTerm, name: str, before: SignalAttention | None) -> Tensor | None:
     """The file's sampled places, after comparing what they were drawn from."""
     if not module.config.sticky or before is None:
         return None

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mnemo.errors import one_line
 from mnemo.memory import Lookahead
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.experiment import Budget, CellResult, Experiment, Figure, Results, Table
+from mnemo.papers.figures import learning_curves, score_bars
+from mnemo.papers.grid import BPC, PPL, Grid, Row
 from mnemo.papers.jobs import Place, job, train_and_score
+from mnemo.papers.judge import Better, Claim, Observed, Outcome, judge, scores
 from mnemo.papers.lamemo import models
-from mnemo.papers.lamemo.compare import BPC, NATS, PPL, Unit, counted, lower, score, told, verdict
-from mnemo.papers.lamemo.comparison import SMALLER, cell
-from mnemo.papers.lamemo.curves import bars_of_scores, learning_curves
-from mnemo.papers.lamemo.models import SEED, published
+from mnemo.papers.lamemo.comparison import SMALLER, on_valid, trained_row
+from mnemo.papers.lamemo.models import published
 from mnemo.papers.lamemo.names import PAPER
+from mnemo.papers.tables import Column, grid_table, label, score
+from mnemo.papers.tables import published as published_value
 from mnemo.recipes.lamemo import WORDS
 from mnemo.report.runs import read_runs
 from mnemo.training import Diverged
 
 FULL, NO_INTERPOLATION, NO_LOOKAHEAD, SIGNED = "full", "no interpolation", "no look-ahead", "Transformer-XL's encoding"
-ROWS = {
+MEMORIES = {
     FULL: Lookahead(),
     NO_INTERPOLATION: Lookahead(alpha="zero"),
     NO_LOOKAHEAD: Lookahead(alpha="one"),
@@ -50,96 +54,90 @@ def train_or_diverge(settings: dict[str, Any], place: Place) -> dict[str, Any]:
         return {"diverged": one_line(error), "train_curve": curve}
 
 
-def unit_of(budget: Budget) -> Unit:
-    return PPL if budget == "paper" else BPC
+def grid(budget: Budget) -> Grid:
+    rows = [_row(budget, name) for name in MEMORIES]
+    return Grid(rows=rows, measure=PPL if budget == "paper" else BPC)
 
 
-def cells(budget: Budget) -> list[Cell]:
-    seeds = 1 if budget == "smoke" else SEEDS
-    return [_cell(budget, row, SEED + number) for number in range(seeds) for row in ROWS]
-
-
-def _cell(budget: Budget, row: str, seed: int) -> Cell:
+def _row(budget: Budget, name: str) -> Row:
     if budget == "paper":
-        recipe = published("lamemo-wikitext103", replace(ROWS[row], length=WORDS), seed)
+        recipe = published("lamemo-wikitext103", replace(MEMORIES[name], length=WORDS))
     else:
         size = models.SMOKE if budget == "smoke" else models.ABLATION
-        recipe = size.recipe(replace(ROWS[row], length=size.length), seed)
-    return replace(cell(row, seed, recipe, budget), job="lamemo-train")
+        recipe = size.recipe(replace(MEMORIES[name], length=size.length))
+    row = trained_row(name, recipe, budget, 1 if budget == "smoke" else SEEDS, paper=PUBLISHED[name])
+    return replace(row, job="lamemo-train")
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    unit = unit_of(results.budget)
-    return [
-        lower(results, "Look-ahead is needed.", "23.77 against 24.56 ppl", FULL, NO_LOOKAHEAD, unit),
-        lower(results, "Memory interpolation is needed.", "23.77 against 24.90 ppl", FULL, NO_INTERPOLATION, unit),
-        lower(
-            results,
-            "Look-ahead without interpolation is worse than no look-ahead.",
-            "24.56 against 24.90 ppl",
-            NO_LOOKAHEAD,
-            NO_INTERPOLATION,
-            unit,
-        ),
-        _fails(results),
-    ]
-
-
-def _fails(results: Results) -> Verdict:
-    claim = "Look-ahead with Transformer-XL's encoding fails to converge, whatever the seed."
-    paper = "FAIL with 3 seeds"
-    reference = results.values("scores.test.loss", model=FULL)
-    tried = [result for result in results.select(model=SIGNED) if result.values]
-    if not tried or not reference:
-        return verdict(results, claim, paper, None, None)
-    limit = (1 + FAILED) * max(reference)
-    failed = [result for result in tried if has_failed(result, limit)]
-    unit = unit_of(results.budget)
-    scores = told(results, "test", unit, model=SIGNED) or "none"
+def _fails(results: Results) -> Outcome | None:
+    found = grid(results.budget)
+    reference = found.by_seed(results, FULL)
+    tried = results.select(model=SIGNED)
+    if not tried or not reference or not all(each.values for each in tried):
+        return None
+    limit = (1 + FAILED) * max(reference.values())
+    failed = [each for each in tried if has_failed(each, limit)]
     ours = (
-        f"{len(failed)} of {counted(len(tried))} failed (no finite loss, or a loss {FAILED:.0%} above the full "
-        f"model's); test {scores} against {told(results, 'test', unit, model=FULL)} {unit.name}"
+        f"{len(failed)} of {len(tried)} seeds failed (no finite loss, or a loss {FAILED:.0%} above the full model's); "
+        f"test: {scores(found, results, (SIGNED, FULL))}"
     )
-    return verdict(results, claim, paper, ours, len(failed) == len(tried))
+    return Outcome(ours, len(failed) == len(tried), len(tried))
 
 
 def has_failed(result: CellResult, limit: float) -> bool:
     """Without a finite loss, or with one above the limit."""
-    loss = score(result, "test", NATS)
+    loss = BPC.of(result)
     return loss is None or loss > limit
 
 
+CLAIMS: tuple[Claim, ...] = (
+    Better("Look-ahead is needed.", "23.77 against 24.56 ppl", FULL, NO_LOOKAHEAD),
+    Better("Memory interpolation is needed.", "23.77 against 24.90 ppl", FULL, NO_INTERPOLATION),
+    Better(
+        "Look-ahead without interpolation is worse than no look-ahead.",
+        "24.56 against 24.90 ppl",
+        NO_LOOKAHEAD,
+        NO_INTERPOLATION,
+    ),
+    Observed(
+        "Look-ahead with Transformer-XL's encoding fails to converge, whatever the seed.", "FAIL with 3 seeds", _fails
+    ),
+)
+
+
 def figures(results: Results) -> list[Figure]:
-    unit, rows = unit_of(results.budget), list(ROWS)
-    trained = learning_curves(results, [FULL, SIGNED], unit, curve="train_curve")
-    return [*learning_curves(results, rows, unit), *trained, *bars_of_scores(results, rows, unit)]
+    found = grid(results.budget)
+    return [
+        *learning_curves(found, results, slug="validation-curves", title="Validation curves"),
+        *learning_curves(
+            found, results, (FULL, SIGNED), slug="training-curves", title="Training curves", curve="train_curve"
+        ),
+        *score_bars(found, results),
+    ]
 
 
 def tables(results: Results) -> list[Table]:
-    unit = unit_of(results.budget)
-    rows = [
-        (
-            row,
-            told(results, "valid", unit, model=row),
-            told(results, "test", unit, model=row),
-            sum(result.values.get("diverged") is not None for result in results.select(model=row)),
-            *PUBLISHED[row],
-        )
-        for row in ROWS
-        if results.select(model=row)
-    ]
-    headers = (
-        "configuration",
-        f"valid {unit.name}",
-        f"test {unit.name}",
-        "diverged",
-        "published valid ppl",
-        "published test ppl",
-    )
+    found = grid(results.budget)
+    unit = found.measure.unit
     caption = (
         "The published perplexities are of WikiText-103. The valid score of the third row is not legible in our copy."
     )
-    return [Table("Ablations", headers, rows, caption)] if rows else []
+    return grid_table(
+        found,
+        results,
+        label("configuration"),
+        score(f"valid {unit}", on_valid(found.measure)),
+        score(f"test {unit}"),
+        Column("diverged", lambda grid, results, row: _num_diverged(grid.found(results, row))),
+        published_value("published valid ppl", 0),
+        published_value("published test ppl", 1),
+        title="Ablations",
+        caption=caption,
+    )
+
+
+def _num_diverged(found: Sequence[tuple[int, CellResult]]) -> int:
+    return sum(each.values.get("diverged") is not None for _, each in found)
 
 
 ABLATION = Experiment(
@@ -149,8 +147,8 @@ ABLATION = Experiment(
     covers=("Table 3", "Figure 8"),
     claim="Look-ahead and interpolation both lower the perplexity; with Transformer-XL's encoding of negative "
     "distances training fails.",
-    cells=cells,
-    verdicts=verdicts,
+    cells=lambda budget: grid(budget).cells,
+    verdicts=lambda results: judge(grid(results.budget), results, CLAIMS),
     figures=figures,
     tables=tables,
     notes=(

@@ -6,9 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from mnemo.analysis import alpha
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table
+from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import Place, job
-from mnemo.papers.lamemo.compare import verdict
+from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.lamemo.models import LAMEMO
 from mnemo.papers.lamemo.names import PAPER
 from mnemo.papers.lamemo.trained import TRAINED, looked_at, open_trained, trained_and_looked_at
@@ -47,49 +48,58 @@ def _halves(rows: list[list[float]]) -> tuple[list[list[float]], list[list[float
     return rows[:middle], rows[middle:]
 
 
-def verdicts(results: Results) -> list[Verdict]:
+def _lowest(results: Results) -> Outcome | None:
     found = looked_at(results, LAMEMO)
-    return [_lowest(results, found), _falls(results, found), _old_slots(results, found)]
-
-
-def _lowest(results: Results, found: CellResult | None) -> Verdict:
-    claim = f"In the lowest layer the memory keeps to its past: alpha is {NEAR_ONE} or more."
-    paper = "about 1.0 in lower layers (Figure 6)"
     if found is None:
-        return verdict(results, claim, paper, None, None)
+        return None
     mean = fmean(found.values["alpha"][0])
-    return verdict(results, claim, paper, f"{mean:.3f}, mean over slots", mean >= NEAR_ONE)
+    return Outcome(f"{mean:.3f}, mean over slots", mean >= NEAR_ONE, 1)
 
 
-def _falls(results: Results, found: CellResult | None) -> Verdict:
-    claim = "Upper layers look ahead more than lower ones: their mean alpha is lower."
-    paper = "higher layers substantially use the future (Figure 6)"
+def upper_and_lower(results: Results) -> tuple[list[list[float]], list[list[float]]] | None:
+    """Coefficients of the upper and of the lower layers."""
+    found = looked_at(results, LAMEMO)
     lower, upper = ([], []) if found is None else _halves(found.values["alpha"])
-    if not upper:
-        return verdict(results, claim, paper, None, None)
-    low, high = (fmean(map(fmean, rows)) for rows in (lower, upper))
-    return _below(
-        results, claim, paper, f"{high:.3f} in the upper half of the layers, {low:.3f} in the lower", low - high
-    )
+    return (upper, lower) if upper else None
 
 
-def _old_slots(results: Results, found: CellResult | None) -> Verdict:
-    claim = "In upper layers old slots look ahead more than new ones."
-    paper = "especially those with a small memory index (Figure 6)"
-    upper = [] if found is None else _halves(found.values["alpha"])[1]
-    if not upper:
-        return verdict(results, claim, paper, None, None)
-    quarter = max(1, len(upper[0]) // 4)
+def _falls(results: Results) -> Outcome | None:
+    if (found := upper_and_lower(results)) is None:
+        return None
+    high, low = (fmean(map(fmean, rows)) for rows in found)
+    return _below(f"{high:.3f} in the upper half of the layers, {low:.3f} in the lower", low - high)
+
+
+def _old_slots(results: Results) -> Outcome | None:
+    if (found := upper_and_lower(results)) is None:
+        return None
+    upper, quarter = found[0], max(1, len(found[0][0]) // 4)
     old, new = fmean(fmean(row[:quarter]) for row in upper), fmean(fmean(row[-quarter:]) for row in upper)
-    return _below(
-        results, claim, paper, f"{old:.3f} in the oldest quarter of slots, {new:.3f} in the newest", new - old
-    )
+    return _below(f"{old:.3f} in the oldest quarter of slots, {new:.3f} in the newest", new - old)
 
 
-def _below(results: Results, claim: str, paper: str, ours: str, by: float) -> Verdict:
-    if abs(by) < APART:
-        return verdict(results, claim, paper, f"{ours}; one seed decides nothing below {APART}", None)
-    return verdict(results, claim, paper, ours, by > 0)
+def _below(ours: str, by: float) -> Outcome:
+    """There is one seed: a difference below `APART` decides nothing."""
+    return Outcome(ours, None if abs(by) < APART else by > 0, 1)
+
+
+CLAIMS = (
+    Observed(
+        f"In the lowest layer the memory keeps to its past: alpha is {NEAR_ONE} or more.",
+        "about 1.0 in lower layers (Figure 6)",
+        _lowest,
+    ),
+    Observed(
+        f"Upper layers look ahead more than lower ones: their mean alpha is lower, by {APART} or more.",
+        "higher layers substantially use the future (Figure 6)",
+        _falls,
+    ),
+    Observed(
+        f"In upper layers old slots look ahead more than new ones: their alpha is lower, by {APART} or more.",
+        "especially those with a small memory index (Figure 6)",
+        _old_slots,
+    ),
+)
 
 
 def figures(results: Results) -> list[Figure]:
@@ -143,7 +153,7 @@ ALPHA = Experiment(
     claim="In low layers memory rows keep to their past; in high layers, and most of all in old slots, they take up "
     "what stands to their right.",
     cells=cells,
-    verdicts=verdicts,
+    verdicts=lambda results: judge(Grid(), results, CLAIMS),
     figures=figures,
     tables=tables,
     notes=(

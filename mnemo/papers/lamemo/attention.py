@@ -6,9 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from mnemo.analysis import interval_maxima
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table
+from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import Place, job
-from mnemo.papers.lamemo.compare import verdict
+from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
 from mnemo.papers.lamemo.names import PAPER
 from mnemo.papers.lamemo.trained import TRAINED, looked_at, open_trained, trained_and_looked_at
@@ -49,19 +50,22 @@ def old_share(found: CellResult) -> float:
     return fmean(value for begin, value in found.values["maxima"] if 2 * begin >= found.cell.settings["context"])
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    claim = (
-        f"In the final layer, LaMemo attends more to old context than Transformer-XL, {MORE} times as much at least."
-    )
-    paper = "Transformer-XL quickly loses attention to older contexts, LaMemo does not (Figure 1)"
+def _attends_further(results: Results) -> Outcome | None:
     found = [looked_at(results, model) for model in MODELS]
     if found[0] is None or found[1] is None:
-        return [verdict(results, claim, paper, None, None)]
+        return None
     ahead, static = old_share(found[0]), old_share(found[1])
     ours = f"{ahead:.5f} against {static:.5f} in intervals {OLD} to {CONTEXT} tokens back ({ahead / static:.2f} times)"
-    if static < ahead < MORE * static:
-        return [verdict(results, claim, paper, f"{ours}; too little for one seed", None)]
-    return [verdict(results, claim, paper, ours, ahead > static)]
+    return Outcome(ours, None if static < ahead < MORE * static else ahead > static, 1)
+
+
+CLAIMS = (
+    Observed(
+        f"In the final layer, LaMemo attends more to old context than Transformer-XL, {MORE} times as much at least.",
+        "Transformer-XL quickly loses attention to older contexts, LaMemo does not (Figure 1)",
+        _attends_further,
+    ),
+)
 
 
 def figures(results: Results) -> list[Figure]:
@@ -108,7 +112,7 @@ ATTENTION = Experiment(
     covers=("Figure 1",),
     claim="In the final layer Transformer-XL loses attention to older context, and LaMemo keeps it.",
     cells=cells,
-    verdicts=verdicts,
+    verdicts=lambda results: judge(Grid(), results, CLAIMS),
     figures=figures,
     tables=tables,
     notes=(

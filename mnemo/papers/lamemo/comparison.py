@@ -1,16 +1,16 @@
-"""LaMemo against other memories (Tables 1 and 2), and the same question on novels."""
+"""LaMemo compared with other memories (Tables 1 and 2), and the same question on novels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
-from mnemo.papers.jobs import training_cell
+from mnemo.papers.experiment import Budget, Experiment, Figure, Results, Table
+from mnemo.papers.figures import learning_curves, score_bars
+from mnemo.papers.grid import BPC, PPL, Grid, Measure, Row, training
+from mnemo.papers.judge import Better, Claim, Reaches, judge
 from mnemo.papers.lamemo import models
-from mnemo.papers.lamemo.compare import BPC, PPL, Unit, by_seed, lower, told, verdict
-from mnemo.papers.lamemo.curves import bars_of_scores, learning_curves
 from mnemo.papers.lamemo.models import (
     COMPRESSIVE,
     INFINITE,
@@ -24,6 +24,8 @@ from mnemo.papers.lamemo.models import (
     published,
 )
 from mnemo.papers.lamemo.names import PAPER
+from mnemo.papers.tables import cell_label, grid_table, label, num_parameters, score
+from mnemo.papers.tables import published as published_value
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.svg import slugify
@@ -31,7 +33,7 @@ from mnemo.report.svg import slugify
 SEEDS = {LAMEMO: 3, TRANSFORMER_XL: 3, TRANSFORMER: 2, COMPRESSIVE: 2, INFINITE: 1}
 """Of `small` on the novels: most where the difference is small."""
 CLOSE = 0.02
-"""Share by which a score may differ from the published one."""
+"""Share by which a score may exceed the published one and still reach it."""
 OTHERS = (
     "The rows of the Compressive Transformer and of infinity-former seem to be copied from Martins et al. "
     "(2021); no code of either was released. Here they are trained like all other rows, at sizes that fit the "
@@ -39,22 +41,56 @@ OTHERS = (
 )
 SMALLER = (
     "small: post-norm, tied, Adam, cosine and clipping as published (at 0.25 of a gradient that the code has halved: "
-    "0.5 here); width, depth, batch and steps are smaller. There are few steps, so that the learning rate is 5e-4 to "
-    "1e-3 after a warm-up over a tenth of them (published: 2.5e-4, no warm-up), and no dropout where no text is read "
-    "twice."
+    "0.5 here); width, depth, batch and steps are smaller. Because steps are few, the learning rate is 5e-4 to 1e-3 "
+    "after a warm-up over a tenth of them (published: 2.5e-4, no warm-up), and there is no dropout where no text is "
+    "read twice."
 )
+LIMITS: dict[Budget, dict[str, int]] = {"smoke": {"limit": 64}, "small": {"limit": 1_000_000}, "paper": {}}
+"""Symbols that are scored, where the whole split would take longer than training."""
+PAIRS = (
+    (TRANSFORMER_XL, TRANSFORMER, "A memory of the last segment is better than none."),
+    (LAMEMO, TRANSFORMER_XL, "A memory that looks ahead is better than one that does not."),
+    (LAMEMO, COMPRESSIVE, "Looking ahead is worth more than a compressed memory."),
+    (LAMEMO, INFINITE, "Looking ahead is worth more than an unbounded memory."),
+)
+
+
+def trained_row(
+    model: str,
+    recipe: Recipe,
+    budget: Budget,
+    num_seeds: int,
+    scores: Mapping[str, Mapping[str, Any]] | None = None,
+    paper: tuple[str, ...] = (),
+) -> Row:
+    """A row that is scored, unless `scores` are given, on valid and test with the lengths of training."""
+    test = LIMITS["smoke"] if budget == "smoke" else {}
+    scores = scores or {"valid": {"split": "valid", **LIMITS[budget]}, "test": {"split": "test", **test}}
+    return Row(
+        key=model,
+        name=slugify(model),
+        label=model,
+        seeds=range(SEED, SEED + num_seeds),
+        settings=training(recipe, {name: {"batch": recipe.test.batch, **how} for name, how in scores.items()}),
+        labels={"model": model, "memory": max(recipe.model.memory.lengths(recipe.model.num_layers))},
+        paper=paper,
+    )
+
+
+def on_valid(measure: Measure) -> Measure:
+    return replace(measure, key="scores.valid.loss")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One table: which preset, which numbers."""
+    """One table of the paper: its preset, its numbers, and the sizes that stand in for it."""
 
     preset: str
     corpus: str | None = None
-    """Of `paper`, where it is not the preset's."""
+    """Of `paper`, if it is not the preset's."""
     length: int
     """Of segment and memory."""
-    unit: Unit
+    measure: Measure
     valid: Mapping[str, float]
     test: Mapping[str, float]
     """Published."""
@@ -62,128 +98,73 @@ class Comparison:
     smoke: tuple[str, ...]
     """Models of a smoke run."""
     seeds: Mapping[str, int]
-    """Of `small`, by model, the most important first."""
+    """Number of seeds at `small`, by model, the most important first."""
 
     @property
     def published_on(self) -> str:
         return preset(self.preset).data.corpus
 
-    def seeds_of(self, budget: Budget) -> Mapping[str, int]:
-        """How often each model of a grid is trained."""
-        alone = {"smoke": self.smoke, "paper": MODELS}
-        return self.seeds if budget == "small" else dict.fromkeys(alone[budget], 1)
-
-    def recipe(self, budget: Budget, model: str, seed: int) -> Recipe:
+    def recipe(self, budget: Budget, model: str) -> Recipe:
         if budget == "paper":
-            return published(self.preset, memory_of(model, self.length), seed, corpus=self.corpus)
+            return published(self.preset, memory_of(model, self.length), corpus=self.corpus)
         size = models.SMOKE if budget == "smoke" else self.small
-        return size.recipe(memory_of(model, size.length), seed)
+        return size.recipe(memory_of(model, size.length))
 
-    def cells(self, budget: Budget) -> list[Cell]:
-        """One seed of every model first, so that an interrupted grid has something of each."""
-        seeds = self.seeds_of(budget)
-        return [
-            cell(model, SEED + number, self.recipe(budget, model, SEED + number), budget)
-            for number in range(max(seeds.values()))
+    def grid(self, budget: Budget) -> Grid:
+        alone = {"smoke": self.smoke, "paper": MODELS}
+        seeds = self.seeds if budget == "small" else dict.fromkeys(alone[budget], 1)
+        rows = [
+            trained_row(model, self.recipe(budget, model), budget, count, paper=self.numbers(model))
             for model, count in seeds.items()
-            if number < count
         ]
+        return Grid(rows=rows, measure=self.measure)
 
-    def verdicts(self, results: Results) -> list[Verdict]:
-        unit, paper = self.unit, self.test
-        pairs = [
-            (TRANSFORMER_XL, TRANSFORMER, "A memory of the last segment is better than none"),
-            (LAMEMO, TRANSFORMER_XL, "A memory that looks ahead is better than one that does not"),
-            (LAMEMO, COMPRESSIVE, "Looking ahead is worth more than a compressed memory"),
-            (LAMEMO, INFINITE, "Looking ahead is worth more than an unbounded memory"),
-        ]
-        asked = self.seeds_of(results.budget)
-        found = [
-            lower(
-                results,
-                f"{claim}.",
-                f"{_number(paper, one)} against {_number(paper, other)} {unit.name} on {self.published_on}",
+    def numbers(self, model: str) -> tuple[str, str]:
+        """The paper's scores on valid and test; '-' if it has none."""
+        return str(self.valid.get(model, "-")), str(self.test.get(model, "-"))
+
+    def claims(self, budget: Budget) -> list[Claim]:
+        grid, unit = self.grid(budget), self.measure.unit
+        found: list[Claim] = [
+            Better(
+                text,
+                f"{self.numbers(one)[1]} against {self.numbers(other)[1]} {unit} on {self.published_on}",
                 one,
                 other,
-                unit,
             )
-            for one, other, claim in pairs
-            if one in asked and other in asked
+            for one, other, text in PAIRS
+            if grid.row(one) and grid.row(other)
         ]
-        compared = results.budget == "paper" and self.corpus is None
-        return [*found, *(self.reproduced(results, model) for model in paper)] if compared else found
-
-    def reproduced(self, results: Results, model: str) -> Verdict:
-        """Whether a published number comes out."""
-        values = list(by_seed(results, "test", self.unit, model=model).values())
-        claim = f"{model} reaches its published score, give or take {CLOSE:.0%}."
-        paper = f"{self.test[model]} {self.unit.name}"
-        if not values:
-            return verdict(results, claim, paper, None, None)
-        near = abs(sum(values) / len(values) / self.test[model] - 1) <= CLOSE
-        return verdict(results, claim, paper, f"{self.unit.tell(values)} {self.unit.name}", near)
+        if budget == "paper" and self.corpus is None:
+            found += [
+                Reaches(f"{model} reaches its published score, to {CLOSE:.0%}.", f"{value} {unit}", model, value, CLOSE)
+                for model, value in self.test.items()
+            ]
+        return found
 
     def tables(self, results: Results) -> list[Table]:
-        unit = self.unit.name
-        ours = [self._row(results, model) for model in MODELS if results.select(model=model)]
-        headers = (
-            "model",
-            "memory",
-            "parameters",
-            f"valid {unit}",
-            f"test {unit}",
-            f"published valid, {self.published_on}",
-            f"published test, {self.published_on}",
+        grid, unit = self.grid(results.budget), self.measure.unit
+        columns = (
+            label("model"),
+            cell_label("memory", "memory"),
+            num_parameters(),
+            score(f"valid {unit}", on_valid(self.measure)),
+            score(f"test {unit}"),
+            published_value(f"published valid, {self.published_on}", 0),
+            published_value(f"published test, {self.published_on}", 1),
         )
-        caption = "Mean and deviation over seeds where there are several; valid and test with the lengths of training."
-        return [Table("Scores", headers, [*ours, *self._quoted(results)], caption)]
-
-    def _row(self, results: Results, model: str) -> tuple[object, ...]:
-        first = results.select(model=model)[0]
-        return (
-            model,
-            first.labels["memory"],
-            f"{first.values.get('parameters', 0) / 1e6:.1f}M",
-            told(results, "valid", self.unit, model=model),
-            told(results, "test", self.unit, model=model),
-            _number(self.valid, model),
-            _number(self.test, model),
-        )
-
-    def _quoted(self, results: Results) -> list[tuple[object, ...]]:
-        """Published rows that this grid has no cell of."""
-        return [
-            (f"{model} (quoted)", self.length, "", "", "", _number(self.valid, model), _number(self.test, model))
+        quoted = [
+            (f"{model} (quoted)", self.length, "", "", "", *self.numbers(model))
             for model in self.test
-            if not results.select(model=model)
+            if grid.row(model) is None
         ]
+        caption = "Mean and standard deviation over seeds; valid and test with the lengths of training."
+        return grid_table(grid, results, *columns, title="Scores", caption=caption, quoted=quoted)
 
     def figures(self, results: Results) -> list[Figure]:
-        shown = [model for model in MODELS if results.select(model=model)]
-        return [*learning_curves(results, shown, self.unit), *bars_of_scores(results, shown, self.unit)]
-
-
-LIMITS: dict[Budget, dict[str, int]] = {"smoke": {"limit": 64}, "small": {"limit": 1_000_000}, "paper": {}}
-"""Of symbols that are scored where the whole split would take longer than training."""
-
-
-def cell(
-    model: str, seed: int, recipe: Recipe, budget: Budget, scores: Mapping[str, Mapping[str, Any]] | None = None
-) -> Cell:
-    """A training cell that is scored, unless told otherwise, on valid and test, with the lengths of training."""
-    test = LIMITS["smoke"] if budget == "smoke" else {}
-    asked = scores or {"valid": {"split": "valid", **LIMITS[budget]}, "test": {"split": "test", **test}}
-    slots = max(recipe.model.memory.lengths(recipe.model.num_layers))
-    return training_cell(
-        f"{slugify(model)}-seed{seed}",
-        recipe,
-        {"model": model, "seed": seed, "memory": slots},
-        scores={name: {"batch": recipe.test.batch, **how} for name, how in asked.items()},
-    )
-
-
-def _number(published: Mapping[str, float], model: str) -> str:
-    return str(published.get(model, "-"))
+        grid = self.grid(results.budget)
+        curves = learning_curves(grid, results, MODELS, slug="validation-curves", title="Validation curves")
+        return [*curves, *score_bars(grid, results, MODELS)]
 
 
 def experiment(
@@ -195,8 +176,8 @@ def experiment(
         paper=PAPER,
         covers=covers,
         claim=claim,
-        cells=comparison.cells,
-        verdicts=comparison.verdicts,
+        cells=lambda budget: comparison.grid(budget).cells,
+        verdicts=lambda results: judge(comparison.grid(results.budget), results, comparison.claims(results.budget)),
         figures=comparison.figures,
         tables=comparison.tables,
         notes=(*notes, SMALLER),
@@ -207,7 +188,7 @@ THREE = (TRANSFORMER, TRANSFORMER_XL, LAMEMO)
 WIKITEXT103 = Comparison(
     preset="lamemo-wikitext103",
     length=150,
-    unit=PPL,
+    measure=PPL,
     valid={TRANSFORMER: 28.11, TRANSFORMER_XL: 23.42, LAMEMO: 22.98},
     test={TRANSFORMER: 29.14, TRANSFORMER_XL: 24.56, COMPRESSIVE: 24.41, INFINITE: 24.22, LAMEMO: 23.77},
     small=models.WORDS,
@@ -217,7 +198,7 @@ WIKITEXT103 = Comparison(
 ENWIK8 = Comparison(
     preset="lamemo-enwik8",
     length=512,
-    unit=BPC,
+    measure=BPC,
     valid={TRANSFORMER: 1.253, TRANSFORMER_XL: 1.150, LAMEMO: 1.129},
     test={TRANSFORMER: 1.240, TRANSFORMER_XL: 1.128, LAMEMO: 1.107},
     small=models.CHARACTERS,
@@ -227,7 +208,7 @@ ENWIK8 = Comparison(
 TEXT8 = Comparison(
     preset="lamemo-text8",
     length=512,
-    unit=BPC,
+    measure=BPC,
     valid={TRANSFORMER: 1.232, TRANSFORMER_XL: 1.172, LAMEMO: 1.128},
     test={TRANSFORMER: 1.303, TRANSFORMER_XL: 1.239, LAMEMO: 1.196},
     small=models.HALF_CHARACTERS,
@@ -238,7 +219,7 @@ NOVELS = Comparison(
     preset="lamemo-enwik8",
     corpus="novels",
     length=512,
-    unit=BPC,
+    measure=BPC,
     valid=ENWIK8.valid,
     test=ENWIK8.test,
     small=models.NOVELS,

@@ -13,14 +13,16 @@ below zero, which no variance does. What it is used for stays true: g is the odd
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table
+from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import Place, job
-from mnemo.papers.lamemo.compare import verdict
+from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.lamemo.names import PAPER
 from mnemo.report.plots import Line, line_figure
 
@@ -135,56 +137,71 @@ def computed(results: Results, name: str) -> CellResult | None:
     return found if found is not None and found.values else None
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    odd, moved = computed(results, f"g-{DIM}"), computed(results, f"variance-{COVARIANCES[0]}")
-    return [_steep(results, odd), _two_sides(results, moved), _disentangled(results, moved), _formula(results, moved)]
-
-
-def _steep(results: Results, odd: CellResult | None) -> Verdict:
-    claim = f"At d = {DIM}, g(x) is odd and steep at zero: its slope is d / (2 (10^(8/d) - 1))."
-    paper = f"slope {DIM / (2 * (10 ** (8 / DIM) - 1)):.1f}"
+def _steep(results: Results) -> Outcome | None:
+    odd = computed(results, f"g-{DIM}")
     if odd is None:
-        return verdict(results, claim, paper, None, None)
+        return None
     points = dict(odd.values["points"])
     is_odd = all(math.isclose(value, -points[-x], abs_tol=1e-6) for x, value in points.items() if -x in points)
     slope = odd.values["slope"]
     near = abs(slope / odd.values["published_slope"] - 1) <= STEEP
-    ours = f"slope {slope:.1f}; {'odd' if is_odd else 'not odd'}"
-    return verdict(results, claim, paper, ours, is_odd and near)
+    return Outcome(f"slope {slope:.1f}; {'odd' if is_odd else 'not odd'}", is_odd and near)
 
 
-def _two_sides(results: Results, moved: CellResult | None) -> Verdict:
-    claim = f"With Transformer-XL's encoding, the variance of x.R jumps between the sides of zero (by {APART} or more)."
-    paper = "a huge gap between g(x) and g(-x); no number"
-    if moved is None:
-        return verdict(results, claim, paper, None, None)
-    right, left = _at(moved, "signed", NEAR), _at(moved, "signed", -NEAR)
-    ours = f"{right:.1f} at distance {NEAR}, {left:.1f} at -{NEAR} (covariance {moved.labels['covariance']})"
-    return verdict(results, claim, paper, ours, right / left >= APART)
+def of_variance(observe: Callable[[CellResult], Outcome]) -> Callable[[Results], Outcome | None]:
+    """An observation of the variances, None while they are not computed."""
+
+    def check(results: Results) -> Outcome | None:
+        found = computed(results, f"variance-{COVARIANCES[0]}")
+        return None if found is None else observe(found)
+
+    return check
 
 
-def _disentangled(results: Results, moved: CellResult | None) -> Verdict:
-    claim = "With the distance's absolute value in R, both sides have the same variance."
-    paper = "by construction"
-    if moved is None:
-        return verdict(results, claim, paper, None, None)
-    right, left = _at(moved, "absolute", NEAR), _at(moved, "absolute", -NEAR)
+def _two_sides(found: CellResult) -> Outcome:
+    right, left = _at(found, "signed", NEAR), _at(found, "signed", -NEAR)
+    ours = f"{right:.1f} at distance {NEAR}, {left:.1f} at -{NEAR} (covariance {found.labels['covariance']})"
+    return Outcome(ours, right / left >= APART)
+
+
+def _disentangled(found: CellResult) -> Outcome:
+    right, left = _at(found, "absolute", NEAR), _at(found, "absolute", -NEAR)
     ours = f"{right:.1f} at distance {NEAR}, {left:.1f} at -{NEAR}"
-    return verdict(results, claim, paper, ours, math.isclose(right, left, rel_tol=1e-9))
+    return Outcome(ours, math.isclose(right, left, rel_tol=1e-9))
 
 
-def _formula(results: Results, moved: CellResult | None) -> Verdict:
-    claim = f"Appendix B's formula, Var(x.R) = s d/2 + 2 c g, gives the measured variance, to {ALIKE:.0%}."
-    paper = "derived, not measured"
-    if moved is None:
-        return verdict(results, claim, paper, None, None)
+def _formula(found: CellResult) -> Outcome:
     ours = (
-        f"at distance -{NEAR} the formula gives {_at(moved, 'published', -NEAR):.1f}, measured are "
-        f"{_at(moved, 'signed', -NEAR):.1f}; with the products of two sines or two cosines, which it leaves out, it "
-        f"would give {_at(moved, 'exact', -NEAR):.1f}"
+        f"at distance -{NEAR} the formula gives {_at(found, 'published', -NEAR):.1f}, measured are "
+        f"{_at(found, 'signed', -NEAR):.1f}; with the products of two sines or two cosines, which it leaves out, it "
+        f"would give {_at(found, 'exact', -NEAR):.1f}"
     )
-    pairs = zip(moved.values["signed"], moved.values["published"], strict=True)
-    return verdict(results, claim, paper, ours, all(abs(a - b) <= ALIKE * a for a, b in pairs))
+    pairs = zip(found.values["signed"], found.values["published"], strict=True)
+    return Outcome(ours, all(abs(a - b) <= ALIKE * a for a, b in pairs))
+
+
+CLAIMS = (
+    Observed(
+        f"At d = {DIM}, g(x) is odd and steep at zero: its slope is d / (2 (10^(8/d) - 1)).",
+        f"slope {DIM / (2 * (10 ** (8 / DIM) - 1)):.1f}",
+        _steep,
+    ),
+    Observed(
+        f"With Transformer-XL's encoding, the variance of x.R jumps between the sides of zero (by {APART} or more).",
+        "a huge gap between g(x) and g(-x); no number",
+        of_variance(_two_sides),
+    ),
+    Observed(
+        "With the distance's absolute value in R, both sides have the same variance.",
+        "by construction",
+        of_variance(_disentangled),
+    ),
+    Observed(
+        f"Appendix B's formula, Var(x.R) = s d/2 + 2 c g, gives the measured variance, to {ALIKE:.0%}.",
+        "derived, not measured",
+        of_variance(_formula),
+    ),
+)
 
 
 def figures(results: Results) -> list[Figure]:
@@ -237,7 +254,7 @@ ENCODING = Experiment(
     claim="The variance of a random vector times Transformer-XL's encoding jumps where the distance changes its "
     "sign; an encoding of absolute distances, with a bias for each direction, does not.",
     cells=cells,
-    verdicts=verdicts,
+    verdicts=lambda results: judge(Grid(), results, CLAIMS),
     figures=figures,
     tables=tables,
     notes=(

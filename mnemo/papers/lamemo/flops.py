@@ -7,9 +7,10 @@ from typing import Any
 from mnemo.config import from_json, to_json
 from mnemo.cost.model_cost import describe
 from mnemo.model import ModelConfig
-from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table
+from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import Place, job
-from mnemo.papers.lamemo.compare import verdict
+from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.lamemo.models import (
     COMPRESSIVE,
     INFINITE,
@@ -75,18 +76,16 @@ def _cell(budget: Budget, model: str, times: int | None, kind: str) -> Cell:
     )
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    return [*(_as_published(results, model) for model in MODELS), _linear(results)]
+def _as_published(model: str) -> Observed:
+    def observe(results: Results) -> Outcome | None:
+        found = results.values("multiply_adds", model=model, kind=WIDE)
+        if not found:
+            return None
+        millions = found[0] / 1e6
+        return Outcome(f"{millions:.1f}M", abs(millions / FLOPS[model] - 1) <= CLOSE)
 
-
-def _as_published(results: Results, model: str) -> Verdict:
     claim = f"{model} takes the published multiply-adds for a prediction, give or take {CLOSE:.0%}."
-    paper = f"{FLOPS[model]}M"
-    found = results.values("multiply_adds", model=model, kind=WIDE)
-    if not found:
-        return verdict(results, claim, paper, None, None)
-    millions = found[0] / 1e6
-    return verdict(results, claim, paper, f"{millions:.1f}M", abs(millions / FLOPS[model] - 1) <= CLOSE)
+    return Observed(claim, f"{FLOPS[model]}M", observe)
 
 
 def extra(results: Results) -> dict[int, float]:
@@ -103,17 +102,25 @@ def extra(results: Results) -> dict[int, float]:
     return found
 
 
-def _linear(results: Results) -> Verdict:
-    claim = "What LaMemo takes more than Transformer-XL grows linearly with the memory."
-    paper = "overhead only linearly proportional to the memory length (abstract)"
+def _linear(results: Results) -> Outcome | None:
     found = extra(results)
     if len(found) < 3:
-        return verdict(results, claim, paper, None, None)
+        return None
     (first, low), *between, (last, high) = sorted(found.items())
     slope = (high - low) / (last - first)
     bend = max(abs(value / (low + slope * (at - first)) - 1) for at, value in between)
     ours = f"{low:.1f}M at {first}, {high:.1f}M at {last}; at most {bend:.1%} off a straight line"
-    return verdict(results, claim, paper, ours, bend <= STRAIGHT)
+    return Outcome(ours, bend <= STRAIGHT)
+
+
+CLAIMS = (
+    *(_as_published(model) for model in MODELS),
+    Observed(
+        "What LaMemo takes more than Transformer-XL grows linearly with the memory.",
+        "overhead only linearly proportional to the memory length (abstract)",
+        _linear,
+    ),
+)
 
 
 def figures(results: Results) -> list[Figure]:
@@ -175,7 +182,7 @@ COST = Experiment(
     claim="LaMemo takes a fifth more work for a prediction than Transformer-XL with as many parameters; the extra "
     "work is linear in the memory.",
     cells=cells,
-    verdicts=verdicts,
+    verdicts=lambda results: judge(Grid(), results, CLAIMS),
     figures=figures,
     tables=tables,
     notes=(

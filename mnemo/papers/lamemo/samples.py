@@ -12,9 +12,11 @@ from torch import Tensor
 from mnemo.analysis import repetition
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.inference.generation import generate
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Sample, Table, Verdict
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Sample, Table
+from mnemo.papers.grid import Grid
+from mnemo.papers.intervals import Comparison, Pair, decide
 from mnemo.papers.jobs import Place, job
-from mnemo.papers.lamemo.compare import standard_error, verdict
+from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
 from mnemo.papers.lamemo.names import PAPER
 from mnemo.papers.lamemo.trained import BEYOND, TRAINED, looked_at, open_trained, trained_and_looked_at
@@ -93,31 +95,35 @@ def cells(budget: Budget) -> list[Cell]:
     return trained_and_looked_at(budget, MODELS, "lamemo-samples", settings)
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    claim = f"LaMemo repeats itself less than Transformer-XL: fewer of its {GRAM}-grams of words have occurred before."
-    paper = "Transformer-XL suffers more severe repetition (two samples, no number)"
+def _repeats_less(results: Results) -> Outcome | None:
     found = [looked_at(results, model) for model in MODELS]
     if found[0] is None or found[1] is None:
-        return [verdict(results, claim, paper, None, None)]
+        return None
     ahead, static = found[0].values["repetition"], found[1].values["repetition"]
-    ours = f"{_tell(ahead)} against {_tell(static)} of the {GRAM}-grams, over {len(ahead)} prompts"
+    ours = f"{_mean(ahead)} against {_mean(static)} of the {GRAM}-grams, over {len(ahead)} prompts"
     if "clamp" not in found[0].cell.settings:
-        ours += "; not decided without a clamp: behind memories longer than in training, LaMemo may write no words"
-        return [verdict(results, claim, paper, ours, None)]
-    return [verdict(results, claim, paper, ours, _less(ahead, static))]
+        ours += "; not decided without a clamp: with memories longer than in training, LaMemo may write no words"
+        return Outcome(ours, None, 1)
+    return Outcome(ours, _less(ahead, static), 1)
 
 
-def _tell(shares: list[float]) -> str:
+def _mean(shares: list[float]) -> str:
     return f"{statistics.fmean(shares):.1%} ± {statistics.stdev(shares):.1%}" if len(shares) > 1 else f"{shares[0]:.1%}"
 
 
 def _less(some: list[float], others: list[float]) -> bool | None:
-    """Over pairs of samples from one prompt; None where the difference is within twice its standard error."""
-    differences = [other - one for one, other in zip(some, others, strict=True)]
-    mean = statistics.fmean(differences)
-    if abs(mean) <= 2 * standard_error(differences):
-        return None
-    return mean > 0
+    """Over pairs of samples from one prompt; None if the 95% interval of the difference includes 0."""
+    pair = Pair(*MODELS, "share", tuple(other - one for one, other in zip(some, others, strict=True)))
+    return decide([Comparison(pair, needed=0.0)])[Comparison(pair, needed=0.0)].holds
+
+
+CLAIMS = (
+    Observed(
+        f"LaMemo repeats itself less than Transformer-XL: fewer of its {GRAM}-grams of words have occurred before.",
+        "Transformer-XL suffers more severe repetition (two samples, no number)",
+        _repeats_less,
+    ),
+)
 
 
 def figures(results: Results) -> list[Figure]:
@@ -132,7 +138,7 @@ def figures(results: Results) -> list[Figure]:
 def tables(results: Results) -> list[Table]:
     found = [(model, looked_at(results, model)) for model in MODELS]
     rows = [
-        (model, len(each.values["repetition"]), _tell(each.values["repetition"]), _tell(each.values["distinct"]))
+        (model, len(each.values["repetition"]), _mean(each.values["repetition"]), _mean(each.values["distinct"]))
         for model, each in found
         if each is not None
     ]
@@ -168,7 +174,7 @@ SAMPLES = Experiment(
     covers=("Tables 6 and 7", "Section 7"),
     claim="With a memory of 512, LaMemo stays on topic and repeats itself less than Transformer-XL.",
     cells=cells,
-    verdicts=verdicts,
+    verdicts=lambda results: judge(Grid(), results, CLAIMS),
     figures=figures,
     tables=tables,
     samples=samples,

@@ -10,7 +10,7 @@ from mnemo.data.prepare import load
 from mnemo.papers.experiment import Budget, Cell, CellResult, Results
 from mnemo.papers.jobs import Place
 from mnemo.papers.lamemo import models
-from mnemo.papers.lamemo.comparison import cell
+from mnemo.papers.lamemo.comparison import trained_row
 from mnemo.papers.lamemo.models import SEED, memory_of, published
 from mnemo.recipes.lamemo import WORDS
 from mnemo.recipes.recipe import Recipe
@@ -35,7 +35,7 @@ def recipe_of(budget: Budget, model: str, seed: int = SEED) -> Recipe:
 
 def trained_and_looked_at(budget: Budget, names: Sequence[str], job: str, settings: dict[str, Any]) -> list[Cell]:
     """For every model a cell that trains it, and one that looks at it afterwards."""
-    training = [cell(name, SEED, recipe_of(budget, name), budget) for name in names]
+    training = [trained_row(name, recipe_of(budget, name), budget, 1).cell(SEED) for name in names]
     return training + [
         Cell(
             name=f"look-{slugify(name)}",

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from mnemo.memory import Plan
-from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table, Verdict
-from mnemo.papers.long_range.comparing import (
-    BITS,
-    PLACE_COLORS,
-    equal,
-    find,
-    layout_table,
-    learning_curves,
-    scored,
-    worse,
-    worst,
-)
+from collections.abc import Sequence
+
+from mnemo.papers.experiment import Budget, Experiment, Results, Table
+from mnemo.papers.figures import learning_curves
+from mnemo.papers.grid import BPC, Grid
+from mnemo.papers.judge import AsGood, Better, Claim, Every, judge
 from mnemo.papers.long_range.grids import (
     ALL,
+    GAIN,
     HALF,
     HALF_FIRST,
     HALF_LAST,
     NONE,
     ONE_FIRST,
     ONE_LAST,
+    PLACE_COLORS,
     SIXTH,
     SIXTH_FIRST,
     SIXTH_LAST,
     SIXTH_MIDDLE,
     Layout,
     characters,
-    layout_cells,
 )
+from mnemo.papers.tables import against, grid_table, label, num_seeds, published, score
 from mnemo.report.plots import Figure, arrangement_figure, scatter_figure
 
 PAPER = "Do Transformers Need Deep Long-Range Memory?"
@@ -50,185 +45,152 @@ ARRANGEMENTS = (
 )
 HALF_OR_ONE = (ALL, HALF, HALF_LAST, HALF_FIRST, ONE_LAST, ONE_FIRST)
 """Those of Figure 2."""
+SIXTHS = (ALL, SIXTH, SIXTH_LAST, SIXTH_MIDDLE, SIXTH_FIRST, NONE)
 PUBLISHED = {ALL: "0.9846", SIXTH: "0.9916", SIXTH_MIDDLE: "1.01"}
+CAPTION = (
+    "Test set. The third column is the mean loss above that of long memories in all layers, in nats. "
+    "The paper's numbers are for its own corpus and size; '-' if it has a curve only."
+)
 NOTES = (
     "The paper trains 277M parameters in 24 layers on enwik8. At `small` the model has 12 layers of width 256 (10M "
     "parameters), a short memory of 64 and a long one of 1,024, and learns for 900 steps of 128 x 128 bytes of "
     "novels: 24, 12, 4 and 1 long layers become 12, 6, 2 and 1.",
-    "Its norms come before the branches, queries and keys are normed, and Muon trains its matrices, because so few "
-    "steps of the published recipe teach little. Attention is Transformer-XL's.",
+    "Norms come before the branches, queries and keys are normalised, and Muon trains the matrices, because the "
+    "published recipe learns little in 900 steps. Attention is Transformer-XL's.",
     "The paper has one seed and tests with a longer memory (6,000, trained with 2,304); at `small` there are two seeds "
     "with the same first weights and text for every plan, tested with the memory of training.",
-    "What is called worse is so by 0.005 bpc or more with every seed; where there is one seed, by 0.01.",
-    "The paper does not say how many steps it trained; at `paper` the preset's 400,000 are the limit.",
+    "The paper does not state the number of training steps; at `paper` the preset's 400,000 are the limit.",
 )
 
 
-def number_cells(budget: Budget) -> list[Cell]:
-    return layout_cells(characters(budget), NUMBERS)
+def layout_grid(budget: Budget, layouts: Sequence[Layout]) -> Grid:
+    scale = characters(budget)
+    return Grid(rows=[scale.row(layout, PUBLISHED.get(layout, "-")) for layout in layouts], measure=BPC)
 
 
-def arrangement_cells(budget: Budget) -> list[Cell]:
-    return layout_cells(characters(budget), ARRANGEMENTS)
+def as_good_as_all(text: str, paper: str, layout: Layout) -> AsGood:
+    return AsGood(text, paper, layout.key, ALL.key, GAIN)
 
 
-def number_verdicts(results: Results) -> list[Verdict]:
-    return [
-        _memory_matters(results),
-        equal(
-            results,
-            HALF,
-            BITS,
-            claim="Long memories in half of the layers are as good as in all (within 0.01 bpc).",
-            paper="12 of 24: slightly better than 0.9846 bpc",
-        ),
-        _sixth_is_enough(results),
-        worse(
-            results,
-            ONE_LAST,
-            ALL,
-            BITS,
-            claim="A single long memory is worse than one in every layer.",
-            paper='"a real performance drop"',
-        ),
-        worse(
-            results,
-            NONE,
-            ONE_LAST,
-            BITS,
-            claim="No long memory at all is worse than a single one in the last layer.",
-            paper="Figure 3",
-        ),
-    ]
+MEMORY_HELPS = Better(
+    "Long memories in all layers are better than in none.",
+    "Figure 3: long-range dependency is not superfluous",
+    ALL.key,
+    NONE.key,
+)
+SIXTH_IS_ENOUGH = as_good_as_all(
+    "Long memories in a sixth of the layers, interleaved, are as good as in all.", "0.9916 against 0.9846 bpc", SIXTH
+)
+NUMBER_CLAIMS: tuple[Claim, ...] = (
+    MEMORY_HELPS,
+    as_good_as_all(
+        "Long memories in half of the layers are as good as in all.", "12 of 24: slightly better than 0.9846 bpc", HALF
+    ),
+    SIXTH_IS_ENOUGH,
+    Better(
+        "A single long memory is worse than one in every layer.", '"a real performance drop"', ALL.key, ONE_LAST.key
+    ),
+    Better("No long memory at all is worse than a single one in the last layer.", "Figure 3", ONE_LAST.key, NONE.key),
+)
+ARRANGEMENT_CLAIMS: tuple[Claim, ...] = (
+    MEMORY_HELPS,
+    Better(
+        "Long memories in the lower half of the layers are worse than one in the last layer alone.",
+        "12 lowest worse than 1 last (Figure 2)",
+        ONE_LAST.key,
+        HALF_FIRST.key,
+    ),
+    as_good_as_all(
+        "Half of the layers, interleaved, are as good as all.",
+        "12 of 24: equal curves, slightly better than 0.9846 bpc",
+        HALF,
+    ),
+    as_good_as_all("The last half of the layers is as good as all.", "12 of 24: equal curves", HALF_LAST),
+    SIXTH_IS_ENOUGH,
+    Better(
+        "A sixth of the layers, the first ones, is worse than the same number interleaved.",
+        "4 of 24: significantly worse (Figure 3)",
+        SIXTH.key,
+        SIXTH_FIRST.key,
+    ),
+    Better(
+        "A sixth of the layers in the middle is worse than the same number interleaved.",
+        "1.01 against 0.9916 bpc",
+        SIXTH.key,
+        SIXTH_MIDDLE.key,
+    ),
+    Every(
+        "The worst place is the lowest layer: a single long memory there is worse than every plan with half of the "
+        "layers, or the last one, long range.",
+        "worst: a single one at the lowest layer (Figure 2)",
+        tuple(Better("", "", other.key, ONE_FIRST.key) for other in HALF_OR_ONE if other != ONE_FIRST),
+    ),
+)
 
 
-def arrangement_verdicts(results: Results) -> list[Verdict]:
-    return [
-        _memory_matters(results),
-        worse(
-            results,
-            HALF_FIRST,
-            ONE_LAST,
-            BITS,
-            claim="Long memories in the lower half of the layers are worse than one in the last layer alone.",
-            paper="12 lowest worse than 1 last (Figure 2)",
-        ),
-        equal(
-            results,
-            HALF,
-            BITS,
-            claim="Half of the layers, interleaved, are as good as all (within 0.01 bpc).",
-            paper="12 of 24: equal curves, slightly better than 0.9846 bpc",
-        ),
-        equal(
-            results,
-            HALF_LAST,
-            BITS,
-            claim="The last half of the layers is as good as all (within 0.01 bpc).",
-            paper="12 of 24: equal curves",
-        ),
-        _sixth_is_enough(results),
-        worse(
-            results,
-            SIXTH_FIRST,
-            SIXTH,
-            BITS,
-            claim="A sixth of the layers, the first ones, is worse than the same number interleaved.",
-            paper="4 of 24: significantly worse (Figure 3)",
-        ),
-        worse(
-            results,
-            SIXTH_MIDDLE,
-            SIXTH,
-            BITS,
-            claim="A sixth of the layers in the middle is worse than the same number interleaved.",
-            paper="1.01 against 0.9916 bpc",
-        ),
-        worst(
-            results,
-            ONE_FIRST,
-            [layout for layout in HALF_OR_ONE if layout != ONE_FIRST],
-            BITS,
-            claim="The worst place is the lowest layer: a single long memory there is worse than every plan with half "
-            "of the layers, or the last one, long range.",
-            paper="worst: a single one at the lowest layer (Figure 2)",
-        ),
-    ]
+def layout_table(grid: Grid, results: Results, title: str) -> list[Table]:
+    unit = grid.measure.unit
+    columns = (score(unit), against("against all", ALL.key), num_seeds(), published(f"paper's {unit}"))
+    return grid_table(grid, results, label("long-range layers"), *columns, title=title, caption=CAPTION)
 
 
-def _memory_matters(results: Results) -> Verdict:
-    return worse(
-        results,
-        NONE,
-        ALL,
-        BITS,
-        claim="Long memories in all layers are better than in none.",
-        paper="Figure 3: long-range dependency is not superfluous",
-    )
-
-
-def _sixth_is_enough(results: Results) -> Verdict:
-    return equal(
-        results,
-        SIXTH,
-        BITS,
-        claim="Long memories in a sixth of the layers, interleaved, are within 0.01 bpc of those in all.",
-        paper="0.9916 against 0.9846 bpc",
-    )
-
-
-def diagram(results: Results, layouts: tuple[Layout, ...]) -> list[Figure]:
-    """Which layer remembers how much, of the plans that were run (Figure 1)."""
+def diagram(grid: Grid, results: Results) -> list[Figure]:
+    """The memory of every layer, for the plans that were run (Figure 1)."""
     scale = characters(results.budget)
-    done = [layout for layout in layouts if find(results, layout)]
-    plans = {layout.label(scale.num_layers): _lengths(scale.plan(layout), scale.num_layers) for layout in done}
+    done = {row.key for row in grid.rows if grid.by_seed(results, row.key)}
+    plans = {
+        layout.label(scale.num_layers): list(scale.plan(layout).lengths(scale.num_layers))
+        for layout in ARRANGEMENTS
+        if layout.key in done
+    }
     if not plans:
         return []
-    caption = f"Memory of every layer beside the segment of {scale.recipe.train.segment}."
-    title = "Where the long memories are"
-    return [arrangement_figure("arrangements", title, caption, plans, scale.recipe.train.segment)]
+    segment = scale.recipe.train.segment
+    caption = f"Memory of every layer, to the left of the segment of {segment}."
+    return [arrangement_figure("arrangements", "Where the long memories are", caption, plans, segment)]
 
 
-def _lengths(plan: Plan, num_layers: int) -> list[int]:
-    return list(plan.lengths(num_layers))
-
-
-def by_number(results: Results) -> list[Figure]:
+def by_number(grid: Grid, results: Results) -> list[Figure]:
     """Figure 3."""
     groups: dict[str, list[tuple[float, float]]] = {}
-    for result in scored(results):
-        point = (float(result.labels["long"]), BITS.of(result))
-        groups.setdefault(result.labels["arrangement"], []).append(point)
+    for row in grid.rows:
+        points = [(float(row.labels["long"]), BPC.shown(loss)) for loss in grid.by_seed(results, row.key).values()]
+        if points:
+            groups.setdefault(row.labels["arrangement"], []).extend(points)
     if not groups:
         return []
     caption = "Test set, a point for every seed. Lower is better."
     title = "Quality by number and place of long-range layers"
-    axes = {"x_label": "long-range layers", "y_label": BITS.unit}
+    axes = {"x_label": "long-range layers", "y_label": BPC.unit}
     return [scatter_figure("by-number", title, caption, groups, colors=PLACE_COLORS, **axes)]
 
 
+def keys(layouts: Sequence[Layout]) -> list[str]:
+    return [layout.key for layout in layouts]
+
+
+def number_grid(budget: Budget) -> Grid:
+    return layout_grid(budget, NUMBERS)
+
+
 def number_figures(results: Results) -> list[Figure]:
-    curves = learning_curves(results, NUMBERS, BITS, slug="number", title="Learning curves by number of long layers")
-    return [*diagram(results, NUMBERS), *curves, *by_number(results)]
+    grid, title = number_grid(results.budget), "Learning curves by number of long layers"
+    curves = learning_curves(grid, results, slug="number", title=title)
+    return [*diagram(grid, results), *curves, *by_number(grid, results)]
+
+
+def arrangement_grid(budget: Budget) -> Grid:
+    return layout_grid(budget, ARRANGEMENTS)
 
 
 def arrangement_figures(results: Results) -> list[Figure]:
-    sixth = (ALL, SIXTH, SIXTH_LAST, SIXTH_MIDDLE, SIXTH_FIRST, NONE)
-    title = "Learning curves: {} of the layers long range"
+    grid, title = arrangement_grid(results.budget), "Learning curves: {} of the layers long range"
     return [
-        *diagram(results, ARRANGEMENTS),
-        *learning_curves(results, HALF_OR_ONE, BITS, slug="half", title=title.format("half, or one,")),
-        *learning_curves(results, sixth, BITS, slug="sixth", title=title.format("a sixth")),
-        *by_number(results),
+        *diagram(grid, results),
+        *learning_curves(grid, results, keys(HALF_OR_ONE), slug="half", title=title.format("half, or one,")),
+        *learning_curves(grid, results, keys(SIXTHS), slug="sixth", title=title.format("a sixth")),
+        *by_number(grid, results),
     ]
-
-
-def number_tables(results: Results) -> list[Table]:
-    return layout_table(results, NUMBERS, BITS, PUBLISHED, title="Number of long-range layers")
-
-
-def arrangement_tables(results: Results) -> list[Table]:
-    return layout_table(results, ARRANGEMENTS, BITS, PUBLISHED, title="Arrangement of long-range layers")
 
 
 NUMBER = Experiment(
@@ -238,11 +200,11 @@ NUMBER = Experiment(
     covers=("Figure 2", "Figure 3"),
     claim="Few long-range layers among short-range ones (a half, a sixth) predict as well as long memories everywhere; "
     "a single one, or none, does not.",
-    cells=number_cells,
-    verdicts=number_verdicts,
+    cells=lambda budget: number_grid(budget).cells,
+    verdicts=lambda results: judge(number_grid(results.budget), results, NUMBER_CLAIMS),
     figures=number_figures,
-    tables=number_tables,
-    notes=(*NOTES, "Its cells are cells of long-arrangement too, under the same names."),
+    tables=lambda results: layout_table(number_grid(results.budget), results, "Number of long-range layers"),
+    notes=(*NOTES, "Its cells are also cells of long-arrangement, under the same names."),
 )
 ARRANGEMENT = Experiment(
     name="long-arrangement",
@@ -251,9 +213,9 @@ ARRANGEMENT = Experiment(
     covers=("Figure 1", "Figure 2", "Figure 3"),
     claim="Long memories help in interleaved or late layers, not in the first: half of them or a sixth, well placed, "
     "are as good as long memories everywhere.",
-    cells=arrangement_cells,
-    verdicts=arrangement_verdicts,
+    cells=lambda budget: arrangement_grid(budget).cells,
+    verdicts=lambda results: judge(arrangement_grid(results.budget), results, ARRANGEMENT_CLAIMS),
     figures=arrangement_figures,
-    tables=arrangement_tables,
+    tables=lambda results: layout_table(arrangement_grid(results.budget), results, "Arrangement of long-range layers"),
     notes=NOTES,
 )

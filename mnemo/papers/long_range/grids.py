@@ -1,8 +1,7 @@
-"""The models of each budget, and the cells that train them with long memories in some of their layers."""
+"""The models of each budget, and rows that train them with long memories in some of their layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,19 +10,23 @@ from mnemo.memory.plan import Arrangement
 from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
-from mnemo.papers.experiment import Budget, Cell
-from mnemo.papers.jobs import training_cell
+from mnemo.papers.experiment import Budget
+from mnemo.papers.grid import Row, training
+from mnemo.papers.judge import Gain
 from mnemo.recipes import long_range as published
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.report.style import NUM_COLORS
 
 Share = Literal["all", "half", "sixth", "one", "none"]
 PARTS: dict[Share, int | None] = {"all": 1, "half": 2, "sixth": 6}
-"""Of how many layers one is long range."""
+"""One layer of this many is long range."""
+PLACE_COLORS = {"all": 0, "interleaved": 1, "last": 2, "first": 3, "middle": 4, "none": 7}
+"""The same in all figures of a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How many layers are long range, and where: the same question at every number of layers."""
+    """How many layers are long range, and where, for any number of layers."""
 
     share: Share
     arrangement: Arrangement = "interleaved"
@@ -34,19 +37,32 @@ class Layout:
         return max(1, num_layers // (PARTS[self.share] or 1))
 
     @property
-    def matters(self) -> bool:
-        """Whether there is anything to arrange."""
+    def is_arranged(self) -> bool:
+        """Whether some layers, but not all, are long range."""
         return self.share not in ("all", "none")
+
+    @property
+    def place(self) -> str:
+        return self.arrangement if self.is_arranged else self.share
+
+    @property
+    def key(self) -> str:
+        return f"{self.share}, {self.arrangement}" if self.is_arranged else self.share
+
+    @property
+    def color(self) -> int:
+        """The place decides the colour, the share the dashes: a sixth is dashed, a single layer dotted."""
+        rounds = {"sixth": 2, "one": 1}.get(self.share, 0)
+        return PLACE_COLORS[self.place] + rounds * NUM_COLORS
 
     def label(self, num_layers: int) -> str:
         count = self.count(num_layers)
-        if not self.matters:
+        if not self.is_arranged:
             return f"all {count}" if count else "none"
         return f"{count} {self.arrangement}"
 
     def labels(self, num_layers: int) -> dict[str, Any]:
-        kind = self.arrangement if self.matters else self.share
-        names = {"plan": self.label(num_layers), "share": self.share, "arrangement": kind}
+        names = {"plan": self.label(num_layers), "share": self.share, "arrangement": self.place}
         return names | {"long": self.count(num_layers), "layers": num_layers}
 
 
@@ -56,6 +72,8 @@ SIXTH, SIXTH_FIRST, SIXTH_MIDDLE, SIXTH_LAST = (
     Layout(share="sixth", arrangement=where) for where in ("interleaved", "first", "middle", "last")
 )
 ONE_FIRST, ONE_LAST = (Layout(share="one", arrangement=where) for where in ("first", "last"))
+GAIN = Gain(ALL.key, NONE.key)
+"""Half of it may be lost by plans that are called as good as long memories in all layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,26 +101,33 @@ class Scale:
             arrangement=layout.arrangement,
         )
 
-    def planned(self, layout: Layout, seed: int, short: int | None = None) -> Recipe:
-        model = replace(self.recipe.model, memory=self.plan(layout, short))
-        return replace(self.recipe, model=model, train=replace(self.recipe.train, seed=seed))
+    def planned(self, layout: Layout, short: int | None = None) -> Recipe:
+        return replace(self.recipe, model=replace(self.recipe.model, memory=self.plan(layout, short)))
 
-    def cell(self, layout: Layout, seed: int, short: int | None = None) -> Cell:
-        """`short` is named only where it is what the grid is about."""
-        label = layout.label(self.num_layers).replace(" ", "-")
-        name = f"{label}-seed{seed}" if short is None else f"{label}-short{short}-seed{seed}"
-        labels = layout.labels(self.num_layers) | {"seed": seed, "short": self.short if short is None else short}
-        return training_cell(name, self.planned(layout, seed, short), labels, scores={"test": self.score})
+    def row(self, layout: Layout, paper: str = "-") -> Row:
+        name = layout.label(self.num_layers)
+        return Row(
+            key=layout.key,
+            name=name.replace(" ", "-"),
+            label=name,
+            seeds=self.seeds,
+            settings=training(self.planned(layout), {"test": self.score}),
+            labels=layout.labels(self.num_layers) | {"short": self.short},
+            paper=(paper,),
+            color=layout.color,
+        )
 
-
-def layout_cells(scale: Scale, layouts: Iterable[Layout]) -> list[Cell]:
-    """Seed by seed, so that a grid that is stopped has all plans of its first seeds."""
-    layouts = list(layouts)
-    return [scale.cell(layout, seed) for seed in scale.seeds for layout in layouts]
-
-
-def short_cells(scale: Scale, lengths: Sequence[int]) -> list[Cell]:
-    return [scale.cell(SIXTH, seed, short) for seed in scale.seeds for short in lengths]
+    def short_row(self, short: int, paper: str = "-") -> Row:
+        """A sixth of the layers long range, with another length of the short memories."""
+        row = self.row(SIXTH, paper)
+        return replace(
+            row,
+            key=str(short),
+            name=f"{row.name}-short{short}",
+            label=str(short),
+            settings=training(self.planned(SIXTH, short), {"test": self.score}),
+            labels={**row.labels, "short": short},
+        )
 
 
 def characters(budget: Budget) -> Scale:
@@ -132,7 +157,7 @@ def _paper(recipe: Recipe) -> Scale:
 
 
 def toy() -> Scale:
-    """Two steps on a CPU: everything runs, nothing is learned."""
+    """Two steps on a CPU."""
     recipe = Recipe(
         model=ModelConfig(num_layers=12, dim=16, num_heads=2, head_dim=8, inner_dim=32),
         train=TrainConfig(
@@ -161,7 +186,7 @@ MUON = OptimizerConfig(kind="muon", lr=0.02, adam_lr=3e-3, betas=(0.9, 0.99), mo
 
 
 def _short_training(steps: int, batch: int, segment: int, evaluations: int) -> TrainConfig:
-    """Layers compiled: a whole graph would take longer to compile than these runs take."""
+    """Layers are compiled one by one: compiling the whole graph would take longer than the run."""
     return TrainConfig(
         steps=steps,
         batch=batch,
@@ -178,8 +203,10 @@ def _short_training(steps: int, batch: int, segment: int, evaluations: int) -> T
 
 
 def novels(steps: int = 900) -> Recipe:
-    """10M parameters. A byte sees 128 bytes back on average where no layer is long range, and 1,088 where all are;
-    the text of a run is read less than once."""
+    """10M parameters; a run reads less than one epoch.
+
+    A byte attends to 128 bytes on average if no layer is long range, and to 1,088 if all are.
+    """
     return Recipe(
         model=NARROW,
         data=DataConfig(corpus="novels", drop_last=True),
@@ -189,7 +216,7 @@ def novels(steps: int = 900) -> Recipe:
 
 
 def wikitext2(steps: int = 800) -> Recipe:
-    """About three epochs of two million words: hence the dropout."""
+    """About three epochs of two million words, which need dropout."""
     dropout = DropoutConfig(input=0.2, projection=0.2, inner=0.1, feed_forward=0.2, output=0.2)
     return Recipe(
         model=replace(NARROW, vocab_size=33_278, embedding=EmbeddingConfig(), dropout=dropout),

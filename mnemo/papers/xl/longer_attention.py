@@ -44,8 +44,8 @@ def score_lengths(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     with trained(settings, place) as one:
         new = one.config.segment or one.train.segment
         memories = [length - new for length in settings["lengths"]]
-        scoring = resolve(one.config, segment=one.train.segment)
-        scores = sweep_memory(one.model, one.split, scoring, memories, place.progress)
+        evaluation = resolve(one.config, segment=one.train.segment)
+        scores = sweep_memory(one.model, one.split, evaluation, memories, place.progress)
     return {"tried": [[score.attention, score.loss] for score in scores]}
 
 

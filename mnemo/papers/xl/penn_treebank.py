@@ -21,7 +21,7 @@ from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Result
 from mnemo.papers.jobs import Place, job, train_here
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import AverageConfig, EvalConfig, Recipe
-from mnemo.report.figures import Figure
+from mnemo.report.figure import Figure
 from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
 from mnemo.storage.run_folder import LoadedRun, open_run

@@ -1,0 +1,141 @@
+"""The configuration of a model: frozen dataclasses, whose field docstrings are the command line's help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+
+from mnemo.config import check_sizes
+from mnemo.errors import MnemoError
+from mnemo.memory import AnyInputMemory, Plan
+from mnemo.model.embedding import EmbeddingConfig
+from mnemo.model.layers import Activation, DropoutConfig, NormKind
+from mnemo.model.positions import AnyPositions, Learned, Relative, Sinusoidal
+from mnemo.ops import call_objection, objection
+
+LIMITS = {
+    "vocab_size": 2**31,
+    "cutoffs": 2**31,
+    "num_layers": 1024,
+    "dim": 2**20,
+    "num_heads": 2**12,
+    "head_dim": 2**12,
+    "seed": 2**63 - 1,
+}
+"""Largest values of the fields whose limit is not `mnemo.config.LARGEST_SIZE`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitConfig:
+    kind: Literal["normal", "uniform"] = "normal"
+    """Distribution of initial weights."""
+    std: float = 0.02
+    """Deviation of weights, biases u and v, and of norm weights around 1."""
+    projection_std: float = 0.01
+    """Deviation of embedding projections."""
+    norm_bias_std: float = 0.0
+    """Deviation of the biases of norms. At 0, a first word that word dropout has set to zero stays zero in all layers
+    of a new model; its gradient grows in every norm and overflows in a deep model."""
+    bound: float = 0.1
+    """Largest absolute value of the uniform kind."""
+    residual: Literal["same", "scaled", "zero"] = "same"
+    """Weights whose products are added to the residual: drawn like all others; divided by the square root of their
+    number; or zero, so that every layer is the identity at first (pre-norm)."""
+
+    def __post_init__(self) -> None:
+        if min(self.std, self.projection_std, self.norm_bias_std, self.bound) < 0:
+            raise ValueError("deviations and bounds of initial weights must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    vocab_size: int = 256
+    """Size of the vocabulary; training takes that of the corpus."""
+    num_layers: int = 4
+    """Layers of attention and feed-forward, or recurrent ones."""
+    dim: int = 128
+    """Model width."""
+    num_heads: int = 4
+    """Attention heads of a layer."""
+    head_dim: int = 32
+    """Width of a head; heads times this need not be the model width."""
+    inner_dim: int = 512
+    """Width inside the feed-forward."""
+    norm: Literal["post", "pre"] = "post"
+    """The norm after each residual sum, or before each branch."""
+    final_norm: bool = False
+    """A norm after the last layer (the published pre-norm model has none)."""
+    norm_kind: NormKind = "layer"
+    """Norms that subtract the mean (layer) or only divide by the root of the mean square (rms)."""
+    norm_eps: float = 1e-5
+    """Added to the variance in norms."""
+    qk_norm: bool = False
+    """An rms norm of queries and keys, head by head, before positions are applied."""
+    head_gate: bool = False
+    """Multiply the context of each head by a gate that depends on the query's row (Qiu et al., 2025)."""
+    activation: Activation = "relu"
+    """Activation of the feed-forward."""
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    positions: AnyPositions = field(default_factory=Relative)
+    """Position encoding."""
+    memory: Plan = field(default_factory=Plan)
+    """Which layer keeps which memory."""
+    tokens: AnyInputMemory | None = None
+    """Memory tokens around every segment."""
+    same_length: bool = False
+    """Every query sees as many keys as its layer has memory slots, including its own."""
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    activation_penalty: float = 0.0
+    """Weight of the squared final hidden state in the training loss (AR)."""
+    temporal_penalty: float = 0.0
+    """Weight of its squared change from token to token (TAR)."""
+    init: InitConfig = field(default_factory=InitConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "num_layers", "dim", "num_heads", "head_dim", "inner_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be positive")
+        check_sizes(self, LIMITS)
+        if self.dim % 2 and isinstance(self.positions, (Relative, Sinusoidal)):
+            raise ValueError(f"model width {self.dim} must be even: half are sines, half cosines")
+        for memory in set(self.memory.memories(self.num_layers)):
+            memory.check(self)
+        if self.tokens is not None:
+            self.tokens.check(self)
+        lengths = self.memory.lengths(self.num_layers)
+        if isinstance(self.positions, (Sinusoidal, Learned)) and any(lengths):
+            raise ValueError(
+                f"{type(self.positions).__name__} positions are absolute: memory slots would have the positions of the "
+                "segment; set the memory length to 0 or use relative positions"
+            )
+
+    def published(self) -> ModelConfig:
+        """The same model with the quirks of the published code."""
+        positions, tokens, memory = self.positions, self.tokens, self.memory.published()
+        if isinstance(positions, Sinusoidal):
+            positions = replace(positions, countdown=True)
+        if isinstance(positions, Learned):
+            positions = replace(positions, align_end=True)
+        tokens = None if tokens is None else tokens.published()
+        return replace(self, positions=positions, memory=memory, tokens=tokens)
+
+
+def with_clamp(config: ModelConfig, clamp: int | None) -> ModelConfig:
+    """The configuration with another largest distance of its positions."""
+    if not hasattr(config.positions, "clamp"):
+        raise MnemoError(f"{type(config.positions).__name__} positions have no distances to clamp")
+    return replace(config, positions=replace(config.positions, clamp=clamp))  # type: ignore[call-arg]
+
+
+def fingerprint_config(config: ModelConfig) -> dict[str, Any]:
+    """The fields that determine the meaning of a memory; lengths and dropout do not."""
+    free = {"dropout", "init", "memory", "same_length", "activation_penalty", "temporal_penalty"}
+    return {f.name: getattr(config, f.name) for f in fields(config) if f.name not in free}
+
+
+def attention_objection(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the model's attention cannot run in fused kernels on a device; None if it can."""
+    ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
+    return call_objection(True, False, ahead) or objection(device, dtype, config.head_dim)

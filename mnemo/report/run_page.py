@@ -1,0 +1,128 @@
+"""The page about runs: cards, a table, learning, memory, plans, samples, configurations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mnemo.report import page_template, run_figures, run_summary
+from mnemo.report.figure import Figure
+from mnemo.report.number_text import NO_VALUE, amount, duration
+from mnemo.report.overview import overview
+from mnemo.report.page_template import Link, Section, figure_section
+from mnemo.report.run_figures import Group
+from mnemo.report.runs import Run
+
+PICTURE = "overview.svg"
+
+
+@dataclass(frozen=True)
+class Page:
+    html: str
+    figures: tuple[Figure, ...]
+    picture: str | None
+    """The main figures in one picture."""
+
+
+def build_page(
+    runs: Sequence[Run], notes: Sequence[str], *, folder: str, title: str | None = None, lead: str | None = None
+) -> Page:
+    """`folder`: where the files of the figures are, seen from the page."""
+    groups = run_figures.grouped(runs)
+    sections = [section for section in _sections(runs, groups) if section is not None]
+    drawn = tuple(figure for section in sections for figure in section.figures)
+    picture = overview(drawn)
+    html = page_template.build(
+        title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs side by side"),
+        lead or _lead(runs, groups),
+        sections,
+        folder=folder,
+        problems=[*notes, *(f"{run.name}: {note}" for run in runs for note in run.notes)],
+        cards=run_summary.cards(groups),
+        link=Link("The main figures in one picture", f"{folder}/{PICTURE}") if picture else None,
+    )
+    return Page(html, drawn, picture)
+
+
+def _lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
+    corpora = ", ".join(dict.fromkeys(group.corpus for group in groups))
+    trained = amount(sum(run.tokens or 0 for run in runs))
+    return f"Trained on {trained} tokens of {corpora}." if trained != "0" else f"Corpus: {corpora}."
+
+
+def _sections(runs: Sequence[Run], groups: Sequence[Group]) -> list[Section | None]:
+    learning = [draw(group) for group in groups for draw in (run_figures.learning_curves, run_figures.final_values)]
+    memory = [draw(group) for group in groups for draw in (run_figures.memory_sweep, run_figures.loss_by_position)]
+    return [
+        Section("runs", "Runs", "", "runs.html.j2", run_summary.run_table(runs)),
+        figure_section(
+            "learning",
+            "Learning",
+            "How the loss falls while a model trains, and where it ends. Lower is better.",
+            [*learning, run_figures.speeds(runs)],
+        ),
+        figure_section("memory", "Memory", "What the model gains from the text before its current segment.", memory),
+        figure_section(
+            "plans",
+            "Memory plans",
+            "How much of the past each layer keeps: memory in colour, pale for short-range layers; segment in grey.",
+            map(run_figures.memory_plan, runs),
+            "small-figures",
+        ),
+        _samples(runs),
+        _configurations(runs, groups),
+    ]
+
+
+def _samples(runs: Sequence[Run]) -> Section | None:
+    found = [(run, sample) for run in runs for sample in run.results.samples]
+    about = "Text that the models wrote; the prompt is grey."
+    return Section("samples", "Samples", about, "run_samples.html.j2", found) if found else None
+
+
+def _configurations(runs: Sequence[Run], groups: Sequence[Group]) -> Section:
+    content = {
+        "differences": [table for table in map(_differences, groups) if table is not None],
+        "runs": [(run, _environment(run), _header_text(run)) for run in runs],
+    }
+    return Section("configuration", "Configuration and environment", "", "configurations.html.j2", content)
+
+
+def _header_text(run: Run) -> str:
+    return json.dumps(run.header, indent=2, ensure_ascii=False) if run.header else ""
+
+
+def _differences(group: Group) -> tuple[list[str], list[list[str]]] | None:
+    """Headers and rows of the fields in which the recipes of comparable runs differ."""
+    flat = [(run, flatten(run.header["recipe"])) for run in group.runs if isinstance(run.header.get("recipe"), dict)]
+    names = list(dict.fromkeys(name for _, fields in flat for name in fields))
+    rows = [[name, *(fields.get(name, NO_VALUE) for _, fields in flat)] for name in names]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    return ([f"What differs on {group.corpus}", *(run.name for run, _ in flat)], rows) if rows else None
+
+
+def flatten(value: Any, name: str = "") -> dict[str, str]:
+    """`{"model": {"dim": 8}}` as `{"model.dim": "8"}`."""
+    if not isinstance(value, dict):
+        return {name: value if isinstance(value, str) else json.dumps(value)}
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        flat.update(flatten(item, f"{name}.{key}" if name else str(key)))
+    return flat
+
+
+def _environment(run: Run) -> list[tuple[str, object]]:
+    train = run.recipe.train if run.recipe else None
+    names = (("mnemo", "mnemo_version"), ("torch", "torch_version"))
+    facts = [
+        ("Folder", run.path),
+        ("Versions", ", ".join(f"{name} {run.header[key]}" for name, key in names if run.header.get(key)) or None),
+        ("Device", train and train.device),
+        ("Precision", train and train.precision),
+        ("Seed", train and train.seed),
+        ("Trained", f"{amount(run.tokens)} tokens" if run.tokens else None),
+        ("Time", duration(run.seconds)),
+    ]
+    return [(name, value) for name, value in facts if value not in (None, NO_VALUE)]

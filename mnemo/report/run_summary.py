@@ -1,0 +1,171 @@
+"""The first things to know about runs: cards and the table of runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mnemo.model import ModelConfig
+from mnemo.report.loss_units import loss_unit
+from mnemo.report.number_text import amount, duration, number
+from mnemo.report.page_template import Card
+from mnemo.report.results import Answered, Scored
+from mnemo.report.run_figures import Group, layer_memories
+from mnemo.report.runs import Run
+from mnemo.units import bits, perplexity
+
+
+def plan_words(model: ModelConfig) -> str:
+    """A plan in one line: `512 in 3 of 12 layers (interleaved), else 128`."""
+    layers = layer_memories(model)
+    tokens = [f"{model.tokens.num} memory tokens"] if model.tokens else []
+    groups = Counter((layer.kind, layer.length, layer.long) for layer in layers)
+    if len({group[:2] for group in groups}) == 1:
+        kind, length, _ = next(iter(groups))
+        kept = [] if (kind, length) == ("XL", 0) else [f"{_kept(kind, length)} in all {len(layers)} layers"]
+        return ", ".join([*kept, *tokens]) or "none"
+    (long, count), (short, _) = sorted(groups.items(), key=lambda item: not item[0][2])
+    words = (
+        f"{_kept(*long[:2])} in {count} of {len(layers)} layers ({model.memory.arrangement}), else {_kept(*short[:2])}"
+    )
+    return ", ".join([words, *tokens])
+
+
+def _kept(kind: str, length: int) -> str:
+    """Length and mechanism; Transformer-XL's memory is the usual one and is not named."""
+    return f"{length:,}" if kind == "XL" else f"{kind} {length:,}" if length else kind
+
+
+def cards(groups: Sequence[Group]) -> list[Card]:
+    found = [card for group in groups for card in (_best_card(group), _memory_card(group)) if card is not None]
+    return found[:6] + _effort_cards([run for group in groups for run in group.runs])
+
+
+def _best_card(group: Group) -> Card | None:
+    ranked = sorted(((run.best.loss, run) for run in group.runs if run.best), key=lambda pair: pair[0])
+    if not ranked:
+        return None
+    unit, (loss, run) = group.unit, ranked[0]
+    detail = run.name
+    if len(ranked) > 1:
+        detail += f"; {ranked[1][1].name} reaches {number(unit.of(ranked[1][0]))}"
+    return Card(f"Best on {group.corpus}", number(unit.of(loss)), unit.short, detail)
+
+
+def _memory_card(group: Group) -> Card | None:
+    """The largest gain of a memory over none, with the same weights."""
+    unit = group.unit
+    gains = []
+    for run in group.runs:
+        for sweep in run.results.sweeps:
+            without, best = sweep[0], min(sweep, key=lambda score: score.loss)
+            if without.memory == 0 and best.loss < without.loss:
+                gains.append((unit.of(without.loss) - unit.of(best.loss), run, without, best))
+    if not gains:
+        return None
+    gain, run, without, best = max(gains, key=lambda entry: entry[0])
+    detail = (
+        f"{run.name}: {number(unit.of(without.loss))} without, {number(unit.of(best.loss))} with memory {best.memory:,}"
+    )
+    return Card("Gain from memory", f"−{number(gain)}", unit.short, detail)
+
+
+def _effort_cards(runs: Sequence[Run]) -> list[Card]:
+    timed = [run for run in runs if run.tokens_per_second is not None]
+    found = []
+    if timed:
+        fastest = max(timed, key=lambda run: run.tokens_per_second or 0.0)
+        found.append(Card("Training speed", amount(fastest.tokens_per_second), "tokens/s", fastest.name))
+    tokens, seconds = sum(run.tokens or 0 for run in runs), sum(run.seconds or 0.0 for run in runs)
+    if tokens:
+        count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+        found.append(Card("Trained on", amount(tokens), "tokens", f"{count} in {duration(seconds)}"))
+    return found
+
+
+Cell = list[tuple[str, list[str]]]
+"""Texts of a table's cell, each with details in small print; empty for no value."""
+
+
+class RunTable(NamedTuple):
+    headers: list[str]
+    rows: list[tuple[Run, list[Cell]]]
+
+
+def run_table(runs: Sequence[Run]) -> RunTable:
+    """Every run's cells, without columns that are empty for all runs."""
+    columns = {
+        "Parameters": _size,
+        "Memory": _memory,
+        "Corpus": _corpus,
+        "Best validation": _best,
+        "Scores": _scores,
+        "Steps": _steps,
+        "Tokens/s": _speed,
+    }
+    found = {header: [describe(run) for run in runs] for header, describe in columns.items()}
+    shown = {header: cells for header, cells in found.items() if any(cells)}
+    return RunTable(list(shown), [(run, [cells[at] for cells in shown.values()]) for at, run in enumerate(runs)])
+
+
+def _size(run: Run) -> Cell:
+    if run.recipe is None:
+        return []
+    model = run.recipe.model
+    return [(amount(run.parameters), [f"{model.num_layers} layers, width {model.dim}"])]
+
+
+def _memory(run: Run) -> Cell:
+    if run.recipe is None:
+        return []
+    return [(plan_words(run.recipe.model), [f"segment {run.recipe.train.segment:,}"])]
+
+
+def _corpus(run: Run) -> Cell:
+    unit, size = run.corpus.get("unit"), run.corpus.get("vocab_size")
+    about = f"{size:,} {unit}s" if isinstance(size, int) and unit else unit
+    return [(run.corpus_name, [str(about)] if about else [])]
+
+
+def _best(run: Run) -> Cell:
+    """In the corpus's usual unit, and in the other one."""
+    if run.best is None:
+        return []
+    loss, unit = run.best.loss, loss_unit(run.corpus.get("unit"))
+    other = f"{number(bits(loss))} bits" if unit.short == "ppl" else f"ppl {number(perplexity(loss))}"
+    return [(f"{number(unit.of(loss))} {unit.short}", [other, f"step {run.best.step:,}"])]
+
+
+def _scores(run: Run) -> Cell:
+    unit = loss_unit(run.corpus.get("unit"))
+    losses = [
+        (f"{score.split} {number(unit.of(score.loss))} {unit.short}", [_about_score(score)])
+        for score in run.results.scores
+    ]
+    return losses + [
+        (f"{score.split} {score.characters:.1%} of symbols right", [_about_answers(score)])
+        for score in run.results.answers
+    ]
+
+
+def _about_answers(score: Answered) -> str:
+    how = ", measured as published" if score.published else ""
+    return f"{score.answers:.1%} of answers, {score.samples:,} samples{how}"
+
+
+def _about_score(score: Scored) -> str:
+    right = "" if score.accuracy is None else f"{score.accuracy:.1%} right, "
+    how = f", {score.kind}" if score.kind else ""
+    return f"{right}memory {score.memory:,}, segment {score.segment:,}{how}, {score.tokens:,} tokens"
+
+
+def _steps(run: Run) -> Cell:
+    if not run.last_step:
+        return []
+    planned = run.recipe.train.steps if run.recipe else None
+    return [(f"{run.last_step:,}", [f"of {planned:,}"] if planned and planned != run.last_step else [])]
+
+
+def _speed(run: Run) -> Cell:
+    return [] if run.tokens_per_second is None else [(amount(run.tokens_per_second), [duration(run.seconds)])]

@@ -1,0 +1,48 @@
+"""Stored results stay valid: every cell of results/ is recognised by its fingerprint, and no cell changes silently."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mnemo.config import digest
+from mnemo.papers import BUDGETS, every_experiment, find_experiment
+from mnemo.papers.store import RESULTS, read_grid
+
+STORED = sorted((Path(__file__).parents[2] / "results").glob(f"*/*/{RESULTS}"))
+KNOWN = Path(__file__).with_name("cell_digests.json")
+
+
+def cell_digests() -> dict[str, dict[str, str]]:
+    """One digest of all cell names and fingerprints, for each experiment and budget."""
+    return {
+        name: {budget: digest({cell.name: cell.fingerprint for cell in experiment.cells(budget)}) for budget in BUDGETS}
+        for name, experiment in every_experiment().items()
+    }
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.parent.name)
+def test_every_stored_cell_is_found_with_its_fingerprint(path: Path) -> None:
+    grid = path.parent
+    budget = BUDGETS[BUDGETS.index(grid.name)]  # type: ignore[arg-type]
+    experiment = find_experiment(grid.parent.name)
+    stored = {cell["cell"]: cell["labels"] for cell in json.loads(path.read_text())["cells"]}
+    found = read_grid(grid, experiment, budget)
+    assert found.problems == ()
+    assert {each.cell.name: json.loads(json.dumps(each.labels)) for each in found.results.cells} == stored
+    assert stored.keys() == {cell.name for cell in experiment.cells(budget)}
+
+
+def test_every_experiment_has_stored_results() -> None:
+    assert {path.parent.parent.name for path in STORED} == every_experiment().keys()
+
+
+def test_no_cell_changed_its_name_or_settings() -> None:
+    """A change that is meant to change cells writes the file again: `python tests/papers/test_stored_results.py`."""
+    assert cell_digests() == json.loads(KNOWN.read_text())
+
+
+if __name__ == "__main__":
+    KNOWN.write_text(json.dumps(cell_digests(), indent=1) + "\n")
