@@ -24,7 +24,7 @@ from mnemo.files.tensor_file import write_tensors
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import Reading
 from mnemo.memory.state import State, leaves, tree_map
-from mnemo.model import Model, stage_layers
+from mnemo.model import Model
 from mnemo.storage.weights import check_tensors
 
 FORMAT = "mnemo-memory"
@@ -108,7 +108,7 @@ def _layout(model: Model, memory: Reading | DecodeState | State, segment: int) -
     return Layout(
         contents="reading" if isinstance(memory, Reading) else "decode" if isinstance(memory, DecodeState) else "state",
         batch=len(next(leaves(state))[1]),
-        lengths=_lengths(model, state, cached),
+        lengths=model.init_lengths(state),
         cached=cached,
         segment=segment,
         open=0 if count is None else int(count.max()),
@@ -121,27 +121,6 @@ def _is_cached(model: Model, state: State) -> bool:
         if names == [name for name, _ in leaves(model.init(1, cached=cached))]:
             return cached
     raise MnemoError("this memory is not one of this model")
-
-
-def _lengths(model: Model, state: State, cached: bool) -> tuple[int, ...]:
-    """The memory length of every layer that makes a state of this size."""
-    shadow, num_layers = _shadow(model), model.config.num_layers
-    one, two = (shadow.layer_states(shadow.init(1, (length,) * num_layers, cached)) for length in (1, 2))
-    lengths = [0] * num_layers
-    groups = stage_layers(model.config.memory, num_layers)
-    for part, shorter, longer, group in zip(model.layer_states(state), one, two, groups, strict=True):
-        for layer in group:
-            lengths[layer] = _length(part, shorter, longer)
-    return tuple(lengths)
-
-
-def _length(memory: Any, one: Any, two: Any) -> int:
-    """A memory's length from its size and those of lengths 1 and 2: sizes grow evenly, whatever the mechanism."""
-    for (_, leaf), (_, shorter), (_, longer) in zip(leaves(memory), leaves(one), leaves(two), strict=True):
-        for size, low, high in zip(leaf.shape, shorter.shape, longer.shape, strict=True):
-            if low != high:
-                return 1 + (size - low) // (high - low)
-    return 0
 
 
 def _parts(memory: Reading | DecodeState | State) -> tuple[State, Tensor | None]:
