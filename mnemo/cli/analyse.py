@@ -100,7 +100,7 @@ def _read_text(opened: OpenedRun, text: str) -> Tensor:
 
 def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available: int) -> TextAnalysis:
     model = opened.run.model
-    device = next(model.parameters()).device
+    device = model.device
     require_state_room(model.config, device, batch=1, segment=segment, lengths=args.memory_length, cached=True)
     state = opened.run.first_state(1, args.memory_length, cached=True)
     gain = analysis.gain_from_memory(model, ids, segment=segment, state=state, progress=console.progress)
@@ -156,7 +156,7 @@ def _facts(args: Args, opened: OpenedRun, segment: int, read: int, available: in
         ("Memory slots here", f"{max(lengths):,} at most"),
         ("Segment", f"{segment:,} tokens"),
         ("Text", f"{read:,} of {available:,} tokens"),
-        ("Device", str(next(model.parameters()).device)),
+        ("Device", str(model.device)),
     ]
     return facts if any(lengths) else [fact for fact in facts if fact[0] != "Memory slots here"]
 

@@ -72,7 +72,7 @@ def answer(
     device. `published`: see above.
     """
     if batch is None:
-        device = next(model.parameters()).device.type
+        device = model.device.type
         batch = max(1, TOKENS_AT_ONCE.get(device, TOKENS_ON_CPU) // task.num_tokens)
     if batch < 1 or segment < 1 or (limit is not None and limit < 1):
         raise MnemoError(f"batch {batch}, segment {segment} and limit {limit} must be positive")
@@ -122,7 +122,7 @@ def write(model: Model, tokens: Tensor, given: np.ndarray, segment: int) -> Tens
 
     Only the tokens at `given` positions are used; each other token is the prediction at the position before it.
     """
-    device = next(model.parameters()).device
+    device = model.device
     tokens, decoder = tokens.to(device), Decoder(model, model.init(len(tokens), cached=True), segment)
     predicted, position = [], 0
     while position < len(given):

@@ -97,7 +97,7 @@ def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> Load
         raise MnemoError(f"{path} is not a readable memory file: {error}") from None
     template = _template(model, layout)
     check_tensors(tensors, dict(leaves(template)), path)
-    memory = _fill(template, tensors, _device(model))
+    memory = _fill(template, tensors, model.device)
     _check_values(model, memory, layout, path)
     return LoadedMemory(memory, layout)
 
@@ -195,7 +195,3 @@ def _check_size(path: Path, layout: Layout) -> None:
     """Refuse a layout that is larger than its file, before anything of that size is built."""
     if layout.batch * (sum(layout.lengths) + layout.open) > path.stat().st_size:
         raise MnemoError(f"{path} is damaged: its layout is larger than the file")
-
-
-def _device(model: Model) -> torch.device:
-    return next(model.parameters()).device
