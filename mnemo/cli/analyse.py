@@ -77,8 +77,8 @@ def _name(text: str) -> str:
 def _require_two_segments(num_tokens: int, segment: int) -> None:
     if num_tokens < segment + 2:
         raise MnemoError(
-            f"a text of {num_tokens:,} tokens ends with its first segment of {segment:,}, and memory counts from the "
-            "second on: give a longer text, or a shorter --segment"
+            f"the text has {num_tokens:,} tokens and a segment {segment:,}, but memory has no effect before the second "
+            "segment: use a longer text, or a shorter --segment"
         )
 
 

@@ -121,7 +121,7 @@ def score_split(
 def _configured(model: Model, settings: EvaluationSettings) -> Model:
     """The model with the settings' clamp and same_length."""
     if settings.context and model.config.tokens is not None:
-        raise MnemoError("memory tokens are written after each segment's last token: none can be encoded again")
+        raise MnemoError("a model with memory tokens cannot encode earlier tokens again: the context must be 0")
     changes = {"clamp": settings.clamp, "same_length": settings.same_length}
     changes = {name: value for name, value in changes.items() if value is not None}
     return model.variant(**changes) if changes else model

@@ -25,5 +25,5 @@ def load_json(path: Path) -> dict[str, Any]:
     version = data.get("format_version")
     if version != FORMAT_VERSION:
         found = shorten(str(version))
-        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
+        raise MnemoError(f"{path} has format_version {found}; this version of mnemo supports {FORMAT_VERSION}")
     return data

@@ -120,7 +120,7 @@ def _integer(digits: str, most: int) -> int:
 def _float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"it holds {shorten(digits)}, which is beyond all numbers")
+        raise ValueError(f"it holds {shorten(digits)}, which is too large for a float")
     return value
 
 
@@ -185,7 +185,7 @@ def _entries_problem(entries: Any, available: int) -> str | None:
             continue
         span = _span(entry)
         if span is None:
-            return f"is not safetensors: its header does not say where '{shorten(name)}' lies, or not how large it is"
+            return f"is not safetensors: its header has no valid position and size for '{shorten(name)}'"
         spans.append(span)
     end = 0
     for first, last in sorted(spans):

@@ -120,7 +120,7 @@ def _is_cached(model: Model, state: State) -> bool:
     for cached in (True, False):
         if names == [name for name, _ in leaves(model.init(1, cached=cached))]:
             return cached
-    raise MnemoError("this memory is not one of this model")
+    raise MnemoError("this memory was not made by this model")
 
 
 def _parts(memory: Reading | DecodeState | State) -> tuple[State, Tensor | None]:
@@ -155,11 +155,11 @@ def _read_metadata(path: Path, metadata: dict[str, str], model: Model, vocabular
         raise MnemoError(f"{path} is not a memory file (`mnemo read` writes them)")
     if metadata.get("format_version") != str(FORMAT_VERSION):
         found = shorten(str(metadata.get("format_version")))
-        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
+        raise MnemoError(f"{path} has format_version {found}; this version of mnemo supports {FORMAT_VERSION}")
     if metadata.get("fingerprint") != model.fingerprint():
         raise MnemoError(f"{path} is the memory file of another model: only the model that wrote it can load it")
     if vocabulary and metadata.get("vocabulary") not in ("", vocabulary):
-        raise MnemoError(f"{path} was read with another vocabulary")
+        raise MnemoError(f"{path} was made with another vocabulary")
     try:
         layout = from_json(Layout, parse_json(metadata["layout"]), f"{path}: layout")
     except (KeyError, ValueError):
