@@ -6,6 +6,7 @@ CANDIDATES = python3 python3.12 python3.11
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 STAMP = .venv/installed
 WORKERS = 2
+PYTHON_FOLDERS = mnemo tests tools examples
 
 .PHONY: demo test test-all test-gpu same same-list venv lint clean
 
@@ -31,7 +32,8 @@ same-list: venv
 	.venv/bin/python -m tools.same --list
 
 lint: venv
-	.venv/bin/ruff check mnemo tests tools
+	.venv/bin/ruff check $(PYTHON_FOLDERS)
+	.venv/bin/ruff format --check $(PYTHON_FOLDERS)
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv/bin/pyright
 
 venv: $(STAMP)

@@ -12,17 +12,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+from helpers import cpu_times
+from helpers.golden import GOLDEN
 from helpers.record import Record
+from torch import Tensor
+
+from mnemo import ops
+from mnemo.model import layers
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run as Python
-
-GOLDEN = Path(__file__).parent / "golden"
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("mnemo", derandomize=True, deadline=None, database=None)
@@ -35,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--record")
     if path is not None:
         config.pluginmanager.register(Record(path, config.getoption("--commit")))
+    cpu_times.register(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -44,6 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="write the result, with commit and versions, to this JSON file")
     parser.addoption("--commit", help="the commit that is tested, where there is no git to ask")
+    parser.addoption("--cpu-times", type=Path, help="write the processor seconds of each test to this file")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,6 +74,17 @@ def same_start() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def reference_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention by the paper's equation, because compiled graphs cannot contain the CPU's own operations."""
+
+    def reference(*tensors: Tensor, with_lse: bool = False, impl: str = "auto", **see: Any) -> tuple[Tensor, Tensor]:
+        attended = ops.relative_attention_reference(*tensors, **see)
+        return attended.out, attended.lse
+
+    monkeypatch.setattr(layers, "relative_attention", reference)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mnemo.files import atomic
 from mnemo.report.charts import LineChart, Series, draw_lines
 from mnemo.report.files import write_text
@@ -30,15 +32,16 @@ def save_curve(curve: Curve, path: Path) -> list[Path]:
     """Write `path` with the suffixes .png and .svg."""
     png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     drawing = draw_curve(curve)
-    with atomic.new_file(png) as partial:
-        drawing.canvas.savefig(partial, format="png", dpi=160, facecolor="white")
     description = f"{curve.y_label} against {curve.x_label}."
     write_text(svg, standalone(for_page(drawing, slugify(path.name), curve.title, description)))
+    drawing.canvas.patch.set(visible=True, facecolor="white")
+    with atomic.new_file(png) as partial:
+        drawing.canvas.savefig(partial, format="png", dpi=160, bbox_inches="tight", pad_inches=0.15)
     return [png, svg]
 
 
 def draw_curve(curve: Curve) -> Drawing:
-    points = [(float(x), y) for x, y in zip(curve.x, curve.y, strict=True)]
+    points = np.array(list(zip(curve.x, curve.y, strict=True)), dtype=float)
     chart = LineChart(
         [Series(curve.title, points, 0)],
         curve.x_label,

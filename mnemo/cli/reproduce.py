@@ -176,6 +176,6 @@ def _show(experiment: Experiment, args: Args, found: Found, page: Path) -> dict[
     if not args.json:
         print(f"{experiment.name} ({args.budget}): {experiment.claim}")
         for answer, claim, paper, ours in verdicts.rows:
-            print(f"{answer:>5}: {claim}\n       paper: {paper}\n       ours: {ours}")
+            print(f"{answer}: {claim}\n    paper: {paper}\n    ours: {ours}")
         print(page)
     return {"experiment": experiment.name, "budget": args.budget, "page": str(page), **verdicts.json()}

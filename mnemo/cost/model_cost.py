@@ -21,7 +21,7 @@ from mnemo.cost.state_size import (
     tokens_plan,
 )
 from mnemo.errors import MnemoError, unknown
-from mnemo.model import ModelConfig, attention_objection
+from mnemo.model import ModelConfig, attention_obstacle
 from mnemo.ops.cpu import eager
 from mnemo.recipes.presets import LISTING, PRESETS, preset
 from mnemo.recipes.recipe import Recipe, TrainConfig
@@ -139,7 +139,7 @@ def _positive(name: str, value: int) -> int:
 def attention_path(config: ModelConfig, train: TrainConfig) -> str:
     """The implementation of attention that training uses on this machine, and the reason if it is not the fastest."""
     device = torch.device("cuda" if torch.cuda.is_available() and train.device != "cpu" else "cpu")
-    refused = attention_objection(config, device, state_dtype(train.precision) or torch.float32)
+    refused = attention_obstacle(config, device, state_dtype(train.precision) or torch.float32)
     if refused is None:
         return f"fused kernels ({train.precision})"
     return f"plain PyTorch, queries in blocks of {eager.QUERY_BLOCK}: {refused}"

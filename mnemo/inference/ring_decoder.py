@@ -179,7 +179,7 @@ class Rings:
 
     def _advance(self) -> None:
         """Every row goes on by one slot; full segments become memory."""
-        if decode_kernels.take(self.buffers[0]):
+        if decode_kernels.supports(self.buffers[0]):
             decode_kernels.advance(*self.cursors, self.memory, self.window, self.segment)
             return
         self.counts += 1
@@ -251,7 +251,7 @@ def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
 
 def fused_add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """As `layers.add_norm`, in one kernel where there is one: for layer norms."""
-    if not (decode_kernels.take(x) and isinstance(norm, nn.LayerNorm)):
+    if not (decode_kernels.supports(x) and isinstance(norm, nn.LayerNorm)):
         return add_norm(x, branch, norm)
     return decode_kernels.add_norm(x, branch, norm.weight, norm.bias, norm.eps)
 

@@ -72,9 +72,8 @@ class Lookahead:
         return replace(self, window="current")
 
     def check(self, model: Any) -> None:
-        kind = type(model.positions).__name__
-        if kind != "Relative":
-            raise ValueError(f"a look-ahead memory needs Relative positions, not {kind}")
+        if not model.positions.projected:
+            raise ValueError(f"a look-ahead memory needs Relative positions, not {type(model.positions).__name__}")
         if self.length == 0:
             raise ValueError("a look-ahead memory of length 0 has nothing to refresh")
         for below, above in itertools.pairwise(model.memory.memories(model.num_layers)):

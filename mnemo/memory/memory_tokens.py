@@ -77,18 +77,17 @@ class MemoryTokens:
 
     def check(self, model: Any) -> None:
         """Raise ValueError, with the reason, if memory tokens do not fit a model configuration."""
-        positions = type(model.positions).__name__
+        max_rows = model.positions.max_rows
         if self.blocks and model.same_length:
             raise ValueError(
                 "same_length gives every query equally many keys, but a block mask gives memory tokens more: "
                 'use mask="causal"'
             )
-        if self.blocks and positions == "Rotary" and self.ahead != "signed":
+        if self.blocks and model.positions.signed and self.ahead != "signed":
             raise ValueError(f'rotary positions are signed: ahead="{self.ahead}" needs a table of distances')
-        if positions == "Learned" and self.num_extra >= model.positions.length:
+        if max_rows is not None and self.num_extra >= max_rows:
             raise ValueError(
-                f"{self.num_extra} rows of memory tokens leave no room for text in {model.positions.length} "
-                "learned positions"
+                f"{self.num_extra} rows of memory tokens leave no room for text in {max_rows} learned positions"
             )
 
     def published(self) -> MemoryTokens:

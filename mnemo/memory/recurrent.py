@@ -33,7 +33,7 @@ class _Recurrent(Layerless):
 
     def check(self, model: Any) -> None:
         positions = type(model.positions).__name__
-        if not model.memory.attending(model.num_layers) and positions != "NoPositions":
+        if not model.memory.attending(model.num_layers) and not model.positions.none:
             raise ValueError(f"no layer attends, so {positions} positions would have no effect: use NoPositions")
         if model.tokens is not None and model.tokens.blocks:
             raise ValueError('recurrent layers read rows in order, so memory tokens need mask="causal"')

@@ -22,8 +22,7 @@ def tree_map(function: Callable[[Tensor], Tensor], tree: State) -> State:
         return function(tree)
     if tree is None:
         return None
-    items = [tree_map(function, item) for item in tree]
-    return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+    return _like(tree, [tree_map(function, item) for item in tree])
 
 
 def tree_zip(function: Callable[..., Tensor], *trees: State) -> State:
@@ -33,8 +32,12 @@ def tree_zip(function: Callable[..., Tensor], *trees: State) -> State:
         return function(*trees)
     if first is None:
         return None
-    items = [tree_zip(function, *parts) for parts in zip(*trees, strict=True)]
-    return type(first)(*items) if hasattr(first, "_fields") else tuple(items)
+    return _like(first, [tree_zip(function, *parts) for parts in zip(*trees, strict=True)])
+
+
+def _like(tree: State, items: list[State]) -> State:
+    """A tuple of items, or a NamedTuple of the kind of `tree`."""
+    return tuple(items) if type(tree) in (tuple, list) else type(tree)(*items)
 
 
 def leaves(tree: State, path: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -85,8 +85,8 @@ class XLStage(Stage):
         else:
             (keys, values), after = state.append(KeyValues(*self.layer.keys_values(x)), length)
             if segment.lengths is not None:
-                kept = (keep_newest(part, num_slots, segment.lengths, num_new, 2) for part in (keys, values))
-                after = KeyValueCache(*kept, length)
+                newest = (num_slots, segment.lengths, num_new, 2)
+                after = KeyValueCache(keep_newest(keys, *newest), keep_newest(values, *newest), length)
         scope = segment.scope(self.layer, num_slots, num_slots + num_new, state.length + num_new)
         context, _ = self.layer.attend(x, keys, values, scope)
         return self.layer.finish(x, context), after

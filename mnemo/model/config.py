@@ -12,8 +12,8 @@ from mnemo.errors import MnemoError
 from mnemo.memory import AnyInputMemory, Plan
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
-from mnemo.model.positions import AnyPositions, Learned, Relative, Sinusoidal
-from mnemo.ops import call_objection, objection
+from mnemo.model.positions import AnyPositions, Relative, Shaw, Sinusoidal
+from mnemo.ops import call_obstacle, kernel_obstacle
 
 LIMITS = {
     "vocab_size": 2**31,
@@ -98,14 +98,13 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")
         check_sizes(self, LIMITS)
-        if self.dim % 2 and isinstance(self.positions, (Relative, Sinusoidal)):
+        if self.dim % 2 and self.positions.sinusoidal:
             raise ValueError(f"model width {self.dim} must be even: half are sines, half cosines")
         for memory in set(self.memory.memories(self.num_layers)):
             memory.check(self)
         if self.tokens is not None:
             self.tokens.check(self)
-        lengths = self.memory.lengths(self.num_layers)
-        if isinstance(self.positions, (Sinusoidal, Learned)) and any(lengths):
+        if self.positions.absolute and any(self.memory.lengths(self.num_layers)):
             raise ValueError(
                 f"{type(self.positions).__name__} positions are absolute: memory slots would have the positions of the "
                 "segment; set the memory length to 0 or use relative positions"
@@ -113,20 +112,25 @@ class ModelConfig:
 
     def published(self) -> ModelConfig:
         """The same model with the quirks of the published code."""
-        positions, tokens, memory = self.positions, self.tokens, self.memory.published()
-        if isinstance(positions, Sinusoidal):
-            positions = replace(positions, countdown=True)
-        if isinstance(positions, Learned):
-            positions = replace(positions, align_end=True)
-        tokens = None if tokens is None else tokens.published()
-        return replace(self, positions=positions, memory=memory, tokens=tokens)
+        tokens = None if self.tokens is None else self.tokens.published()
+        return replace(self, positions=self.positions.published(), memory=self.memory.published(), tokens=tokens)
+
+    def changed(self, changes: dict[str, Any]) -> ModelConfig:
+        """The configuration with other fields; `clamp` is a field of its positions."""
+        values = dict(changes)
+        if "clamp" in values:
+            values["positions"] = _clamped(self.positions, values.pop("clamp"))
+        try:
+            return replace(self, **values)
+        except ValueError as error:
+            raise MnemoError(str(error)) from None
 
 
-def with_clamp(config: ModelConfig, clamp: int | None) -> ModelConfig:
-    """The configuration with another largest distance of its positions."""
-    if not hasattr(config.positions, "clamp"):
-        raise MnemoError(f"{type(config.positions).__name__} positions have no distances to clamp")
-    return replace(config, positions=replace(config.positions, clamp=clamp))  # type: ignore[call-arg]
+def _clamped(positions: AnyPositions, clamp: int | None) -> AnyPositions:
+    """The positions with another largest distance."""
+    if not isinstance(positions, (Relative, Shaw, Sinusoidal)):
+        raise MnemoError(f"{type(positions).__name__} positions have no distances to clamp")
+    return replace(positions, clamp=clamp)
 
 
 def fingerprint_config(config: ModelConfig) -> dict[str, Any]:
@@ -135,7 +139,7 @@ def fingerprint_config(config: ModelConfig) -> dict[str, Any]:
     return {f.name: getattr(config, f.name) for f in fields(config) if f.name not in free}
 
 
-def attention_objection(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the model's attention cannot run in fused kernels on a device; None if it can."""
     ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
-    return call_objection(True, False, ahead) or objection(device, dtype, config.head_dim)
+    return call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)

@@ -1,7 +1,8 @@
 """Token embeddings and softmax: plain, factorised, or adaptive (Grave et al., 2017; Baevski & Auli, 2019).
 
-With cutoffs the vocabulary falls into bins. A bin's table is narrower by `div_val` than the one before; the first
-bin's softmax also scores one cluster for each further bin, in the bins' order.
+With cutoffs, the vocabulary is divided into bins. The table of a bin is narrower by `div_val` than the one before. The
+softmax of the first bin also scores one cluster for each further bin, in the order of the bins.
+
 Shapes: N tokens, D model width, V vocabulary.
 """
 
@@ -21,11 +22,11 @@ from mnemo.ops.table_rows import table_rows
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig:
     dim: int | None = None
-    """Width of the embedding; the model's when left out."""
+    """Width of the embedding; the model width if left out."""
     cutoffs: tuple[int, ...] = ()
-    """Where the bins of an adaptive embedding end; none for a plain one."""
+    """First ids of the further bins of an adaptive embedding; none for a plain one."""
     div_val: int = 1
-    """Each bin is this much narrower than the one before."""
+    """Factor by which each bin is narrower than the one before."""
     tie_weights: bool = True
     """The softmax uses the embedding's tables."""
     tie_projections: tuple[bool, ...] = (False,)
@@ -46,7 +47,7 @@ class EmbeddingConfig:
 
 @dataclass(frozen=True)
 class Bins:
-    """Bin edges and widths that a configuration implies."""
+    """Edges and widths of the bins of a configuration."""
 
     edges: tuple[int, ...]
     widths: tuple[int, ...]
@@ -77,8 +78,7 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.dim, self.word_dropout = dim, word_dropout
         self.bins = bins = Bins.of(config, vocab_size, dim)
-        self.split = config.div_val > 1
-        """One table a bin; else one table for all."""
+        self.split = config.div_val > 1  # one table for every bin, else one for all
         shapes = [(bins.edges[i + 1] - bins.edges[i], bins.widths[i]) for i in range(len(bins))]
         if not self.split:
             shapes = [(vocab_size, bins.widths[0])]
@@ -115,7 +115,7 @@ class TokenEmbedding(nn.Module):
         x = self.projections[0].new_zeros(flat.shape[0], self.dim)
         for i in range(len(self.bins)):
             where = ((flat >= self.bins.edges[i]) & (flat < self.bins.edges[i + 1])).nonzero().squeeze(1)
-            if where.numel() == 0:  # no gradient, so that Adam leaves an unused bin alone, as in the published code
+            if where.numel() == 0:  # without a gradient, Adam does not change an unused bin, as in the published code
                 continue
             rows = F.linear(table_rows(flat[where] - self.bins.edges[i], self.tables[i]), self.projections[i])
             x = x.index_copy(0, where, rows.to(x.dtype))
@@ -169,14 +169,14 @@ class Softmax(nn.Module):
         return weight[begin:end], self.biases[0][begin:end], projection
 
     def _head(self, embedding: TokenEmbedding) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The first bin with the clusters behind it."""
+        """The first bin, followed by the clusters."""
         weight, bias, projection = self._bin(0, embedding)
         if self.cluster_weight is None or self.cluster_bias is None:
             return weight, bias, projection
         return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias]), projection
 
     def nll(self, hidden: Tensor, targets: Tensor, embedding: TokenEmbedding, temperature: float = 1.0) -> Tensor:
-        """(N, D), (N,) -> (N,); a target of -1 costs nothing. Logits are divided by the temperature, in every bin."""
+        """(N, D), (N,) -> (N,); 0 for a target of -1. The temperature divides the logits of every bin."""
         head = self._head(embedding)
         if len(self.bins) == 1:
             return _cross_entropy(hidden, *head, targets, temperature)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mnemo.memory.protocol import Scope
 from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
-from mnemo.ops.projection import project_behind
+from mnemo.ops.projection import project_after
 
 Activation = Literal["relu", "gelu", "squared_relu"]
 NormKind = Literal["layer", "rms"]
@@ -25,7 +25,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "squared_relu": lambda x: F.relu(x, inplace=True).square(),
 }
-"""They may overwrite their argument: a projection's output, which its own gradient does not need."""
+"""They may overwrite their argument: the output of a projection, whose gradient does not need it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class DropoutConfig:
     attention: float = 0.0
     """Attention probabilities."""
     projection: float = 0.0
-    """Attention output, after its projection; output of recurrent layers, but for the last."""
+    """Attention output, after its projection; output of recurrent layers except the last."""
     inner: float = 0.0
     """Inside the feed-forward, after its activation."""
     feed_forward: float = 0.0
@@ -49,7 +49,7 @@ class DropoutConfig:
     output: float = 0.0
     """The last layer's output, before the softmax."""
     locked: bool = False
-    """One mask for all positions of a row (variational dropout), everywhere but on attention probabilities."""
+    """One mask for all positions of a row (variational dropout), except on attention probabilities."""
 
     def __post_init__(self) -> None:
         for name in ("word", "input", "positions", "qkv", "attention", "projection", "inner", "feed_forward", "output"):
@@ -87,13 +87,13 @@ class Dropout(nn.Module):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Computes in fp32 under autocast, and hands on what it got: a residual stream of half the width."""
+    """Computes in fp32 under autocast, and returns the type of its input, so that the residual stays in 16 bits."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input).to(input.dtype)
 
     def unscaled(self, x: Tensor) -> Tensor:
-        """Before weight and bias."""
+        """The norm before its weight and bias."""
         return F.layer_norm(x, self.normalized_shape, eps=self.eps).to(x.dtype)
 
 
@@ -111,7 +111,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
     def unscaled(self, x: Tensor) -> Tensor:
-        """Before the weight."""
+        """The norm before its weight."""
         return F.rms_norm(x, self.weight.shape, eps=self.eps).to(x.dtype)
 
 
@@ -129,13 +129,13 @@ AddNorm = Callable[[Tensor, Tensor, nn.Module], tuple[Tensor, Tensor]]
 
 
 def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x) whose gradient reaches x, but no weight."""
+    """module(x) with a gradient for x and none for weights."""
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     return torch.func.functional_call(module, weights, (x,))
 
 
 class Attention(nn.Module):
-    """Keys and values of one row come from one product; queries and keys may be normalised, head by head."""
+    """Multi-head attention. One product gives keys and values; queries and keys may be normalised, head by head."""
 
     def __init__(
         self, dim: int, num_heads: int, head_dim: int, dropout: DropoutConfig, qk_norm_eps: float | None = None
@@ -162,12 +162,12 @@ class Attention(nn.Module):
         keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
         return self.norm_key(self.split(keys)), self.split(values)
 
-    def keys_values_behind(
+    def keys_values_after(
         self, memory: Tensor, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Of constant rows (B, M, D) and of rows x behind them, both taken times `scale` (D,) plus `shift` (D,)."""
+        """Keys and values of constant rows (B, M, D) and of rows x after them, times `scale` (D,) plus `shift` (D,)."""
         weight = self.key_value.weight
-        pair = project_behind(memory, x, weight if scale is None else weight * scale)
+        pair = project_after(memory, x, weight if scale is None else weight * scale)
         if shift is not None:
             moved = zip(pair, (weight @ shift).to(pair[0].dtype).chunk(2), strict=True)
             pair = tuple(part + by for part, by in moved)
@@ -200,7 +200,7 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class HeadGate(nn.Module):
-    """Each row sets a gate between 0 and 1 for what each of its heads has read (Qiu et al., 2025)."""
+    """A factor between 0 and 1 for the context of each head, from the row of the query (Qiu et al., 2025)."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class FeedForward(nn.Module):
         self.drop_outer = Dropout(dropout.feed_forward, dropout.locked)
 
     def forward(self, x: Tensor) -> Tensor:
-        # As one matrix: of a batch, what is overwritten would be a view, whose gradient is copied several times.
+        # As one matrix: with a batch dimension, the activation would overwrite a view, whose gradient is copied often.
         inner = self.activation(self.inner(x.flatten(0, -2)))
         return self.drop_outer(self.outer(self.drop_inner(inner.view(*x.shape[:-1], inner.shape[-1]))))
 
@@ -263,10 +263,10 @@ class TransformerLayer(nn.Module):
         if memory is None or memory.shape[1] == 0:
             return self.attention.keys_values(self._inner(rows))
         if not self.pre:
-            return self.attention.keys_values_behind(memory, rows)
-        # A norm's weights join the projection's: their gradient then needs none of the memory's rows.
+            return self.attention.keys_values_after(memory, rows)
+        # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
         norm = self.norm_attention
-        return self.attention.keys_values_behind(norm.unscaled(memory), norm.unscaled(rows), norm.weight, norm.bias)
+        return self.attention.keys_values_after(norm.unscaled(memory), norm.unscaled(rows), norm.weight, norm.bias)
 
     def queries(self, x: Tensor) -> Tensor:
         return self.attention.queries(self._inner(x))
@@ -275,8 +275,8 @@ class TransformerLayer(nn.Module):
         return self.attention(self.queries(x), keys, values, scope)
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
-        """(B, L, D) reading (B, T, D), of which the first lengths[b] are valid -> (B, L, H * d); gradient reaches x
-        and `rows`, but no weight."""
+        """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
+        with gradients for x and `rows`, and none for weights."""
         attention = self.attention
 
         def inner(part: Tensor) -> Tensor:

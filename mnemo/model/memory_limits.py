@@ -1,4 +1,4 @@
-"""What this machine can hold: a model or a state that cannot fit is refused before any of it is made."""
+"""Checks that a model or a state fits into the memory of this machine, before it is allocated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mnemo.model import Model, ModelConfig
 
 FLOAT_BYTES = 4
 COPIES_IN_TRAINING = 2
-"""Weights and their gradients: the least that an update needs."""
+"""Weights and their gradients: the minimum for an update."""
 
 
 def memory_bytes(device: torch.device) -> int | None:
-    """The device's memory; None where nobody tells."""
+    """Total bytes of the device's memory, or None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
@@ -43,7 +43,7 @@ def require_state_room(
     lengths: int | Sequence[int] | None = None,
     cached: bool = False,
 ) -> None:
-    """Refuse memory lengths, segments and batches whose state or positions alone fill the machine."""
+    """Raise MnemoError if the state or the positions alone do not fit."""
     with torch.device("meta"):
         model = Model(config)
     reach = max(config.memory.lengths(config.num_layers, lengths), default=0) + segment
@@ -54,7 +54,7 @@ def require_state_room(
 
 
 def require_training_room(config: ModelConfig, device: torch.device, *, batch: int, segment: int) -> None:
-    """Refuse a model that cannot be trained here whatever else is done."""
+    """Raise MnemoError if weights, gradients and state alone do not fit."""
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in Model(config).parameters())
     require_room(COPIES_IN_TRAINING * FLOAT_BYTES * count, device, f"training {count:,} weights")

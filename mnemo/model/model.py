@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,12 +30,12 @@ from mnemo.memory.protocol import (
 )
 from mnemo.memory.state import State, reset
 from mnemo.model import positions
-from mnemo.model.config import ModelConfig, fingerprint_config, with_clamp
+from mnemo.model.config import ModelConfig, fingerprint_config
 from mnemo.model.embedding import Softmax, TokenEmbedding
 from mnemo.model.init import initialize
 from mnemo.model.layers import NORMS, Dropout, TransformerLayer
 from mnemo.model.positions import ProjectedPositions, StoredPositions
-from mnemo.model.stages import build_stages, recomputed, stage_layers
+from mnemo.model.stages import attending_layers, build_stages, recomputed, stage_layers
 from mnemo.ops import Attended, Blocks, Causal
 from mnemo.ops.projection import compute_dtype
 
@@ -61,10 +60,9 @@ class Model(nn.Module):
         self.config = config
         self.embedding = TokenEmbedding(config.embedding, config.vocab_size, config.dim, config.dropout.word)
         self.softmax = Softmax(config.embedding, self.embedding, config.dim)
-        attending = config.memory.attending(config.num_layers)
-        self.positions = positions.build(config.positions, _sizes(config, len(attending)))
+        self.positions = positions.build(config.positions, _sizes(config))
         self._groups = stage_layers(config.memory, config.num_layers)
-        self._attending = [[attending.index(index) for index in group if index in attending] for group in self._groups]
+        self._attending = attending_layers(config.memory, config.num_layers)
         self.stages = nn.ModuleList(build_stages(config))
         self.memory_tokens = None if config.tokens is None else config.tokens.build(config.dim)
         self.norm = NORMS[config.norm_kind](config.dim, config.norm_eps) if config.final_norm else nn.Identity()
@@ -291,15 +289,8 @@ class Model(nn.Module):
 
     def variant(self, **changes: Any) -> Model:
         """The same weights under a changed configuration, such as `same_length=True` or `clamp=820`."""
-        config = self.config
-        if "clamp" in changes:
-            config = with_clamp(config, changes.pop("clamp"))
-        try:
-            config = replace(config, **changes)
-        except ValueError as error:
-            raise MnemoError(str(error)) from None
         with torch.device("meta"):
-            other = Model(config)
+            other = Model(self.config.changed(changes))
         other.load_state_dict(self.state_dict(keep_vars=True), assign=True)
         return other.train(self.training)
 
@@ -322,15 +313,15 @@ class Model(nn.Module):
         """Raise MnemoError for ids outside the vocabulary (on the CPU, where reading values is cheap)."""
         if tokens.device.type != "cpu" or tokens.numel() == 0 or torch.compiler.is_compiling():
             return
-        low, high = tokens.aminmax()
-        if int(low) < lowest or int(high) >= self.config.vocab_size:
-            bad = int(low) if int(low) < lowest else int(high)
-            raise MnemoError(f"token id {bad} is outside the vocabulary of {self.config.vocab_size}")
+        low, high = (int(bound) for bound in tokens.aminmax())
+        worst = low if low < lowest else high
+        if not lowest <= worst < self.config.vocab_size:
+            raise MnemoError(f"token id {worst} is outside the vocabulary of {self.config.vocab_size}")
 
 
-def _sizes(config: ModelConfig, num_layers: int) -> positions.Sizes:
+def _sizes(config: ModelConfig) -> positions.Sizes:
     return positions.Sizes(
-        num_layers=num_layers,
+        num_layers=len(config.memory.attending(config.num_layers)),
         dim=config.dim,
         num_heads=config.num_heads,
         head_dim=config.head_dim,

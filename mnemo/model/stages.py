@@ -22,6 +22,14 @@ def stage_layers(plan: Plan, num_layers: int) -> list[list[int]]:
     return [list(group) for _, group in groupby(range(num_layers), key=lambda index: keys[index])]
 
 
+def attending_layers(plan: Plan, num_layers: int) -> list[list[int]]:
+    """Indices of every stage's layers, counted among the layers that attend."""
+    attending = plan.attending(num_layers)
+    return [
+        [attending.index(index) for index in group if index in attending] for group in stage_layers(plan, num_layers)
+    ]
+
+
 def build_stages(config: ModelConfig) -> list[Stage]:
     """The stages of a model, from first to last."""
     memories = config.memory.memories(config.num_layers)

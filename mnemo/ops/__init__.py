@@ -1,4 +1,4 @@
-"""The hot operations. `reference` is the equation, `eager` the fast plain-PyTorch path, `fused` the GPU's kernels."""
+"""Relative attention: `reference` is the equation, `eager` fast plain PyTorch, `fused` the kernels of a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask, as_text
 from mnemo.ops.reference import Attended, relative_attention_reference
 
 AUTOCAST_DEVICES = frozenset(kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind))
-"""Asked once: compilers cannot ask."""
+"""Determined once: compiled code cannot call the function."""
 HAS_TRITON = find_spec("triton") is not None
 Implementation = Literal["auto", "reference", "eager", "fused"]
 IMPLEMENTATIONS = get_args(Implementation)
@@ -33,9 +33,9 @@ __all__ = [
     "KeyLimit",
     "Mask",
     "as_text",
-    "call_objection",
+    "call_obstacle",
     "keep_mask",
-    "objection",
+    "kernel_obstacle",
     "relative_attention",
     "relative_attention_reference",
     "using",
@@ -46,7 +46,7 @@ _chosen: Implementation = "auto"
 
 @contextmanager
 def using(impl: Implementation) -> Iterator[None]:
-    """Within this context, calls that leave the implementation open take this one: to compare whole models."""
+    """Within this context, calls with impl="auto" use this implementation: to compare whole models."""
     global _chosen
     before, _chosen = _chosen, impl
     try:
@@ -75,8 +75,8 @@ def relative_attention(
     """Attention with relative positions: `(out, lse)`; see `relative_attention_reference` for the equation.
 
     q (B, H, L, D); k, v (B, H, K, D); u, w (H, D). r (H, C, D) and bias (H, C) are in descending distance: the last
-    column is distance -ahead, the first at least offset + L - 1. Query i stands at key `offset + i`.
-    `lengths` (B,) counts a row's valid keys from the right.
+    column is distance -ahead, the first at least offset + L - 1. Query i is at the position of key `offset + i`.
+    `lengths` (B,): number of valid keys of a row, counted from the right.
     """
     impl = _chosen if impl == "auto" else impl
     if impl not in IMPLEMENTATIONS:
@@ -87,7 +87,7 @@ def relative_attention(
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
         return attended.out, attended.lse
     # Backward passes are written for operands of one type, which autocast would mix.
-    with _as_they_are(q.device.type):
+    with _without_autocast(q.device.type):
         if fast:
             from mnemo.ops.cuda.dispatch import fused_attention
 
@@ -96,44 +96,44 @@ def relative_attention(
         return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
 
 
-def _as_they_are(kind: str) -> AbstractContextManager[object]:
-    """No autocast on this kind of device; entering that takes as long as a small product, so not without need."""
+def _without_autocast(kind: str) -> AbstractContextManager[object]:
+    """Autocast off on this kind of device, if it is on: entering the context takes as long as a small product."""
     if kind not in AUTOCAST_DEVICES or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(kind)):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
 
 
 def _is_fused(impl: Implementation, q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> bool:
-    """Whether kernels take this call. Where they were asked for, or could be expected, one warning says why not."""
-    refused = call_objection(r is not None, bias is not None, mask.ahead)
+    """Whether kernels support this call. If not, one warning tells why, on a GPU or if they were requested."""
+    refused = call_obstacle(r is not None, bias is not None, mask.ahead)
     if refused is None:
-        refused = (_interpreter_objection if impl == "fused" else objection)(q.device, q.dtype, q.shape[-1])
+        refused = (_interpreter_obstacle if impl == "fused" else kernel_obstacle)(q.device, q.dtype, q.shape[-1])
     if refused is not None and (impl == "fused" or q.is_cuda):
-        _tell(refused)
+        _warn_once(refused)
     return refused is None
 
 
-def _interpreter_objection(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """As `objection`; but in Triton's interpreter, which tests use, kernels run on every device."""
+def _interpreter_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """As `kernel_obstacle`, except that kernels run on every device in Triton's interpreter, which tests use."""
     if not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1":
-        return objection(device, dtype, head_dim)
-    from mnemo.ops.cuda.dispatch import heads_objection
+        return kernel_obstacle(device, dtype, head_dim)
+    from mnemo.ops.cuda.dispatch import heads_obstacle
 
-    return heads_objection(dtype, head_dim)
-
-
-_told: set[str] = set()
+    return heads_obstacle(dtype, head_dim)
 
 
-def _tell(refused: str) -> None:
-    if torch.compiler.is_compiling() or refused in _told:
+_warned: set[str] = set()
+
+
+def _warn_once(refused: str) -> None:
+    if torch.compiler.is_compiling() or refused in _warned:
         return
-    _told.add(refused)
+    _warned.add(refused)
     warnings.warn(f"attention runs in plain PyTorch, which is slower: {refused}", stacklevel=4)
 
 
-def call_objection(has_positions: bool, has_bias: bool, ahead: Ahead) -> str | None:
-    """Why no kernel takes calls with such tables and masks, whatever their device, if none does."""
+def call_obstacle(has_positions: bool, has_bias: bool, ahead: Ahead) -> str | None:
+    """Why no kernel supports such tables and masks on any device; None if one does."""
     if has_bias and not has_positions:
         return "a bias alone has no kernel"
     if ahead != "signed":
@@ -141,12 +141,12 @@ def call_objection(has_positions: bool, has_bias: bool, ahead: Ahead) -> str | N
     return None
 
 
-def objection(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why attention does not run in fused kernels, if it does not; the first time it is asked, it tries them."""
+def kernel_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why attention does not run in fused kernels; None if it does. The first call for a device tests them."""
     if device.type != "cuda":
         return f"fused kernels need a CUDA device, not {device.type}"
     if not HAS_TRITON:
         return "Triton is not installed"
-    from mnemo.ops.cuda.dispatch import objection as of_kernels
+    from mnemo.ops.cuda.dispatch import kernel_obstacle as tested_obstacle
 
-    return of_kernels(device, dtype, head_dim)
+    return tested_obstacle(device, dtype, head_dim)

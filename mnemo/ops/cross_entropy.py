@@ -1,7 +1,7 @@
-"""Cross entropy of a linear layer's logits, which never exist all at once.
+"""Cross entropy of a linear layer's logits, computed in chunks of tokens.
 
-Tokens go in chunks. The forward pass keeps each token's log-sum-exp; the backward pass computes a chunk's logits again,
-turns them into their own gradient in place, and adds up the weights' gradients. Peak memory is one chunk.
+The forward pass keeps the log-sum-exp of each token. The backward pass computes the logits of a chunk again, replaces
+them by their gradient in place, and adds up the gradients of the weights. Peak memory is the logits of one chunk.
 
 Shapes: N tokens, D width, V vocabulary.
 """
@@ -16,11 +16,11 @@ from torch import Tensor
 
 CPU_LOGITS = 2**24
 DEVICE_LOGITS = 2**27
-"""Logits that exist at once."""
+"""Number of logits of one chunk."""
 
 
 def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
-    """Tokens of a chunk."""
+    """Number of tokens of a chunk."""
     budget = CPU_LOGITS if hidden.device.type == "cpu" else DEVICE_LOGITS
     return max(1, budget // weight.shape[0])
 
@@ -28,7 +28,7 @@ def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) for rows (N, D) and weight (V, D), in fp32 or better; 0 where a target is -1.
 
-    Products are computed in the type of `hidden`; gradients have the type of what they belong to.
+    Products are computed in the type of `hidden`; gradients have the type of their tensor.
     """
     rows = chunk_rows(hidden, weight)
     if hidden.shape[0] <= rows:

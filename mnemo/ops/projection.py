@@ -1,7 +1,9 @@
-"""Projecting the rows of a memory, which are constants, together with those of a segment behind them.
+"""Project the rows of a memory, which are constants, together with the rows of the segment after them.
 
-Ordinary autograd would also compute the gradient of the memory's rows, and throw it away: at a memory six times as long
-as the segment, most of the work of that product. Shapes: B batch, M memory rows, L segment rows, D width, W projected.
+Ordinary autograd would also compute the gradient of the memory's rows and discard it: for a memory six times as long as
+the segment, that is most of the work of the product.
+
+Shapes: B batch, M memory rows, L segment rows, D width, W projected.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from mnemo.ops import AUTOCAST_DEVICES
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """What autocast would compute products of x in; its own type where there is no autocast."""
+    """The type in which autocast computes products of x; the type of x without autocast."""
     kind = x.device.type
     if kind in AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
 
 
-def project_behind(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def project_after(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """[memory ; x] times each half of a weight (2W, D), (B, M + L, W) each; no gradient reaches the memory."""
     dtype = compute_dtype(x)
     memory, x, weight = memory.detach().to(dtype), x.to(dtype), weight.to(dtype)
@@ -33,13 +35,13 @@ def project_behind(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, T
 
 
 def _products(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values apart, so that neither they nor their gradients are ever put together or taken apart."""
+    """Separate products for keys and values, which avoids concatenating and splitting them and their gradients."""
     first, second = weight.chunk(2)
     return F.linear(rows, first), F.linear(rows, second)
 
 
 class _ProjectBehind(torch.autograd.Function):
-    """Keeps memory and segment, which live anyway, and puts them together again for the weight's gradient."""
+    """Save memory and segment, which other operations keep anyway, and join them again for the weight's gradient."""
 
     @staticmethod
     def forward(ctx: Any, memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Relative attention as the paper writes it: explicit distances, one term at a time, nothing clever.
+"""Relative attention as in the paper's equation: explicit distances, one term at a time, no optimisation.
 
 Shapes: B batch, H heads, L queries, K keys, C columns of positions, D head size.
 """
@@ -44,7 +44,7 @@ def relative_attention_reference(
     """softmax over visible j of ((q_i + u).k_j + (q_i + w).r_dist + bias_dist) / sqrt(D), times v.
 
     r (H, C, D) and bias (H, C) are in descending distance; the last column is distance -ahead.
-    lengths (B,): how many keys of a row are valid, counted from the right.
+    lengths (B,): number of valid keys of a row, counted from the right.
     """
     num_queries, num_keys = q.shape[2], k.shape[2]
     distance = distances(num_queries, num_keys, offset, q.device)
@@ -65,7 +65,7 @@ def relative_attention_reference(
 
 
 class _Pairs(NamedTuple):
-    """Where queries and keys stand."""
+    """Positions of queries and keys."""
 
     distance: Tensor
     """(L, K)"""
@@ -73,7 +73,7 @@ class _Pairs(NamedTuple):
     """Columns of negative distances"""
     policy: Ahead
     keys: Tensor | None
-    """(B,) keys of each row, where not all of them count"""
+    """(B,) keys of each row; None if all are valid"""
 
     def scores(self, term: Tensor) -> Tensor:
         """(B, H, L, C) scores of queries and columns -> (B, H, L, K) scores of queries and keys, by their distance."""
@@ -85,8 +85,8 @@ class _Pairs(NamedTuple):
         return torch.where(self.distance >= 0, near, beyond)
 
     def _wrapped(self, term: Tensor) -> Tensor:
-        """What the published shift leaves ahead of a query: nothing one step ahead, then the next query's scores of
-        the row's farthest distances."""
+        """The scores that the published shift leaves ahead of a query: zero one step ahead, then the next query's
+        scores of the row's farthest distances."""
         following = torch.nn.functional.pad(term, (0, 0, 0, 1))[..., 1:, :]
         farthest = 0 if self.keys is None else (term.shape[-1] - self.keys)[:, None, None, None]
         taken = self._take(following, farthest - self.distance - 2)

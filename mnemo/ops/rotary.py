@@ -9,8 +9,7 @@ from torch import Tensor
 def rotary_angles(num_keys: int, head_dim: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines (num_keys, head_dim / 2), computed in float64, in the type and on the device of `like`.
 
-    A compiler would compute them again for every element that they turn, in every layer; so it is told nothing of how
-    they are made.
+    An opaque operator: a compiler would otherwise compute them again for every rotated element of every layer.
     """
     if torch.compiler.is_dynamo_compiling():  # true for torch.compile, not for an export
         return _tables(num_keys, head_dim, base, like.detach())

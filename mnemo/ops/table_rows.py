@@ -1,6 +1,6 @@
 """Rows of a table, with a gradient that is the same in every run.
 
-A compiler would add up the gradients of a row in whatever order its threads come; PyTorch's own kernel sorts first.
+Compiled code adds up the gradients of a row in a random order of threads; PyTorch's kernel sorts first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Literal
@@ -73,14 +73,21 @@ def in_color(lines: Sequence[Line], rows: Sequence[Row]) -> list[Line]:
     return [replace(line, color=colors[line.label]) for line in lines]
 
 
-def score_bars(grid: Grid, results: Results, keys: Sequence[str] | None = None, *, slug: str = "test") -> list[Figure]:
+def score_bars(
+    grid: Grid,
+    results: Results,
+    keys: Sequence[str] | None = None,
+    *,
+    slug: str = "test",
+    split: Literal["Test", "Validation"] = "Test",
+) -> list[Figure]:
     """The mean score of every row."""
     unit, shown = grid.measure.unit, grid.measure.shown
     found = [(row.label, grid.by_seed(results, row.key)) for row in rows_of(grid, keys)]
     bars = [(label, fmean(map(shown, values.values()))) for label, values in found if values]
     better = "Longer" if grid.measure.higher_is_better else "Shorter"
-    caption = f"Test set, means over seeds in {unit}. {better} is better."
-    return [bar_figure(slug, f"Test {unit}", caption, bars, unit=unit)] if len(bars) > 1 else []
+    caption = f"{split} set, means over seeds in {unit}. {better} is better."
+    return [bar_figure(slug, f"{split} {unit}", caption, bars, unit=unit)] if len(bars) > 1 else []
 
 
 def scores_over(
@@ -95,8 +102,13 @@ def scores_over(
     caption: str = f"Test set. {BANDS}",
     measure: Measure | None = None,
     x_kind: Literal["linear", "doubling"] = "linear",
+    x_from_least: bool = False,
+    reference: tuple[str, float] | None = None,
 ) -> list[Figure]:
-    """Scores over a number that rows differ in, such as the length of their memory."""
+    """Scores over a number that rows differ in, such as the length of their memory.
+
+    A line has the colour of its first row.
+    """
     measure = measure or grid.measure
     points = [
         (line(row), x(row), measure.shown(value))
@@ -105,5 +117,41 @@ def scores_over(
     ]
     if not points:
         return []
-    lines = lines_over_seeds(points)
-    return [line_figure(slug, title, caption, lines, x_label=x_label, y_label=measure.unit, x_kind=x_kind)]
+    colors = {line(row): row.color for row in reversed(grid.rows)}
+    return [
+        line_figure(
+            slug,
+            title,
+            caption,
+            [replace(drawn, color=colors[drawn.label]) for drawn in lines_over_seeds(points)],
+            x_label=x_label,
+            y_label=measure.unit,
+            x_kind=x_kind,
+            x_from_least=x_from_least,
+            reference=reference,
+        )
+    ]
+
+
+def scores_by_measure(
+    grid: Grid,
+    results: Results,
+    measures: Mapping[float, Measure],
+    *,
+    slug: str,
+    title: str,
+    x_label: str,
+    caption: str,
+) -> list[Figure]:
+    """A line for every row over the numbers that its measures differ in, such as the memory that it is tested with."""
+    points = [
+        (row.label, x, measure.shown(value))
+        for row in grid.rows
+        for x, measure in measures.items()
+        for value in grid.by_seed(results, row.key, measure).values()
+    ]
+    if not points:
+        return []
+    lines = in_color(lines_over_seeds(points), grid.rows)
+    unit = grid.measure.unit
+    return [line_figure(slug, title, f"{caption} {BANDS}", lines, x_label=x_label, y_label=unit)]

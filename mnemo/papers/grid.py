@@ -59,7 +59,7 @@ class Row:
     key: str
     """How claims, tables and figures refer to it; the same at every budget."""
     name: str
-    """Its cells are called NAME-seedN."""
+    """Of its cells, with the seed appended as in `pattern`."""
     label: str
     """In tables and figures."""
     seeds: Sequence[int]
@@ -74,10 +74,14 @@ class Row:
     """Published values, in the order of the table's columns for them."""
     color: int | None = None
     """The same in all figures of a page; by order unless given."""
+    pattern: str = "{name}-seed{seed}"
+
+    def cell_name(self, seed: int) -> str:
+        return self.pattern.format(name=self.name, seed=seed)
 
     def cell(self, seed: int) -> Cell:
         return Cell(
-            name=f"{self.name}-seed{seed}",
+            name=self.cell_name(seed),
             job=self.job,
             settings=self.settings(seed),
             labels={**self.labels, "seed": seed},
@@ -128,7 +132,7 @@ class Grid:
     @staticmethod
     def found(results: Results, row: Row, part: str = "") -> list[tuple[int, CellResult]]:
         """A row's results that have values, by seed."""
-        cells = ((seed, results.one(f"{row.name}-seed{seed}{part}")) for seed in row.seeds)
+        cells = ((seed, results.one(f"{row.cell_name(seed)}{part}")) for seed in row.seeds)
         return [(seed, each) for seed, each in cells if each is not None and each.values]
 
     def missing(self, results: Results, keys: Sequence[str], measure: Measure | None = None) -> str | None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from mnemo.report.number_text import number, plain, tick_labels
 from mnemo.report.style import LIGHT, NUM_COLORS
 from mnemo.report.svg import Drawing, clean
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.lines import Line2D
 
-Point = tuple[float, float]
 WIDTH, PLOT_HEIGHT = 480, 210
 LEFT, RIGHT, BOTTOM = 46, 18, 42
 """Margins of a plot for its tick labels and axis labels."""
@@ -42,13 +43,14 @@ MAX_PANEL_COLUMNS = 3
 @dataclass(frozen=True)
 class Series:
     label: str
-    points: Sequence[Point]
+    points: np.ndarray
+    """(N, 2): x and y, at least one point."""
     color: int
     """Number of its colour, marker and dashes."""
     faint: bool = False
     """A thin line without markers, below the others and not in the legend."""
-    band: Sequence[Point] = ()
-    """Lower and upper edge around every point, or nothing."""
+    band: np.ndarray | None = None
+    """(N, 2): lower and upper edge around every point."""
 
 
 @dataclass(frozen=True)
@@ -174,32 +176,33 @@ def _draw_legend(canvas: Canvas, handles: Sequence[Any], labels: Sequence[str], 
 
 
 def _scale_axes(axes: Axes, chart: LineChart) -> None:
-    xs = [x for series in chart.series for x, _ in series.points]
-    ys = [y for series in chart.series for y in (*(y for _, y in series.points), *sum(series.band, ()))]
-    ys = ys if chart.y_max is None else [min(y, chart.y_max) for y in ys]
-    ys += [chart.reference[1]] if chart.reference else []
+    xs = np.concatenate([series.points[:, 0] for series in chart.series])
+    bands = [series.band.ravel() for series in chart.series if series.band is not None]
+    ys = np.concatenate([*(series.points[:, 1] for series in chart.series), *bands])
+    ys = ys if chart.y_max is None else np.minimum(ys, chart.y_max)
+    ys = np.append(ys, chart.reference[1]) if chart.reference else ys
     if chart.x_kind == "doubling":
         _scale_doubling(axes, xs)
     else:
-        axes.set_xlim(*_limits([*xs, *([0.0] if chart.x_from_zero else [])], padded=not chart.x_from_zero))
-        _set_ticks(axes.xaxis, _round_ticks(*axes.get_xlim(), whole=all(float(x).is_integer() for x in xs)))
-    if chart.y_logarithmic and min(ys) > 0:
-        pad = max((max(ys) / min(ys)) ** 0.04, 1.02)
+        axes.set_xlim(*(_limits(np.append(xs, 0.0), pad=0.0) if chart.x_from_zero else _limits(xs)))
+        _set_ticks(axes.xaxis, _round_ticks(*axes.get_xlim(), whole=bool((xs == np.rint(xs)).all())))
+    if chart.y_logarithmic and ys.min() > 0:
+        pad = max((ys.max() / ys.min()) ** 0.04, 1.02)
         axes.set_yscale("log")
-        axes.set_ylim(min(ys) / pad, max(ys) * pad)
+        axes.set_ylim(ys.min() / pad, ys.max() * pad)
         _set_ticks(axes.yaxis, _ratio_ticks(*axes.get_ylim()))
     else:
         axes.set_ylim(*_limits(ys))
         _set_ticks(axes.yaxis, _round_ticks(*axes.get_ylim()))
 
 
-def _limits(values: Sequence[float], padded: bool = True) -> Point:
+def _limits(values: np.ndarray, pad: float = 0.04) -> tuple[float, float]:
     """Ends of an axis that shows these values; it does not reach below 0 unless a value does."""
-    low, high = min(values), max(values)
+    low, high = float(values.min()), float(values.max())
     if high <= low:
         return (0.0, 1.0) if low == 0 else (low - abs(low) * 0.05, low + abs(low) * 0.05)
-    pad = (high - low) * 0.04 if padded else 0.0
-    return (max(low - pad, 0.0) if low >= 0 else low - pad), high + pad
+    margin = (high - low) * pad
+    return (max(low - margin, 0.0) if low >= 0 else low - margin), high + margin
 
 
 def _set_ticks(axis: Axis, ticks: Sequence[float]) -> None:
@@ -226,24 +229,18 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
     return ticks if len(ticks) >= 3 else _round_ticks(low, high)
 
 
-def _scale_doubling(axes: Axes, lengths: Sequence[float]) -> None:
+def _scale_doubling(axes: Axes, lengths: np.ndarray) -> None:
     """Equal distances for doubled lengths, 0 included; ticks at the lengths themselves."""
-    distinct = sorted(set(lengths))
-    unit = next((length for length in distinct if length > 0), 1.0)
-    low, high = distinct[0], distinct[-1] if len(distinct) > 1 else distinct[0] + unit
-
-    def share(length: float) -> float:
-        return math.log2(1 + length / unit)
-
-    import numpy as np
-
+    distinct = np.unique(lengths)
+    unit = float(min(distinct[distinct > 0], default=1.0))
     axes.set_xscale("function", functions=(lambda x: np.log2(1 + x / unit), lambda y: unit * (2**y - 1)))
-    axes.set_xlim(low, high)
-    kept: list[float] = []
-    for length in reversed(distinct):
-        if not kept or share(kept[-1]) - share(length) >= TICK_DISTANCE * (share(high) - share(low)):
-            kept.append(length)
-    _set_ticks(axes.xaxis, kept[::-1])
+    axes.set_xlim(distinct[0], distinct[-1] if len(distinct) > 1 else distinct[0] + unit)
+    places = (axes.transScale + axes.transLimits).transform([(length, 1.0) for length in distinct])[:, 0]
+    kept = [len(distinct) - 1]
+    for at in reversed(range(len(distinct) - 1)):
+        if places[kept[-1]] - places[at] >= TICK_DISTANCE:
+            kept.append(at)
+    _set_ticks(axes.xaxis, distinct[kept[::-1]].tolist())
 
 
 def _label_axes(axes: Axes, chart: LineChart) -> None:
@@ -256,37 +253,33 @@ def _label_axes(axes: Axes, chart: LineChart) -> None:
 
 def _draw_line(axes: Axes, series: Series, **style: Any) -> Line2D:
     """The line of a series, and the band around it if there is one."""
-    xs, ys = zip(*thinned(series.points, MAX_LINE_POINTS), strict=True)
-    if any(low < high for low, high in series.band):
-        edges = [thinned(list(enumerate(edge)), MAX_LINE_POINTS) for edge in zip(*series.band, strict=True)]
-        low, high = ([value for _, value in edge] for edge in edges)
+    xs, ys = thinned(series.points, MAX_LINE_POINTS).T
+    if series.band is not None and (series.band[:, 0] < series.band[:, 1]).any():
+        low, high = thinned(series.band, MAX_LINE_POINTS).T
         axes.fill_between(xs, low, high, color=series_color(series.color), alpha=0.18, linewidth=0)
     (line,) = axes.plot(xs, ys, color=series_color(series.color), solid_capstyle="round", **style)
     return line
 
 
-def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
+def thinned(points: np.ndarray, most: int) -> np.ndarray:
     """Means of neighbouring points if there are more than a line can show."""
-    size = -(-len(points) // most)
-    if size <= 1:
-        return points
-    groups = [points[begin : begin + size] for begin in range(0, len(points), size)]
-    return [(sum(p[0] for p in group) / len(group), sum(p[1] for p in group) / len(group)) for group in groups]
+    begins = np.arange(0, len(points), -(-len(points) // most))
+    sizes = np.diff(begins, append=len(points))
+    return np.add.reduceat(points, begins) / sizes[:, None]
 
 
-def _marked_points(series: Series, chart: LineChart) -> Sequence[Point]:
-    """Points that are not cut off, thinned out if they are many; the last one always."""
-    visible = [point for point in series.points if chart.y_max is None or point[1] <= chart.y_max]
+def _marked_points(series: Series, chart: LineChart) -> np.ndarray:
+    """Points that are not cut off, only some of them if they are many; the last one always."""
+    visible = series.points if chart.y_max is None else series.points[series.points[:, 1] <= chart.y_max]
     stride = -(-len(visible) // (MAX_LINE_MARKERS if chart.joined else MAX_MARKERS)) or 1
     return visible[::-1][::stride]
 
 
-def _draw_markers(axes: Axes, series: Series, points: Sequence[Point], name: str) -> Line2D:
+def _draw_markers(axes: Axes, series: Series, points: np.ndarray, name: str) -> Line2D:
     """Markers above all lines, also on the edges of the plot."""
     shape = list(MARKERS)[series.color % len(MARKERS)]
     (markers,) = axes.plot(
-        [x for x, _ in points],
-        [y for _, y in points],
+        *points.T,
         linestyle="none",
         marker=shape,
         markersize=MARKERS[shape],

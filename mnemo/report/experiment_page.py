@@ -72,13 +72,13 @@ def table_files(page: ExperimentPage) -> dict[str, Table]:
 
 
 def tally(verdicts: Sequence[Verdict]) -> str:
-    """`2 of 4 claims hold, 1 does not, 1 is open`."""
+    """`2 of 4 claims hold, 1 does not at this budget, 1 is open`."""
     if not verdicts:
         return "no verdict yet"
     counts = Counter(verdict.holds for verdict in verdicts)
     words = [f"{counts[True]} of {len(verdicts)} claims {'holds' if counts[True] == 1 else 'hold'}"]
     if counts[False]:
-        words.append(f"{counts[False]} {'does' if counts[False] == 1 else 'do'} not")
+        words.append(f"{counts[False]} {'does' if counts[False] == 1 else 'do'} not at this budget")
     if counts[None]:
         words.append(f"{counts[None]} {'is' if counts[None] == 1 else 'are'} open")
     return ", ".join(words)

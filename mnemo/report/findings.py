@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ANSWERS = {True: "yes", False: "no", None: "open"}
-"""A verdict in one word: the claim holds, does not hold, or is not decided."""
+ANSWERS = {True: "yes", False: "not at this budget", None: "open"}
+"""The text of a verdict: the claim holds, does not hold at this size and number of steps, or is not decided."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from mnemo.report import charts
-from mnemo.report.charts import Bar, LayerMemory, LineChart, Point, Series
+from mnemo.report.charts import Bar, LayerMemory, LineChart, Series
 from mnemo.report.figure import Figure, Numbers
 from mnemo.report.files import is_number
 from mnemo.report.heat_map import HeatMap, draw_heat
@@ -63,8 +63,8 @@ def line_figure(
     `x_from_least`: the x axis begins at the smallest x instead of 0, for counts that cannot be 0.
     """
     series = [_series(line, at if line.color is None else line.color) for at, line in enumerate(lines)]
-    series = [one for one in series if one.points]
-    xs = [x for one in series for x, _ in one.points]
+    series = [one for one in series if len(one.points)]
+    xs = [x for one in series for x in one.points[:, 0]]
     chart = LineChart(
         series,
         x_label,
@@ -83,17 +83,19 @@ def line_figure(
 
 
 def _series(line: Line, color: int) -> Series:
-    edges = list(zip(line.low, line.high, strict=True)) if line.low is not None and line.high is not None else []
-    kept = [at for at, point in enumerate(line.points) if all(map(is_number, point))]
-    points = [(float(x), float(y)) for x, y in (line.points[at] for at in kept) if y is not None]
-    band = [_around(edges[at], points[i][1]) for i, at in enumerate(kept)] if edges else []
-    return Series(line.label, points, color, line.faint, band)
+    """The points of a line that have numbers; a missing edge of its band lies on the line."""
+    points = _pairs(line.points)
+    kept = np.isfinite(points).all(1)
+    if line.low is None or line.high is None:
+        return Series(line.label, points[kept], color, line.faint)
+    edges = _pairs(zip(line.low, line.high, strict=True))
+    band = np.where(np.isfinite(edges), edges, points[:, 1:])
+    return Series(line.label, points[kept], color, line.faint, band[kept])
 
 
-def _around(edges: tuple[Value, Value], y: float) -> Point:
-    """A missing edge lies on the line."""
-    low, high = (float(edge) if is_number(edge) else y for edge in edges)
-    return low, high
+def _pairs(values: Iterable[tuple[Value, Value]]) -> np.ndarray:
+    """(N, 2), with NaN for values that are no numbers."""
+    return np.array([[_kept(value) for value in pair] for pair in values], dtype=float).reshape(-1, 2)
 
 
 def _begins_near_zero(xs: Sequence[float]) -> bool:
@@ -222,12 +224,10 @@ def scatter_figure(
 ) -> Figure:
     """Points without lines; the colour and shape of a group follow its position, or its number in `colors`."""
     numbered = dict(zip(groups, range(len(groups)), strict=True)) | dict(colors or {})
-    series = [
-        Series(label, [(float(x), float(y)) for x, y in points if is_number(x) and is_number(y)], numbered[label])
-        for label, points in groups.items()
-    ]
-    series = [one for one in series if one.points]
-    near_zero = _begins_near_zero([x for one in series for x, _ in one.points])
+    found = {label: _pairs(points) for label, points in groups.items()}
+    kept = {label: points[np.isfinite(points).all(1)] for label, points in found.items()}
+    series = [Series(label, points, numbered[label]) for label, points in kept.items() if len(points)]
+    near_zero = _begins_near_zero([x for one in series for x in one.points[:, 0]])
     chart = LineChart(series, x_label, y_label, joined=False, x_from_zero=near_zero)
     description = " ".join([f"{y_label} against {x_label}.", *map(_cloud_words, series)])
     rows = [(label, _kept(x), _kept(y)) for label, points in groups.items() for x, y in points]
@@ -236,7 +236,7 @@ def scatter_figure(
 
 
 def _cloud_words(series: Series) -> str:
-    xs, ys = zip(*series.points, strict=True)
+    xs, ys = series.points.T
     return (
         f"{series.label}: {len(xs)} points, x from {plain(min(xs))} to {plain(max(xs))}, "
         f"y from {number(min(ys))} to {number(max(ys))}."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mnemo.data.streams import Batch
 from mnemo.memory.state import State
-from mnemo.model import Model, attention_objection
+from mnemo.model import Model, attention_obstacle
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.training.compiled import Compiled, against_compiling, is_adaptive
 from mnemo.training.optimizers import set_learning_rate
@@ -81,7 +81,7 @@ class Engine:
         self.model, self.optimizer, self.config, self.scaler = model, optimizer, config, scaler
         self.device = next(model.parameters()).device
         computed = state_dtype(config.precision) or next(model.parameters()).dtype
-        self.not_fused = attention_objection(model.config, self.device, computed)
+        self.not_fused = attention_obstacle(model.config, self.device, computed)
         self._note, self._uneven, self._apart = note, uneven, apart
         self._recorder = recorder or (CudaRecorder() if self.device.type == "cuda" else None)
         self._recorded: RecordedUpdate | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_data_tasks import EVERY_TASK, FEW, MODELS, TASKS, tiny
+from helpers.tasks import EVERY_TASK, FEW, MODELS, TASKS, tiny
 from torch import Tensor
 
 from mnemo.data.tasks import AnyTask, Copy, Quadratic, Reverse, samples

@@ -34,18 +34,18 @@ SMALL = """
 --model.init.std 0.7 --train.steps 4 --train.batch 2 --train.segment 8
 --train.optimizer.lr 0.02 --train.schedule.warmup 0 --train.log-every 1 --train.eval-every 2 --train.checkpoint-every 2
 --train.keep 3 --train.device cpu --evaluation.batch 2 --evaluation.limit 60 --test.batch 2 --test.memory 12
---model.dropout.inner 0.1 --model.dropout.feed-forward 0.1
+--model.dropout.inner 0.1 --model.dropout.feed-forward 0.1 --train.precision fp64
 """
 LENGTH = "--model.memory.long.length 6"
 INFINITE = """
 --model.memory.long infinite --model.memory.long.length 4 --model.memory.long.basis 6 --model.memory.long.block 3
 --model.memory.long.samples 5 --model.memory.long.widths 0.1 0.3 --model.memory.long.sticky
---model.memory.long.gate shared --train.precision fp64 --test.memory None
+--model.memory.long.gate shared --test.memory None
 """
 MODERN = """
 --data.corpus bpe --model.positions rotary --model.norm pre --model.final-norm --model.norm-kind rms --model.qk-norm
 --model.head-gate --model.activation squared_relu --train.optimizer.kind adamw --train.average.start 2
---train.average.kind ema
+--train.average.kind ema --train.precision fp32
 """
 TASK = """
 --data.task.symbols 3 --data.task.train 40 --data.task.valid 6 --data.task.test 6 --model.tokens.num 2
@@ -62,17 +62,17 @@ PLANS = {
     "compressive": (
         "tiny-bytes",
         f"--model.memory.long compressive {LENGTH} --model.memory.long.compressed 4 --model.memory.long.ratio 2 "
-        "--train.precision fp64 --test.memory None",
+        "--test.memory None",
     ),
     "infinite": ("tiny-bytes", INFINITE),
     "recurrent": (
         "tiny-bytes",
         "--model.memory.long lstm --model.memory.short qrnn --model.memory.num-long 1 --model.positions no-positions "
-        "--train.precision fp64 --test.memory None",
+        "--test.memory None",
     ),
     "tokens": (
         "tiny-bytes",
-        f"{LENGTH} --model.tokens memory-tokens --model.tokens.num 2 --train.bptt 1 --train.precision fp64",
+        f"{LENGTH} --model.tokens memory-tokens --model.tokens.num 2 --train.bptt 1",
     ),
     "words": (
         "tiny-words",
@@ -81,10 +81,10 @@ PLANS = {
     ),
     "modern": ("tiny-bytes", f"{LENGTH} {MODERN}"),
     "task": ("rmt-copy-seg24-m24", TASK),
-    "ddp": ("tiny-bytes", f"{LENGTH} --train.parallel ddp"),
-    "fsdp": ("tiny-bytes", f"{LENGTH} --train.parallel fsdp --train.precision fp64"),
+    "ddp": ("tiny-bytes", f"{LENGTH} --train.parallel ddp --train.precision fp32"),
+    "fsdp": ("tiny-bytes", f"{LENGTH} --train.parallel fsdp"),
 }
-"""Preset and overrides of every run."""
+"""Preset and overrides of every run. Most compute in float64, so that other processors give almost the same numbers."""
 SHARDED = ("ddp", "fsdp")
 WITHOUT_TEXT = ("task",)
 

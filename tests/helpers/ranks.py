@@ -1,4 +1,4 @@
-"""Several processes that train together, started at once because their parent has imported everything."""
+"""Processes of a distributed job that start fast: they are forked from a server that has imported everything."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
+from unittest import mock
 
-PRELOAD = ["toy_runs", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+PRELOAD = ["helpers.toy_runs", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 
 PATIENCE = 300
-"""Seconds before a process that hangs says where and ends."""
+"""Seconds before a process that hangs prints its stack and ends."""
 
 
 @functools.cache
 def parent() -> Any:
+    """Context whose processes are forked from one server that has imported `PRELOAD`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
+    # The server ignores sys.path and modules that it cannot import, so it takes the path from the environment.
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
     return context
 
 
 def start(size: int, work: Callable[..., Any], *arguments: Any, results: Any = None) -> list[BaseProcess]:
-    """Processes that each call `work(*arguments)` as one rank of a job."""
+    """Start processes that each call `work(*arguments)` as one rank of a job."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -58,7 +64,7 @@ def _rank(variables: dict[str, Any], results: Any, work: Callable[..., Any], arg
 
 
 def run(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work` returned in every rank, or the errors of the package that it raised."""
+    """Return each rank's result of `work`, or the `MnemoError` that it raised there."""
     results = parent().SimpleQueue()
     processes = start(size, work, *arguments, results=results)
     found = dict(results.get() for _ in processes)

@@ -23,9 +23,6 @@ PARITY = 1e-9
 LEAK = 1e-12
 """Largest change of an earlier loss when a later token changes, with adaptive softmax; exactly 0 without."""
 
-OTHER_MACHINE = 1e-6
-"""Largest error, relative or absolute, of results of stored runs with another torch or processor than recorded."""
-
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, **options: Any) -> None:
     """Equal up to the table's tolerance for the dtype (exactly, for integers)."""

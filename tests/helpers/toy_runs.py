@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -49,6 +50,15 @@ MODEL = ModelConfig(
 )
 
 
+TRAIN_COMMAND = [
+    *("train", "tiny-bytes", "--data.corpus", "toy", "--train.steps", "200", "--train.batch", "2"),
+    *("--train.segment", "4", "--model.num-layers", "1", "--model.dim", "8", "--model.num-heads", "1"),
+    *("--model.head-dim", "4", "--model.inner-dim", "8", "--model.memory.long.length", "4"),
+    *("--train.log-every", "1", "--train.eval-every", "50", "--train.checkpoint-every", "7", "--evaluation.batch", "2"),
+]
+"""Arguments of the command line for 200 short steps on `toy()`."""
+
+
 def recipe(model: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **changes: Any) -> Recipe:
     """Twelve steps with an evaluation every 4 and a checkpoint every 3; dropout and memory are on."""
     settings = {"steps": 12, "batch": 3, "segment": 8, "log_every": 2, "eval_every": 4, "checkpoint_every": 3}
@@ -78,6 +88,12 @@ def scored_as(losses: list[float], of: Recipe) -> Data:
 
 def metrics(folder: Path) -> bytes:
     return (folder / "metrics.jsonl").read_bytes()
+
+
+def losses(folder: Path) -> list[float]:
+    """All training losses and gradient norms of a run, in order."""
+    lines = map(json.loads, metrics(folder).splitlines())
+    return [line[key] for line in lines for key in ("loss", "grad_norm") if line.get(key) is not None]
 
 
 def train_and_die(folder: str, data: str, operation: int) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_options_inference as inference
-import test_options_training as training
 import torch
 import torch.nn.functional as F
 from helpers import decode_kernels as decode_checks
+from helpers import inference_runners as inference
+from helpers import training_paths as training
 from helpers.mechanisms import MECHANISMS
 from helpers.model_options import SMALL
 from helpers.models import random_model, random_tokens
@@ -32,7 +32,7 @@ from mnemo.model import Model, ModelConfig
 from mnemo.ops import Causal, KeyLimit, relative_attention
 from mnemo.ops.cross_entropy import linear_cross_entropy
 from mnemo.ops.cuda import decode_kernels
-from mnemo.ops.projection import project_behind
+from mnemo.ops.projection import project_after
 from mnemo.recipes.recipe import EvalConfig, OptimizerConfig
 from mnemo.training.muon import orthogonal
 from mnemo.training.optimizers import build_optimizer
@@ -142,7 +142,7 @@ def test_attention_in_plain_pytorch(name: str, parts: str) -> None:
 
 
 def test_decode_kernels() -> None:
-    assert decode_kernels.take(torch.zeros(1, device="cuda"))
+    assert decode_kernels.supports(torch.zeros(1, device="cuda"))
     with torch.device("cuda"):
         decode_checks.check_attention()
         decode_checks.check_norms()
@@ -173,7 +173,7 @@ def test_cross_entropy() -> None:
 
 def test_projection_of_memory_and_segment() -> None:
     def projected(memory: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.cat(project_behind(memory.detach(), x, weight), -1)
+        return torch.cat(project_after(memory.detach(), x, weight), -1)
 
     on_both(projected, (2, 6, 4), (2, 3, 4), (10, 4))
 

@@ -221,7 +221,7 @@ def gradient_through_memory(patch: pytest.MonkeyPatch) -> None:
         return torch.nn.functional.linear(torch.cat([memory, x], 1), weight).chunk(2, -1)
 
     patch.setattr(xl, "remember", attached)
-    patch.setattr(layers, "project_behind", differentiable)
+    patch.setattr(layers, "project_after", differentiable)
 
 
 def other_norm(patch: pytest.MonkeyPatch) -> None:

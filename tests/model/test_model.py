@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.doc_pages import ROOT, blocks, run_block
 from helpers.mechanisms import MECHANISMS
 from helpers.models import SMALL, random_model, random_tokens, read
 from helpers.tolerances import assert_close
@@ -182,6 +183,22 @@ def test_the_given_state_is_never_changed(changes):
     assert all(leaf.is_contiguous() for _, leaf in leaves(state))
     # only the memory of memory tokens carries gradient on
     assert not any(leaf.requires_grad for path, leaf in leaves(state) if path != "memory")
+
+
+def test_the_mechanism_of_the_guide_keeps_the_contract() -> None:
+    (block,) = [block for block in blocks(ROOT / "CONTRIBUTING.md") if "class Average" in block]
+    assert len([line for line in block.splitlines() if line.strip()]) < 60
+    changes = dict(memory=Plan(long=run_block(block)["Average"]()))
+    for test in (
+        test_rows_are_independent,
+        test_rows_of_different_lengths_equal_rows_alone,
+        test_a_row_reset_equals_a_fresh_start_of_that_row,
+        test_no_token_influences_an_earlier_loss,
+        test_decoding_equals_the_parallel_segment,
+        test_decoding_rows_out_of_step_equals_rows_alone,
+        test_the_given_state_is_never_changed,
+    ):
+        test(changes)
 
 
 @settings(deadline=None, max_examples=40)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mnemo.memory.protocol import keep_newest, remember
 from mnemo.model import Model, ModelConfig
-from mnemo.ops.projection import compute_dtype, project_behind
+from mnemo.ops.projection import compute_dtype, project_after
 
 
 def operands(memory: int = 6, rows: int = 3, dim: int = 4, width: int = 10) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,19 +25,19 @@ def operands(memory: int = 6, rows: int = 3, dim: int = 4, width: int = 10) -> t
 
 def test_it_is_the_product_of_all_rows() -> None:
     memory, x, weight = operands()
-    found, expected = torch.cat(project_behind(memory, x, weight), -1), F.linear(torch.cat([memory, x], 1), weight)
+    found, expected = torch.cat(project_after(memory, x, weight), -1), F.linear(torch.cat([memory, x], 1), weight)
     assert_close(found, expected)
     slope = torch.randn(expected.shape, dtype=torch.float64)
     for a, b in zip(*(torch.autograd.grad(y, (x, weight), slope) for y in (found, expected)), strict=True):
         assert_close(a, b)
     with torch.no_grad():
-        assert_close(torch.cat(project_behind(memory, x, weight), -1), expected)
+        assert_close(torch.cat(project_after(memory, x, weight), -1), expected)
 
 
 def test_no_gradient_is_computed_for_the_memory() -> None:
     memory, x, weight = operands(memory=6, rows=3, dim=4, width=10)
     with FlopCounterMode(display=False) as count:
-        torch.cat(project_behind(memory, x, weight)).sum().backward()
+        torch.cat(project_after(memory, x, weight)).sum().backward()
     row = 2 * 4 * 10
     assert count.get_total_flops() == 2 * row * (9 + 9 + 3)  # of two rows: forward, the weight's, the segment's
 
@@ -48,7 +48,7 @@ def test_autocast_decides_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compute_dtype(x) == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert compute_dtype(x) == torch.bfloat16
-        out = torch.cat(project_behind(memory, x, weight))
+        out = torch.cat(project_after(memory, x, weight))
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert x.grad is not None and weight.grad is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.monitors import Signaller
+from helpers.recorders import Rerun
 from helpers.toy_runs import metrics, run, toy
-from test_engine import Rerun, StopAt, reference_op  # noqa: F401
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
@@ -110,7 +112,7 @@ def tiny(name: str, **changes: Any) -> Recipe:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_masks_are_drawn_inside_of_the_compiled_graph(reference_op: None) -> None:  # noqa: F811
+def test_masks_are_drawn_inside_of_the_compiled_graph(reference_op: None) -> None:
     torch._dynamo.reset()
     recipe, operators = tiny("ptb-fast"), Counter[str]()
 
@@ -144,7 +146,7 @@ def test_a_fast_run_is_recorded_and_resumes_bit_for_bit(
     run(tmp_path / "whole", of=wanted)
     create_run(wanted, tmp_path / "stopped")
     for step in (5, 9, 10):
-        train(tmp_path / "stopped", monitor=StopAt(step))
+        train(tmp_path / "stopped", monitor=Signaller(signal.SIGTERM, step))
     train(tmp_path / "stopped")
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
 

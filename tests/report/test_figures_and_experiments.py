@@ -373,7 +373,7 @@ def test_the_page_shows_everything_verdicts_first(tmp_path: Path) -> None:
         "Figure 4, Figure 7",
         "small",
         "cells/x.json is not valid JSON",
-        "1 of 3 claims holds, 1 does not, 1 is open.",
+        "1 of 3 claims holds, 1 does not at this budget, 1 is open.",
         "It learns.",
         "✓ yes",
         "✗ no",
@@ -502,7 +502,7 @@ def test_the_overview_lists_experiments_by_paper(tmp_path: Path) -> None:
         (experiment("rmt-quad", title="Equations", verdicts=VERDICTS[:1]), "rmt-quad/report.html"),
     ]
     page = read_page(write_overview(pages, tmp_path / "index.html"))
-    assert "3 experiments: 3 of 7 claims hold, 2 do not, 2 are open." in page.text
+    assert "3 experiments: 3 of 7 claims hold, 2 do not at this budget, 2 are open." in page.text
     assert page.text.index("Equations") < page.text.index("Penn Treebank")
     assert page.text.count("Recurrent Memory Transformer") == 2
     assert [link for link in page.values("href") if "/" in link] == [
@@ -525,8 +525,8 @@ def test_no_line_ends_before_a_deviation(tmp_path: Path) -> None:
         ([], "no verdict yet"),
         ([True], "1 of 1 claims holds"),
         ([True, True], "2 of 2 claims hold"),
-        ([False], "0 of 1 claims hold, 1 does not"),
-        ([None, None, False, False], "0 of 4 claims hold, 2 do not, 2 are open"),
+        ([False], "0 of 1 claims hold, 1 does not at this budget"),
+        ([None, None, False, False], "0 of 4 claims hold, 2 do not at this budget, 2 are open"),
     ],
 )
 def test_verdicts_are_counted(holds: list[bool | None], words: str) -> None:
@@ -557,6 +557,6 @@ def test_markdown_links_long_tables_and_escapes() -> None:
     rough = Verdict(claim="a|b <i>_x_</i>\n*y* $z$ `w` [l](m)", paper="- 1", ours="2. & ~3~", holds=False)
     text = markdown_overview([(experiment(tables=[listed], verdicts=[rough]), "x/report.html")])
     assert "**Long**: [40 rows](x/report-files/table-1-long.csv)" in text
-    assert r"| a\|b \<i\>\_x\_\</i\> \*y\* \$z\$ \`w\` \[l\](m) | \- 1 | 2\. \& \~3\~ | no |" in text
+    assert r"| a\|b \<i\>\_x\_\</i\> \*y\* \$z\$ \`w\` \[l\](m) | \- 1 | 2\. \& \~3\~ | not at this budget |" in text
     evil = markdown_overview([(evil_experiment(), "x/report.html")])
     assert not re.search(r"(?<!\\)<(?!/?a\b)", evil) and "\x00" not in evil

@@ -22,7 +22,7 @@ MAY_NAME = {
     "mnemo/interop": "checkpoints and reference values of a mechanism",
     "mnemo/analysis/memorising.py": "the look-ahead memory's coefficient",
     "mnemo/hf/memory": "memory tokens in other models",
-    "mnemo/cli/demo_runs.py": "the demonstration's configurations",
+    "mnemo/cli/demo_training.py": "the demonstration's configurations",
     "mnemo/report": "names of mechanisms in stored recipes, for captions",
     "mnemo/__init__.py": "the public names",
 }
@@ -59,6 +59,7 @@ def named(source: str, module: str = "") -> list[str]:
 def test_the_walk_knows_every_mechanism() -> None:
     assert {"XL", "Lookahead", "Compressive", "Infinite", "LSTM", "QRNN", "MemoryTokens"} == CONFIGURATIONS.keys()
     assert {"XLStage", "InfiniteStage", "OpenLookahead", "TokensState", "RecurrentMemory"} <= CLASSES
+    assert all((ROOT / allowed).exists() for allowed in MAY_NAME)
     assert ROOT / "mnemo/model/model.py" in SOURCES and ROOT / "mnemo/training/distributed.py" in SOURCES
 
 

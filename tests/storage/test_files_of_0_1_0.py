@@ -1,6 +1,8 @@
 """Files that release 0.1.0 wrote load for ever, and give the results that were recorded with that release.
 
-Results are equal bit for bit with the torch build and the processor that made the files, else up to `OTHER_MACHINE`.
+Results are equal bit for bit with the torch build and the processor that made the files. Elsewhere they are equal up to
+the tolerance of the run's dtype. Training in float32 amplifies differences in rounding, so that only its first step
+after a checkpoint is compared there; most runs are in float64 for this reason.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import pytest
 import torch
 from files_of_0_1_0 import observe
 from helpers import ranks
-from helpers.tolerances import OTHER_MACHINE
+from helpers.tolerances import TOLERANCES
 
 from mnemo import Corpus
 from mnemo.cli import main
@@ -27,6 +29,7 @@ EXPECTED = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
 SAME_MACHINE = observe.machine() == EXPECTED["made_with"]
 ALONE = sorted(EXPECTED["scores"].keys() - EXPECTED["resumed_alone"].keys())
 SHARDED = sorted(EXPECTED["resumed_alone"])
+FLOAT32 = ("ddp", "modern")
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +50,39 @@ def inside(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutil.rmtree(unpacked / observe.WORK)
 
 
-def assert_recorded(found: Any, expected: Any) -> None:
+def assert_recorded(found: Any, expected: Any, run: str = "") -> None:
     """Every recorded value is there again; fields that later releases add are ignored."""
     if isinstance(expected, dict):
         for name, value in expected.items():
-            assert_recorded(found[name], value)
+            assert_recorded(found[name], value, run)
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for item, value in zip(found, expected, strict=True):
-            assert_recorded(item, value)
+            assert_recorded(item, value, run)
     elif isinstance(expected, float) and not SAME_MACHINE:
-        assert found == pytest.approx(expected, rel=OTHER_MACHINE, abs=OTHER_MACHINE)
+        tolerance = TOLERANCES[torch.float32 if run in FLOAT32 else torch.float64]
+        assert found == pytest.approx(expected, rel=tolerance.rtol, abs=tolerance.atol)
     else:
         assert found == expected
 
 
-def assert_same_end(resumed: Path, whole: Path) -> None:
-    """The resumed run has the metrics of the stored one, and on the same machine its weights."""
-    assert_recorded(observe.metrics(resumed), observe.metrics(whole))
+def assert_metrics(found: list[Any], expected: list[Any], run: str, start: int) -> None:
+    """Training that started at a step gives the recorded metrics."""
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    last = start + 1 if run in FLOAT32 and not SAME_MACHINE else expected[-1]["step"]
+    for lines in zip(found, expected, strict=True):
+        if lines[1]["step"] <= last:
+            assert_recorded(*lines, run)
+
+
+def step(run: Path, number: int) -> int:
+    """Step of a run's checkpoint of this number, 0 for the oldest."""
+    return int(observe.steps(run)[number].name.removeprefix("step-"))
+
+
+def assert_same_end(resumed: Path, whole: Path, number: int = 1) -> None:
+    """The run that resumed from its checkpoint `number` has the stored metrics, and on the same machine the weights."""
+    assert_metrics(observe.metrics(resumed), observe.metrics(whole), whole.name, step(whole, number - 1))
     if SAME_MACHINE:
         found, expected = observe.last_weights(resumed), observe.last_weights(whole)
         assert found.keys() == expected.keys()
@@ -81,7 +99,7 @@ def test_corpora_open_and_are_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPECTED["scores"])
 def test_runs_score_as_recorded(name: str) -> None:
-    assert_recorded(observe.scores(observe.RUNS / name), EXPECTED["scores"][name])
+    assert_recorded(observe.scores(observe.RUNS / name), EXPECTED["scores"][name], name)
 
 
 @pytest.mark.parametrize("name", EXPECTED["greedy"])
@@ -89,18 +107,19 @@ def test_runs_write_the_recorded_text(name: str) -> None:
     assert observe.greedy(observe.RUNS / name) == EXPECTED["greedy"][name]
 
 
-@pytest.mark.parametrize(("name", "number"), [*((name, 1) for name in ALONE), ("xl", 2)])
+@pytest.mark.parametrize(("name", "number"), [*((name, 1) for name in ALONE), ("xl", 2), ("modern", 2)])
 def test_runs_resume_from_older_checkpoints_as_if_never_stopped(name: str, number: int) -> None:
     run = observe.RUNS / name
     resumed = observe.cut_back(run, number, name)
     observe.resume(resumed)
     assert len(observe.steps(resumed)) == len(observe.steps(run))
-    assert_same_end(resumed, run)
+    assert_same_end(resumed, run, number)
 
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_one_process_resumes_a_run_of_two(name: str) -> None:
-    assert_recorded(observe.sharded_resumed_alone(name), EXPECTED["resumed_alone"][name])
+    start = step(observe.RUNS / name, 0)
+    assert_metrics(observe.sharded_resumed_alone(name), EXPECTED["resumed_alone"][name], name, start)
 
 
 def resume_all(folders: list[str]) -> list[int]:
@@ -117,13 +136,14 @@ def test_two_processes_resume_runs_of_two() -> None:
 
 @pytest.mark.parametrize("source", EXPECTED["fine_tuned"])
 def test_new_runs_start_from_stored_weights(source: str) -> None:
-    assert_recorded(observe.fine_tuned(Path(source), "tuned"), EXPECTED["fine_tuned"][source])
+    found = observe.fine_tuned(Path(source), "tuned")
+    assert_metrics(found, EXPECTED["fine_tuned"][source], Path(source).name, start=0)
 
 
 @pytest.mark.parametrize("name", EXPECTED["memories"])
 def test_memory_files_continue(name: str) -> None:
     found = observe.memory(observe.RUNS / name, observe.MEMORIES / f"{name}.memory")
-    assert_recorded(found, EXPECTED["memories"][name])
+    assert_recorded(found, EXPECTED["memories"][name], name)
 
 
 @pytest.mark.parametrize("name", EXPECTED["states"])
@@ -168,7 +188,7 @@ def test_auto_classes_load_an_exported_folder() -> None:
 
 def test_adapters_and_models_with_memory_tokens_load() -> None:
     pytest.importorskip("transformers")
-    assert_recorded(observe.adapted(), EXPECTED["adapted"])
+    assert_recorded(observe.adapted(), EXPECTED["adapted"], run="modern")
 
 
 def test_the_archive_is_complete() -> None:

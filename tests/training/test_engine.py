@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,21 +13,21 @@ from typing import Any
 import pytest
 import torch
 from helpers.mechanisms import MECHANISMS
+from helpers.monitors import Signaller
 from helpers.recorders import Rerun
 from helpers.tolerances import assert_close
 from helpers.toy_runs import exact, metrics, recipe, run
 from torch import Tensor
 
-from mnemo import ops
 from mnemo.data.streams import Batch
 from mnemo.memory import XL, Compressive, MemoryTokens, Plan
 from mnemo.memory.state import leaves
-from mnemo.model import Model, ModelConfig, layers
+from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
 from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
-from mnemo.training import Status, Unwatched, create_run, fresh_states, train, trainer
+from mnemo.training import Unwatched, create_run, fresh_states, train, trainer
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.pace import pace
@@ -43,17 +42,6 @@ def tiny(**options: Any) -> Model:
         options["memory"] = Plan(long=XL(length=options["memory"]))
     torch.manual_seed(0)
     return Model(ModelConfig(**{**TINY, **options})).double().train()
-
-
-@pytest.fixture
-def reference_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The equation itself instead of the CPU's kernels, which are no part of a compiled graph."""
-
-    def reference(*tensors: Tensor, with_lse: bool = False, impl: str = "auto", **see: Any) -> tuple[Tensor, Tensor]:
-        attended = ops.relative_attention_reference(*tensors, **see)
-        return attended.out, attended.lse
-
-    monkeypatch.setattr(layers, "relative_attention", reference)
 
 
 @pytest.fixture
@@ -331,7 +319,7 @@ def test_a_recorded_run_resumes_bit_for_bit(
     run(tmp_path / "whole", of=wanted)
     create_run(wanted, tmp_path / "stopped")
     for step in (4, 5, 9):
-        train(tmp_path / "stopped", monitor=StopAt(step))
+        train(tmp_path / "stopped", monitor=Signaller(signal.SIGTERM, step))
     train(tmp_path / "stopped")
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
 
@@ -357,7 +345,7 @@ def test_a_compiled_cuda_graph_resumes_bit_for_bit(how: str, precision: Any, tmp
     assert [line for line in lines.notes if "without it" in line] == []
     create_run(wanted, tmp_path / "stopped")
     for step in (4, 5, 9):
-        train(tmp_path / "stopped", monitor=StopAt(step))
+        train(tmp_path / "stopped", monitor=Signaller(signal.SIGTERM, step))
     train(tmp_path / "stopped")
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
 
@@ -368,15 +356,6 @@ class Lines(Unwatched):
 
     def note(self, line: str) -> None:
         self.notes.append(line)
-
-
-class StopAt(Unwatched):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def trained(self, status: Status) -> None:
-        if status.step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_the_pace_of_a_model_is_measured() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from campaign.kills import campaign
-from helpers.toy_runs import metrics, toy
-from test_train_resume import COMMAND
+from helpers.toy_runs import TRAIN_COMMAND, metrics, toy
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
 
@@ -22,7 +21,7 @@ def test_a_short_campaign(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_starts_a_failed_job_again(tmp_path: Path) -> None:
     toy()
-    short = [*COMMAND, "--train.steps", "20", "--train.device", "cpu"]
+    short = [*TRAIN_COMMAND, "--train.steps", "20", "--train.device", "cpu"]
     script = str(Path(__file__).parents[1] / "helpers" / "dies_once.py")
     done = subprocess.run(
         [*TORCHRUN, script, *short, "--name", "again"], cwd=tmp_path, capture_output=True, text=True, timeout=300

@@ -1,8 +1,8 @@
-"""Relative attention on a CPU where nothing is trained: one head of a few rows after the other, in one buffer.
+"""Relative attention on a CPU without gradients: a few rows of one head at a time, in one buffer.
 
-A buffer with one column more than there are keys takes the position scores of a head; read with rows that are one
-shorter it has every score in its place, contiguous, and the content scores are added there by the product itself.
-So scores are written once, stay in the cache while their exponentials are taken, and meet the values there.
+The position scores of a head are written to a buffer with one column more than there are keys. Viewed with rows that
+are one element shorter, the buffer has every score at its key, contiguous, and the product of the content scores adds
+to it directly. Scores are therefore written once, and stay in the cache for the softmax and the product with values.
 
 Shapes: B batch, H heads, L queries and K keys of a block, W <= K + 1 columns of positions, D head size.
 """
@@ -16,25 +16,25 @@ import torch
 from torch import Tensor
 
 MOST_SCORES = 2**18 + 2**15
-"""That stay in a core's cache beside what they are multiplied with."""
+"""Number of scores that stay in a core's cache together with their operands."""
 VECTOR = 16
-"""Numbers that a processor takes at a time, at most."""
+"""Largest number of elements of a vector instruction."""
 FEWEST_SCORES = 2**14
-"""Of a head; with fewer, the calls cost more than the work."""
+"""Least number of scores of a head: with fewer, the overhead of calls exceeds the work."""
 
 
 class Piece(NamedTuple):
-    """Queries that are computed together, and what they may see."""
+    """Queries that are computed together, and the keys that they may see."""
 
     queries: slice
     keys: slice
     columns: slice
     hidden: Sequence[tuple[slice, Tensor]]
-    """Some of the keys, and whether they are hidden: (L, K'), or (B, L, K') where rows differ"""
+    """A range of keys, and whether they are hidden: (L, K'), or (B, L, K') if rows differ"""
 
 
 def suits(queries: slice, keys: slice, columns: slice) -> bool:
-    """Whether a piece can be computed here, and should be."""
+    """Whether a piece can be computed here, and is large enough."""
     num_queries, num_keys, num_columns = map(_length, (queries, keys, columns))
     return num_queries * num_keys >= FEWEST_SCORES and num_queries > 1 and num_columns <= num_keys + 1
 
@@ -50,7 +50,7 @@ class _Operands(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Where scores stand."""
+    """The rows, head and queries of a block of scores."""
 
     rows: slice
     head: int
@@ -71,7 +71,7 @@ def attend_by_head(
     pieces: Sequence[Piece],
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Contexts (B, H, L, D) and, where asked for, log-sum-exps (B, H, L)."""
+    """Contexts (B, H, L, D) and, with `with_lse`, log-sum-exps (B, H, L)."""
     scale = q.shape[-1] ** -0.5
     content = (q if u is None else q + u[:, None]) * scale
     position = (q if w is None else q + w[:, None]).transpose(0, 1).contiguous() * scale
@@ -85,10 +85,10 @@ def attend_by_head(
 
 
 def _attend(operands: _Operands, pieces: Sequence[Piece], largest: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Contexts (B, H, L, D), and sums (B, H, L) of the exponentials of scores less their largest.
+    """Contexts (B, H, L, D), and sums (B, H, L) of the exponentials of scores, minus `largest` (B, H, L) if given.
 
-    Scores taken as they are save two passes over them: one for the largest, which hardly any model needs, and one for
-    a division that contexts are fewer for.
+    Not subtracting the maximum, which few models need, saves a pass over the scores. Dividing contexts instead of
+    scores saves another one.
     """
     batch, heads, num_queries, size = operands.content.shape
     out = operands.content.new_empty(batch, num_queries, heads, size).transpose(1, 2)
@@ -103,10 +103,10 @@ def _attend(operands: _Operands, pieces: Sequence[Piece], largest: Tensor | None
 
 
 def _can_trust(total: Tensor) -> bool:
-    """Whether exponentials of scores as they are have neither overflown nor lost what counts."""
+    """Whether exponentials of the scores, without subtracting a maximum, have neither overflowed nor vanished."""
     least, most = (1e-25, 1e30) if total.dtype == torch.float32 else (1e-200, 1e200)
     smallest, largest = torch.aminmax(total)
-    return bool(smallest >= least) and bool(largest <= most)  # nothing is true of nan
+    return bool(smallest >= least) and bool(largest <= most)  # comparisons with nan are false
 
 
 def _largest(operands: _Operands, pieces: Sequence[Piece]) -> Tensor:
@@ -119,7 +119,7 @@ def _largest(operands: _Operands, pieces: Sequence[Piece]) -> Tensor:
 
 
 def _scores(operands: _Operands, piece: Piece) -> Iterator[tuple[_Part, Tensor]]:
-    """The scores (rows, L, K) of one head after the other, in a buffer that the next ones take over."""
+    """The scores (rows, L, K) of one head after the other, in a buffer that is used again for the next."""
     heads, batch, _, size = operands.position.shape
     for rows in _row_groups(piece, batch):
         raw, scores = _buffer(piece, _length(rows), operands.content)
@@ -138,13 +138,13 @@ def _scores(operands: _Operands, piece: Piece) -> Iterator[tuple[_Part, Tensor]]
 
 
 def _row_groups(piece: Piece, batch: int) -> list[slice]:
-    """Rows whose scores fit into a cache together."""
+    """Number of rows whose scores fit into the cache together."""
     at_once = max(1, MOST_SCORES // (_length(piece.queries) * _length(piece.keys)))
     return [slice(begin, min(begin + at_once, batch)) for begin in range(0, batch, at_once)]
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """(W, D) -> (D, W) with neighbours in the same row: products of few rows read that a third faster."""
+    """(W, D) -> (D, W), contiguous along W: products with few rows are then a third faster."""
     return x.t() if x.stride(0) == 1 else x.t().contiguous()
 
 
@@ -152,7 +152,8 @@ def _buffer(piece: Piece, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Two views of one buffer: (rows * L, W) for position scores, and (rows, L, K) of which (i, j) of each row is
     their column j + L - 1 - i.
 
-    What no position score is written to is seen by no query; it must only be finite. Scores begin where vectors do.
+    Elements without a position score are hidden from all queries; they only need to be finite. Scores begin at
+    addresses that vector instructions can use.
     """
     num_queries, num_keys, num_columns = map(_length, (piece.queries, piece.keys, piece.columns))
     size, unused = num_queries * (num_keys + 1), -(num_queries - 1) % VECTOR

@@ -1,9 +1,9 @@
-"""Relative attention in plain PyTorch, fast: the CPU's path and every device's fallback.
+"""Fast relative attention in plain PyTorch: the path of a CPU, and the fallback on every device.
 
-Four ideas against the published formulation: heads come first, so that matrix products read their operands where they
-are; queries go in blocks, so that keys no query of a block can see are never touched; on a CPU, rows and heads go in
-tiles whose scores stay in its cache; position scores move in and out of place as views of one padded buffer. Forward
-and backward are written out by hand.
+Four differences from the published formulation: heads are the first dimension, so that matrix products need no copies
+of their operands; queries are computed in blocks, which skip keys that no query of a block sees; on a CPU, rows and
+heads are computed in tiles whose scores stay in its cache; position scores are shifted by views of one padded buffer.
+Forward and backward passes are explicit.
 
 Shapes: N = heads * rows of a tile, L queries and K keys of a block, W columns of positions, D head size. A block's
 columns run from the distance of its last query and first key downwards, so score (i, j) reads column j + L - 1 - i of
@@ -27,11 +27,11 @@ from mnemo.ops.masks import Causal, Mask
 
 QUERY_BLOCK = 128
 CPU_TILE = 2**20
-"""Scores, keys and values that a tile holds for each thread of a CPU: what its cache can hold."""
+"""Largest number of scores, keys and values of a tile for each CPU thread, so that they stay in its cache."""
 
 
 class _Call(NamedTuple):
-    """What a call's blocks share besides its tensors."""
+    """The settings that all blocks of a call share."""
 
     offset: int
     num_columns: int
@@ -51,7 +51,7 @@ class _Block(NamedTuple):
 _Tables = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """r, u, w and bias"""
 _Hidden = tuple[slice, Tensor]
-"""Some of a block's keys, and whether they are hidden: (L, K'), or (B, L, K') where rows differ"""
+"""A range of a block's keys, and whether they are hidden: (L, K'), or (B, L, K') if rows differ"""
 
 
 class _Tile(NamedTuple):
@@ -115,7 +115,7 @@ class _Operands(NamedTuple):
 
 
 def _dense(x: Tensor) -> Tensor:
-    """(N, T, D) with every matrix in one piece, or its transpose: products read it several times, and faster so."""
+    """(N, T, D) with contiguous matrices, or its transpose: several products then use it faster."""
     return x if x.stride(1) in (1, x.shape[2]) else x.contiguous()
 
 
@@ -153,7 +153,7 @@ def _tiles(q: Tensor, blocks: Sequence[_Block]) -> list[_Tile]:
 
 
 def _spans(total: int, at_most: int) -> list[slice]:
-    """Slices of equal lengths, or nearly so."""
+    """Slices of about equal lengths."""
     count = -(-total // at_most)
     edges = [total * i // count for i in range(count + 1)]
     return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
@@ -171,30 +171,29 @@ def _skewed(scores: Tensor, num_keys: int) -> Tensor:
 
 
 class _Scratch:
-    """Buffers that blocks and tiles of one call take over from each other: new ones would come as fresh pages."""
+    """Buffers that blocks and tiles of a call use again: new ones would cost page faults."""
 
     def __init__(self, like: Tensor) -> None:
         self.like, self.buffers = like, dict[tuple[str, tuple[int, ...]], Tensor]()
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Whatever was left there, at first zeros."""
+    def buffer(self, name: str, *shape: int) -> Tensor:
+        """A buffer with its previous contents; zeros at first."""
         key = (name, shape)
         if key not in self.buffers:
             self.buffers[key] = self.like.new_zeros(shape)
         return self.buffers[key]
 
     def unskewed(self, scores: Tensor, num_columns: int) -> Tensor:
-        """A buffer (N, L, W) for unskewed scores, zero but for its `_skewed` view of shape (N, L, K), which the caller
-        fills. It has K + 1 columns where W is less, so that the view does not overlap itself."""
+        """A buffer (N, L, W) for unskewed scores, zero except its `_skewed` view of shape (N, L, K), which the caller
+        fills. It has K + 1 columns if W is less, so that the view does not overlap itself."""
         count, rows, num_keys = scores.shape
-        return self.take(f"unskewed {num_keys}", count, rows, max(num_columns, num_keys + 1))
+        return self.buffer(f"unskewed {num_keys}", count, rows, max(num_columns, num_keys + 1))
 
 
 def _hidden(call: _Call, block: _Block, num_keys: int, device: torch.device) -> list[_Hidden]:
-    """What a block's queries may not see."""
+    """The keys that are hidden from the queries of a block."""
     rows, columns = _length(block.queries), _length(block.keys)
-    first = call.offset + block.queries.start - block.keys.start
-    """The column that the block's first query stands on"""
+    first = call.offset + block.queries.start - block.keys.start  # the key at the first query's position
     hidden: list[tuple[slice, Tensor]] = []
     if not isinstance(call.mask, Causal):
         hidden.append((slice(0, columns), ~call.mask.visible(rows, columns, call.offset, device)))
@@ -207,25 +206,26 @@ def _hidden(call: _Call, block: _Block, num_keys: int, device: torch.device) -> 
             hidden.append((slice(0, far), query - torch.arange(far, device=device) >= call.mask.window))
     if call.lengths is not None:
         first_valid = num_keys - block.keys.start - call.lengths
-        widest = int(first_valid.max()) if device.type == "cpu" else columns  # elsewhere, looking would cost a wait
+        # Reading a value would synchronise other devices.
+        widest = int(first_valid.max()) if device.type == "cpu" else columns
         index = torch.arange(max(0, min(columns, widest)), device=device)
         hidden.append((slice(0, len(index)), (index < first_valid[:, None])[:, None, :]))
     return hidden
 
 
 def _hide_(scores: Tensor, hidden: list[_Hidden], tile: _Tile) -> None:
-    """Push what is hidden out of sight. scores (N, L, K)."""
+    """Give hidden keys a score of -inf. scores (N, L, K)."""
     by_row = scores.view(_length(tile.heads), -1, *scores.shape[1:])
     for keys, mask in hidden:
         by_row[..., keys].masked_fill_(mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask, float("-inf"))
 
 
 def _scores(part: _Operands, block: _Block, scratch: _Scratch) -> Tensor:
-    """Scaled scores of one block, nothing hidden, (N, L, K)."""
+    """Scaled scores of one block before the mask, (N, L, K)."""
     scores = torch.bmm(part.content[:, block.queries], part.k[:, block.keys].transpose(1, 2))
     if part.r is not None:
         queries, table = part.positions(block), part.r[:, block.columns].transpose(1, 2)
-        position = scratch.take("position", *queries.shape[:2], table.shape[2])
+        position = scratch.buffer("position", *queries.shape[:2], table.shape[2])
         torch.bmm(queries, table, out=position)
         if part.bias is not None:
             position += part.bias[:, None, block.columns]
@@ -241,7 +241,7 @@ class _Forward(NamedTuple):
     out: Tensor
     lse: Tensor | None
     saved: list[Tensor]
-    """The probabilities of every tile and block; with dropout, each followed by itself after dropout"""
+    """The probabilities of every tile and block; with dropout, each followed by the probabilities after dropout"""
     blocks: list[_Block]
     tiles: list[_Tile]
 
@@ -326,7 +326,7 @@ class _Gradients:
     def add(self, block: _Block, probabilities: list[Tensor], d_rows: Tensor, mean: Tensor) -> None:
         """`mean` (N, L, 1): the probabilities' mean of their own gradients."""
         self.dv[:, block.keys].baddbmm_(probabilities[-1].transpose(1, 2), d_rows)
-        d_scores = self.scratch.take("scores", *probabilities[0].shape)
+        d_scores = self.scratch.buffer("scores", *probabilities[0].shape)
         torch.bmm(d_rows, self.part.v[:, block.keys].transpose(1, 2), out=d_scores)
         unskewed = self.scratch.unskewed(d_scores, _length(block.columns))
         skewed = _skewed(unskewed, d_scores.shape[2])
@@ -348,7 +348,7 @@ class _Gradients:
         self.tile.put(self.q, block.queries, dq.mul_(dq.shape[-1] ** -0.5))
 
     def _add_heads(self, total: Tensor | None, part: Tensor) -> None:
-        """Sum (heads, rows, L, D), in whatever shape, into the tile's heads of (H, D)."""
+        """Add the sum of (heads, rows, L, D), in any shape, to the tile's heads of (H, D)."""
         if total is not None:
             total[self.tile.heads].add_(part.view(_length(self.tile.heads), -1, part.shape[-1]).sum(1))
 
@@ -360,7 +360,7 @@ class _Gradients:
 
 
 def _heads_inside(x: Tensor) -> Tensor:
-    """Like (B, H, T, D), but stored as (B, T, H, D): what projections to and from heads read and write."""
+    """An empty tensor (B, H, T, D), stored as (B, T, H, D) like the projections to and from heads."""
     batch, heads, length, size = x.shape
     return x.new_empty(batch, length, heads, size).transpose(1, 2)
 
@@ -368,7 +368,7 @@ def _heads_inside(x: Tensor) -> Tensor:
 def _attend_on_cpu(
     q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, with_lse: bool
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Where nothing is trained: the fastest way for what this call looks at; None for none of them."""
+    """Without gradients: the result of the fastest path that supports this call; None if there is none."""
     r, u, w, bias = tables
     if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64) or bias is not None or call.dropout:
         return None
@@ -398,7 +398,7 @@ def relative_attention_eager(
     dropout: float = 0.0,
     with_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """As the reference, where keys ahead are positioned by their negative distance."""
+    """As the reference, for masks whose keys ahead have the position of their negative distance."""
     if lengths is not None and lengths.device.type == "cpu" and bool((lengths >= k.shape[2]).all()):
         lengths = None
     r = None if r is None else _dense(r)

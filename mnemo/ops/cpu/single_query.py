@@ -1,4 +1,4 @@
-"""Relative attention of one query that sees every key: what a decoded token costs a CPU. Nothing is hidden or moved.
+"""Relative attention of one query that sees every key, for decoding on a CPU: no masks and no shifts.
 
 Shapes: B batch, H heads, K keys, D head size.
 """
@@ -12,7 +12,7 @@ from mnemo.ops.masks import Causal, Mask
 
 
 def is_single(q: Tensor, k: Tensor, offset: int, mask: Mask) -> bool:
-    """Whether there is one query, on the last key, and none is out of its sight."""
+    """Whether there is one query, at the last key, that sees all keys."""
     num_keys = k.shape[2]
     if q.shape[2] != 1 or offset != num_keys - 1 or not isinstance(mask, Causal):
         return False

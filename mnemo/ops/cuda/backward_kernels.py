@@ -5,11 +5,11 @@
     query_kernel            dq += dS k, du                          over queries, tiles of keys inside
     relation_kernel         dr = dS^T (q + w), residue by residue   over distances, rows sorted by residue inside
 
-Where no pair attends the buffer holds zeros (see `position_kernel`), so reading it by distance needs no mask.
+The buffer holds zeros for pairs that do not attend (see `position_kernel`), so loads by distance need no mask.
 """
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportCallIssue=false
-# Kernels are another language in the words of this one.
+# Triton kernels are not Python to a type checker.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def delta_kernel(
     O, DO, DLSE, DELTA, stride_ob, stride_oh, stride_ol, stride_db, stride_dh, stride_dl, num_heads, num_rows,
     HAS_DLSE: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The probabilities' mean of their own gradients, less the gradient of the log-sum-exp."""
+    """The mean of the probabilities' gradients, weighted by them, minus the gradient of the log-sum-exp."""
     head = tl.program_id(1)
     b, h = (head // num_heads).to(tl.int64), head % num_heads
     rows, dims = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None], tl.arange(0, D)[None, :]
@@ -40,7 +40,7 @@ def delta_kernel(
 
 @triton.jit
 def sum_kernel(PARTS, TOTAL, num_parts, stride_h, stride_n, D: tl.constexpr, BM: tl.constexpr):
-    """Sums of each head's parts, in the type of what they go into."""
+    """Sums of the parts of each head, in the type of the result."""
     h, dims = tl.program_id(0), tl.arange(0, D)[None, :]
     total = tl.zeros((BM, D), tl.float32)
     for begin in range(0, num_parts, BM):

@@ -1,8 +1,8 @@
-"""Attention of one new token a row to keys and values in a ring: what a decoded token costs.
+"""Attention of one new token per row to keys and values in a ring buffer, for decoding.
 
-A ring has R slots. A row's new token is written to its slot, over what is R tokens old and out of sight; the key in
-slot s is (slot - s) mod R tokens old. A row sees its newest `limits` keys, its own the first of them. So rows may be at
-different places, nothing is ever moved, and one recorded CUDA graph serves every token.
+A ring has R slots. The new token of a row overwrites the one that is R tokens old, which it does not see; the key in
+slot s is (slot - s) mod R tokens old. A row sees its newest `limits` keys, including its own. Rows may therefore be at
+different places, nothing is moved, and one recorded CUDA graph serves every token.
 
 Shapes: B rows, H heads, R slots, d head size.
 """
@@ -18,7 +18,7 @@ from mnemo.ops.cuda import decode_kernels
 
 
 class Table(NamedTuple):
-    """How scores depend on the distance, for distances R - 1 ... 0."""
+    """Position tables of distances R - 1 ... 0."""
 
     r: Tensor | None = None
     """(H, R, d)"""
@@ -32,7 +32,7 @@ class Table(NamedTuple):
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: Tensor, limits: Tensor
 ) -> Tensor:
-    """Contexts (B, H * d) of queries q, whose keys k and values v (B, H, d) are put into the ring.
+    """Contexts (B, H * d) of queries q; their keys k and values v (B, H, d) are written to the ring.
 
     ring (2, B, H, R, d): keys and values; slots, limits (B,). The ring is changed.
     """
@@ -63,5 +63,5 @@ def decode_attention_plain(
 
 
 def ages(slots: Tensor, num_slots: int) -> Tensor:
-    """(B, R): how many tokens before the one in `slots` each slot's was written."""
+    """(B, R): number of tokens between each slot and the one in `slots`."""
     return (slots[:, None] - torch.arange(num_slots, device=slots.device)) % num_slots

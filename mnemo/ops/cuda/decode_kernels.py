@@ -1,7 +1,7 @@
-"""Triton kernels of a decoded token: attention, residual sums with their norms, and moving on.
+"""Triton kernels of a decoded token: attention, residual sums with their norms, and advancing the cursors.
 
-In attention the keys of a row fall into parts, whose sums a second kernel puts together; one program reads one head's
-keys, values and positions of one part, each once. Shapes as in `decode_attention`.
+In attention, the keys of a row are divided into parts, whose sums a second kernel combines; one program loads the keys,
+values and positions of one head and part, each once. Shapes as in `decode_attention`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ except ImportError:
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PROGRAMS = 512
-"""Programs that fill a GPU."""
+"""Number of programs that keep a GPU busy."""
 LARGEST_HEAD = 256
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-"""Types that kernels compute in, and how far each may be from plain PyTorch in float32, relative."""
+"""Types of the kernels, and the largest relative difference of each from plain PyTorch in float32."""
 
 
-def take(x: Tensor) -> bool:
-    """Whether kernels can be used on such a tensor."""
+def supports(x: Tensor) -> bool:
+    """Whether the kernels run on the device and in the type of a tensor."""
     return triton is not None and x.dtype in TOLERANCE and (INTERPRETED or (x.is_cuda and works(x.device, x.dtype)))
 
 
@@ -41,10 +41,10 @@ _found: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
 def works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute what plain PyTorch does there, tried once; where not, one warning says why."""
+    """Whether the kernels agree with plain PyTorch there: one test, and one warning with the reason if not."""
     if (device, dtype) not in _found:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return True  # whatever is recorded has run before
+            return True  # recorded work has run before
         problem = _failure(device, dtype)
         _found[device, dtype] = problem is None
         if problem is not None:
@@ -68,17 +68,17 @@ def _failure(device: torch.device, dtype: torch.dtype) -> str | None:
     try:
         q, k, v, ring = (x.clone() for x in given)
         got = attend(q, k, v, ring, Table(*tables), slots, limits).float()
-    except Exception as error:  # whatever a compiler may throw: plain PyTorch goes on
+    except Exception as error:  # any compiler error: plain PyTorch is used instead
         return f"{type(error).__name__}: {one_line(error)}"
     q, k, v, ring = (x.float() for x in given)
     want = decode_attention_plain(q, k, v, ring, Table(*(x.float() for x in tables)), slots, limits)
     error = float((got - want).norm() / want.norm())
-    return None if error < TOLERANCE[dtype] else f"its kernels are off by {error:.1e}"  # nan is not below anything
+    return None if error < TOLERANCE[dtype] else f"its kernels are off by {error:.1e}"  # also if it is nan
 
 
 def suit(ring: Tensor) -> bool:
-    """Whether attention can use its kernels: tiles of whole heads must fit."""
-    return take(ring) and ring.shape[-1] <= LARGEST_HEAD
+    """Whether the attention kernels support a ring: tiles of whole heads must fit."""
+    return supports(ring) and ring.shape[-1] <= LARGEST_HEAD
 
 
 if triton is not None:
@@ -240,7 +240,7 @@ if triton is not None:
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + y and its layer norm, rows (..., D)."""
+    """The sum x + y and its layer norm, rows (..., D)."""
     x, y = x.contiguous(), y.contiguous()
     total, out = torch.empty_like(x), torch.empty_like(x)
     size, kernel = x.shape[-1], cast(Any, _add_norm)
@@ -258,7 +258,7 @@ def advance(
     window: Tensor,
     segment: int,
 ) -> None:
-    """Move the cursors (N, B) of all layers on by one token; `memory` and `window` are (N, 1)."""
+    """Advance the cursors (N, B) of all layers by one token; `memory` and `window` are (N, 1)."""
     num_layers, batch = places.shape
     total, kernel = num_layers * batch, cast(Any, _advance)
     grid = (-(-total // 128),)
@@ -310,12 +310,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: T
 
 
 def _heads_together(x: Tensor) -> Tensor:
-    """(B, H, d) whose rows are in one piece each."""
+    """(B, H, d) with contiguous rows."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
 def _dense(part: Tensor | None, absent: Tensor) -> Tensor:
-    """A table as the kernel reads it; any other pointer where there is none."""
+    """A contiguous table; any other pointer if there is none, which the kernel does not use."""
     return absent if part is None else part.contiguous()
 
 

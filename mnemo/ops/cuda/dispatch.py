@@ -1,4 +1,4 @@
-"""Which calls the kernels take, and how a mask reaches them."""
+"""Which calls the kernels support, and how a mask is passed to them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mnemo.ops.masks import Causal, KeyLimit, Mask
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 128
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}
-"""Of the first comparison with the plain path, relative: wrong registers are off by far more"""
+"""Relative tolerance of the comparison with the plain path; errors of a compiler are far larger"""
 
 
 def head_size(size: int) -> int:
-    """Heads are filled up with zeros to a power of 2."""
+    """The power of 2 to which heads of a size are padded with zeros."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -48,7 +48,7 @@ def fused_attention(
     seed = draw_seed(q.detach(), k.detach()) if dropout else None
     numbers = (offset, ahead, window, float(dropout), root)
     keep = torch.is_grad_enabled()
-    # How many keys anybody sees: only the device knows, and kernels leave out what is behind them.
+    # The largest number of keys that a query sees, known to the device only: kernels skip the keys after it.
     limit = mask.limits.max().int().view(1) if isinstance(mask, KeyLimit) else None
     out, lse, _ = operator(q, k, v, r, u, w, bias, begin, low, high, limit, seed, *numbers, keep)
     return out[..., :size], lse
@@ -72,18 +72,18 @@ def _bounds(
     return None, low.int().contiguous(), high.int().contiguous()
 
 
-def objection(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """Why the kernels do not take heads of a size and type on a device, if they do not."""
-    refused = heads_objection(dtype, size)
+def kernel_obstacle(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Why the kernels do not support heads of a size and type on a device; None if they do."""
+    refused = heads_obstacle(dtype, size)
     if refused is not None:
         return refused
     if torch.compiler.is_compiling():
-        return OFF  # no test can run there: whoever compiles asks before
-    return device_objection(device, dtype, size)
+        return OFF  # no test can run while compiling: it has run before
+    return device_obstacle(device, dtype, size)
 
 
-def heads_objection(dtype: torch.dtype, size: int) -> str | None:
-    """Why no kernel is made for heads of a size and type, if none is."""
+def heads_obstacle(dtype: torch.dtype, size: int) -> str | None:
+    """Why no kernel exists for heads of a size and type; None if one does."""
     if dtype not in DTYPES:
         return f"no kernel computes in {str(dtype).removeprefix('torch.')}"
     if size > LARGEST_HEAD:
@@ -92,12 +92,12 @@ def heads_objection(dtype: torch.dtype, size: int) -> str | None:
 
 
 OFF: str | None = None
-"""What is wrong with the kernels on this machine, if anything"""
+"""Why the kernels are not used on this machine; None if they are"""
 _tested: set[tuple[int, torch.dtype, int]] = set()
 
 
-def device_objection(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """Why the kernels do not run on a device. They are compared with the plain path at their first use."""
+def device_obstacle(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    """Why the kernels do not run on a device; None if they do. The first call compares them with the plain path."""
     global OFF
     if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):
         return "this GPU has no bf16"
@@ -112,17 +112,17 @@ def device_objection(device: torch.device, dtype: torch.dtype, size: int) -> str
 
 
 def failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """What is wrong with the kernels on this device: outputs and all gradients against the plain path."""
+    """The failure of a comparison with the plain path, outputs and all gradients; None if they agree."""
     try:
         errors = [error for kind in ("causal", "spans") for error in _errors(device, dtype, size, kind).values()]
-    except Exception as error:  # whatever a compiler may throw: the plain path goes on
+    except Exception as error:  # any compiler error: the plain path is used instead
         return f"{type(error).__name__}: {one_line(error)}"
     worst = max(errors)
     return None if worst <= TOLERANCE[dtype] else f"error {worst:.1e}"
 
 
 def _errors(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> dict[str, float]:
-    """Of causal rows that begin at some key, or of rows that see a span of keys: kernels of their own."""
+    """Errors for causal rows that begin at some key, or for rows with a span of keys, which have separate kernels."""
     generator = torch.Generator().manual_seed(0)
     batch, heads, queries, slots = 2, 2, 72, 88
     keys = queries + slots

@@ -1,14 +1,14 @@
 """Triton kernels of the forward pass.
 
-Position scores X = (q + w) r^T belong to pairs of query and distance; softmax wants pairs of query and key. Both are
-views of one buffer, see `layout.py`: `p` is a column of it, `m` a row of one residue.
+Position scores X = (q + w) r^T belong to pairs of query and distance; softmax needs pairs of query and key. Both are
+views of one buffer, see `score_layout.py`: `p` is a column of it, `m` a row of one residue.
 
 Shapes: B batch, H heads, L queries, K keys, D head size, BM x BN tiles of queries x keys.
 """
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false
-# Kernels are another language in the words of this one.
+# Triton kernels are not Python to a type checker.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import triton.language as tl
 
 LN2, LOG2E = tl.constexpr(math.log(2)), tl.constexpr(1 / math.log(2))
 LARGEST = tl.constexpr(60000.0)
-"""Scores are stored in 16 bits: beyond this a softmax is one-hot anyway"""
+"""Largest stored score, for 16 bits: beyond it a softmax is one-hot anyway"""
 
 
 @triton.jit
@@ -68,8 +68,8 @@ def mixed_bits(x):
 def kept(seed, head, rows, keys, num_rows, rate):
     """Dropout's factors of a tile: 0, or 1 / (1 - rate).
 
-    Each row has a random begin of its own, from which keys are counted in large steps. A generator that is good enough
-    for other uses would take longer than all the rest of attention.
+    Each row has its own random start, from which keys are counted in large steps. A generator of higher quality would
+    take longer than all the rest of attention.
     """
     begin = mixed_bits((head * num_rows + rows).to(tl.uint32) ^ mixed_bits(seed.to(tl.uint32)))
     drawn = mixed_bits(begin + keys.to(tl.uint32) * 0x9E3779B9)
@@ -113,7 +113,7 @@ def first_tile(last_m, batch, first, BN: tl.constexpr):
 
 @triton.jit
 def column_end(m, residue, LIMIT, batch, num_rows, num_keys, offset, ahead, first, pitch):
-    """Behind the last column that rows `m` of a residue see, where nobody sees more keys than the limit."""
+    """The end of the columns that rows `m` of a residue see, if no query sees more keys than the limit."""
     i = m // batch * 8 + residue
     last = tl.minimum(tl.minimum(num_keys, tl.load(LIMIT)) - 1, i + offset + ahead)
     return tl.minimum(pitch, tl.max(tl.where(i < num_rows, last + first - m // batch * 8, -1)) + 1)
@@ -128,7 +128,7 @@ def position_kernel(
 ):  # fmt: skip
     """X of some rows of one residue, long rows first, and zeros where no pair attends, as the backward pass needs.
 
-    AGAIN: only if the buffer does not hold it any more.
+    AGAIN: only if the buffer has been overwritten.
     """
     group, m0 = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     h, residue = group // 8, group % 8

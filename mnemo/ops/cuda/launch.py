@@ -1,7 +1,7 @@
-"""Launches the kernels: descriptors, tiles and buffers. Nothing here knows of autograd."""
+"""Launch the kernels: descriptors, tiles and buffers. Autograd is in `operator.py`."""
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
-# What launches a kernel takes other arguments than the kernel.
+# The launcher of a kernel takes other arguments than the kernel.
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries x keys of a program of every kernel; rows x distances where it goes by distance."""
+    """Tile sizes of every kernel: queries x keys, or rows x distances in kernels that go by distance."""
 
     position: Tile = Tile(64, 64, 4, 3)
-    """Its tiles are whole tiles of those that read by distance, which skip what it skips"""
+    """A multiple of the tiles of the kernels that load by distance, which skip the tiles that it skips"""
     forward: Tile = Tile(64, 64, 4, 3)
     key_value: Tile = Tile(64, 64, 4, 3)
     position_query: Tile = Tile(64, 64, 4, 3)
@@ -60,7 +60,7 @@ EXACT = Tiles(
 )
 """Single precision"""
 DEEP_MEMORY = 160 * 1024
-"""Shared memory of a processor, in bytes, from which on loads are staged several tiles ahead"""
+"""Least bytes of shared memory of a processor for which loads are staged several tiles ahead"""
 
 
 def tiles_for(q: Tensor) -> Tiles:
@@ -74,8 +74,8 @@ def tiles_for(q: Tensor) -> Tiles:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One attention: inputs with 16-byte strides and a head size that is a power of 2."""
+class Arguments:
+    """The arguments of one attention call: inputs with 16-byte strides and a head size that is a power of 2."""
 
     q: Tensor
     k: Tensor
@@ -88,18 +88,18 @@ class Call:
     """(B,) the first key that a row sees"""
     low: Tensor | None
     high: Tensor | None
-    """(B, L) the keys that each query sees, in place of causality"""
+    """(B, L) each: the keys [low, high) that each query sees, instead of a causal mask"""
     limit: Tensor | None
-    """(1,) keys that are seen by anybody, the first ones"""
+    """(1,) no query sees more than this number of first keys"""
     seed: Tensor | None
-    """(1,) of dropout"""
+    """(1,) seed of dropout"""
     offset: int
     ahead: int
     window: int
     """0 for none"""
     rate: float
     root: float
-    """Scores are multiplied with this."""
+    """Factor of the scores"""
 
     @property
     def layout(self) -> Layout:
@@ -116,7 +116,7 @@ class Call:
 
     @property
     def first_column(self) -> int:
-        """The column of r that the farthest distance of the layout has."""
+        """The column of r for the farthest distance of the layout."""
         assert self.r is not None
         return self.r.shape[1] - self.layout.num_distances
 
@@ -124,7 +124,7 @@ class Call:
         return {"SPANS": self.low is not None, "WINDOW": self.window > 0}
 
     def place(self) -> dict[str, Any]:
-        """Arguments that say who stands where."""
+        """Kernel arguments about sizes and positions."""
         return {
             "num_heads": self.q.shape[1],
             "num_rows": self.q.shape[2],
@@ -135,7 +135,7 @@ class Call:
 
 
 def blocks(x: Tensor, rows: int) -> TensorDescriptor:
-    """Tiles (rows, D) of (B, H, T, D); what is outside reads as zero and is not written."""
+    """Tiles (rows, D) of (B, H, T, D); elements outside load as zero and are not stored."""
     strides = [stride if size > 1 else x.shape[-1] * rows for stride, size in zip(x.stride(), x.shape, strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides[:-1], 1], [1, 1, rows, x.shape[-1]])
 
@@ -156,8 +156,8 @@ class Prepared(NamedTuple):
     """q + w sorted by residue, (rows, D)"""
 
 
-def prepare(call: Call, content: bool) -> Prepared:
-    """`content`: whether q + u is wanted."""
+def prepare(call: Arguments, content: bool) -> Prepared:
+    """Queries plus biases; `content`: whether q + u is needed."""
     q, layout, rows = call.q, call.layout, 64
     add = content and call.u is not None
     queries = torch.empty(q.shape, dtype=q.dtype, device=q.device) if add else q
@@ -175,17 +175,17 @@ def prepare(call: Call, content: bool) -> Prepared:
     return Prepared(queries, position)
 
 
-def keep_scores(call: Call) -> bool:
+def keep_scores(call: Arguments) -> bool:
     """Whether position scores are kept for the backward pass, or computed again there."""
     return call.r is not None and call.layout.num_elements * call.score_dtype.itemsize <= KEPT_BYTES
 
 
-def new_scores(call: Call) -> Tensor:
+def new_scores(call: Arguments) -> Tensor:
     """An uninitialised buffer of scores."""
     return torch.empty(call.layout.num_elements, dtype=call.score_dtype, device=call.q.device)
 
 
-def position_scores(call: Call, position: Tensor, scores: Tensor, tile: Tile, again: bool) -> None:
+def position_scores(call: Arguments, position: Tensor, scores: Tensor, tile: Tile, again: bool) -> None:
     """Fill a buffer with position scores, scaled for powers of 2."""
     assert call.r is not None
     layout = call.layout
@@ -202,7 +202,7 @@ def position_scores(call: Call, position: Tensor, scores: Tensor, tile: Tile, ag
     )  # fmt: skip
 
 
-def by_key(call: Call, scores: Tensor | None, tile: Tile) -> TensorDescriptor | None:
+def by_key(call: Arguments, scores: Tensor | None, tile: Tile) -> TensorDescriptor | None:
     """Tiles (queries, keys) of a buffer of scores."""
     if scores is None:
         return None
@@ -214,15 +214,15 @@ def by_key(call: Call, scores: Tensor | None, tile: Tile) -> TensorDescriptor | 
 
 
 def heads_inside(x: Tensor, length: int | None = None) -> Tensor:
-    """Uninitialised (B, H, T, D), stored as (B, T, H, D): what projections to and from heads read and write."""
+    """Uninitialised (B, H, T, D), stored as (B, T, H, D) like the projections to and from heads."""
     batch, heads, rows, size = x.shape
     return x.new_empty(batch, rows if length is None else length, heads, size).transpose(1, 2)
 
 
-def attend(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
+def attend(call: Arguments) -> tuple[Tensor, Tensor, Tensor | None]:
     """Outputs (B, H, L, D), log-sum-exps (B, H, L) and the position scores."""
     q, tiles = call.q, tiles_for(call.q)
-    # ptxas reuses the registers of a sum of q and u that a single loop reads, as spans have it: they get it ready made.
+    # With spans, a single loop uses q + u, and ptxas reuses the registers of that sum too early: compute it before.
     apart = call.low is not None
     ready, tile, scores = prepare(call, content=apart), tiles.forward, None
     if ready.position is not None:
@@ -254,9 +254,9 @@ class Gradients(NamedTuple):
 
 
 def differentiate(
-    call: Call, out: Tensor, lse: Tensor, scores: Tensor | None, d_out: Tensor, d_lse: Tensor | None
+    call: Arguments, out: Tensor, lse: Tensor, scores: Tensor | None, d_out: Tensor, d_lse: Tensor | None
 ) -> Gradients:
-    """`scores`: what `attend` gave, where it was kept; it is used up, and made again if it was used up before."""
+    """Gradients; `scores` of `attend`, if kept, are overwritten, and computed again if they were overwritten before."""
     tiles, ready = tiles_for(call.q), prepare(call, content=True)
     kept, scores = scores is not None, new_scores(call) if scores is None else scores
     (content, position), dr, dw, dbias = ready, None, None, None
@@ -264,7 +264,7 @@ def differentiate(
         position_scores(call, position, scores, tiles.position, again=kept)
     delta = _delta(call, out, d_out, d_lse)
     dk, dv = _key_value(call, content, scores, d_out, lse, delta, tiles.key_value)
-    del ready, content  # what is not needed any more makes room
+    del ready, content  # free memory early
     d_scores = scores.view(call.q.dtype)
     if position is not None:
         dr, dbias = _relation(call, d_scores, position, tiles.relation)
@@ -287,7 +287,7 @@ def _total(parts: Tensor | None, table: Tensor | None) -> Tensor | None:
     return total
 
 
-def _delta(call: Call, out: Tensor, d_out: Tensor, d_lse: Tensor | None) -> Tensor:
+def _delta(call: Arguments, out: Tensor, d_out: Tensor, d_lse: Tensor | None) -> Tensor:
     delta = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
     grid = (triton.cdiv(out.shape[2], 64), out.shape[0] * out.shape[1])
     backward.delta_kernel[grid](
@@ -298,9 +298,9 @@ def _delta(call: Call, out: Tensor, d_out: Tensor, d_lse: Tensor | None) -> Tens
 
 
 def _key_value(
-    call: Call, content: Tensor, scores: Tensor, d_out: Tensor, lse: Tensor, delta: Tensor, tile: Tile
+    call: Arguments, content: Tensor, scores: Tensor, d_out: Tensor, lse: Tensor, delta: Tensor, tile: Tile
 ) -> tuple[Tensor, Tensor]:
-    """dk and dv; the gradient of the scores takes the place of the position scores."""
+    """dk and dv; the gradient of the scores overwrites the position scores."""
     dk, dv = heads_inside(call.k), heads_inside(call.v)
     grid = (triton.cdiv(call.k.shape[2], tile.columns), call.q.shape[0] * call.q.shape[1])
     positions = by_key(call, scores, tile) if call.r is not None else None
@@ -318,8 +318,8 @@ def _key_value(
     return dk, dv
 
 
-def _position_query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
-    """Parts of dw; writes the share of dq that comes through positions."""
+def _position_query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
+    """Parts of dw; writes the part of dq that comes from positions."""
     assert call.r is not None
     layout = call.layout
     grid = (layout.group_rows // tile.rows, layout.heads * RESIDUES)
@@ -334,8 +334,8 @@ def _position_query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Ten
     return sums
 
 
-def _query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
-    """Parts of du; adds to dq what comes through keys."""
+def _query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
+    """Parts of du; adds the part of dq that comes from keys."""
     batch, heads, queries, size = dq.shape
     grid = (triton.cdiv(queries, tile.rows), batch * heads)
     sums = torch.empty(grid[0] * batch, heads, size, dtype=torch.float32, device=dq.device)
@@ -348,7 +348,7 @@ def _query(call: Call, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
     return sums.transpose(0, 1)
 
 
-def _relation(call: Call, d_scores: Tensor, position: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
+def _relation(call: Arguments, d_scores: Tensor, position: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
     """dr and the gradient of the bias."""
     assert call.r is not None
     layout, (heads, columns, size) = call.layout, call.r.shape
@@ -375,7 +375,7 @@ def _relation(call: Call, d_scores: Tensor, position: Tensor, tile: Tile) -> tup
 
 
 def _shifted_sum(layout: Layout, parts: Tensor) -> Tensor:
-    """Sums (H * 8, pitch, N) over residues by distance, (H, distances, N): each residue's begin one column later."""
+    """Sums of (H * 8, pitch, N) over residues by distance, (H, distances, N); each residue begins a column later."""
     pitch, size = parts.shape[1:]
     shape = (layout.heads, RESIDUES, layout.num_distances, size)
     strides = (RESIDUES * pitch * size, pitch * size + size, size, 1)

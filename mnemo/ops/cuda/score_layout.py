@@ -1,15 +1,15 @@
-"""Where scores live: one buffer that is a matrix over (query, key) and over (query, distance) at once.
+"""The layout of scores: one buffer that is both a matrix over (query, key) and one over (query, distance).
 
 Rows are sorted by residue, then by query, then by batch row: [head, i % 8, (i // 8) * B + b], each `pitch` elements
 long, and the score of query i and key j is at column
 
     p = j - 8 * (i // 8) + first        = (j - i + L - 1) + i % 8 + pad,        first = L - 1 + pad = 0 modulo 8
 
-So with one stride the rows of a residue are a matrix over distances, and with a stride that is 8 less a matrix over
-keys; all strides are multiples of 8 elements, 16 bytes, and nothing is ever moved to be skewed. `pitch` is large enough
-that writing all K keys of a row runs at most into columns of another row that stand for keys before the first.
+With one stride, the rows of a residue are a matrix over distances; with a stride that is 8 less, a matrix over keys.
+All strides are multiples of 8 elements, 16 bytes, and no data is moved to shift scores. `pitch` is large enough that
+writing all K keys of a row overwrites, in other rows, only columns of keys before the first.
 
-A flag behind the last row says whether the buffer still holds position scores.
+A flag after the last row tells whether the buffer still holds position scores.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import Tensor
 
 RESIDUES = 8
 ROW_TILE = 64
-"""Groups of rows are filled up to whole tiles of this many."""
+"""Groups of rows are padded to whole tiles of this many rows."""
 ALIGNED = 16
-"""Rows by distance begin at multiples of this many elements, a sector of memory: writing them is half as fast else."""
+"""Rows by distance begin at multiples of this many elements, a memory sector: otherwise writing takes twice as long."""
 SLACK = 16
-"""Elements behind the last row: room for the flag."""
+"""Elements after the last row, for the flag."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Layout:
         return scores.as_strided(shape, strides, self.first)
 
     def clean(self, scores: Tensor, reach: int, limit: Tensor | None) -> Tensor:
-        """(rows, pitch) with zeros in place of columns that nobody writes: they stand for keys before the first, or,
-        where only so many are seen, for others behind those or more than `reach` behind the query's place."""
+        """(rows, pitch) with zeros in columns that no kernel writes: those of keys before the first and, with a limit,
+        of keys after it or more than `reach` after the query's position."""
         rows = torch.arange(self.num_rows, device=scores.device)
         within = rows % self.group_rows // self.batch
         lowest = (self.first - RESIDUES * within)[:, None]

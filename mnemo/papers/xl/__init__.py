@@ -9,7 +9,7 @@ from mnemo.papers.xl.context_length import CONTEXT_LENGTH
 from mnemo.papers.xl.equal_memory import EQUAL_MEMORY
 from mnemo.papers.xl.evaluation_speed import EVALUATION_SPEED
 from mnemo.papers.xl.language_modelling import ENWIK8, TEXT8, WIKITEXT103
-from mnemo.papers.xl.one_billion import EXPERIMENT as ONE_BILLION
+from mnemo.papers.xl.one_billion import ONE_BILLION
 from mnemo.papers.xl.penn_treebank import PENN_TREEBANK
 
 EXPERIMENTS: list[Experiment] = [
@@ -17,7 +17,7 @@ EXPERIMENTS: list[Experiment] = [
     ENWIK8.experiment(),
     TEXT8.experiment(),
     PENN_TREEBANK,
-    ONE_BILLION,
+    ONE_BILLION.experiment(),
     ABLATION,
     EQUAL_MEMORY,
     CONTEXT_LENGTH,

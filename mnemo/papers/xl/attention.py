@@ -1,10 +1,12 @@
-"""Figures 5 to 7: where heads look on average, what wide heads pick out, and which terms of the score do it."""
+"""Figures 5 to 7: attention by distance, attention maps of wide heads, and the terms of the attention score."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +17,11 @@ from mnemo.analysis import DistanceObserver, TermsObserver, attending_layers, at
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.model import Model
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Sample, Table, Verdict
+from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Sample, Table
+from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import RUN, Place, job, training_cell
-from mnemo.papers.xl.comparing import judged, undecided
+from mnemo.papers.judge import Observed, Outcome, judge
+from mnemo.papers.xl.benchmark import PAPER
 from mnemo.papers.xl.recipes import on_gpu, small_bytes, smoke
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
@@ -25,15 +29,18 @@ from mnemo.report.plots import heat_figure
 from mnemo.storage.run_folder import open_run
 
 ATTENTION = "xl-attention"
+OBSERVING = "attention"
+"""Name of the cell that observes the trained model."""
 TERMS = {"a": "content", "b": "content-dependent position", "d": "global position"}
-"""The paper leaves out (c), how much a word is attended to whatever reads it."""
+"""The paper leaves out (c), the global content: it does not depend on the query."""
 NEAR = 0.1
-"""The share of the span that counts as near."""
+"""Share of the distances that count as near."""
 MOSTLY, MORE = 2.0, 1.1
-"""How many times their share near tokens must get, for attention to be mostly near, and for a term to favour them."""
+"""Attention to near tokens, as a multiple of uniform attention's: of all terms together, and of a term that favours
+them."""
 WIDE, UNIFORM, FLATTER = 0.75, 0.95, 0.005
-"""Of what uniform attention has: reach that makes a head wide, entropy that makes a term uniform, and how much more of
-it makes one term flatter than another."""
+"""As shares of uniform attention's: the reach of a wide head, the entropy of a uniform term, and the difference of
+entropies that makes one term flatter than another."""
 
 PASSAGE = (
     "Mrs. Alder had kept the lighthouse for eleven winters when the letter came. She read it twice by the window, "
@@ -41,18 +48,18 @@ PASSAGE = (
     'sea, and then at the clock, and asked whether the letter said anything about the boat. "It says," said Mrs. '
     'Alder, "that he has sold the boat."'
 )
-"""Read in the pictures of single heads; `paper` has room for more and reads the validation set."""
+"""The text of the attention maps; `paper` takes the validation set, which fills its longer memory."""
 
 
 class Scale(NamedTuple):
     memory: int
     segment: int
     tokens: int
-    """Of the validation set, that are averaged over"""
+    """Of the validation set, for the averages."""
     bins: int
-    """Columns of a picture"""
+    """Columns of the figures by distance."""
     rows: int
-    """Target positions of a map"""
+    """Target positions of a map."""
 
 
 SCALES: dict[Budget, Scale] = {
@@ -75,14 +82,14 @@ def cells(budget: Budget) -> list[Cell]:
     training = training_cell("model", recipe(budget), {"part": "training"})
     passage = None if budget == "paper" else PASSAGE
     settings = {"run": training.name, "split": "valid", "passage": passage} | SCALES[budget]._asdict()
-    watching = Cell(
-        name="attention", job=ATTENTION, settings=settings, labels={"part": "attention"}, after=(training.name,)
+    observing = Cell(
+        name=OBSERVING, job=ATTENTION, settings=settings, labels={"part": "attention"}, after=(training.name,)
     )
-    return [training, watching]
+    return [training, observing]
 
 
 @job(ATTENTION)
-def watch(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+def observe_attention(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     corpus = load(opened.recipe.data.corpus, show=place.progress)
     scale = Scale(*(settings[name] for name in Scale._fields))
@@ -112,7 +119,7 @@ def watch(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def over_span(mass: Tensor, span: int) -> Tensor:
-    """(N, H, D) of attention by distance -> (heads, span), as shares of what falls inside the memory's length."""
+    """(N, H, D) of attention by distance -> (heads, span), as shares of the attention within the memory's length."""
     inside = mass[..., :span].flatten(0, 1).double()
     return inside / inside.sum(-1, keepdim=True).clamp(min=1e-12)
 
@@ -123,7 +130,7 @@ def reach(span: Tensor) -> Tensor:
 
 
 def measures(span: Tensor, whole: Tensor) -> dict[str, float]:
-    """What is near, how even the average is, and how far single heads are from the whole attention's."""
+    """Attention to near tokens, entropy of the average, and mean total variation of heads from the whole attention."""
     mean = span.mean(0)
     entropy = float(-(mean * mean.clamp(min=1e-12).log()).sum()) / float(np.log(span.shape[-1]))
     near = max(1, round(NEAR * span.shape[-1]))
@@ -135,7 +142,7 @@ def measures(span: Tensor, whole: Tensor) -> dict[str, float]:
 
 
 def binned(span: Tensor, bins: int) -> list[list[float]]:
-    """Averages of neighbouring distances: as many columns as a picture can show."""
+    """Averages of neighbouring distances, at most `bins` of them."""
     width = -(-span.shape[-1] // bins)
     short = torch.nn.functional.pad(span, (0, -span.shape[-1] % width)).unflatten(-1, (-1, width)).mean(-1)
     return [[round(value, 8) for value in row] for row in short.tolist()]
@@ -149,7 +156,7 @@ def chosen(reaches: Tensor, layers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def pick_out(model: Model, corpus: Corpus, ids: np.ndarray, scale: Scale, layer: int, head: int) -> dict[str, Any]:
-    """One head's attention to the memory from a few neighbouring tokens, and the fifth of it that each favours."""
+    """One head's attention from a few neighbouring tokens to the memory, and the fifth of the slots with the most."""
     kept = scale.memory // scale.rows * scale.rows
     found = attention_map(model, ids[: kept + scale.rows], segment=scale.rows, layer=layer, memory=kept)
     memory = [index for index, kind in enumerate(found.column_kinds) if kind == "memory"]
@@ -167,97 +174,108 @@ def pick_out(model: Model, corpus: Corpus, ids: np.ndarray, scale: Scale, layer:
 
 
 AVERAGED = "Averaged over validation text, logarithmic colours, one row a head"
+Values = Mapping[str, Any]
 
 
-def observed(results: Results) -> CellResult | None:
-    return next((cell for cell in results.select(part="attention") if cell.values), None)
+def observed(results: Results) -> Values | None:
+    """Values of the cell that observes attention; None if not measured."""
+    found = results.one(OBSERVING)
+    return found.values or None if found else None
+
+
+def near(values: Values) -> Outcome:
+    share = values["measures"]["whole"]["near"]
+    return Outcome(f"{share:.0%} on the nearest tenth", share >= MOSTLY * NEAR, 1)
+
+
+def wide(values: Values) -> Outcome:
+    reaches = [one / (values["memory"] / 2) for one in values["reach"]]
+    widest, usual = max(reaches), statistics.median(reaches)
+    text = f"{widest:.2f} times uniform attention's reach; the median head {usual:.2f}"
+    return Outcome(text, widest >= WIDE > usual, 1)
+
+
+def content_is_even(values: Values) -> Outcome:
+    entropy = {name: values["measures"][name]["evenness"] for name in TERMS}
+    return Outcome(_entropies(entropy), entropy["a"] >= UNIFORM and entropy["a"] > entropy["b"] + FLATTER, 1)
+
+
+def position_has_the_trend(values: Values) -> Outcome:
+    distance = {name: values["measures"][name]["from_whole"] for name in TERMS}
+    text = f"total variation from the whole attention, mean of heads: {_listed(distance)}"
+    return Outcome(text, distance["b"] < min(distance["a"], distance["d"]), 1)
+
+
+def global_position_is_flatter(values: Values) -> Outcome:
+    entropy = {name: values["measures"][name]["evenness"] for name in ("b", "d")}
+    share = values["measures"]["d"]["near"]
+    flatter = entropy["d"] > entropy["b"] + FLATTER
+    return Outcome(f"{_entropies(entropy)}; (d): {share:.0%} near", flatter and share > MORE * NEAR, 1)
+
+
+def _entropies(entropy: Mapping[str, float]) -> str:
+    return f"entropy of the average, as a share of uniform attention's: {_listed(entropy)}"
+
+
+def _listed(by_term: Mapping[str, float]) -> str:
+    return ", ".join(f"({name}) {value:.3f}" for name, value in by_term.items())
+
+
+def _claim(text: str, paper: str, look: Callable[[Values], Outcome]) -> Observed:
+    return Observed(text, paper, lambda results: look(values) if (values := observed(results)) else None)
 
 
 CLAIMS = (
-    "On average, heads attend to what is near.",
-    "Some heads attend widely, over the whole memory.",
-    "Content alone, term (a), attends nearly evenly.",
-    "The content-dependent position, term (b), has the whole attention's trend.",
-    "The global position, term (d), favours near tokens too, but less than term (b).",
+    _claim("On average, heads attend to near tokens.", "Figure 5", near),
+    _claim(
+        "Some heads attend widely, over the whole memory.",
+        "Figure 5: head 8 of layer 1, 78 of layer 8, 158 of layer 16",
+        wide,
+    ),
+    _claim("Content alone, term (a), attends nearly evenly.", "Figure 7a: essentially uniform", content_is_even),
+    _claim(
+        "The content-dependent position, term (b), has the whole attention's trend.",
+        "Figure 7b: highly resembles Figure 5",
+        position_has_the_trend,
+    ),
+    _claim(
+        "The global position, term (d), favours near tokens too, but less than term (b).",
+        "Figure 7c: flatter than (b)",
+        global_position_is_flatter,
+    ),
 )
-PAPER = (
-    "Figure 5",
-    "Figure 5: head 8 of layer 1, 78 of layer 8, 158 of layer 16",
-    "Figure 7a: essentially uniform",
-    "Figure 7b: highly resembles Figure 5",
-    "Figure 7c: flatter than (b)",
-)
-
-
-def verdicts(results: Results) -> list[Verdict]:
-    found = observed(results)
-    if found is None:
-        return [undecided(claim, paper, ["attention"]) for claim, paper in zip(CLAIMS, PAPER, strict=True)]
-    whole, a, b, d = (found.values["measures"][name] for name in ("whole", "a", "b", "d"))
-    reaches = [one / (found.values["memory"] / 2) for one in found.values["reach"]]
-    widest, usual = max(reaches), statistics.median(reaches)
-    ours = (
-        (f"{whole['near']:.0%} on the nearest tenth", whole["near"] >= MOSTLY * NEAR),
-        (f"{widest:.2f} times uniform attention's reach; the median head {usual:.2f}", widest >= WIDE > usual),
-        (_evenness(a=a, b=b, d=d), a["evenness"] >= UNIFORM and _flatter(a, b)),
-        (_distances(a=a, b=b, d=d), b["from_whole"] < min(a["from_whole"], d["from_whole"])),
-        (f"{_evenness(b=b, d=d)}; (d): {d['near']:.0%} near", _flatter(d, b) and d["near"] > MORE * NEAR),
-    )
-    return [
-        judged(results, claim, paper, text, holds)
-        for claim, paper, (text, holds) in zip(CLAIMS, PAPER, ours, strict=True)
-    ]
-
-
-def _flatter(first: dict[str, float], second: dict[str, float]) -> bool:
-    return first["evenness"] > second["evenness"] + FLATTER
-
-
-def _evenness(**terms: dict[str, float]) -> str:
-    values = ", ".join(f"({name}) {term['evenness']:.3f}" for name, term in terms.items())
-    return f"entropy of the average, of a uniform one's: {values}"
-
-
-def _distances(**terms: dict[str, float]) -> str:
-    values = ", ".join(f"({name}) {term['from_whole']:.3f}" for name, term in terms.items())
-    return f"total variation from the whole attention, mean of heads: {values}"
 
 
 def tables(results: Results) -> list[Table]:
-    found = observed(results)
-    if found is None:
+    values = observed(results)
+    if values is None:
         return []
-    names = {"whole": "whole attention"} | {name: f"({name}) {what}" for name, what in TERMS.items()}
+    names = {"whole": "whole attention"} | {name: f"({name}) {term}" for name, term in TERMS.items()}
     rows = [
-        [names[name], f"{one['near']:.1%}", f"{one['evenness']:.3f}", f"{one['from_whole']:.3f}"]
-        for name, one in found.values["measures"].items()
+        (names[name], f"{one['near']:.1%}", f"{one['evenness']:.3f}", f"{one['from_whole']:.3f}")
+        for name, one in values["measures"].items()
     ]
-    headers = ["scores", "on the nearest tenth", "entropy, of a uniform one's", "total variation from the whole"]
-    return [Table(title="Attention over the memory's length", headers=headers, rows=rows)]
+    headers = ("scores", "on the nearest tenth", "entropy / uniform entropy", "total variation from the whole")
+    return [Table("Attention over the memory's length", headers, rows)]
 
 
 def figures(results: Results) -> list[Figure]:
-    found = observed(results)
-    if found is None:
+    values = observed(results)
+    if values is None:
         return []
-    values = found.values
     wide = ", ".join(values["row_names"][row] for row in values["wide"])
-    pictures = [
+    marked = f"{AVERAGED} (layer.head). Marked: the fifth of the heads that reach farthest, {wide}."
+    terms = [
         _by_head(
-            "figure-5",
-            "Figure 5: attention by distance",
-            f"{AVERAGED} (layer.head). Marked: the fifth of the heads that reach farthest, {wide}.",
-            values,
-            "whole",
+            f"figure-7{name}", f"Figure 7: term ({name}), {term}", f"Softmax of this term. {AVERAGED}.", values, name
         )
+        for name, term in TERMS.items()
     ]
-    for name, what in TERMS.items():
-        caption = f"The softmax of term ({name}) alone. {AVERAGED}."
-        pictures.append(_by_head(f"figure-7{name}", f"Figure 7: term ({name}), {what}", caption, values, name))
-    return [*pictures, *(figure for one in values["maps"] for figure in _map_figures(one))]
+    whole = _by_head("figure-5", "Figure 5: attention by distance", marked, values, "whole")
+    return [whole, *terms, *(figure for one in values["maps"] for figure in _map_figures(one))]
 
 
-def _by_head(slug: str, title: str, caption: str, values: dict[str, Any], name: str) -> Figure:
+def _by_head(slug: str, title: str, caption: str, values: Values, name: str) -> Figure:
     grid = values["pictures"][name]
     width = -(-values["memory"] // len(grid[0]))
     return heat_figure(
@@ -274,32 +292,32 @@ def _by_head(slug: str, title: str, caption: str, values: dict[str, Any], name: 
     )
 
 
-def _map_figures(one: dict[str, Any]) -> list[Figure]:
-    name = f"head {one['head'] + 1} of layer {one['layer'] + 1}"
-    slug = f"figure-6-{one['layer'] + 1}-{one['head'] + 1}"
+def _map_figures(one: Values) -> list[Figure]:
+    """All attention of a head's map, then only the strongest fifth."""
+    title, slug = f"Figure 6: {_head(one)}", f"figure-6-{one['layer'] + 1}-{one['head'] + 1}"
     caption = "Attention of neighbouring tokens of the passage to the memory"
-    marks = [[float(marked) for marked in row] for row in one["marked"]]
+    strongest = [list(map(float, row)) for row in one["marked"]]
+    drawn = [
+        (slug, title, f"{caption}; logarithmic colours.", one["rows"], True),
+        (f"{slug}-top", f"{title}, top 20%", f"{caption}: the strongest fifth is dark.", strongest, False),
+    ]
     return [
-        _map_figure(slug, f"Figure 6: {name}", f"{caption}; logarithmic colours.", one["rows"], one, logarithmic=True),
-        _map_figure(
-            f"{slug}-top", f"Figure 6: {name}, top 20%", f"{caption}: dark is the fifth that each favours.", marks, one
-        ),
+        heat_figure(
+            slug,
+            title,
+            caption,
+            rows,
+            x_label="place in the memory, oldest first",
+            y_label="token",
+            row_labels=[_visible(target) for target in one["targets"]],
+            logarithmic=logarithmic,
+        )
+        for slug, title, caption, rows, logarithmic in drawn
     ]
 
 
-def _map_figure(
-    slug: str, title: str, caption: str, grid: list[list[float]], one: dict[str, Any], logarithmic: bool = False
-) -> Figure:
-    return heat_figure(
-        slug,
-        title,
-        caption,
-        grid,
-        x_label="place in the memory, oldest first",
-        y_label="token",
-        row_labels=[_visible(target) for target in one["targets"]],
-        logarithmic=logarithmic,
-    )
+def _head(one: Values) -> str:
+    return f"head {one['head'] + 1} of layer {one['layer'] + 1}"
 
 
 def _visible(token: str) -> str:
@@ -308,46 +326,41 @@ def _visible(token: str) -> str:
 
 
 def samples(results: Results) -> list[Sample]:
-    found = observed(results)
-    return [] if found is None else [_sample(one) for one in found.values["maps"]]
+    values = observed(results)
+    return [] if values is None else [_sample(one) for one in values["maps"]]
 
 
-def _sample(one: dict[str, Any]) -> Sample:
-    """The memory's text as the token reads it that attends to it most, what it favours in brackets."""
+def _sample(one: Values) -> Sample:
+    """The text in the memory, with brackets around the tokens that the most attentive query favours."""
     mass, row = max((sum(values), row) for row, values in enumerate(one["rows"]))
-    text, inside = "", False
-    for token, marked in zip(one["context"], one["marked"][row], strict=True):
-        text += "[" if marked and not inside else "]" if inside and not marked else ""
-        text, inside = text + token, marked
-    title = f"What head {one['head'] + 1} of layer {one['layer'] + 1} picks out"
-    note = (
-        f"In brackets: the fifth of the memory that the token '{_visible(one['targets'][row])}' attends to most. All "
-        f"of the memory has {mass:.1%} of its attention."
+    tokens = zip(one["context"], one["marked"][row], strict=True)
+    runs = (("".join(token for token, _ in run), marked) for marked, run in groupby(tokens, key=itemgetter(1)))
+    return Sample(
+        title=f"Text that {_head(one)} attends to",
+        text="".join(f"[{text}]" if marked else text for text, marked in runs),
+        note=f"In brackets: the fifth of the memory that the token '{_visible(one['targets'][row])}' attends to most. "
+        f"The memory gets {mass:.1%} of its attention.",
     )
-    return Sample(title=title, text=text + ("]" if inside else ""), note=note)
 
 
 XL_ATTENTION = Experiment(
     name="xl-attention",
-    title="Where heads look, and why",
-    paper="Transformer-XL",
+    title="Where heads attend, and by which term of the score",
+    paper=PAPER,
     covers=("Figure 5", "Figure 6", "Figure 7", "Appendix D"),
-    claim=(
-        "Heads attend to what is near, by the content-dependent position term; a few of them scan or pick from the "
-        "whole memory."
-    ),
+    claim="Heads attend to near tokens, by the content-dependent position term; a few attend to the whole memory.",
     cells=cells,
-    verdicts=verdicts,
+    verdicts=lambda results: judge(Grid(), results, CLAIMS),
     figures=figures,
     tables=tables,
     samples=samples,
     notes=(
         "small: bytes of novels, 6 layers of 8 heads, memory 256; the paper's model has 16 layers of 10 heads and a "
         "memory of 640 words.",
-        "Terms are softmaxed over all that a token sees, then compared over distances up to the memory's length.",
-        "The paper picks its three heads by eye: here they are the widest of the first, a middle and the last layer.",
-        "Figures 5 and 7 are averages over the validation text. Figure 6 and the samples read a passage that was "
-        "written for this experiment; some of its tokens hardly attend to the memory, and what they favour there means "
-        "little.",
+        "The softmax of a term is taken over all visible tokens; terms are compared over distances up to the memory's "
+        "length.",
+        "The paper picks its three heads by eye; here they are the widest of the first, a middle and the last layer.",
+        "Figure 6 and the samples take a passage that was written for this experiment. Some of its tokens hardly "
+        "attend to the memory, and the tokens that they favour mean little.",
     ),
 )

@@ -1,36 +1,76 @@
-"""Which attention length serves a trained model best: the columns of Tables 5 and 8."""
+"""Trained models scored with other attention lengths: the columns of Tables 5 and 8, and the last block of Table 5."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
 from mnemo.data.prepare import load
-from mnemo.evaluation.length_search import find_length
+from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import resolve
 from mnemo.model import Model
-from mnemo.papers.experiment import Cell, CellResult, Results, look_up
+from mnemo.papers.experiment import Budget, Cell, Results
+from mnemo.papers.figures import whole_points
+from mnemo.papers.grid import PPL, Grid, Measure, Row
 from mnemo.papers.jobs import RUN, Place, job
-from mnemo.papers.xl.comparing import Measured, perplexity, spread
-from mnemo.recipes.recipe import EvalConfig, TrainConfig
+from mnemo.papers.tables import Column, score
+from mnemo.recipes.recipe import EvalConfig, Recipe, TrainConfig
 from mnemo.storage.run_folder import open_run
 from mnemo.training.precision import autocast, safe_kernels
 
-SEARCH = "xl-attention-length"
+SEARCH, GIVEN = "xl-attention-length", "xl-longer-attention"
+SEARCHED, SCORED = "lengths", "longer"
+"""Parts of a grid: cells that search the best length, and cells that score given lengths."""
+EVALUATION: dict[Budget, EvalConfig] = {
+    "smoke": EvalConfig(batch=2, segment=4, limit=60),
+    "small": EvalConfig(batch=20, segment=16, limit=100_000),
+    "paper": EvalConfig(batch=10, segment=16),
+}
+"""Few new tokens at a time, so that all of them have nearly the same attention length."""
+LONGEST: dict[Budget, int] = {"smoke": 20, "small": 1024, "paper": 1000}
+"""Attention that a search tries."""
+SHORTEST = Measure(unit="tokens", digits=0, key="shortest.attention", scale="tokens", part=f"-{SEARCHED}")
+"""The shortest attention with a perplexity within 0.1% of the best."""
 
 
-def search_cell(training: Cell, config: EvalConfig, longest: int) -> Cell:
-    """Lengthen the attention of what `training` trains, on the validation set, as the paper's tables do."""
-    return scoring_cell(training, "lengths", SEARCH, config, {"longest": longest})
+def perplexity_at(which: Literal["initial", "best"], budget: Budget) -> Measure:
+    """On valid, at the attention length of training or at the best one; bytes need more digits than words."""
+    return replace(PPL, key=f"{which}.loss", part=f"-{SEARCHED}", digits=2 if budget == "paper" else 4)
 
 
-def scoring_cell(training: Cell, part: str, job: str, config: EvalConfig, options: dict[str, Any]) -> Cell:
-    """Score what `training` trains on the validation set."""
+def search_columns(budget: Budget) -> list[Column]:
+    return [
+        score("ppl init", perplexity_at("initial", budget)),
+        score("ppl best", perplexity_at("best", budget)),
+        score("attention", SHORTEST),
+    ]
+
+
+def losses_by_length(grid: Grid, results: Results, row: Row, part: str = SEARCHED) -> dict[int, list[float]]:
+    """Losses of all seeds at the attention lengths that were tried with each of them."""
+    seeds = [dict(whole_points(each, "tried")) for _, each in grid.found(results, row, f"-{part}")]
+    common = set.intersection(*map(set, seeds)) if seeds else set()
+    return {int(length): [losses[length] for losses in seeds] for length in sorted(common)}
+
+
+def searches(rows: Sequence[Row], budget: Budget) -> list[Cell]:
+    """For every trained model, a search on valid for the attention length that is best for it."""
+    options = {"longest": LONGEST[budget]}
+    return [_scoring(cell, SEARCHED, SEARCH, EVALUATION[budget], options) for cell in Grid(rows=rows).cells]
+
+
+def scores_at(rows: Sequence[Row], budget: Budget, lengths: Sequence[int]) -> list[Cell]:
+    """For every trained model, its scores on valid at these attention lengths."""
+    options = {"lengths": list(lengths)}
+    return [_scoring(cell, SCORED, GIVEN, EVALUATION[budget], options) for cell in Grid(rows=rows).cells]
+
+
+def _scoring(training: Cell, part: str, job: str, config: EvalConfig, options: dict[str, Any]) -> Cell:
     return Cell(
         name=f"{training.name}-{part}",
         job=job,
@@ -38,6 +78,10 @@ def scoring_cell(training: Cell, part: str, job: str, config: EvalConfig, option
         labels=training.labels | {"part": part},
         after=(training.name,),
     )
+
+
+def trained_attention(recipe: Recipe) -> int:
+    return recipe.train.segment + max(recipe.model.memory.lengths(recipe.model.num_layers))
 
 
 @dataclass(frozen=True)
@@ -52,7 +96,7 @@ class Trained:
 
 @contextmanager
 def trained(settings: dict[str, Any], place: Place) -> Iterator[Trained]:
-    """What the cell `run` trained, in the precision of its training."""
+    """The model that the cell `run` has trained, in the precision of its training."""
     opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     train, data = opened.recipe.train, opened.recipe.data
     split = load(data.corpus, show=place.progress).split(settings["split"])
@@ -84,27 +128,11 @@ def _plain(score: Score) -> dict[str, Any]:
     return {"attention": score.attention, "loss": score.loss}
 
 
-def searches(results: Results, **labels: Any) -> list[CellResult]:
-    found = results.select(part="lengths", **labels)
-    return [cell for cell in found if look_up(cell.values, "best.loss") is not None]
-
-
-def ppl(label: str, cells: Sequence[CellResult], which: str = "best") -> Measured:
-    """Perplexities at the `initial` or the `best` attention length, one a seed."""
-    return Measured(label, [perplexity(cell.values[which]["loss"]) for cell in cells])
-
-
-def lengths(label: str, cells: Sequence[CellResult]) -> Measured:
-    """The shortest attention that comes within 0.1% of the best."""
-    return Measured(label, [float(cell.values["shortest"]["attention"]) for cell in cells])
-
-
-def gains(label: str, cells: Sequence[CellResult]) -> Measured:
-    """Share of the perplexity that the best length takes off that of the training length."""
-    values = [1 - perplexity(cell.values["best"]["loss"] - cell.values["initial"]["loss"]) for cell in cells]
-    return Measured(label, values)
-
-
-def found_columns(cells: Sequence[CellResult]) -> list[str]:
-    """Perplexity at the training length, the best one, and the length that reaches it."""
-    return [spread(one.values) for one in (ppl("", cells, "initial"), ppl("", cells), lengths("", cells))]
+@job(GIVEN)
+def score_lengths(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    with trained(settings, place) as one:
+        new = one.config.segment or one.train.segment
+        memories = [length - new for length in settings["lengths"]]
+        evaluation = resolve(one.config, segment=one.train.segment)
+        scores = sweep_memory(one.model, one.split, evaluation, memories, place.progress)
+    return {"tried": [[score.attention, score.loss] for score in scores]}

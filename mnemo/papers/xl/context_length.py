@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +16,13 @@ from mnemo.files.tensor_file import load_tensors, write_tensors
 from mnemo.memory import LSTM, QRNN
 from mnemo.model import Model
 from mnemo.model.positions import Learned
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table, Verdict
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Table
+from mnemo.papers.figures import whole_points
+from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import RUN, Place, job, training_cell
+from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.xl.ablation import BY_NAME, recipe_of
-from mnemo.papers.xl.comparing import judged, undecided
+from mnemo.papers.xl.benchmark import PAPER
 from mnemo.papers.xl.recipes import on_gpu, recurrent, small_bytes, smoke
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
@@ -29,9 +33,8 @@ LOSSES, COMPARE = "xl-context-losses", "xl-context-compare"
 FILE = "losses.safetensors"
 SHARES = (0.1, 0.5, 1.0)
 """The paper's r: the hardest tenth of the tokens, half of them, all of them."""
-
 STEPS = 2
-"""Of the context, that lengths must differ by: a seed may well move one of them by a step."""
+"""Steps of the context by which lengths must differ: another seed may move a length by one step."""
 
 
 class Member(NamedTuple):
@@ -59,12 +62,12 @@ TITLES = {"recurrent": "recurrent networks (paper: 151M)", "ablated": "parts tak
 
 class Scale(NamedTuple):
     step: int
-    """What contexts grow by"""
+    """Between the lengths of context."""
     longest: int
     targets: int
-    """Tokens that are scored behind every context"""
+    """Tokens that are scored after every context."""
     memory: int
-    """Slots of Transformer-XL; the other models keep what they were trained with"""
+    """Slots of Transformer-XL; the other models have the memory of their training."""
 
     @property
     def contexts(self) -> list[int]:
@@ -78,7 +81,7 @@ SCALES: dict[Budget, Scale] = {
 }
 PRESETS = {"xl-large": "wikitext103-base", "qrnn": "wikitext103-qrnn", "lstm": "wikitext103-lstm"}
 LSTM_WIDTH, QRNN_WIDTH = 654, 1424
-"""Cells that make recurrent layers as large, together, as six transformer layers of 256."""
+"""Widths that make the recurrent layers together as large as six transformer layers of 256."""
 
 
 def recipe_for(name: str, budget: Budget) -> Recipe:
@@ -93,7 +96,7 @@ def recipe_for(name: str, budget: Budget) -> Recipe:
 
 
 def trained_as(name: str, budget: Budget) -> str:
-    """Away from the paper both groups have one size, so that one Transformer-XL serves both."""
+    """Except at `paper`, both groups have models of one size and share their Transformer-XL."""
     return "xl" if name == "xl-large" and budget != "paper" else name
 
 
@@ -131,7 +134,7 @@ def _compare_cell(group: str, budget: Budget) -> Cell:
 
 @job(LOSSES)
 def context_losses(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    """Losses of the same tokens of the validation set behind every length of context."""
+    """Losses of the same tokens of the validation set after every length of context."""
     opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     model, train = opened.model, opened.recipe.train
     ids = np.asarray(load(opened.recipe.data.corpus, show=place.progress).split(settings["split"]).ids)
@@ -159,183 +162,196 @@ def context_losses(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def sees_at_most(model: Model) -> int | None:
-    """The most that a model with a table of absolute positions can read; None where there is no such limit."""
+    """Length of the table of absolute positions; None if the model has none."""
     positions = model.config.positions
     return positions.length if isinstance(positions, Learned) else None
 
 
 @job(COMPARE)
 def compare(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    """Every model's length at each share of the tokens, and its gains in perplexity on the hardest."""
-    losses = {name: _read(place.of(cell) / FILE) for name, cell in settings["members"].items()}
+    """Every model's length at each share of the tokens, and its gains in perplexity on the hardest tokens."""
+    losses = {name: _load(place.of(cell) / FILE) for name, cell in settings["members"].items()}
     lengths: dict[str, dict[str, Any]] = {name: {} for name in losses}
     for share in settings["shares"]:
         for name, found in relative_effective_context_length(losses, top=share).items():
             lengths[name][str(share)] = {"length": found.length, "at_least": found.at_least}
     hardest = Group(losses, top=min(settings["shares"]))
-    pairs = list(zip(hardest.contexts, hardest.contexts[1:], strict=False))
-    gains = {name: [[long, hardest.unnormalised_gain(name, short, long)] for short, long in pairs] for name in losses}
+    gains = {
+        name: [[long, hardest.unnormalised_gain(name, short, long)] for short, long in pairwise(hardest.contexts)]
+        for name in losses
+    }
     return {"lengths": lengths, "gains": gains, "longest": hardest.contexts[-1]}
 
 
-def _read(path: Path) -> dict[int, np.ndarray]:
+def _load(path: Path) -> dict[int, np.ndarray]:
     return {int(context): losses.numpy() for context, losses in load_tensors(path).items()}
 
 
-def group_result(results: Results, group: str) -> CellResult | None:
-    return next((cell for cell in results.select(part="group", group=group) if cell.values), None)
+class Length(NamedTuple):
+    """A measured effective context length, and how it is written."""
+
+    tokens: int
+    text: str
 
 
-def capped(results: Results, found: CellResult, member: Member, share: float) -> tuple[int, str]:
-    """A model's length, at most what it can read, and how it is written."""
-    entry = found.values["lengths"][member.name][str(share)]
-    own = results.select(part="losses", model=trained_as(member.name, results.budget))
-    limit = own[0].values.get("sees_at_most") if own else None
+def losses_result(results: Results, member: Member) -> CellResult | None:
+    return results.one(f"{trained_as(member.name, results.budget)}-losses")
+
+
+def lengths_of(results: Results, group: str) -> dict[str, list[Length]]:
+    """By label of the model, at each share of the tokens; empty if not measured."""
+    found = results.one(f"{group}-group")
+    if found is None or not found.values:
+        return {}
+    return {member.label: [_length(results, found, member, share) for share in SHARES] for member in GROUPS[group]}
+
+
+def _length(results: Results, found: CellResult, member: Member, share: float) -> Length:
+    """At most the number of tokens that the model can read."""
+    entry, losses = found.values["lengths"][member.name][str(share)], losses_result(results, member)
+    limit = losses.values.get("sees_at_most") if losses else None
     if limit is not None and entry["length"] >= limit:
-        return limit, str(limit)
-    return entry["length"], f"{'at least ' if entry['at_least'] else ''}{entry['length']}"
+        return Length(limit, str(limit))
+    return Length(entry["length"], f"{'at least ' if entry['at_least'] else ''}{entry['length']}")
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    return [
-        _longest(results, "recurrent", "Transformer-XL makes use of a longer context than recurrent networks."),
-        _longest(results, "ablated", "Both ideas are needed for the longest effective context."),
-        _harder_is_longer(results),
-    ]
+def claims() -> list[Observed]:
+    texts = {
+        "recurrent": "Transformer-XL uses a longer context than recurrent networks.",
+        "ablated": "Both ideas are needed for the longest effective context.",
+    }
+    harder = Observed(
+        "The harder the tokens, the longer the context that Transformer-XL uses.",
+        "900, 800, 700 and 700, 600, 500 at r = 0.1, 0.5, 1.0",
+        _harder_is_longer,
+    )
+    return [*(_longest(group, text) for group, text in texts.items()), harder]
 
 
-def _longest(results: Results, group: str, claim: str) -> Verdict:
-    first, *others = GROUPS[group]
-    published = {member.label: member.paper[0] for member in (first, *others)}
-    paper = "; ".join(f"{label} {length}" for label, length in published.items()) + f" (r = 0.1): {ratios(published)}"
-    found = group_result(results, group)
-    if found is None:
-        return undecided(claim, paper, [f"the group {TITLES[group]}"])
-    lengths = {member.label: [capped(results, found, member, share) for share in SHARES] for member in (first, *others)}
-    ours = "; ".join(f"{label} {', '.join(text for _, text in each)}" for label, each in lengths.items())
-    ours += f" (r = 0.1, 0.5, 1.0); at r = 0.1: {ratios({label: each[0][0] for label, each in lengths.items()})}"
-    longer = [lengths[first.label][i][0] - lengths[other.label][i][0] for other in others for i in range(len(SHARES))]
-    return _one_seed(results, claim, paper, ours, at_least=longer, never_below=longer)
+def _longest(group: str, text: str) -> Observed:
+    """The first model of a group has the longest context, at every share of the tokens."""
+    paper = {member.label: member.paper[0] for member in GROUPS[group]}
+    quoted = "; ".join(f"{label} {length}" for label, length in paper.items())
+
+    def observe(results: Results) -> Outcome | None:
+        found = lengths_of(results, group)
+        if not found:
+            return None
+        listed = "; ".join(f"{label} {', '.join(each.text for each in lengths)}" for label, lengths in found.items())
+        hardest = ratios({label: lengths[0].tokens for label, lengths in found.items()})
+        first, *others = found.values()
+        longer = [one.tokens - other.tokens for each in others for one, other in zip(first, each, strict=True)]
+        return decide(results.budget, f"{listed} (r = 0.1, 0.5, 1.0); at r = 0.1: {hardest}", longer, longer)
+
+    return Observed(text, f"{quoted} (r = 0.1): {ratios(paper)}", observe)
 
 
 def ratios(lengths: dict[str, int]) -> str:
-    """How much longer or shorter the first is than each of the others."""
+    """By how much the first is longer or shorter than each of the others."""
     first, *others = lengths.items()
     shares = ((first[1] / length - 1, label) for label, length in others if length)
-    told = (f"{abs(share):.0%} {'longer' if share >= 0 else 'shorter'} than {label}" for share, label in shares)
-    return f"{first[0]} {', '.join(told)}"
+    listed = (f"{abs(share):.0%} {'longer' if share >= 0 else 'shorter'} than {label}" for share, label in shares)
+    return f"{first[0]} {', '.join(listed)}"
 
 
-def _one_seed(
-    results: Results, claim: str, paper: str, ours: str, *, at_least: Sequence[int], never_below: Sequence[int]
-) -> Verdict:
-    """Holds where these differences are large, and fails where any is as large the other way; there is one seed."""
-    needed = STEPS * SCALES[results.budget].step
-    if min(*at_least, *never_below) <= -needed:
-        return judged(results, claim, paper, ours, False)
-    if min(at_least) >= needed and min(never_below) >= 0:
-        return judged(results, claim, paper, ours, True)
-    return judged(results, claim, paper, f"{ours}; one seed decides nothing below {needed} tokens", None)
+def _harder_is_longer(results: Results) -> Outcome | None:
+    found = [list(lengths.values())[0] for group in GROUPS if (lengths := lengths_of(results, group))]
+    if len(found) < len(GROUPS):
+        return None
+    tokens = [[each.tokens for each in lengths] for lengths in found]
+    ours = " and ".join(", ".join(map(str, each)) for each in tokens)
+    whole = [each[0] - each[-1] for each in tokens]
+    steps = [harder - easier for each in tokens for harder, easier in pairwise(each)]
+    return decide(results.budget, ours, whole, steps)
 
 
-def _harder_is_longer(results: Results) -> Verdict:
-    claim = "The harder the tokens, the longer the context that Transformer-XL makes use of."
-    paper = "900, 800, 700 and 700, 600, 500 at r = 0.1, 0.5, 1.0"
-    found = [(group, group_result(results, group)) for group in GROUPS]
-    missing = [TITLES[group] for group, result in found if result is None]
-    if missing:
-        return undecided(claim, paper, missing)
-    lengths = [
-        [capped(results, result, GROUPS[group][0], share)[0] for share in SHARES]
-        for group, result in found
-        if result is not None
-    ]
-    ours = " and ".join(", ".join(map(str, each)) for each in lengths)
-    whole = [each[0] - each[-1] for each in lengths]
-    each_step = [harder - easier for each in lengths for harder, easier in zip(each, each[1:], strict=False)]
-    return _one_seed(results, claim, paper, ours, at_least=whole, never_below=each_step)
+def decide(budget: Budget, ours: str, large: Sequence[int], not_negative: Sequence[int]) -> Outcome:
+    """Yes if these differences are large and those not negative; no if any is as large in the other direction."""
+    needed = STEPS * SCALES[budget].step
+    if min(*large, *not_negative) <= -needed:
+        return Outcome(ours, False, 1)
+    if min(large) >= needed and min(not_negative) >= 0:
+        return Outcome(ours, True, 1)
+    return Outcome(f"{ours}; differences below {needed} tokens decide nothing", None, 1)
 
 
 def tables(results: Results) -> list[Table]:
-    rows = []
-    for group, members in GROUPS.items():
-        found = group_result(results, group)
-        for member in members:
-            ours = [capped(results, found, member, share)[1] if found else "not measured" for share in SHARES]
-            rows.append([TITLES[group], member.label, *ours, *map(str, member.paper)])
+    rows = [
+        (TITLES[group], member.label, *(each.text for each in found[member.label]), *member.paper)
+        for group, members in GROUPS.items()
+        if (found := lengths_of(results, group))
+        for member in members
+    ]
+    if not rows:
+        return []
     names = [f"r = {share}" for share in SHARES]
     caption = (
-        f"Contexts grow by {SCALES[results.budget].step} tokens until one of them gains less than 1% of perplexity "
-        "over the group's best behind the context before. The paper counts words, in steps of 100"
+        f"Contexts grow by {SCALES[results.budget].step} tokens until the next one gains less than 1% of the group's "
+        "best perplexity. The paper counts words, in steps of 100"
         + ("." if results.budget == "paper" else "; ours are bytes.")
     )
-    headers = ["group", "model", *names, *(f"paper: {name}" for name in names)]
-    return [Table(title="Table 6: relative effective context length", headers=headers, rows=rows, caption=caption)]
+    headers = ("group", "model", *names, *(f"paper: {name}" for name in names))
+    return [Table("Table 6: relative effective context length", headers, rows, caption)]
 
 
 def figures(results: Results) -> list[Figure]:
-    made = []
-    for group, members in GROUPS.items():
-        found = group_result(results, group)
-        if found is not None:
-            made.append(_gains_figure(group, members, found))
-        curves = [(member, _perplexities(results, member)) for member in members]
-        if any(points for _, points in curves):
-            made.append(_perplexity_figure(group, curves))
-    return made
+    return [figure for group in GROUPS for figure in (*_gains(results, group), *_perplexities(results, group))]
 
 
-def _gains_figure(group: str, members: Sequence[Member], found: CellResult) -> Figure:
-    lines = [Line(member.label, [(x, y) for x, y in found.values["gains"][member.name]]) for member in members]
-    return line_figure(
-        f"gains-{group}",
-        f"Figure 3: gains of longer contexts ({TITLES[group]})",
-        "Perplexity that a step to this context takes off the group's best behind the one before, on the hardest tenth "
-        "of the tokens (r = 0.1); not normalised.",
-        lines,
-        x_label="context length",
-        y_label="gain in perplexity",
-    )
+def _gains(results: Results, group: str) -> list[Figure]:
+    found = results.one(f"{group}-group")
+    gains = found.values.get("gains") if found else None
+    if not gains:
+        return []
+    return [
+        line_figure(
+            f"gains-{group}",
+            f"Figure 3: gains of longer contexts ({TITLES[group]})",
+            "Perplexity that a model gains over the group's best with the next shorter context, on the hardest tenth "
+            "of the tokens (r = 0.1); not normalised.",
+            [Line(member.label, [(x, y) for x, y in gains[member.name]]) for member in GROUPS[group]],
+            x_label="context length",
+            y_label="gain in perplexity",
+        )
+    ]
 
 
-def _perplexities(results: Results, member: Member) -> list[tuple[float, float]]:
-    own = results.select(part="losses", model=trained_as(member.name, results.budget))
-    return [(context, ppl) for cell in own for context, ppl in cell.values.get("perplexity", [])]
-
-
-def _perplexity_figure(group: str, curves: Sequence[tuple[Member, list[tuple[float, float]]]]) -> Figure:
-    return line_figure(
-        f"perplexity-{group}",
-        f"Figure 4: perplexity by context length ({TITLES[group]})",
-        "Perplexity per token of the same tokens of the validation set, each behind so many tokens and nothing else.",
-        [Line(member.label, points) for member, points in curves if points],
-        x_label="context length",
-        y_label="perplexity per token",
-    )
+def _perplexities(results: Results, group: str) -> list[Figure]:
+    cells = [(member.label, losses_result(results, member)) for member in GROUPS[group]]
+    lines = [Line(label, whole_points(cell, "perplexity")) for label, cell in cells if cell and cell.values]
+    if not lines:
+        return []
+    return [
+        line_figure(
+            f"perplexity-{group}",
+            f"Figure 4: perplexity by context length ({TITLES[group]})",
+            "The same tokens of the validation set after contexts of every length, starting from an empty memory.",
+            lines,
+            x_label="context length",
+            y_label="perplexity per token",
+        )
+    ]
 
 
 CONTEXT_LENGTH = Experiment(
     name="xl-context-length",
     title="Relative effective context length",
-    paper="Transformer-XL",
+    paper=PAPER,
     covers=("Table 6", "Figure 3", "Figure 4", "Appendix C"),
-    claim=(
-        "Transformer-XL makes use of a context 80% longer than recurrent networks and 450% longer than the vanilla "
-        "transformer."
-    ),
+    claim="Transformer-XL uses a context 80% longer than recurrent networks and 450% longer than the vanilla "
+    "transformer.",
     cells=cells,
-    verdicts=verdicts,
+    verdicts=lambda results: judge(Grid(), results, claims()),
     figures=figures,
     tables=tables,
     notes=(
         "small: bytes of novels instead of words of WikiText-103, contexts in steps of 32 up to 640; one "
         "Transformer-XL is in both groups, and the recurrent networks are as large as it is.",
-        "One seed of each model: lengths count as different from two steps of the context on. How much longer they "
-        "are is said, not judged.",
+        "One seed of each model: lengths count as different from two steps of the context on. Ratios of lengths are "
+        "reported, not judged.",
         "The definition leaves the step open; the paper's lengths are multiples of 100, which `paper` takes.",
         "Transformer-XL is read with more memory than it was trained with, the other models as they were trained; the "
         "vanilla transformer cannot read beyond its table of positions, so that is its longest length.",
-        "Losses are those of tokens spread evenly over the validation set, each behind a context of exactly that "
-        "length and an empty memory.",
+        "Losses are those of tokens spread evenly over the validation set.",
     ),
 )

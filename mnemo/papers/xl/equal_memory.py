@@ -13,75 +13,90 @@ from mnemo.config import from_json, to_json
 from mnemo.cost.training_cost import activation_bytes, state_row_bytes
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
-from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table, Verdict
-from mnemo.papers.jobs import Place, job, train_here, training_cell
-from mnemo.papers.xl.ablation import BY_NAME, SEARCHED, recipe_of
-from mnemo.papers.xl.attention_length import found_columns, ppl, search_cell, searches
-from mnemo.papers.xl.comparing import Measured, judged, lower, shown, spread, undecided
-from mnemo.papers.xl.recipes import seeded, seeds
+from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table, look_up
+from mnemo.papers.figures import score_bars
+from mnemo.papers.grid import Grid, Row
+from mnemo.papers.jobs import Place, job, train_here
+from mnemo.papers.judge import Better, Claim, Observed, Outcome, judge
+from mnemo.papers.tables import Column, grid_table, label, published
+from mnemo.papers.xl.ablation import BY_NAME, recipe_of, row_of
+from mnemo.papers.xl.attention_length import SEARCHED, perplexity_at, search_columns, searches
+from mnemo.papers.xl.benchmark import PAPER
+from mnemo.papers.xl.recipes import seeded
 from mnemo.recipes.recipe import Recipe
-from mnemo.report.plots import bar_figure
 from mnemo.training.pace import pace
 
 FIT, TRAIN_FITTED = "xl-fit-length", "xl-train-fitted"
 FOUND = "length.json"
 STEP = 4
-"""Lengths are found to so many tokens, as the paper's seem to be."""
+"""Lengths are multiples of it, as the paper's seem to be."""
 LONGEST = 4
-"""Times the reference's length."""
+"""Longest segment that is tried, as a multiple of the reference's."""
 
 
-class Row(NamedTuple):
-    name: str
+class Published(NamedTuple):
+    """A row of the paper's table."""
+
+    length: int
+    initial: float
+    best: float
+    attention: int
+
+
+class Pair(NamedTuple):
+    """A model with recurrence, and one without whose segments are as long as equal memory allows."""
+
     loss: str
-    paper_length: int
-    paper_initial: float
-    paper_best: float
-    paper_attention: int
+    recurrent: str
+    fitted: str
+    paper: tuple[Published, Published]
+
+    @property
+    def fit(self) -> str:
+        """Name of the cell that finds the length."""
+        return f"{self.fitted}-length"
 
 
-RECURRENT = (Row("xl", "full", 128, 27.02, 26.77, 500), Row("half", "half", 128, 28.69, 28.33, 460))
-FITTED = (Row("no-memory", "full", 176, 28.43, 27.98, 400), Row("no-memory-half", "half", 172, 28.83, 28.83, 120))
-"""Without recurrence, at the length that takes as much memory as the recurrent row of the same loss."""
+PAIRS = (
+    Pair("full", "xl", "no-memory", (Published(128, 27.02, 26.77, 500), Published(176, 28.43, 27.98, 400))),
+    Pair("half", "half", "no-memory-half", (Published(128, 28.69, 28.33, 460), Published(172, 28.83, 28.83, 120))),
+)
 
 
-def cells(budget: Budget) -> list[Cell]:
-    made = []
-    for row in RECURRENT:
-        for seed in seeds(budget):
-            recipe = seeded(recipe_of(BY_NAME[row.name], budget), seed)
-            labels = {"row": row.name, "seed": seed}
-            training = training_cell(f"{row.name}-seed{seed}", recipe, labels | {"part": "training"})
-            made += [training, search_cell(training, *SEARCHED[budget])]
-    for row, like in zip(FITTED, RECURRENT, strict=True):
-        made += _fitted_cells(row, like, budget)
-    return made
-
-
-def _fitted_cells(row: Row, like: Row, budget: Budget) -> list[Cell]:
-    reference, candidate = (recipe_of(BY_NAME[each.name], budget) for each in (like, row))
-    fit = Cell(
-        name=f"{row.name}-length",
-        job=FIT,
-        settings={"reference": to_json(reference), "candidate": to_json(candidate)},
-        labels={"row": row.name, "part": "fit"},
+def grid(budget: Budget) -> Grid:
+    recurrent = [_row(pair.recurrent, pair.paper[0], budget) for pair in PAIRS]
+    rows = [*recurrent, *(_fitted(pair, budget) for pair in PAIRS)]
+    return Grid(
+        rows=rows,
+        measure=perplexity_at("best", budget),
+        first=[_fit(pair, budget) for pair in PAIRS],
+        last=searches(rows, budget),
     )
-    made = [fit]
-    for seed in seeds(budget):
-        training = Cell(
-            name=f"{row.name}-seed{seed}",
-            job=TRAIN_FITTED,
-            settings={"length": fit.name, "recipe": to_json(seeded(candidate, seed))},
-            labels={"row": row.name, "seed": seed, "part": "training"},
-            after=(fit.name,),
-        )
-        made += [training, search_cell(training, *SEARCHED[budget])]
-    return made
+
+
+def _row(name: str, paper: Published, budget: Budget) -> Row:
+    return replace(row_of(BY_NAME[name], budget), paper=tuple(f"{value:g}" for value in paper))
+
+
+def _fitted(pair: Pair, budget: Budget) -> Row:
+    recipe = recipe_of(BY_NAME[pair.fitted], budget)
+
+    def settings(seed: int) -> dict[str, Any]:
+        return {"length": pair.fit, "recipe": to_json(seeded(recipe, seed))}
+
+    row = _row(pair.fitted, pair.paper[1], budget)
+    return replace(row, job=TRAIN_FITTED, settings=settings, after=(pair.fit,))
+
+
+def _fit(pair: Pair, budget: Budget) -> Cell:
+    reference, candidate = (recipe_of(BY_NAME[name], budget) for name in (pair.recurrent, pair.fitted))
+    settings = {"reference": to_json(reference), "candidate": to_json(candidate)}
+    return Cell(name=pair.fit, job=FIT, settings=settings, labels={"row": pair.fitted, "part": "fit"})
 
 
 @job(FIT)
 def fit_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    """The longest segments of `candidate` whose updates take no more memory than those of `reference`."""
+    """Find the longest segments of `candidate` whose updates take no more memory than those of `reference`."""
     reference, candidate = (from_json(Recipe, settings[name]) for name in ("reference", "candidate"))
     measured = place.device.type == "cuda"
     needs: Callable[[Recipe], float] = measured_bytes if measured else estimated_bytes
@@ -105,7 +120,7 @@ def fit_length(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def longest_fitting(fits: Callable[[int], bool], start: int) -> int:
-    """By bisection, in steps of a few tokens; a length takes more memory than every shorter one."""
+    """Bisect over multiples of STEP; a longer segment takes more memory."""
     low, high = 1, LONGEST * start // STEP
     if not fits(low * STEP):
         raise MnemoError(f"not even segments of {STEP} tokens take as little memory as the model with recurrence")
@@ -120,7 +135,7 @@ def with_segment(recipe: Recipe, length: int) -> Recipe:
 
 
 def measured_bytes(recipe: Recipe) -> float:
-    """Most GPU memory that is taken at any time of an update, as it is written: neither compiled nor recorded."""
+    """Peak GPU memory of an update, neither compiled nor recorded as a CUDA graph."""
     before = allocated(torch.device("cuda"))
     plain = replace(recipe.train, compile=False, cuda_graph=False, device="cuda")
     peak = pace(recipe.model, plain, updates=1, rounds=1).peak_bytes
@@ -129,7 +144,7 @@ def measured_bytes(recipe: Recipe) -> float:
 
 
 def estimated_bytes(recipe: Recipe) -> float:
-    """Without a GPU: what autograd keeps of an update, counted, and the state; the weights are the same in all."""
+    """Without a GPU: tensors that autograd keeps, and the state; the weights are the same in all models."""
     rows = recipe.train.batch
     return activation_bytes(recipe.model, recipe.train, rows) + rows * state_row_bytes(
         recipe.model, recipe.train.precision
@@ -143,74 +158,66 @@ def train_fitted(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     return train_here(recipe, place)
 
 
-def best(results: Results, row: Row) -> Measured:
-    return ppl(BY_NAME[row.name].label, searches(results, row=row.name))
+def claims() -> list[Claim]:
+    room = Observed(
+        "Recurrence takes memory: without it, longer segments fit.", "176 and 172 tokens instead of 128", _room
+    )
+    return [room, *map(_recurrence_is_better, PAIRS)]
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    made = [_room(results)]
-    for row, like in zip(FITTED, RECURRENT, strict=True):
-        claim = f"At equal memory, recurrence is better than longer segments ({row.loss} loss)."
-        paper = f"{shown(like.paper_best)} at length {like.paper_length} against {shown(row.paper_best)} at "
-        made.append(lower(results, claim, f"{paper}{row.paper_length}", best(results, like), best(results, row)))
-    return made
+def _recurrence_is_better(pair: Pair) -> Better:
+    with_memory, fitted = pair.paper
+    return Better(
+        f"At equal memory, recurrence is better than longer segments ({pair.loss} loss).",
+        f"{with_memory.best} at length {with_memory.length} against {fitted.best} at {fitted.length}",
+        pair.recurrent,
+        pair.fitted,
+    )
 
 
-def _room(results: Results) -> Verdict:
-    claim = "Recurrence takes memory: without it, longer segments fit."
-    paper = "176 and 172 tokens instead of 128"
-    found = [cell for row in FITTED for cell in results.select(part="fit", row=row.name) if cell.values]
-    if len(found) < len(FITTED):
-        return undecided(claim, paper, [f"{row.name}'s length" for row in FITTED])
-    lengths = [cell.values["length"] for cell in found]
-    reference = found[0].values["reference_length"]
-    how = "measured" if all(cell.values["measured"] for cell in found) else "estimated, for want of a GPU"
-    ours = f"{lengths[0]} and {lengths[1]} tokens instead of {reference} ({how})"
-    return judged(results, claim, paper, ours, min(lengths) > reference)
+def _room(results: Results) -> Outcome | None:
+    cells = [cell for pair in PAIRS if (cell := results.one(pair.fit)) and cell.values]
+    if len(cells) < len(PAIRS):
+        return None
+    lengths, (reference, *_) = ([cell.values[key] for cell in cells] for key in ("length", "reference_length"))
+    how = "measured" if all(cell.values["measured"] for cell in cells) else "estimated, without a GPU"
+    ours = f"{' and '.join(map(str, lengths))} tokens instead of {reference} ({how})"
+    return Outcome(ours, min(lengths) > reference)
+
+
+def _segment(grid: Grid, results: Results, row: Row) -> object:
+    found = grid.found(results, row, f"-{SEARCHED}")
+    return look_up(found[0][1].values, "trained") if found else ""
 
 
 def tables(results: Results) -> list[Table]:
-    rows = [
-        [
-            BY_NAME[row.name].label,
-            spread(results.values("trained", part="lengths", row=row.name)[:1]),
-            *found_columns(searches(results, row=row.name)),
-            *(shown(each) for each in (row.paper_length, row.paper_initial, row.paper_best, row.paper_attention)),
-        ]
-        for row in (*RECURRENT, *FITTED)
-    ]
-    ours = ["length", "ppl init", "ppl best", "attention"]
-    headers = ["model", *ours, *(f"paper: {name}" for name in ours)]
+    numbers = ("length", "ppl init", "ppl best", "attention")
+    paper = [published(f"paper: {name}", index) for index, name in enumerate(numbers)]
+    columns = [label("model"), Column("length", _segment), *search_columns(results.budget), *paper]
     caption = (
-        "Backpropagation length, validation perplexity per token at the attention length of training and at the best "
-        "of that and longer ones, and the shortest length within 0.1% of that."
+        "Length of segments in training, validation perplexity per token at the attention length of training and at "
+        "the best length, and the shortest length within 0.1% of the best."
     )
-    return [Table(title="Table 8: equal GPU memory", headers=headers, rows=rows, caption=caption)]
-
-
-def figures(results: Results) -> list[Figure]:
-    bars = [(one.label, one.mean) for row in (*RECURRENT, *FITTED) if (one := best(results, row)).values]
-    if not bars:
-        return []
-    caption = "Best validation perplexity per token, mean over seeds; all models take the same memory."
-    return [bar_figure("equal-memory", "Perplexity at equal memory", caption, bars, unit="perplexity")]
+    return grid_table(grid(results.budget), results, *columns, title="Table 8: equal GPU memory", caption=caption)
 
 
 EQUAL_MEMORY = Experiment(
     name="xl-equal-memory",
     title="Recurrence against longer segments at equal GPU memory",
-    paper="Transformer-XL",
+    paper=PAPER,
     covers=("Table 8", "Appendix A"),
-    claim="Even where the memory of the recurrence is spent on longer segments instead, recurrence is better.",
-    cells=cells,
-    verdicts=verdicts,
-    figures=figures,
+    claim="Recurrence is better than longer segments that take the same GPU memory.",
+    cells=lambda budget: grid(budget).cells,
+    verdicts=lambda results: judge(grid(results.budget), results, claims()),
+    figures=lambda results: score_bars(grid(results.budget), results, slug="equal-memory", split="Validation"),
     tables=tables,
     notes=(
         "The lengths without recurrence are found here: the longest segments, to 4 tokens, whose updates take no "
-        "more GPU memory than those with recurrence. Without a GPU they are estimated from what autograd keeps.",
-        "Fused kernels keep no attention matrix: what a memory costs here, and so how long segments become, is not "
-        "what it is in the published code.",
-        "As many updates of longer segments read more text, at equal batch: 1.4 times as much where 128 become 176.",
+        "more GPU memory than those with recurrence. Without a GPU they are estimated from the tensors that autograd "
+        "keeps.",
+        "Fused kernels keep no attention matrix, so a memory costs less here than in the published code, and other "
+        "lengths take equal memory.",
+        "At an equal number of updates and an equal batch, longer segments read more text: 1.4 times as much if 128 "
+        "become 176.",
     ),
 )

@@ -1,7 +1,4 @@
-"""Models that stand in for the paper's where its budget is out of reach: bytes of novels, words of WikiText-2.
-
-`smoke` is two steps of a model of a few thousand weights on bytes that every machine has.
-"""
+"""Recipes of all budgets: the published ones, smaller models on novels and WikiText-2, and toys for `smoke`."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ from dataclasses import replace
 from mnemo.memory import AnyMemory, Plan
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
-from mnemo.model.positions import NoPositions
+from mnemo.model.positions import Learned, NoPositions
 from mnemo.papers.experiment import Budget
+from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.recipes.transformer_xl import everywhere
 
@@ -19,6 +17,7 @@ FIRST_SEED = 1
 
 
 def smoke() -> Recipe:
+    """Two steps of a model of a few thousand weights, on a corpus that every machine has."""
     model = ModelConfig(num_layers=2, dim=16, num_heads=2, head_dim=8, inner_dim=32, memory=everywhere(8))
     train = TrainConfig(
         steps=2,
@@ -37,7 +36,7 @@ def smoke() -> Recipe:
 
 
 def small_training(*, steps: int, batch: int, segment: int, lr: float, warmup: int = 150) -> TrainConfig:
-    """Minutes are too few to compile a whole graph in."""
+    """Layers are compiled one by one: compiling the whole graph would take longer than the run."""
     return TrainConfig(
         steps=steps,
         batch=batch,
@@ -90,13 +89,13 @@ def small_words(*, segment: int = 64, steps: int = 3000) -> Recipe:
 
 
 RECURRENT_LAYERS = 2
-"""Without residuals, more of them do not leave their first plateau in so few steps."""
+"""More layers without residual connections stay on their first plateau for longer than the runs last."""
 RECURRENT_LR = 2
-"""Times the rate of transformers."""
+"""Factor on the learning rate of the transformers."""
 
 
 def recurrent(recipe: Recipe, memory: AnyMemory) -> Recipe:
-    """The same corpus and training with recurrent layers, which need no positions, and other dropout."""
+    """The same corpus and training, with recurrent layers instead: no positions, and dropout between layers."""
     rate = recipe.model.dropout.feed_forward
     model = replace(
         recipe.model,
@@ -109,15 +108,36 @@ def recurrent(recipe: Recipe, memory: AnyMemory) -> Recipe:
     return replace(recipe, model=model, train=replace(recipe.train, optimizer=optimizer))
 
 
+NEW_TOKENS = 16
+"""Predicted at a time by a model without memory, which reads its whole context again for them."""
+
+
+def scored_in_steps(recipe: Recipe) -> Recipe:
+    """Score a few new tokens at a time with the rest of the segment as context: nearly a sliding window."""
+    new = min(NEW_TOKENS, recipe.train.segment // 2)
+    return replace(recipe, test=replace(recipe.test, segment=new, context=recipe.train.segment - new))
+
+
+def vanilla(recipe: Recipe) -> Recipe:
+    """No memory, and learned absolute positions at every layer (Al-Rfou et al., 2018)."""
+    model = replace(recipe.model, memory=everywhere(0), positions=Learned(length=recipe.train.segment))
+    return scored_in_steps(replace(recipe, model=model))
+
+
+def on_gpu(recipe: Recipe) -> Recipe:
+    """A published recipe in bf16, with weights in 32 bits."""
+    return replace(recipe, train=replace(recipe.train, precision="bf16"))
+
+
+def published_recipe(name: str) -> Recipe:
+    recipe = on_gpu(preset(name))
+    return scored_in_steps(recipe) if name.endswith("-vanilla") else recipe
+
+
 def seeded(recipe: Recipe, seed: int) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=seed))
 
 
 def seeds(budget: Budget, small: int = 2) -> tuple[int, ...]:
-    """Several where a difference is small; one of the paper's runs is days."""
+    """One seed at `paper`, where a run takes days."""
     return tuple(range(FIRST_SEED, FIRST_SEED + (small if budget == "small" else 1)))
-
-
-def on_gpu(recipe: Recipe) -> Recipe:
-    """A published recipe as a GPU of today trains it: in bf16, with weights in 32 bits."""
-    return replace(recipe, train=replace(recipe.train, precision="bf16"))

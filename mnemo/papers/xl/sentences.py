@@ -1,4 +1,4 @@
-"""A corpus whose lines have lost their order, as One Billion Word's sentences have."""
+"""A corpus with its lines in random order, as the sentences of One Billion Word are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHUFFLE = "xl-shuffle-lines"
 FOLDER = "corpus"
 SEED = 0
 SHORTEST = 2
-"""Tokens of a line that has anything to predict."""
+"""Tokens that a line must have, for one of them to be predicted."""
 
 
 @job(SHUFFLE)
@@ -28,9 +28,9 @@ def shuffle_lines(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def write_shuffled(corpus: Corpus, target: Path, longest: int | None = None) -> dict[str, int]:
-    """The lines of every split in random order, each a document, as a corpus in the folder `target`.
+    """Write the lines of every split in random order, each a document, as a corpus in the folder `target`.
 
-    `longest`: tokens of a split that are enough. Returns how many lines each split has.
+    `longest`: use only this many tokens of each split. Returns the number of lines by split.
     """
     end = int(corpus.tokenizer.encode("\n")[-1])
     with atomic.new_folder(target, replace=True) as folder:

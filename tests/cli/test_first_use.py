@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN
+from helpers.golden import GOLDEN
 from helpers.run_folders import make_run, recipe, score, write_lines, write_result
 from helpers.tiny_runs import MODEL, tiny_run
 

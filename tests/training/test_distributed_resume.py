@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks
+from helpers.monitors import Signaller
 from helpers.tolerances import TOLERANCES
-from helpers.toy_runs import exact, metrics, recipe, run
-from test_parallel import losses
-from test_train_resume import Signaller
+from helpers.toy_runs import exact, losses, metrics, recipe, run
 
 from mnemo import cli
 from mnemo.errors import MnemoError

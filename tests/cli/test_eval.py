@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
 from helpers.tiny_runs import SEGMENT, tiny_run
 
@@ -203,7 +204,10 @@ def test_curves_have_ticks_at_measured_lengths_that_do_not_touch(tmp_path: Path,
     places = [(axes.transScale + axes.transLimits).transform((tick, 1.0))[0] for tick in ticks]
     assert set(ticks) <= set(lengths) and ticks[-1] == lengths[-1]
     assert all(b - a > 0.99 * TICK_DISTANCE for a, b in zip(places, places[1:], strict=False))
-    assert [path.name for path in save_curve(curve, tmp_path / "a.b")] == ["a.b.png", "a.b.svg"]
+    png, svg = save_curve(curve, tmp_path / "a.b")
+    assert (png.name, svg.name) == ("a.b.png", "a.b.svg")
+    assert (matplotlib.image.imread(png)[..., 3] == 1).all(), "the picture is readable on any background"
+    assert "var(" not in svg.read_text(encoding="utf-8") and ElementTree.parse(svg).getroot().tag.endswith("svg")
 
 
 def test_a_temperature_divides_the_logits(results: Path, capsys: pytest.CaptureFixture[str]) -> None:

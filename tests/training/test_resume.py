@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -17,16 +16,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.toy_runs import metrics, recipe, run, toy, train_and_die
+from helpers import ranks
+from helpers.monitors import Signaller
+from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy, train_and_die
 
 from mnemo import cli
 from mnemo.memory import XL, Plan
-from mnemo.progress import Advance
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.run_folder import open_run
-from mnemo.training import Status, Unwatched, create_run, precision, train
+from mnemo.training import create_run, precision, train
 
 NO_MEMORY = Plan(long=XL(length=0))
 RECIPES: dict[str, dict[str, Any]] = {
@@ -53,29 +53,21 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def processes() -> Any:
-    """Processes that start at once, because their parent has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["toy_runs", "torch._dynamo"])
-    return context
-
-
 @pytest.mark.parametrize("name", RECIPES)
-def test_killed_again_and_again(name: str, processes: Any, tmp_path: Path) -> None:
+def test_killed_again_and_again(name: str, tmp_path: Path) -> None:
     wanted, data = recipe(**RECIPES[name]), os.environ["MNEMO_DATA"]
     run(tmp_path / "whole", of=wanted)
     create_run(wanted, tmp_path / "killed")
     draw, deaths = random.Random(name), 0
-    while _train_in(processes, tmp_path / "killed", data, operation=draw.randint(1, 40)) == -signal.SIGKILL:
+    while _train_in(tmp_path / "killed", data, operation=draw.randint(1, 40)) == -signal.SIGKILL:
         deaths += 1
     assert deaths >= 4
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     assert _tensors(tmp_path / "killed") == _tensors(tmp_path / "whole")
 
 
-def _train_in(processes: Any, folder: Path, data: str, operation: int) -> int:
-    process = processes.Process(target=train_and_die, args=(str(folder), data, operation))
+def _train_in(folder: Path, data: str, operation: int) -> int:
+    process = ranks.parent().Process(target=train_and_die, args=(str(folder), data, operation))
     process.start()
     process.join()
     return process.exitcode
@@ -91,25 +83,6 @@ def _tensors(folder: Path) -> dict[str, bytes]:
         for part in checkpoints.PARTS
         for name, tensor in checkpoint.tensors(part).items()
     }
-
-
-class Signaller(Unwatched):
-    """Sends itself a signal at a step, or in the middle of an evaluation."""
-
-    def __init__(self, number: int, step: int | None = None) -> None:
-        self.number, self.step = number, step
-
-    def trained(self, status: Status) -> None:
-        if status.step == self.step:
-            os.kill(os.getpid(), self.number)
-
-    @contextmanager
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
-        yield self
-
-    def advance(self, count: float = 1, note: str = "") -> None:
-        if self.step is None:
-            os.kill(os.getpid(), self.number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -185,22 +158,14 @@ def test_timing_is_cut_back_too_and_time_goes_on(tmp_path: Path) -> None:
     assert seconds == sorted(seconds)
 
 
-COMMAND = [
-    *("train", "tiny-bytes", "--data.corpus", "toy", "--train.steps", "200", "--train.batch", "2"),
-    *("--train.segment", "4", "--model.num-layers", "1", "--model.dim", "8", "--model.num-heads", "1"),
-    *("--model.head-dim", "4", "--model.inner-dim", "8", "--model.memory.long.length", "4"),
-    *("--train.log-every", "1", "--train.eval-every", "50", "--train.checkpoint-every", "7", "--evaluation.batch", "2"),
-]
-
-
 @pytest.mark.slow
 def test_the_command_line_survives_kill_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     toy()
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*COMMAND, "--name", "whole"]) == 0
-    with _process([*COMMAND, "--name", "killed"]) as process:
+    assert cli.main([*TRAIN_COMMAND, "--name", "whole"]) == 0
+    with _process([*TRAIN_COMMAND, "--name", "killed"]) as process:
         _wait_for_lines(tmp_path / "runs" / "killed", 30, process)
         process.kill()
     with _process(["train", "--resume", "killed"]) as process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import warnings
 from dataclasses import replace
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks
+from helpers.monitors import Signaller
 from helpers.tolerances import TOLERANCES
-from helpers.toy_runs import recipe, run
-from test_train_resume import Signaller
+from helpers.toy_runs import losses, recipe, run
 
 from mnemo.memory import XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model.embedding import EmbeddingConfig
@@ -62,11 +61,6 @@ def train_all(folder: Path, kind: str, cases: dict[str, Recipe]) -> None:
             path = folder / f"{name}-{kind}"
             world.main(lambda wanted=wanted, path=path: str(create_run(wanted, path)))
             train(path, world=world)
-
-
-def losses(folder: Path) -> list[float]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line[key] for line in lines for key in ("loss", "grad_norm") if line.get(key) is not None]
 
 
 @pytest.fixture(scope="module")

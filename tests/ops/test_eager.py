@@ -94,10 +94,11 @@ def test_a_cached_memory_lets_gradients_through_its_segment(model: Model) -> Non
 
 def test_a_memory_is_seldom_copied() -> None:
     length = torch.tensor([SLOTS])
-    cache = KeyValueCache(*torch.randn(2, 1, 2, SLOTS, 4), length)
+    keys, values = torch.randn(2, 1, 2, SLOTS, 4)
+    cache = KeyValueCache(keys, values, length)
     places = set()
     for _ in range(10):
-        _, cache = cache.append(KeyValues(*torch.randn(2, 1, 2, 1, 4)), length)
+        _, cache = cache.append(KeyValues(torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4)), length)
         places.add(cache.keys.untyped_storage().data_ptr())
     assert len(places) <= -(-10 // (1 + SLOTS // SPARE))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from mnemo.ops import Blocks, Causal, KeyLimit, Mask, call_objection, objection, relative_attention
+from mnemo.ops import Blocks, Causal, KeyLimit, Mask, call_obstacle, kernel_obstacle, relative_attention
 from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import decode_attention_plain
 
@@ -306,15 +306,15 @@ def test_compilers_are_told_how_all_outputs_are_stored():
 
 def test_who_does_not_get_kernels_hears_why(monkeypatch):
     cpu, half = torch.device("cpu"), torch.float16
-    assert "CUDA" in (objection(cpu, half, 64) or "")
+    assert "CUDA" in (kernel_obstacle(cpu, half, 64) or "")
     monkeypatch.setattr("mnemo.ops.HAS_TRITON", False)
-    assert "Triton" in (objection(torch.device("cuda"), half, 64) or "")
-    assert "float64" in (dispatch.objection(cpu, torch.float64, 64) or "")
-    assert "256" in (dispatch.objection(cpu, half, 256) or "")
-    assert "bias" in (call_objection(False, True, "signed") or "")
-    assert "wrap" in (call_objection(True, False, "wrap") or "")
+    assert "Triton" in (kernel_obstacle(torch.device("cuda"), half, 64) or "")
+    assert "float64" in (dispatch.kernel_obstacle(cpu, torch.float64, 64) or "")
+    assert "256" in (dispatch.kernel_obstacle(cpu, half, 256) or "")
+    assert "bias" in (call_obstacle(False, True, "signed") or "")
+    assert "wrap" in (call_obstacle(True, False, "wrap") or "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "bf16" in (dispatch.device_objection(torch.device("cuda"), torch.bfloat16, 64) or "")
+    assert "bf16" in (dispatch.device_obstacle(torch.device("cuda"), torch.bfloat16, 64) or "")
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_kernels_that_were_asked_for_in_vain_are_replaced_with_one_notice(
 ) -> None:
     if torch.cuda.is_available() and why == "CUDA device":
         pytest.skip("here they are not asked for in vain")
-    monkeypatch.setattr("mnemo.ops._told", set())
+    monkeypatch.setattr("mnemo.ops._warned", set())
     if missing == "triton":
         monkeypatch.setattr("mnemo.ops.HAS_TRITON", False)
     elif missing is not None:
@@ -375,8 +375,8 @@ def test_kernels_that_err_are_not_trusted(monkeypatch, error):
     monkeypatch.setattr(dispatch, "_tested", set())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with pytest.warns(UserWarning, match="going on slower"):
-        assert dispatch.device_objection(DEVICE, torch.float32, 16)
-    assert str(error) in (dispatch.device_objection(DEVICE, torch.float32, 16) or "")  # said once
+        assert dispatch.device_obstacle(DEVICE, torch.float32, 16)
+    assert str(error) in (dispatch.device_obstacle(DEVICE, torch.float32, 16) or "")  # said once
 
 
 def test_every_call_draws_a_seed_of_its_own_when_compiled() -> None:

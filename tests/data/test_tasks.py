@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine import Rerun
+from helpers.recorders import Rerun
+from helpers.tasks import EVERY_TASK, FEW, MODELS, TASKS, tiny
 
 from mnemo.cli import main
 from mnemo.config import from_json, to_json
@@ -31,8 +32,7 @@ from mnemo.data.tasks import (
 )
 from mnemo.data.tasks.quadratic import ALPHABET
 from mnemo.errors import MnemoError
-from mnemo.memory import XL, MemoryTokens, Plan
-from mnemo.model import Model, ModelConfig
+from mnemo.model import Model
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.recipes.tasks import PRESETS
@@ -40,28 +40,6 @@ from mnemo.training import create_run, fresh_states, open_data, segment_loss, tr
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.segment_window import Window, read_batches
-
-FEW: dict[str, Any] = {"train": 40, "valid": 12, "test": 8}
-TASKS: list[AnyTask] = [
-    Copy(symbols=6, **FEW),
-    Reverse(symbols=6, **FEW),
-    Retrieval(**FEW),
-    Quadratic(**FEW),
-    MultiQuery(pairs=4, queries=3, keys=6, values=5, **FEW),
-    Passkey(length=20, digits=3, **FEW),
-]
-EVERY_TASK = pytest.mark.parametrize("task", TASKS, ids=[task.label for task in TASKS])
-MODELS: dict[str, dict[str, Any]] = {
-    "none": {"memory": Plan(long=XL(length=0))},
-    "xl": {"memory": Plan(long=XL(length=4))},
-    "tokens": {"memory": Plan(long=XL(length=0)), "tokens": MemoryTokens(num=3)},
-    "prefix": {"memory": Plan(long=XL(length=0)), "tokens": MemoryTokens(num=3, write=False)},
-}
-
-
-def tiny(task: AnyTask, kind: str = "tokens") -> ModelConfig:
-    sizes: dict[str, Any] = dict(num_layers=2, dim=8, num_heads=2, head_dim=4, inner_dim=8)
-    return ModelConfig(vocab_size=task.vocab_size, **sizes, **MODELS[kind])
 
 
 def recipe(task: AnyTask, segment: int, kind: str = "tokens", **changes: Any) -> Recipe:

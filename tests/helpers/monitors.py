@@ -1,0 +1,29 @@
+"""Monitors that interrupt training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mnemo.progress import Advance
+from mnemo.training import Status, Unwatched
+
+
+class Signaller(Unwatched):
+    """Sends a signal to its own process after a step, or without a step during the first evaluation."""
+
+    def __init__(self, number: int, step: int | None = None) -> None:
+        self.number, self.step = number, step
+
+    def trained(self, status: Status) -> None:
+        if status.step == self.step:
+            os.kill(os.getpid(), self.number)
+
+    @contextmanager
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
+        yield self
+
+    def advance(self, count: float = 1, note: str = "") -> None:
+        if self.step is None:
+            os.kill(os.getpid(), self.number)
