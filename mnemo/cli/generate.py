@@ -97,7 +97,7 @@ def run(args: Args) -> int:
 
 def _check(args: Args) -> None:
     if args.prompt is not None and args.prompt_file is not None:
-        raise MnemoError("--prompt and --prompt-file exclude each other")
+        raise MnemoError("--prompt and --prompt-file cannot be combined")
     if args.prompt == "":
         raise MnemoError("the prompt is empty")
     if args.memory_length is not None and args.memory_length < 0:

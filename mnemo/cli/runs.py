@@ -92,7 +92,7 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
     model = opened.run.model
     if memory_length is not None and memory_length < 0:
         raise MnemoError(f"memory length {memory_length} is negative")
-    segment, device = opened.run.recipe.train.segment, next(model.parameters()).device
+    segment, device = opened.run.recipe.train.segment, model.device
     require_state_room(model.config, device, batch=1, segment=segment, lengths=memory_length, cached=True)
     if memory is None:
         return opened.run.first_state(1, memory_length, cached=True), segment
@@ -108,7 +108,7 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
 
 def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
     """The type to compute in; None: that of the weights. `auto`: on a GPU as the run was trained."""
-    device = next(run.model.parameters()).device
+    device = run.model.device
     if choice == "bf16" and device.type == "cpu":
         raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory")
     if choice == "auto":
@@ -118,7 +118,7 @@ def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
 
 def computing_in(half: torch.dtype | None, run: LoadedRun) -> AbstractContextManager[Any]:
     """Compute in the given type on the run's device."""
-    return nullcontext() if half is None else torch.autocast(next(run.model.parameters()).device.type, half)
+    return nullcontext() if half is None else torch.autocast(run.model.device.type, half)
 
 
 def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:

@@ -24,7 +24,7 @@ from mnemo.data import tokenizers
 from mnemo.data.counting import id_dtype
 from mnemo.data.published import missing
 from mnemo.errors import MnemoError, shorten, unknown
-from mnemo.files.safe_load import is_count, is_inside, read_object, require
+from mnemo.files.safe_load import is_count, is_inside, load_object, require
 
 FORMAT_VERSION = 1
 HEADER = "header.json"
@@ -171,7 +171,7 @@ def _read(path: Path) -> Corpus:
 
 
 def _read_header(path: Path) -> dict[str, Any]:
-    header = read_object(path)
+    header = load_object(path)
     version = header.get("format_version")
     if version != FORMAT_VERSION:
         found = shorten(str(version))

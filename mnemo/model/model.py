@@ -215,6 +215,10 @@ class Model(nn.Module):
         return self.input_memory.init(batch, layers)
 
     @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
     def input_memory(self) -> InputMemory:
         """Memory tokens, or the absence of any input memory."""
         return self.memory_tokens or NoInputMemory()

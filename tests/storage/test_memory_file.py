@@ -273,7 +273,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         filename.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mnemo.storage.memory_file.save_file", full)
+    monkeypatch.setattr("mnemo.files.tensor_file.save_file", full)
     with pytest.raises(MnemoError, match="No space left"):
         save_memory(path, model, reading(model, 9), segment=SEGMENT)
     assert path.read_bytes() == before
