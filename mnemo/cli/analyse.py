@@ -133,7 +133,9 @@ def _watch(
     distances, alphas = DistanceObserver(layers), AlphaObserver(layers)
     wanted = analysis.has_alpha(model)
     notes = [alphas] if wanted else []
-    analysis.observe(model, ids, [distances], segment=segment, state=state, notes=notes, progress=console.progress)
+    analysis.observe(
+        model, ids, [distances], segment=segment, state=state, diagnostics=notes, progress=console.progress
+    )
     found = alphas.result()
     never = ["alpha: the text is too short to fill the memory"] if wanted and found is None else []
     return distances.result(), found, never

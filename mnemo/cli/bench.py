@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from mnemo.bench import HEADERS, SECTIONS, Comparison, compare, long_range, machine
-from mnemo.bench.curves import SEEDS, loss_curves
-from mnemo.bench.lookahead import Overhead, measure_overhead
+from mnemo.bench.lookahead_cost import Overhead, measure_overhead
+from mnemo.bench.loss_curves import SEEDS, loss_curves
 from mnemo.cli import console
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.files.json_file import write_json

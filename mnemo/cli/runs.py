@@ -20,7 +20,7 @@ from mnemo.cli import console
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
-from mnemo.data.sources import Part
+from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
@@ -136,7 +136,7 @@ def encode_file(tokenizer: AnyTokenizer, path: Path) -> Tensor:
     """Token ids of a text file, compressed or not."""
     if not path.is_file():
         raise MnemoError(f"{path} is not a file")
-    return encode(tokenizer, Part(path).read().tobytes(), str(path))
+    return encode(tokenizer, Part(path).load().tobytes(), str(path))
 
 
 def vocabulary_digest(tokenizer: AnyTokenizer) -> str:

@@ -10,7 +10,7 @@ import torch
 from mnemo.config import canonical, from_json
 from mnemo.cost.training_cost import training_bytes
 from mnemo.data import corpus as corpora
-from mnemo.data.published import PYTHON, missing
+from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.model.memory_limits import memory_bytes
 from mnemo.papers.experiment import Budget, Cell, Experiment

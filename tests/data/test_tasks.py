@@ -35,7 +35,7 @@ from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.recipes.tasks import PRESETS
+from mnemo.recipes.rmt_tasks import PRESETS
 from mnemo.training import create_run, fresh_states, open_data, segment_loss, train, update
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
@@ -196,14 +196,14 @@ def test_segments_of_a_stream_are_equally_long_and_whole(task: AnyTask, segment:
 def test_a_stream_goes_on_from_its_cursor_in_another_order_every_epoch() -> None:
     stream, cursor, seen = TaskStream(TASKS[0], 10, 6, seed=3), {"epoch": 0, "step": 0}, []
     for _ in range(26):
-        batch, behind = stream.read(dict(cursor))
+        batch, following = stream.read(dict(cursor))
         again, _ = TaskStream(TASKS[0], 10, 6, seed=3).read(dict(cursor))
         if batch is None or again is None:
             assert batch is again is None
         else:
             assert torch.equal(batch.tokens, again.tokens) and torch.equal(batch.targets, again.targets)
             seen.append((cursor["epoch"], batch.tokens))
-        cursor = behind
+        cursor = following
     assert [epoch for epoch, _ in seen] == [0] * 12 + [1] * 12
     assert not torch.equal(seen[0][1], seen[12][1])
     with pytest.raises(MnemoError, match="does not belong"):

@@ -1,4 +1,4 @@
-"""Small random models behind the interface of the transformers library."""
+"""Small random models with the interface of the transformers library."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.bench.cases import Case
-from mnemo.bench.contenders import Step, build_model, our_step, published_of, published_step
-from mnemo.bench.timing import allocated, forget_peak, peak_over, take_turns
+from mnemo.bench.timed_steps import Step, build_model, our_step, published_of, published_step
+from mnemo.bench.timing import allocated, peak_over, reset_peak, take_turns
 from mnemo.config import from_json
 from mnemo.cost.training_cost import training_bytes
 from mnemo.errors import MnemoError
@@ -83,7 +83,7 @@ def working_bytes(case: Case, formulation: Formulation, device: torch.device) ->
         return _saved_bytes(model, step)
     for _ in range(WARMUP):
         step()
-    forget_peak(device)
+    reset_peak(device)
     step()
     peak = peak_over(before, device)
     assert peak is not None
