@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Literal
@@ -102,8 +102,13 @@ def scores_over(
     caption: str = f"Test set. {BANDS}",
     measure: Measure | None = None,
     x_kind: Literal["linear", "doubling"] = "linear",
+    x_from_least: bool = False,
+    reference: tuple[str, float] | None = None,
 ) -> list[Figure]:
-    """Scores over a number that rows differ in, such as the length of their memory."""
+    """Scores over a number that rows differ in, such as the length of their memory.
+
+    A line has the colour of its first row.
+    """
     measure = measure or grid.measure
     points = [
         (line(row), x(row), measure.shown(value))
@@ -112,5 +117,41 @@ def scores_over(
     ]
     if not points:
         return []
-    lines = lines_over_seeds(points)
-    return [line_figure(slug, title, caption, lines, x_label=x_label, y_label=measure.unit, x_kind=x_kind)]
+    colors = {line(row): row.color for row in reversed(grid.rows)}
+    return [
+        line_figure(
+            slug,
+            title,
+            caption,
+            [replace(drawn, color=colors[drawn.label]) for drawn in lines_over_seeds(points)],
+            x_label=x_label,
+            y_label=measure.unit,
+            x_kind=x_kind,
+            x_from_least=x_from_least,
+            reference=reference,
+        )
+    ]
+
+
+def scores_by_measure(
+    grid: Grid,
+    results: Results,
+    measures: Mapping[float, Measure],
+    *,
+    slug: str,
+    title: str,
+    x_label: str,
+    caption: str,
+) -> list[Figure]:
+    """A line for every row over the numbers that its measures differ in, such as the memory that it is tested with."""
+    points = [
+        (row.label, x, measure.shown(value))
+        for row in grid.rows
+        for x, measure in measures.items()
+        for value in grid.by_seed(results, row.key, measure).values()
+    ]
+    if not points:
+        return []
+    lines = in_color(lines_over_seeds(points), grid.rows)
+    unit = grid.measure.unit
+    return [line_figure(slug, title, f"{caption} {BANDS}", lines, x_label=x_label, y_label=unit)]

@@ -128,6 +128,8 @@ class Better:
     """The grid's unless given."""
     needed: float | None = None
     """The smallest mean gain that counts, if it is not 0.3% of a loss."""
+    allowance: float = 0.0
+    """How much `better` may be worse, for a claim that it is nearly as good."""
 
     @property
     def gain(self) -> Gain:
@@ -137,7 +139,8 @@ class Better:
         pair = self.gain.pair(grid, results)
         if pair is None:
             return []
-        return [Comparison(pair, self.gain.delta(grid, results) if self.needed is None else self.needed)]
+        needed = self.gain.delta(grid, results) if self.needed is None else self.needed
+        return [Comparison(pair, needed, self.allowance)]
 
     def outcome(self, grid: Grid, results: Results, decisions: Decisions) -> Outcome:
         found = self.comparisons(grid, results)
@@ -151,6 +154,11 @@ class Better:
 def far_below(text: str, paper: str, low: str, high: str) -> Better:
     """The accuracy of `low` is below that of `high` by 0.1 or more."""
     return Better(text, paper, high, low, ACCURACY, FAR)
+
+
+def at_most_worse(text: str, paper: str, row: str, like: str, allowance: float, measure: Measure) -> Better:
+    """`row` is worse than `like` by less than an allowance, in the stored unit of the measure."""
+    return Better(text, paper, row, like, measure, needed=0.0, allowance=allowance)
 
 
 @dataclass(frozen=True)
@@ -214,12 +222,14 @@ class Exceeds:
 
 
 @dataclass(frozen=True)
-class Solves:
-    """Every run of these rows reaches an accuracy of 0.99."""
+class Within:
+    """Every run of these rows lies in a range."""
 
     text: str
     paper: str
     rows: tuple[str, ...]
+    least: float
+    most: float = math.inf
     measure: Measure = ACCURACY
 
     def comparisons(self, grid: Grid, results: Results) -> list[Comparison]:
@@ -229,11 +239,16 @@ class Solves:
         if grid.missing(results, self.rows, self.measure):
             return unmeasured(grid, results, self.rows, self.measure)
         runs = {key: grid.by_seed(results, key, self.measure) for key in self.rows}
-        solved = all(value >= SOLVED for values in runs.values() for value in values.values())
+        inside = all(self.least <= value <= self.most for values in runs.values() for value in values.values())
         complete = all(len(values) == len(row.seeds) for key, values in runs.items() if (row := grid.row(key)))
         text = scores(grid, results, self.rows, self.measure)
-        holds = solved if complete or not solved else None
+        holds = inside if complete or not inside else None
         return Outcome(text if complete else f"{text}; runs are missing", holds, min(map(len, runs.values())))
+
+
+def solves(text: str, paper: str, *rows: str, measure: Measure = ACCURACY) -> Within:
+    """Every run of these rows reaches an accuracy of 0.99."""
+    return Within(text, paper, rows, SOLVED, measure=measure)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,11 @@ def cell_label(header: str, name: str) -> Column:
     return Column(header, lambda grid, results, row: row.labels.get(name))
 
 
+def cell_labels(*names: str) -> list[Column]:
+    """Labels of the row's cells, each below its own name."""
+    return [cell_label(name, name) for name in names]
+
+
 def score(header: str, measure: Measure | None = None) -> Column:
     """Mean and standard deviation over seeds."""
 
@@ -58,6 +63,16 @@ def against(header: str, reference: str) -> Column:
     def entry(grid: Grid, results: Results, row: Row) -> str:
         gains = Gain(reference, row.key).by_seed(grid, results)
         return f"{fmean(gains.values()):+.4f}" if gains else ""
+
+    return Column(header, entry)
+
+
+def size(header: str, measure: Measure) -> Column:
+    """A number that is the same for every seed, such as the size of a state."""
+
+    def entry(grid: Grid, results: Results, row: Row) -> str:
+        values = list(grid.by_seed(results, row.key, measure).values())
+        return measure.text(values[:1]) if values else "-"
 
     return Column(header, entry)
 

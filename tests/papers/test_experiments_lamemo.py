@@ -30,7 +30,7 @@ NAMES = list(BY_NAME)
 RANKED = (TRANSFORMER, TRANSFORMER_XL, COMPRESSIVE, INFINITE, LAMEMO)
 """Worst first, as the paper has it."""
 Values = Callable[[dict[str, Any]], dict[str, Any] | None]
-"""What a cell with these labels gives; None where it is not measured yet."""
+"""From the labels of a cell to its values; None if it is not measured yet."""
 
 
 def made_up(name: str, budget: Budget, values: Values) -> Results:
@@ -141,7 +141,7 @@ def test_what_a_device_must_hold_is_known_of_every_memory() -> None:
     assert needed[TRANSFORMER_XL] < needed[LAMEMO] and needed[TRANSFORMER_XL] < needed[INFINITE]
 
 
-def test_the_novels_are_asked_with_seeds_enough() -> None:
+def test_the_novels_have_several_seeds() -> None:
     seeds = {model: set() for model in RANKED}
     for cell in BY_NAME["lamemo-novels"].cells("small"):
         seeds[cell.labels["model"]].add(cell.labels["seed"])
@@ -342,8 +342,6 @@ def test_samples() -> None:
     assert judged("lamemo-samples", "paper", looked({LAMEMO: many, TRANSFORMER_XL: few})) == [False]
     assert judged("lamemo-samples", "paper", looked({LAMEMO: few, TRANSFORMER_XL: sampled(0.02, 0.0, 0.02)})) == [None]
     assert judged("lamemo-samples", "small", looked({LAMEMO: few, TRANSFORMER_XL: many})) == [None]
-    nobody = made_up("lamemo-samples", "paper", looked({LAMEMO: sampled(0, 0), TRANSFORMER_XL: sampled(0, 0)}))
-    assert not BY_NAME["lamemo-samples"].figures(nobody)
     shown = BY_NAME["lamemo-samples"].samples(
         made_up("lamemo-samples", "small", looked({LAMEMO: few, TRANSFORMER_XL: many}))
     )
@@ -358,7 +356,7 @@ def test_the_smoke_run_passes(name: str, tmp_path: Path) -> None:
     assert not ran.failures and not ran.found.problems
     assert len(results.cells) == len(experiment.cells("smoke"))
     assert all(verdict.holds is None and "not measured" not in verdict.ours for verdict in experiment.verdicts(results))
-    assert experiment.figures(results) and experiment.tables(results)
+    assert experiment.tables(results) and (experiment.figures(results) or experiment.samples(results))
     assert bool(experiment.samples(results)) == (name == "lamemo-samples")
 
 

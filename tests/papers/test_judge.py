@@ -23,9 +23,11 @@ from mnemo.papers.judge import (
     Observed,
     Outcome,
     Reaches,
-    Solves,
+    Within,
+    at_most_worse,
     far_below,
     judge,
+    solves,
     undecided,
 )
 from mnemo.report.findings import Verdict
@@ -209,13 +211,27 @@ def test_far_below(low: Sequence[float], high: Sequence[float], expected: bool |
 
 
 def test_solves() -> None:
-    of, claim = grid("a", "b", measure=ACCURACY), Solves("", "", ("a", "b"))
+    of, claim = grid("a", "b", measure=ACCURACY), solves("", "", "a", "b")
     assert judged(of, {"a": [0.99, 1.0, 1.0], "b": [1.0] * 3}, claim) == [True]
     assert judged(of, {"a": [0.9899, 1.0, 1.0], "b": [1.0] * 3}, claim) == [False]
     assert judged(of, {"a": [1.0] * 3}, claim) == [None]
     missing = one(of, {"a": [1.0] * 3, "b": [1.0, 1.0]}, claim)
     assert missing.holds is None and "runs are missing; preliminary, n = 2" in missing.ours
     assert judged(of, {"a": [1.0] * 3, "b": [0.5]}, claim) == [False]
+
+
+def test_every_run_within_a_range() -> None:
+    of, claim = grid("a", measure=ACCURACY), Within("", "", ("a",), 0.05, 0.15)
+    assert judged(of, {"a": [0.05, 0.1, 0.15]}, claim) == [True]
+    assert judged(of, {"a": [0.1, 0.1, 0.16]}, claim) == [False]
+    assert judged(of, {"a": [0.1, 0.04]}, claim) == [False]
+
+
+@pytest.mark.parametrize(("extra", "expected"), [(-0.005, True), (0.005, True), (0.0101, None), (0.02, False)])
+def test_at_most_worse_by_an_allowance(extra: float, expected: bool | None) -> None:
+    runs = {"a": around(0.9 - extra), "b": [0.9] * 3}
+    claim = at_most_worse("", "", "a", "b", 0.01, ACCURACY)
+    assert judged(grid("a", "b", measure=ACCURACY), runs, claim) == [expected]
 
 
 def test_a_claim_of_several_parts() -> None:

@@ -1,4 +1,4 @@
-"""What of LaMemo is needed (Table 3), and the encoding that fails (Figure 8)."""
+"""The parts of LaMemo that are needed (Table 3), and the encoding that fails (Figure 8)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from mnemo.papers.jobs import Place, job, train_and_score
 from mnemo.papers.judge import Better, Claim, Observed, Outcome, judge, scores
 from mnemo.papers.lamemo import models
 from mnemo.papers.lamemo.comparison import SMALLER, on_valid, trained_row
-from mnemo.papers.lamemo.models import published
-from mnemo.papers.lamemo.names import PAPER
+from mnemo.papers.lamemo.models import PAPER, published
 from mnemo.papers.tables import Column, grid_table, label, score
 from mnemo.papers.tables import published as published_value
 from mnemo.recipes.lamemo import WORDS
@@ -45,7 +44,7 @@ FAILED = 0.2
 
 @job("lamemo-train")
 def train_or_diverge(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    """As `train`; but that training ends without a finite loss is a result here."""
+    """As `train`, but training that ends without a finite loss is a result."""
     try:
         return {"diverged": None} | train_and_score(settings, place)
     except Diverged as error:

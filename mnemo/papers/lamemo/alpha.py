@@ -10,16 +10,15 @@ from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, T
 from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
-from mnemo.papers.lamemo.models import LAMEMO
-from mnemo.papers.lamemo.names import PAPER
-from mnemo.papers.lamemo.trained import TRAINED, looked_at, open_trained, trained_and_looked_at
-from mnemo.report.plots import Line, heat_figure, line_figure
+from mnemo.papers.lamemo.models import LAMEMO, PAPER
+from mnemo.papers.lamemo.trained import TRAINED, measured, open_trained, trained_then_measured
+from mnemo.report.plots import Line, line_figure
 
 SEGMENTS = 100
 NEAR_ONE = 0.9
-"""What counts as a coefficient of about 1."""
+"""Least coefficient that counts as about 1."""
 APART = 0.01
-"""What coefficients must differ by: there is one seed."""
+"""Least difference of coefficients that decides: there is one seed."""
 LINES = 8
 """Layers in the figure; the paper shows as many of 16."""
 
@@ -39,7 +38,7 @@ def measure_alpha(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 def cells(budget: Budget) -> list[Cell]:
     segments, tokens = (3, 200) if budget == "smoke" else (SEGMENTS, 100_000)
-    return trained_and_looked_at(budget, [LAMEMO], "lamemo-alpha", {"segments": segments, "tokens": tokens})
+    return trained_then_measured(budget, [LAMEMO], "lamemo-alpha", {"segments": segments, "tokens": tokens})
 
 
 def _halves(rows: list[list[float]]) -> tuple[list[list[float]], list[list[float]]]:
@@ -49,7 +48,7 @@ def _halves(rows: list[list[float]]) -> tuple[list[list[float]], list[list[float
 
 
 def _lowest(results: Results) -> Outcome | None:
-    found = looked_at(results, LAMEMO)
+    found = measured(results, LAMEMO).get(LAMEMO)
     if found is None:
         return None
     mean = fmean(found.values["alpha"][0])
@@ -58,7 +57,7 @@ def _lowest(results: Results) -> Outcome | None:
 
 def upper_and_lower(results: Results) -> tuple[list[list[float]], list[list[float]]] | None:
     """Coefficients of the upper and of the lower layers."""
-    found = looked_at(results, LAMEMO)
+    found = measured(results, LAMEMO).get(LAMEMO)
     lower, upper = ([], []) if found is None else _halves(found.values["alpha"])
     return (upper, lower) if upper else None
 
@@ -103,7 +102,7 @@ CLAIMS = (
 
 
 def figures(results: Results) -> list[Figure]:
-    found = looked_at(results, LAMEMO)
+    found = measured(results, LAMEMO).get(LAMEMO)
     if found is None:
         return []
     layers, rows = found.values["layers"], found.values["alpha"]
@@ -116,24 +115,12 @@ def figures(results: Results) -> list[Figure]:
         f"The past's share of a memory row, averaged over heads and {found.values['segments']} segments; slot 1 is "
         "the oldest."
     )
-    return [
-        line_figure(
-            "alpha", "Memorising coefficient (Figure 6)", caption, lines, x_label="memory slot", y_label="alpha"
-        ),
-        heat_figure(
-            "alpha-map",
-            "The same of all layers",
-            caption,
-            rows,
-            x_label="memory slot",
-            y_label="layer",
-            row_labels=[layer + 1 for layer in layers],
-        ),
-    ]
+    title = "Memorising coefficient (Figure 6)"
+    return [line_figure("alpha", title, caption, lines, x_label="memory slot", y_label="alpha")]
 
 
 def tables(results: Results) -> list[Table]:
-    found = looked_at(results, LAMEMO)
+    found = measured(results, LAMEMO).get(LAMEMO)
     if found is None:
         return []
     rows = []
@@ -151,14 +138,14 @@ ALPHA = Experiment(
     paper=PAPER,
     covers=("Figure 6",),
     claim="In low layers memory rows keep to their past; in high layers, and most of all in old slots, they take up "
-    "what stands to their right.",
+    "the tokens to their right.",
     cells=cells,
     verdicts=lambda results: judge(Grid(), results, CLAIMS),
     figures=figures,
     tables=tables,
     notes=(
-        "A slot's window ends at the segment's first token, so that the newest slot sees one position and the oldest "
-        "all: part of the slope over slots is that alone.",
+        "A slot's attention window ends at the segment's first token: the newest slot sees one position and the oldest "
+        "all. Part of the slope over slots has this cause.",
         TRAINED,
         "small: bytes of novels, 8 layers.",
     ),

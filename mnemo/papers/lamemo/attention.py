@@ -10,15 +10,14 @@ from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure
 from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
-from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
-from mnemo.papers.lamemo.names import PAPER
-from mnemo.papers.lamemo.trained import TRAINED, looked_at, open_trained, trained_and_looked_at
+from mnemo.papers.lamemo.models import LAMEMO, PAPER, TRANSFORMER_XL
+from mnemo.papers.lamemo.trained import TRAINED, measured, open_trained, trained_then_measured
 from mnemo.report.plots import Line, line_figure
 
 MODELS = (LAMEMO, TRANSFORMER_XL)
 TOKENS, INTERVAL, CONTEXT = 15_000, 5, 100
 MORE = 1.1
-"""How many times as much attention is clearly more: there is one seed of each model."""
+"""Ratio of attention that counts as clearly more: there is one seed of each model."""
 OLD = 50
 """The older half of the figure begins this many tokens back."""
 
@@ -42,7 +41,7 @@ def cells(budget: Budget) -> list[Cell]:
     settings = {"tokens": TOKENS, "interval": INTERVAL, "context": CONTEXT}
     if budget == "smoke":
         settings = {"tokens": 64, "interval": 2, "context": 8}
-    return trained_and_looked_at(budget, MODELS, "lamemo-attention", settings)
+    return trained_then_measured(budget, MODELS, "lamemo-attention", settings)
 
 
 def old_share(found: CellResult) -> float:
@@ -51,10 +50,10 @@ def old_share(found: CellResult) -> float:
 
 
 def _attends_further(results: Results) -> Outcome | None:
-    found = [looked_at(results, model) for model in MODELS]
-    if found[0] is None or found[1] is None:
+    found = measured(results, *MODELS)
+    if len(found) < len(MODELS):
         return None
-    ahead, static = old_share(found[0]), old_share(found[1])
+    ahead, static = (old_share(found[model]) for model in MODELS)
     ours = f"{ahead:.5f} against {static:.5f} in intervals {OLD} to {CONTEXT} tokens back ({ahead / static:.2f} times)"
     return Outcome(ours, None if static < ahead < MORE * static else ahead > static, 1)
 
@@ -69,11 +68,9 @@ CLAIMS = (
 
 
 def figures(results: Results) -> list[Figure]:
-    found = {model: looked_at(results, model) for model in MODELS}
     lines = [
         Line(model, [(float(begin), value) for begin, value in each.values["maxima"]])
-        for model, each in found.items()
-        if each is not None
+        for model, each in measured(results, *MODELS).items()
     ]
     if not lines:
         return []
@@ -94,11 +91,9 @@ def figures(results: Results) -> list[Figure]:
 
 
 def tables(results: Results) -> list[Table]:
-    found = [(model, looked_at(results, model)) for model in MODELS]
     rows = [
         (model, f"{fmean(value for _, value in each.values['maxima']):.5f}", f"{old_share(each):.5f}")
-        for model, each in found
-        if each is not None
+        for model, each in measured(results, *MODELS).items()
     ]
     headers = ("model", "all intervals", "older half")
     caption = "Mean of the largest attention per interval. The paper shows this as a figure, without numbers."
@@ -117,7 +112,7 @@ ATTENTION = Experiment(
     tables=tables,
     notes=(
         "The paper says that maxima of 5 tokens are scaled to a context of 100: here these are the 20 intervals of "
-        "the last 100 tokens, averaged over heads; only tokens behind a full memory count.",
+        "the last 100 tokens, averaged over heads; only tokens after a full memory count.",
         TRAINED,
         "small: bytes of novels, segment and memory of 128; 100 bytes are a sentence, not a paragraph.",
     ),

@@ -16,6 +16,7 @@ from mnemo.papers.lamemo.models import (
     INFINITE,
     LAMEMO,
     MODELS,
+    PAPER,
     SEED,
     TRANSFORMER,
     TRANSFORMER_XL,
@@ -23,7 +24,6 @@ from mnemo.papers.lamemo.models import (
     memory_of,
     published,
 )
-from mnemo.papers.lamemo.names import PAPER
 from mnemo.papers.tables import cell_label, grid_table, label, num_parameters, score
 from mnemo.papers.tables import published as published_value
 from mnemo.recipes.presets import preset
@@ -239,7 +239,7 @@ EXPERIMENTS = [
             "The paper has no numbers for this corpus: bytes of 85 English novels, tested on five others.",
             "paper: the published enwik8 configuration, trained on the novels.",
             OTHERS,
-            "docs/lamemo.md tells what was tried where LaMemo stays behind.",
+            "docs/lamemo.md lists attempts to improve LaMemo where it is worse.",
         ),
     ),
     experiment(

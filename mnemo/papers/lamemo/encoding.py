@@ -7,7 +7,7 @@ sines and cosines of d / 2 frequencies. With S and C the sums of the sines and o
              = s d / 2 + 2 c g                  Appendix B, g: sine times cosine, over pairs of different frequencies
 
 The second leaves out the products of two sines, of two cosines and of one frequency's sine and cosine, so it can fall
-below zero, which no variance does. What it is used for stays true: g is the odd part, up to the last of these.
+below zero, which no variance does. Its use in the appendix is right: g is the odd part, up to the last of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure
 from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
-from mnemo.papers.lamemo.names import PAPER
+from mnemo.papers.lamemo.models import PAPER
 from mnemo.report.plots import Line, line_figure
 
 DIM = 64

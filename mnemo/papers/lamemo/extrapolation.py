@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 from mnemo.papers.experiment import Budget, Experiment, Figure, Results, Table
-from mnemo.papers.figures import BANDS
+from mnemo.papers.figures import scores_by_measure
 from mnemo.papers.grid import BPC, PPL, Grid, Measure
 from mnemo.papers.judge import Better, Claim, Every, Exceeds, Gain, Observed, Outcome, judge
 from mnemo.papers.lamemo.comparison import LIMITS, SMALLER, trained_row
-from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
-from mnemo.papers.lamemo.names import PAPER
+from mnemo.papers.lamemo.models import LAMEMO, PAPER, TRANSFORMER_XL
 from mnemo.papers.lamemo.trained import BEYOND, recipe_of
-from mnemo.report.plots import line_figure, lines_over_seeds
+from mnemo.papers.tables import grid_table, label, score
 
 MODELS = (LAMEMO, TRANSFORMER_XL)
 TARGET = 64
@@ -44,9 +43,9 @@ def at(budget: Budget, multiple: int) -> Measure:
 
 
 def grid(budget: Budget) -> Grid:
-    num_seeds, first = 2 if budget == "small" else 1, at(budget, 1)
+    num_seeds = 2 if budget == "small" else 1
     rows = [trained_row(model, recipe_of(budget, model), budget, num_seeds, _scores(budget)) for model in MODELS]
-    return Grid(rows=rows, measure=first)
+    return Grid(rows=rows, measure=unit_of(budget))
 
 
 def _scores(budget: Budget) -> dict[str, dict[str, Any]]:
@@ -94,35 +93,27 @@ def _late_gain(results: Results, *, model: str) -> Outcome | None:
 
 
 def figures(results: Results) -> list[Figure]:
-    found = grid(results.budget)
-    points = [
-        (model, float(multiple), found.measure.shown(loss))
-        for model in MODELS
-        for multiple in multiples_of(results.budget)
-        for loss in found.by_seed(results, model, at(results.budget, multiple)).values()
-    ]
-    if not points:
-        return []
-    caption = f"Targets of {target_of(results.budget)}; the same weights at every memory length. {BANDS}"
-    title, unit = "Longer memories (Figure 5)", f"test {unit_of(results.budget).unit}"
-    return [line_figure("extrapolation", title, caption, lines_over_seeds(points), x_label="m", y_label=unit)]
+    return scores_by_measure(
+        grid(results.budget),
+        results,
+        {float(multiple): at(results.budget, multiple) for multiple in multiples_of(results.budget)},
+        slug="extrapolation",
+        title="Longer memories (Figure 5)",
+        x_label="m",
+        caption=f"Targets of {target_of(results.budget)}; the same weights at every memory length.",
+    )
 
 
 def tables(results: Results) -> list[Table]:
-    target = target_of(results.budget)
-    rows = [
-        (multiple, multiple * target, *(_entry(results, model, multiple) for model in MODELS))
-        for multiple in multiples_of(results.budget)
-    ]
-    headers = ("m", "memory", *(f"{model}, test {unit_of(results.budget).unit}" for model in MODELS))
-    caption = "The paper shows this as a figure, without numbers."
-    return [Table("Scores by memory length", headers, rows, caption)] if results.cells else []
-
-
-def _entry(results: Results, model: str, multiple: int) -> str:
-    measure = at(results.budget, multiple)
-    values = list(grid(results.budget).by_seed(results, model, measure).values())
-    return measure.text(values) if values else ""
+    columns = (score(f"m = {multiple}", at(results.budget, multiple)) for multiple in multiples_of(results.budget))
+    return grid_table(
+        grid(results.budget),
+        results,
+        label("model"),
+        *columns,
+        title=f"Test {unit_of(results.budget).unit} by memory length",
+        caption=f"Memories of m x {target_of(results.budget)}. The paper shows this as a figure, without numbers.",
+    )
 
 
 EXTRAPOLATION = Experiment(

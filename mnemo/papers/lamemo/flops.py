@@ -1,4 +1,4 @@
-"""What a prediction costs (Table 1's FLOPS), and that LaMemo's extra grows only linearly with the memory."""
+"""Cost of a prediction (Table 1's FLOPS): LaMemo's extra work grows linearly with the memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mnemo.papers.lamemo.models import (
     INFINITE,
     LAMEMO,
     MODELS,
+    PAPER,
     SMOKE,
     TRANSFORMER,
     TRANSFORMER_XL,
     memory_of,
     published,
 )
-from mnemo.papers.lamemo.names import PAPER
 from mnemo.recipes.lamemo import WORDS
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.report.plots import Line, bar_figure, line_figure
+from mnemo.report.plots import Line, line_figure
 from mnemo.report.svg import slugify
 
 FLOPS = {TRANSFORMER: 148, TRANSFORMER_XL: 157, COMPRESSIVE: 169, INFINITE: 235, LAMEMO: 191}
@@ -116,7 +116,7 @@ def _linear(results: Results) -> Outcome | None:
 CLAIMS = (
     *(_as_published(model) for model in MODELS),
     Observed(
-        "What LaMemo takes more than Transformer-XL grows linearly with the memory.",
+        "LaMemo's extra work over Transformer-XL grows linearly with the memory.",
         "overhead only linearly proportional to the memory length (abstract)",
         _linear,
     ),
@@ -124,26 +124,16 @@ CLAIMS = (
 
 
 def figures(results: Results) -> list[Figure]:
-    bars = [
-        (model, value / 1e6) for model in MODELS for value in results.values("multiply_adds", model=model, kind=WIDE)
-    ]
-    found = []
-    if bars:
-        caption = "Forward pass in training, per token, with a full memory."
-        found.append(bar_figure("multiply-adds", "Multiply-adds of a prediction", caption, bars, unit="million"))
     lines = [
         Line(model, sorted((float(each.labels["memory"]), each.values["multiply_adds"] / 1e6) for each in chosen))
         for model in (LAMEMO, TRANSFORMER_XL)
         if (chosen := [each for each in results.select(model=model, kind=NARROW) if each.values])
     ]
-    if lines:
-        caption = "The same models with longer memories; the segment stays."
-        found.append(
-            line_figure(
-                "growth", "Work by memory length", caption, lines, x_label="memory", y_label="million multiply-adds"
-            )
-        )
-    return found
+    if not lines:
+        return []
+    caption = "Forward pass in training, per token, with a full memory; the segment stays the same."
+    x_label, y_label = "memory", "million multiply-adds"
+    return [line_figure("growth", "Work by memory length", caption, lines, x_label=x_label, y_label=y_label)]
 
 
 def tables(results: Results) -> list[Table]:

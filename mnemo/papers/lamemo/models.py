@@ -1,8 +1,8 @@
-"""What LaMemo is compared with, and the sizes at which.
+"""The models that LaMemo is compared with, and their sizes at each budget.
 
-All rows of a comparison are one recipe with another memory. At `paper` it is the preset, whose docstring gives the
-source of every number; at `small` the same architecture and optimizer with less of everything; at `smoke` just enough
-to pass through every line of code.
+All rows of a comparison are one recipe with different memories. At `paper` it is the preset, whose docstring gives the
+source of every number; at `small` the same architecture and optimizer with a smaller model and less text; at `smoke`
+just enough to run every line of code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mnemo.recipes.lamemo import CLIP, remember
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 
+PAPER = "LaMemo: Language Modeling with Look-Ahead Memory"
 TRANSFORMER, TRANSFORMER_XL, LAMEMO = "Transformer", "Transformer-XL", "LaMemo"
 COMPRESSIVE, INFINITE = "Compressive Transformer", "infinity-former"
 MODELS = (TRANSFORMER, TRANSFORMER_XL, COMPRESSIVE, INFINITE, LAMEMO)
@@ -24,13 +25,13 @@ MODELS = (TRANSFORMER, TRANSFORMER_XL, COMPRESSIVE, INFINITE, LAMEMO)
 SEED = 1111
 """The published seed; further ones follow it."""
 SAMPLES = 512
-"""Points at which infinity-former reads its old signal, as in all of its released code."""
+"""Points at which infinity-former samples its old signal, as in all of its released code."""
 RATIO = 4
-"""Rows that the Compressive Transformer makes one of: the only ratio that fits the published size."""
+"""Compression of the Compressive Transformer: the only ratio that fits the published size."""
 
 
 def memory_of(model: str, length: int) -> AnyMemory:
-    """Of a row of the comparison, each with so many slots, and as many of its own kind where it has two."""
+    """The memory of a row of the comparison: `length` slots, and the same number of compressed ones if it has them."""
     return {
         TRANSFORMER: XL(length=0),
         TRANSFORMER_XL: XL(length=length),
@@ -59,7 +60,7 @@ class Size:
     """Symbols of the validation set that are scored in training."""
     evaluations: int = 5
     rows: int = 64
-    """That are scored side by side."""
+    """Batch of the evaluation."""
     precision: Literal["fp32", "bf16"] = "bf16"
 
     def recipe(self, memory: AnyMemory, seed: int = SEED) -> Recipe:
@@ -110,7 +111,7 @@ SMOKE = Size(
     precision="fp32",
 )
 NOVELS = Size(corpus="novels", num_layers=8, dim=384, num_heads=6, length=128, batch=64, steps=2400, lr=5e-4)
-"""20M bytes, less than a third of the corpus: no byte is read twice, so that no dropout is needed."""
+"""20M bytes, less than a third of the corpus: no byte is read twice, so no dropout is needed."""
 CHARACTERS = Size(corpus="novels", num_layers=6, dim=256, num_heads=4, length=512, batch=16, steps=1500, lr=1e-3)
 """Segment and memory as long as in the paper's character models."""
 HALF_CHARACTERS = replace(CHARACTERS, length=256, batch=32)
@@ -133,7 +134,7 @@ ABLATION = Size(corpus="novels", num_layers=6, dim=256, num_heads=4, length=128,
 
 
 ANALYSED = Size(corpus="novels", num_layers=8, dim=256, num_heads=4, length=128, batch=32, steps=2000, lr=7e-4)
-"""For what is looked at afterwards: attention, coefficients, samples, longer memories."""
+"""For measurements on trained models: attention, coefficients, samples, longer memories."""
 
 
 def published(name: str, memory: AnyMemory, seed: int = SEED, *, corpus: str | None = None) -> Recipe:

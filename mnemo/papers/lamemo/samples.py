@@ -12,15 +12,13 @@ from torch import Tensor
 from mnemo.analysis import repetition
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.inference.generation import generate
-from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Figure, Results, Sample, Table
+from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment, Results, Sample, Table
 from mnemo.papers.grid import Grid
 from mnemo.papers.intervals import Comparison, Pair, decide
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
-from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
-from mnemo.papers.lamemo.names import PAPER
-from mnemo.papers.lamemo.trained import BEYOND, TRAINED, looked_at, open_trained, trained_and_looked_at
-from mnemo.report.plots import bar_figure
+from mnemo.papers.lamemo.models import LAMEMO, PAPER, TRANSFORMER_XL
+from mnemo.papers.lamemo.trained import BEYOND, TRAINED, measured, open_trained, trained_then_measured
 
 MODELS = (LAMEMO, TRANSFORMER_XL)
 MEMORY, TOKENS, TOP_P, SEED = 512, 256, 0.95, 42
@@ -28,7 +26,7 @@ PROMPT = 512
 """Tokens of a prompt: as many as the memory has slots."""
 PROMPTS = 16
 CLAMP = 400
-"""The largest distance that is told apart, of the published script."""
+"""The largest distance with an encoding of its own, in the published script."""
 SHOWN = 2
 """The paper shows as many."""
 GRAM = 4
@@ -65,7 +63,7 @@ def write_samples(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def spread(size: int, count: int, length: int) -> list[int]:
-    """Where prompts begin that are evenly spread over a text of so many tokens."""
+    """First tokens of prompts that are evenly spread over a text of `size` tokens."""
     return [(2 * number + 1) * (size - length) // (2 * count) for number in range(count)]
 
 
@@ -74,7 +72,7 @@ def prompt_at(ids: np.ndarray, begin: int, length: int) -> Tensor:
 
 
 def continuation(tokenizer: AnyTokenizer, prompt: Tensor, row: Tensor) -> str:
-    """The text behind the prompt; whether it begins with a blank depends on what stands before it."""
+    """The text after the prompt. The prompt decides whether it begins with a blank, so both are decoded."""
     decoder = tokenizer.decoder()
     decoder.feed(prompt.tolist())
     return decoder.feed(row.tolist()) + decoder.finish()
@@ -92,16 +90,16 @@ def cells(budget: Budget) -> list[Cell]:
         settings |= {"tokens": 4 * TOKENS}
     if budget == "smoke":
         settings |= {"memory": 16, "tokens": 12, "prompt": 12, "prompts": 2, "clamp": 8}
-    return trained_and_looked_at(budget, MODELS, "lamemo-samples", settings)
+    return trained_then_measured(budget, MODELS, "lamemo-samples", settings)
 
 
 def _repeats_less(results: Results) -> Outcome | None:
-    found = [looked_at(results, model) for model in MODELS]
-    if found[0] is None or found[1] is None:
+    found = measured(results, *MODELS)
+    if len(found) < len(MODELS):
         return None
-    ahead, static = found[0].values["repetition"], found[1].values["repetition"]
+    ahead, static = (found[model].values["repetition"] for model in MODELS)
     ours = f"{_mean(ahead)} against {_mean(static)} of the {GRAM}-grams, over {len(ahead)} prompts"
-    if "clamp" not in found[0].cell.settings:
+    if "clamp" not in found[LAMEMO].cell.settings:
         ours += "; not decided without a clamp: with memories longer than in training, LaMemo may write no words"
         return Outcome(ours, None, 1)
     return Outcome(ours, _less(ahead, static), 1)
@@ -126,21 +124,10 @@ CLAIMS = (
 )
 
 
-def figures(results: Results) -> list[Figure]:
-    found = [(model, looked_at(results, model)) for model in MODELS]
-    bars = [(model, statistics.fmean(each.values["repetition"])) for model, each in found if each is not None]
-    caption = f"Share of the {GRAM}-grams of words that have occurred before in the same sample; shorter is better."
-    if results.budget != "smoke" and not any(share for _, share in bars):
-        return []
-    return [bar_figure("repetition", "Repetition", caption, bars, unit="share")] if bars else []
-
-
 def tables(results: Results) -> list[Table]:
-    found = [(model, looked_at(results, model)) for model in MODELS]
     rows = [
         (model, len(each.values["repetition"]), _mean(each.values["repetition"]), _mean(each.values["distinct"]))
-        for model, each in found
-        if each is not None
+        for model, each in measured(results, *MODELS).items()
     ]
     headers = ("model", "samples", f"repeated {GRAM}-grams", "distinct words")
     caption = "Means and deviations over samples. Letters that form no words count as distinct words too."
@@ -148,17 +135,16 @@ def tables(results: Results) -> list[Table]:
 
 
 def samples(results: Results) -> list[Sample]:
-    """Side by side: where the prompt stands, for results are no place for other people's texts; then what every model
-    made of it."""
-    found = [(model, each) for model in MODELS if (each := looked_at(results, model)) is not None]
+    """The place of every prompt, whose text is not stored, followed by the continuation of every model."""
+    found = measured(results, *MODELS)
     if not found:
         return []
-    shown = []
-    length = found[0][1].cell.settings["prompt"]
-    for number, begin in enumerate(found[0][1].values["begins"]):
+    shown, first = [], next(iter(found.values()))
+    length = first.cell.settings["prompt"]
+    for number, begin in enumerate(first.values["begins"]):
         place = f"Tokens {begin:,} to {begin + length - 1:,} of the test set, counted from 0."
         shown.append(Sample(f"Prompt {number + 1}", place, f"The last {length} tokens before the samples."))
-        shown.extend(_sample(model, each, number) for model, each in found)
+        shown.extend(_sample(model, each, number) for model, each in found.items())
     return shown
 
 
@@ -175,7 +161,6 @@ SAMPLES = Experiment(
     claim="With a memory of 512, LaMemo stays on topic and repeats itself less than Transformer-XL.",
     cells=cells,
     verdicts=lambda results: judge(Grid(), results, CLAIMS),
-    figures=figures,
     tables=tables,
     samples=samples,
     notes=(

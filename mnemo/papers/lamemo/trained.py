@@ -1,4 +1,4 @@
-"""Models that are trained in order to be looked at, and how a cell opens them."""
+"""Models that are trained to be measured afterwards, and how a measuring cell opens them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def recipe_of(budget: Budget, model: str, seed: int = SEED) -> Recipe:
     return size.recipe(memory_of(model, size.length), seed)
 
 
-def trained_and_looked_at(budget: Budget, names: Sequence[str], job: str, settings: dict[str, Any]) -> list[Cell]:
-    """For every model a cell that trains it, and one that looks at it afterwards."""
+def trained_then_measured(budget: Budget, names: Sequence[str], job: str, settings: dict[str, Any]) -> list[Cell]:
+    """For every model a cell that trains it, and one that measures it afterwards."""
     training = [trained_row(name, recipe_of(budget, name), budget, 1).cell(SEED) for name in names]
     return training + [
         Cell(
@@ -62,6 +62,7 @@ def open_trained(settings: dict[str, Any], place: Place) -> Opened:
     return Opened(run, load(run.recipe.data.corpus, show=place.progress))
 
 
-def looked_at(results: Results, model: str) -> CellResult | None:
-    found = results.one(f"look-{slugify(model)}")
-    return found if found is not None and found.values else None
+def measured(results: Results, *models: str) -> dict[str, CellResult]:
+    """By model, those that have been measured."""
+    found = {model: results.one(f"look-{slugify(model)}") for model in models}
+    return {model: each for model, each in found.items() if each is not None and each.values}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mnemo.papers.experiment import Budget, Experiment, Results, Table
-from mnemo.papers.figures import learning_curves
+from mnemo.papers.figures import learning_curves, scores_over
 from mnemo.papers.grid import BPC, Grid
 from mnemo.papers.judge import AsGood, Better, Claim, Every, judge
 from mnemo.papers.long_range.grids import (
@@ -17,7 +17,6 @@ from mnemo.papers.long_range.grids import (
     NONE,
     ONE_FIRST,
     ONE_LAST,
-    PLACE_COLORS,
     SIXTH,
     SIXTH_FIRST,
     SIXTH_LAST,
@@ -26,7 +25,7 @@ from mnemo.papers.long_range.grids import (
     characters,
 )
 from mnemo.papers.tables import against, grid_table, label, num_seeds, published, score
-from mnemo.report.plots import Figure, arrangement_figure, scatter_figure
+from mnemo.report.plots import Figure, arrangement_figure
 
 PAPER = "Do Transformers Need Deep Long-Range Memory?"
 NUMBERS = (ALL, HALF, SIXTH, ONE_LAST, NONE)
@@ -152,17 +151,15 @@ def diagram(grid: Grid, results: Results) -> list[Figure]:
 
 def by_number(grid: Grid, results: Results) -> list[Figure]:
     """Figure 3."""
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for row in grid.rows:
-        points = [(float(row.labels["long"]), BPC.shown(loss)) for loss in grid.by_seed(results, row.key).values()]
-        if points:
-            groups.setdefault(row.labels["arrangement"], []).extend(points)
-    if not groups:
-        return []
-    caption = "Test set, a point for every seed. Lower is better."
-    title = "Quality by number and place of long-range layers"
-    axes = {"x_label": "long-range layers", "y_label": BPC.unit}
-    return [scatter_figure("by-number", title, caption, groups, colors=PLACE_COLORS, **axes)]
+    return scores_over(
+        grid,
+        results,
+        line=lambda row: row.labels["arrangement"],
+        x=lambda row: float(row.labels["long"]),
+        slug="by-number",
+        title="Quality by number and place of long-range layers",
+        x_label="long-range layers",
+    )
 
 
 def keys(layouts: Sequence[Layout]) -> list[str]:

@@ -78,7 +78,7 @@ GAIN = Gain(ALL.key, NONE.key)
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What all trained cells of a grid have in common."""
+    """Recipe, memory lengths, seeds and scoring that all rows of a grid share."""
 
     recipe: Recipe
     long: int

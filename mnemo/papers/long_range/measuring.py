@@ -1,4 +1,4 @@
-"""What a training step costs in time and memory: jobs whose cells want a device to themselves."""
+"""Time and memory of a training step: jobs whose cells run alone on a device."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def enough_memory(case: Case) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise MnemoError(
             f"{case.num_layers} layers of width {case.dim} with a batch of {case.batch} and a memory of {case.memory} "
-            "do not fit into this GPU beside what is there"
+            "do not fit into the free memory of this GPU"
         ) from None
 
 

@@ -14,7 +14,7 @@ from mnemo.papers.judge import Better, Claim, Every, Observed, Outcome, judge, u
 from mnemo.papers.long_range.arrangement import PAPER
 from mnemo.papers.long_range.grids import SIXTH, Scale, characters, novels
 from mnemo.papers.tables import Column, grid_table, label, published, score
-from mnemo.report.plots import Figure, Line, line_figure, scatter_figure
+from mnemo.report.plots import Figure, Line, line_figure
 
 PUBLISHED_LENGTHS = (
     *(32, 64, 96, 128, 192, 256, 320, 384, 448, 512),
@@ -137,17 +137,16 @@ def _speed_figure(rates: dict[int, float]) -> list[Figure]:
 
 
 def _trade(trained: Grid, results: Results, rates: dict[int, float]) -> list[Figure]:
-    found = {row.label: (row.labels["short"], trained.by_seed(results, row.key)) for row in trained.rows}
-    groups = {
-        label: [(rates[length], BPC.shown(loss)) for loss in losses.values()]
-        for label, (length, losses) in found.items()
-        if length in rates and losses
-    }
-    if not groups:
-        return []
-    caption = "A group for every short memory, a point for every seed. Best is below and to the right."
-    title, x_label = "Quality against speed", "tokens per second"
-    return [scatter_figure("trade", title, caption, groups, x_label=x_label, y_label=BPC.unit)]
+    return scores_over(
+        replace(trained, rows=[row for row in trained.rows if row.labels["short"] in rates]),
+        results,
+        line=lambda row: row.label,
+        x=lambda row: rates[row.labels["short"]],
+        slug="trade",
+        title="Quality against speed",
+        x_label="tokens per second",
+        caption="Test set, a point for every length. Best is below and to the right.",
+    )
 
 
 def tables(results: Results) -> list[Table]:

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from statistics import fmean
-
 from mnemo.data.tasks import Copy, Retrieval, Reverse
-from mnemo.papers.claims import Claim
-from mnemo.papers.experiment import Experiment, Results, Verdict
+from mnemo.papers.experiment import Budget
+from mnemo.papers.judge import AsGood, Claim, Gain, Within
 from mnemo.papers.rmt import published
-from mnemo.papers.rmt.published import BASELINE, MT, RMT, XL
+from mnemo.papers.rmt.published import BASELINE, MT, RMT, XL, beside
 from mnemo.papers.rmt.recipes import LOOKUP, RETRIEVAL_AS_PUBLISHED
-from mnemo.papers.rmt.series import (
-    OURS,
-    PAPER,
-    Series,
-    accuracy_table,
-    at_published_depth,
-    by_segments,
-    guesses,
-    one_segment,
-    outdoes,
-    runs,
-    solves,
-)
-from mnemo.papers.rmt.telling import FAR, FEW_STEPS, NOT_RUN, compared, judged, said
-
-LEARNED = 0.5
-"""Accuracy that one of two models must reach for their difference to tell anything."""
+from mnemo.papers.rmt.series import OURS, Series, series_experiment
 
 
 def range_of_segments(segment: int, size: int) -> range:
@@ -37,6 +18,7 @@ def range_of_segments(segment: int, size: int) -> range:
 
 COPY = Series(
     task="copy",
+    title="Copy 24 symbols twice",
     make=lambda size, splits: Copy(symbols=size, **splits),
     size=24,
     counts=(9, 6, 3, 1),
@@ -48,6 +30,7 @@ COPY = Series(
 )
 REVERSE = Series(
     task="reverse",
+    title="Reverse 24 symbols",
     make=lambda size, splits: Reverse(symbols=size, **splits),
     size=24,
     counts=(4, 6, 2, 1),
@@ -59,6 +42,7 @@ REVERSE = Series(
 )
 RETRIEVAL = Series(
     task="retrieval",
+    title="Associative retrieval among 4 pairs",
     make=lambda size, splits: Retrieval(pairs=size, **splits),
     size=4,
     counts=(3, 5, 2, 1),
@@ -71,103 +55,88 @@ RETRIEVAL = Series(
 )
 
 
-def copy_verdicts(results: Results) -> list[Verdict]:
+def copy_claims(budget: Budget) -> list[Claim]:
     return [
-        solves(results, COPY, 9),
-        outdoes(results, COPY, 9),
-        *at_published_depth(results, COPY),
-        solves(results, COPY, 6),
-        solves(results, COPY, 3),
-        guesses(results, COPY, (3, 6, 9)),
-        one_segment(results, COPY),
+        COPY.solved(9),
+        COPY.outdone(9),
+        *COPY.outdone_at_published_depth(budget),
+        COPY.solved(6),
+        COPY.solved(3),
+        COPY.guessed(3, 6, 9),
+        COPY.solved_in_one(),
     ]
 
 
-def reverse_verdicts(results: Results) -> list[Verdict]:
+def reverse_claims(budget: Budget) -> list[Claim]:
     return [
-        solves(results, REVERSE, 4),
-        outdoes(results, REVERSE, 4),
-        *at_published_depth(results, REVERSE),
-        outdoes(results, REVERSE, 6),
-        solves(results, REVERSE, 2),
-        guesses(results, REVERSE, (2, 4, 6)),
-        one_segment(results, REVERSE),
+        REVERSE.solved(4),
+        REVERSE.outdone(4),
+        *REVERSE.outdone_at_published_depth(budget),
+        REVERSE.outdone(6),
+        REVERSE.solved(2),
+        REVERSE.guessed(2, 4, 6),
+        REVERSE.solved_in_one(),
     ]
 
 
-def retrieval_verdicts(results: Results) -> list[Verdict]:
+def retrieval_claims(budget: Budget) -> list[Claim]:
+    rmt, xl, baseline = (RETRIEVAL.key(model, 5) for model in (RMT, XL, BASELINE))
     return [
-        solves(results, RETRIEVAL, 2),
-        solves(results, RETRIEVAL, 3),
-        _close_at_five(results),
-        _half_is_visible(results),
-        guesses(results, RETRIEVAL, (3, 5)),
-        one_segment(results, RETRIEVAL),
+        RETRIEVAL.solved(2),
+        RETRIEVAL.solved(3),
+        AsGood(
+            "In 5 segments Transformer-XL is as good as RMT.",
+            beside(published.RETRIEVAL, 5, XL, RMT),
+            xl,
+            rmt,
+            Gain(rmt, baseline),
+        ),
+        # The last five tokens contain one whole pair and the value of another.
+        Within(
+            "In 2 segments the baseline answers about half: the last segment shows two of the four values.",
+            beside(published.RETRIEVAL, 2, BASELINE, MT),
+            (RETRIEVAL.key(BASELINE, 2),),
+            0.4,
+            0.6,
+        ),
+        RETRIEVAL.guessed(3, 5),
+        RETRIEVAL.solved_in_one(),
     ]
 
 
-def _close_at_five(results: Results) -> Verdict:
-    return judged(
-        results,
-        f"In 5 segments Transformer-XL keeps up with RMT (means within {FAR}).",
-        f"Transformer-XL {published.RETRIEVAL[XL, 5]}, RMT {published.RETRIEVAL[RMT, 5]}",
-        {model: runs(results, RETRIEVAL, model, 5) for model in (XL, RMT)},
-        lambda xl, rmt: abs(fmean(xl) - fmean(rmt)) < FAR,
-        wanted=RETRIEVAL.asked(results.budget, 5),
-        decides=lambda xl, rmt: max(fmean(xl), fmean(rmt)) >= LEARNED,
-        undecided="neither has learned to find values",
-    )
-
-
-def _half_is_visible(results: Results) -> Verdict:
-    """The last five tokens hold one whole pair and the value of another."""
-    text = "In 2 segments the baseline answers about half: the last segment shows two of the four values."
-    paper = ", ".join(f"{model} {said(published.RETRIEVAL[model, 2])}" for model in (BASELINE, MT))
-    claim, found = Claim(text, paper), {model: runs(results, RETRIEVAL, model, 2) for model in (BASELINE, MT)}
-    if not RETRIEVAL.asked(results.budget, 2):
-        return claim.open(NOT_RUN)
-    if not found[BASELINE]:
-        return claim.open(f"{compared(found)}; not trained")
-    holds = all(0.4 <= value <= 0.6 for value in found[BASELINE])
-    return claim.judged(results, compared(found), holds, smoke=FEW_STEPS)
-
-
-def _experiment(series: Series, title: str, claim: str, verdicts: Callable, *notes: str) -> Experiment:
-    figure_title = f"{title}: accuracy by number of segments"
-    return Experiment(
-        name=f"rmt-{series.task}",
-        title=title,
-        paper=PAPER,
-        covers=("Figure 4",),
-        claim=claim,
-        cells=series.cells,
-        verdicts=verdicts,
-        figures=lambda results: by_segments(results, series, figure_title),
-        tables=lambda results: [accuracy_table(results, series, figure_title)],
-        notes=(*OURS, *notes),
-    )
-
-
-COPY_EXPERIMENT = _experiment(
-    COPY,
-    "Copy 24 symbols twice",
-    "RMT copies a sequence that is cut into up to 9 segments, where Transformer-XL with a cache of a segment fails and "
-    "models without recurrence guess.",
-    copy_verdicts,
-)
-REVERSE_EXPERIMENT = _experiment(
-    REVERSE,
-    "Reverse 24 symbols",
-    "RMT reverses a sequence that is cut into 4 segments, where Transformer-XL with a cache of a segment is far below.",
-    reverse_verdicts,
-)
-RETRIEVAL_EXPERIMENT = _experiment(
-    RETRIEVAL,
-    "Associative retrieval among 4 pairs",
-    "RMT and Transformer-XL both find a value by its key when pairs and question are cut into up to 5 segments.",
-    retrieval_verdicts,
-    "Ten tokens are cut into 2, 3 and 5 segments. The published figure shows two more points at wrong places: its 3 "
-    "segments are 2 (memory 4), and its 4 segments are 3 (memory 3), because pieces of 4 and of 3 tokens were asked "
-    "for and equal pieces were cut. That is why its baseline scores the same at 2 and 3.",
-    "Memory has the length of a segment: 5, 4 and 2 tokens in 2, 3 and 5 segments; the published 3 segments have 3.",
-)
+EXPERIMENTS = [
+    series_experiment(
+        "rmt-copy",
+        [COPY],
+        copy_claims,
+        title=COPY.title,
+        claim="RMT copies a sequence that is cut into up to 9 segments, where Transformer-XL with a cache of a segment "
+        "fails and models without recurrence guess.",
+        notes=OURS,
+    ),
+    series_experiment(
+        "rmt-reverse",
+        [REVERSE],
+        reverse_claims,
+        title=REVERSE.title,
+        claim="RMT reverses a sequence that is cut into 4 segments, where Transformer-XL with a cache of a segment is "
+        "far below.",
+        notes=OURS,
+    ),
+    series_experiment(
+        "rmt-retrieval",
+        [RETRIEVAL],
+        retrieval_claims,
+        title=RETRIEVAL.title,
+        claim="RMT and Transformer-XL both find a value by its key when pairs and question are cut into up to 5 "
+        "segments.",
+        notes=(
+            *OURS,
+            "Ten tokens are cut into 2, 3 and 5 segments. The published figure shows two more points at wrong places: "
+            "its 3 segments are 2 (memory 4), and its 4 segments are 3 (memory 3), because segments of 4 and 3 tokens "
+            "were requested and equal ones were cut. That is why its baseline scores the same at 2 and 3.",
+            "Memory has the length of a segment: 5, 4 and 2 tokens in 2, 3 and 5 segments; the published 3 segments "
+            "have 3.",
+        ),
+    ),
+]

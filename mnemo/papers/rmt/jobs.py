@@ -1,4 +1,4 @@
-"""Jobs of this family: a task learned in stages, and a language model whose failure is a result."""
+"""Jobs of RMT's experiments: a task learned in stages, and a language model whose failure is a result."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _maps(recipe: Recipe, place: Place) -> dict[str, Any]:
 
 @job("rmt-language")
 def train_or_fail(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    """As `train`, and what the state takes; that a run diverges or does not fit into memory is a result."""
+    """As `train`, with the size of the state. A run that diverges or does not fit into memory is a result."""
     recipe = from_json(Recipe, settings["recipe"], "recipe")
     scores = {"test": {"split": "test", **asdict(recipe.test), "limit": settings["limit"]}}
     try:
@@ -81,14 +81,14 @@ def train_or_fail(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _failed(outcome: str, error: Exception, place: Place) -> dict[str, Any]:
-    """What a run that ended early leaves behind."""
+    """Values of a run that ended early."""
     steps = [metric.step for metric in read_run(place.run, "run").train]
     place.monitor.note(f"{outcome}: kept as the result of this run")
     return {"outcome": outcome, "message": one_line(error), "failed_at": max(steps, default=0)}
 
 
 def state_sizes(model: Model) -> dict[str, int]:
-    """Vectors and bytes that are carried on for one text."""
+    """Vectors and bytes of the state of one text."""
     state, dim = model.init(1), model.config.dim
     parts = [leaf for _, leaf in leaves(state) if leaf.is_floating_point() and leaf.shape[-1] == dim]
     return {"state_vectors": sum(part.numel() // dim for part in parts), "state_bytes": nbytes(state)}
@@ -96,7 +96,7 @@ def state_sizes(model: Model) -> dict[str, int]:
 
 @torch.no_grad()
 def reading_bytes(model: Model, segment: int, batch: int) -> int | None:
-    """Peak of GPU memory while so many texts are read, weights included; None on a CPU."""
+    """Peak of GPU memory while a batch of texts is read, weights included; None on a CPU."""
     device = next(model.parameters()).device
     if device.type != "cuda":
         return None

@@ -3,152 +3,113 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from statistics import fmean
+from functools import partial
 
-from mnemo.papers.claims import Claim
-from mnemo.papers.experiment import CellResult, Experiment, Figure, Results, Table, Verdict, has_labels
+from mnemo.papers.experiment import Budget, CellResult, Experiment, Figure, Results, Table
+from mnemo.papers.figures import score_bars
+from mnemo.papers.judge import AsGood, Better, Claim, Gain, Observed, Outcome, judge
+from mnemo.papers.rmt.jobs import FINISHED
 from mnemo.papers.rmt.language_grid import (
+    CORPORA,
     ENWIK8,
-    LITERATURE,
-    NOISE,
+    MEASURES,
     NOVELS,
     PYTHON,
-    ROWS,
-    UNITS,
-    UNKNOWN,
+    SEGMENT,
+    VARIANTS,
     WIKITEXT,
-    Row,
-    outcome,
-    quality,
-    row_cells,
+    Variant,
+    bptt_depth,
+    endings,
+    language_grid,
+    outcome_of,
+    shown,
 )
-from mnemo.papers.rmt.published import BASELINE, MT, RMT, XL
+from mnemo.papers.rmt.published import BASELINE, LITERATURE, MT, RMT, XL
 from mnemo.papers.rmt.series import PAPER
-from mnemo.papers.rmt.telling import FEW_STEPS, judged, said, spread
-from mnemo.report.plots import bar_figure
-
-CORPORA = {"smoke": (PYTHON,), "small": (NOVELS,), "paper": (WIKITEXT, ENWIK8)}
-SEGMENT = {PYTHON: 8, NOVELS: 128, WIKITEXT: 50, ENWIK8: 128}
-"""The segments that claims are tested at: short ones, where memory counts most."""
-FINISHED = "finished"
+from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
+from mnemo.papers.tables import published as published_value
 
 
-def qualities(results: Results, **labels: object) -> list[float]:
-    return [value for each in results.select(**labels) if (value := quality(each)) is not None]
+def quoted(*variants: Variant) -> str:
+    values = ", ".join(f"{variant.label} {variant.quoted}" for variant in variants)
+    return f"{values} {MEASURES[variants[0].corpus].unit}"
 
 
-def seeds_of(results: Results, **labels: object) -> int:
-    """Runs that this budget wants of one row."""
-    found = (row.seeds for row in ROWS[results.budget] if all(row.labels[name] == at for name, at in labels.items()))
-    return max(found, default=1)
+def better(text: str, one: Variant, other: Variant) -> Better:
+    """With the paper's values of both."""
+    return Better(text, quoted(one, other), one.key, other.key, MEASURES[one.corpus])
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    found = [verdict for corpus in CORPORA[results.budget] for verdict in _of_corpus(results, corpus)]
-    return [*found, _trouble(results)]
+def as_good(text: str, row: Variant, like: Variant, gain: tuple[Variant, Variant]) -> AsGood:
+    measured = Gain(gain[0].key, gain[1].key, MEASURES[row.corpus])
+    return AsGood(text, quoted(*dict.fromkeys((row, like, *gain))), row.key, like.key, measured)
 
 
-def _of_corpus(results: Results, corpus: str) -> list[Verdict]:
-    place = {"corpus": corpus, "segment": SEGMENT[corpus]}
+def claims(budget: Budget) -> list[Claim]:
+    return [*(claim for corpus in CORPORA[budget] for claim in _corpus_claims(corpus)), TROUBLE]
+
+
+def _corpus_claims(corpus: str) -> list[Claim]:
     few, more = (2, 2) if corpus == PYTHON else (5, 10)
+    many = {WIKITEXT: 50, PYTHON: 4}.get(corpus, 40)
+    model = partial(Variant, corpus, SEGMENT[corpus])
+    none, rmt, slots = model(BASELINE), model(RMT, more, 1), model(XL, many)
     return [
-        _beats_baseline(results, place, more),
-        _unrolling(results, place, more),
-        _few_for_many(results, place, few, {WIKITEXT: 50, PYTHON: 4}.get(corpus, 40)),
-        *([] if corpus == ENWIK8 else [_prefix(results, {**place, "segment": 150 if corpus == WIKITEXT else 128})]),
+        better(f"{corpus}: RMT with {more} memory tokens is better than no memory.", rmt, none),
+        better(
+            f"{corpus}: Gradient over one earlier segment makes RMT with {more} memory tokens better.",
+            rmt,
+            model(RMT, more, 0),
+        ),
+        as_good(
+            f"{corpus}: RMT with {few} memory tokens is as good as Transformer-XL with {many} slots.",
+            model(RMT, few, 1),
+            slots,
+            (slots, none),
+        ),
+        *([] if corpus == ENWIK8 else [_only_read(corpus)]),
     ]
 
 
-def _judged(results: Results, claim: str, rows: dict[str, Row], holds, decides=None, undecided: str = "") -> Verdict:
-    """`rows` by what they are called; each with the paper's number."""
-    unit = UNITS[next(iter(rows.values())).corpus]
-    runs = {name: qualities(results, **row.labels) for name, row in rows.items()}
-    paper = ", ".join(f"{name} {said(row.quoted)}" for name, row in rows.items())
-    wanted = min(row.seeds for row in rows.values())
-    claim = f"{next(iter(rows.values())).corpus}: {claim}"
-    return judged(results, claim, f"{paper} {unit}", runs, holds, wanted=wanted, decides=decides, undecided=undecided)
+def _only_read(corpus: str) -> Claim:
+    """No memory is as good as memory that is only read: at most half of the gain of written memory is missing."""
+    model = partial(Variant, corpus, 150 if corpus == WIKITEXT else 128)
+    none, prefix, rmt = model(BASELINE), model(MT, 10), model(RMT, 10, 1)
+    text = f"{corpus}: Memory that is only read (MT) is worth little: less than half of RMT's gain over no memory."
+    return as_good(text, none, prefix, (rmt, none))
 
 
-def row_at(results: Results, **labels: object) -> Row:
-    """The row of this budget's table, or one that nobody runs."""
-    found = [row for row in ROWS[results.budget] if all(row.labels[name] == at for name, at in labels.items())]
-    return found[0] if found else Row(**labels, seeds=0)  # type: ignore[arg-type]
-
-
-def _beats_baseline(results: Results, place: dict, memory: int) -> Verdict:
-    rows = {BASELINE: row_at(results, **place, model=BASELINE)}
-    rows[f"RMT {memory}, BPTT 1"] = row_at(results, **place, model=RMT, memory=memory, bptt=1)
-    noise = NOISE[UNITS[place["corpus"]]]
-    claim = f"RMT with {memory} memory tokens is better than no memory."
-    return _judged(results, claim, rows, lambda none, rmt: fmean(rmt) < fmean(none) - noise)
-
-
-def _unrolling(results: Results, place: dict, memory: int) -> Verdict:
-    names = {f"BPTT {depth}": row_at(results, **place, model=RMT, memory=memory, bptt=depth) for depth in (0, 1)}
-    noise = NOISE[UNITS[place["corpus"]]]
-    claim = f"Gradient over one earlier segment makes RMT with {memory} memory tokens better."
-    return _judged(results, claim, names, lambda none, one: fmean(one) < fmean(none) - noise)
-
-
-def _few_for_many(results: Results, place: dict, few: int, many: int) -> Verdict:
-    rows = {
-        BASELINE: row_at(results, **place, model=BASELINE),
-        f"Transformer-XL {many}": row_at(results, **place, model=XL, memory=many),
-        f"RMT {few}, BPTT 1": row_at(results, **place, model=RMT, memory=few, bptt=1),
-    }
-    near = 0.6 if UNITS[place["corpus"]] == "ppl" else 0.015
-    claim = f"RMT with {few} memory tokens is as good as Transformer-XL with {many} slots (at most {near} worse)."
-    return _judged(
-        results,
-        claim,
-        rows,
-        lambda none, xl, rmt: fmean(rmt) <= fmean(xl) + near,
-        lambda none, xl, rmt: fmean(none) - fmean(xl) > 2 * near,
-        "memory itself gains too little for equal to mean anything",
-    )
-
-
-def _prefix(results: Results, place: dict) -> Verdict:
-    rows = {BASELINE: row_at(results, **place, model=BASELINE), "MT 10": row_at(results, **place, model=MT, memory=10)}
-    rows["RMT 10, BPTT 1"] = row_at(results, **place, model=RMT, memory=10, bptt=1)
-    near = 0.5 if UNITS[place["corpus"]] == "ppl" else 0.02
-    claim = f"Memory that is only read (MT) is worth little: within {near} of no memory."
-    return _judged(
-        results,
-        claim,
-        rows,
-        lambda none, mt, rmt: abs(fmean(mt) - fmean(none)) <= near,
-        lambda none, mt, rmt: fmean(none) - fmean(rmt) > 2 * near,
-        "memory that is written too gains too little to compare with",
-    )
-
-
-def _trouble(results: Results) -> Verdict:
-    """Runs that ended badly are results; the claim is about where they stand, not that there are some."""
-    text = "RMT runs with more unrolled segments and more memory tokens become unstable or run out of memory."
-    claim = Claim(text, "observed, not counted")
-    runs = [each for each in results.select(model=RMT) if outcome(each) != UNKNOWN]
-    bad = [each for each in runs if outcome(each) != FINISHED]
-    counted = Counter(outcome(each) for each in bad)
+def _observe_trouble(results: Results) -> Outcome:
+    """Where the runs stand that ended badly; that there are some is not enough."""
+    runs = [each for each in results.select(model=RMT) if outcome_of(each)]
+    bad = [each for each in runs if outcome_of(each) != FINISHED]
+    counted = Counter(outcome_of(each) for each in bad)
     listed = ", ".join(f"{count} {name}" for name, count in counted.items()) or "none diverged or ran out of memory"
     ours = f"of {len(runs)} RMT runs: {listed}"
-    expected = sum(row.seeds for row in ROWS[results.budget] if row.model == RMT)
+    expected = sum(seeds for variant, seeds in VARIANTS[results.budget].items() if variant.model == RMT)
     if len(runs) < expected:
-        return claim.open(f"{ours}; {expected - len(runs)} not run")
+        return Outcome(f"{ours}; {expected - len(runs)} not run", None)
     if any(map(is_modest, bad)):
         ours += ", some of them with few unrolled segments and few memory tokens"
     if results.budget == "small" and not bad:
-        return claim.open(f"{ours}, in short runs with at most {max(each.labels['bptt'] for each in runs)} unrolled")
-    holds = any(map(is_extreme, bad)) and not any(map(is_modest, bad))
-    return claim.judged(results, ours, holds, smoke=FEW_STEPS)
+        deepest = max(each.labels["bptt"] for each in runs)
+        return Outcome(f"{ours}, in short runs with at most {deepest} unrolled", None)
+    return Outcome(ours, any(map(is_extreme, bad)) and not any(map(is_modest, bad)))
+
+
+TROUBLE = Observed(
+    "RMT runs with more unrolled segments and more memory tokens become unstable or run out of memory.",
+    "observed, not counted",
+    _observe_trouble,
+)
 
 
 def _limits(run: CellResult) -> tuple[int, int]:
     """The deepest BPTT and the largest memory of RMT on the same text."""
-    place = {name: run.labels[name] for name in ("corpus", "segment", "model")}
-    rows = [row for rows in ROWS.values() for row in rows if has_labels(row.labels, place)]
-    return max(row.bptt for row in rows), max(row.memory for row in rows)
+    text = (run.labels["corpus"], run.labels["segment"], RMT)
+    variants = [variant for known in VARIANTS.values() for variant in known if variant[:3] == text]
+    return max(variant.bptt for variant in variants), max(variant.memory for variant in variants)
 
 
 def is_extreme(run: CellResult) -> bool:
@@ -163,69 +124,40 @@ def is_modest(run: CellResult) -> bool:
 
 
 def tables(results: Results) -> list[Table]:
-    return [table for corpus in CORPORA[results.budget] for table in _corpus_tables(results, corpus)]
+    return [table for corpus in CORPORA[results.budget] for table in _corpus_table(results, corpus)]
 
 
-def _corpus_tables(results: Results, corpus: str) -> list[Table]:
-    unit = UNITS[corpus]
-    headers = ("model", "memory", "segment", "BPTT", f"ours, {unit}", "how runs ended", f"paper, {unit}")
-    digits = 2 if unit == "ppl" else 4
-    rows = [
-        (
-            row.model,
-            row.memory,
-            row.segment,
-            row.bptt if row.model == RMT else None,
-            spread(qualities(results, **row.labels), digits),
-            endings(results.select(**row.labels)),
-            said(row.quoted),
-        )
-        for row in sorted(ROWS[results.budget], key=in_order)
-        if row.corpus == corpus
-    ]
-    quoted = [
-        (name, memory, segment, None, "quoted", "", result)
-        for of, name, memory, segment, result in LITERATURE
-        if of == corpus
-    ]
-    caption = "Mean and deviation over runs on the test set. The paper's column is quoted."
+def _corpus_table(results: Results, corpus: str) -> list[Table]:
+    grid, unit = shown(language_grid(results.budget), corpus), MEASURES[corpus].unit
+    caption = "Mean and standard deviation over seeds on the test set."
     if corpus == NOVELS:
-        caption += " Its numbers are for enwik8, with a larger model: compare differences, not values."
-    return [Table(f"{corpus}: memory size and depth", headers, [*rows, *quoted], caption)]
-
-
-def endings(runs: Sequence[CellResult]) -> str:
-    counted = Counter(_ending(each) for each in runs)
-    return ", ".join(f"{count} {name}" for name, count in counted.items()) or "not run"
-
-
-def _ending(result: CellResult) -> str:
-    step = result.values.get("failed_at")
-    return f"{outcome(result)} at step {step:,}" if isinstance(step, int) else outcome(result)
+        caption += " The paper's numbers are for enwik8, with a larger model: compare differences, not values."
+    quoted_rows = []
+    if corpus in LITERATURE:
+        name, memory, segment, value = LITERATURE[corpus]
+        quoted_rows = [(f"{name} (quoted)", memory, segment, None, "", "", "", value)]
+    return grid_table(
+        grid,
+        results,
+        *cell_labels("model", "memory", "segment"),
+        bptt_depth(),
+        num_seeds(),
+        score(f"ours, {unit}"),
+        endings(),
+        published_value(f"paper, {unit}"),
+        title=f"{corpus}: memory size and depth",
+        caption=caption,
+        quoted=quoted_rows,
+    )
 
 
 def figures(results: Results) -> list[Figure]:
-    drawn = []
-    for corpus in CORPORA[results.budget]:
-        rows = sorted((row for row in ROWS[results.budget] if row.corpus == corpus), key=in_order)
-        found = [(bar_name(row), qualities(results, **row.labels)) for row in rows]
-        bars = [(name, fmean(values)) for name, values in found if values]
-        if bars:
-            caption = f"Test {UNITS[corpus]}, mean over seeds; shorter is better."
-            drawn.append(
-                bar_figure(f"language-{corpus}", f"{corpus}: {UNITS[corpus]}", caption, bars, unit=UNITS[corpus])
-            )
-    return drawn
-
-
-def in_order(row: Row) -> tuple[int, int, int, int]:
-    """In which rows are shown; they are run in the order in which they matter."""
-    return -row.segment, (BASELINE, MT, XL, RMT).index(row.model), row.memory, row.bptt
-
-
-def bar_name(row: Row) -> str:
-    depth = f", BPTT {row.bptt}" if row.model == RMT else ""
-    return f"{row.model} {row.memory}{depth}, segment {row.segment}" if row.memory else f"{row.model}, {row.segment}"
+    grid = language_grid(results.budget)
+    return [
+        figure
+        for corpus in CORPORA[results.budget]
+        for figure in score_bars(shown(grid, corpus), results, slug=f"language-{corpus}")
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -235,17 +167,16 @@ EXPERIMENT = Experiment(
     covers=("Table 2", "Table 3", "Table 4"),
     claim="A few memory tokens, trained with gradient over an earlier segment, are worth a much longer Transformer-XL "
     "cache.",
-    cells=lambda budget: row_cells(ROWS[budget], budget),
-    verdicts=verdicts,
+    cells=lambda budget: language_grid(budget).cells,
+    verdicts=lambda results: judge(language_grid(results.budget), results, claims(results.budget)),
     figures=figures,
     tables=tables,
     notes=(
-        "The small budget trains 5M parameters on bytes of novels for 1,200 steps of 64 segments of 128; Table 3 "
-        "trains 41M on enwik8 for 400,000 steps of the same 64 segments of 128. Tables 2 and 4 are run at the paper "
-        "budget only.",
+        "small: 5M parameters, bytes of novels, 1,200 steps of 64 segments of 128; Table 3 trains 41M on enwik8 for "
+        "400,000 steps of the same 64 segments of 128. Tables 2 and 4 are run at the paper budget only.",
         "Sliding windows start from the memory before their first segment. In the released loop they start from the "
         "newest memory, which has read these segments already (presets that end in @published do so).",
-        "A run that diverges or runs out of memory is kept as such: it counts in no mean, and the table names it.",
+        "A run that diverges or runs out of memory is kept as a result: it is in no mean, and the table names it.",
         "One published number does not belong with the others: 25 memory tokens, segments of 150, BPTT 0 (29.73) was "
         "measured before the code was rewritten.",
     ),

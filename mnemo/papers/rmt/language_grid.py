@@ -1,4 +1,4 @@
-"""Runs of language modelling over memory size and depth of backpropagation, shared by three experiments.
+"""Language models over memory size and depth of backpropagation, shared by three experiments.
 
 `paper` are the presets of Tables 2 to 4. `small` has the shape of Table 3, bytes in segments of 128, with a smaller
 model and novels instead of Wikipedia. A run that diverges or does not fit into memory has that as its result.
@@ -6,182 +6,98 @@ model and novels instead of Wikipedia. A run that diverges or does not fit into 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from mnemo.config import to_json
 from mnemo.model import ModelConfig
-from mnemo.papers.experiment import Budget, Cell, CellResult, look_up
-from mnemo.papers.rmt.published import BASELINE, MT, RMT, XL, Quoted
+from mnemo.papers.experiment import Budget, CellResult, Results
+from mnemo.papers.grid import BPC, PPL, Grid, Row
+from mnemo.papers.rmt import published
+from mnemo.papers.rmt.published import BASELINE, ENWIK8, MT, RMT, WIKITEXT, XL
 from mnemo.papers.rmt.recipes import remembering
+from mnemo.papers.tables import Column
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 
-WIKITEXT, ENWIK8, NOVELS, PYTHON = "wikitext-103", "enwik8", "novels", "python"
-UNITS = {WIKITEXT: "ppl", ENWIK8: "bpc", NOVELS: "bpc", PYTHON: "bpc"}
-SCORES = {"ppl": "scores.test.perplexity", "bpc": "scores.test.bits_per_token"}
-UNKNOWN = "no result"
-NOISE = {"ppl": 0.1, "bpc": 0.01}
-"""Differences between two seeds that mean nothing."""
+NOVELS, PYTHON = "novels", "python"
+CORPORA = {"smoke": (PYTHON,), "small": (NOVELS,), "paper": (WIKITEXT, ENWIK8)}
+MEASURES = {WIKITEXT: PPL, ENWIK8: BPC, NOVELS: BPC, PYTHON: BPC}
+SEGMENT = {PYTHON: 8, NOVELS: 128, WIKITEXT: 50, ENWIK8: 128}
+"""The segments that claims are tested at: short ones, where memory counts most."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of a table."""
+class Variant(NamedTuple):
+    """A language model: its text, the kind and size of its memory, and the segments that gradient goes back."""
 
     corpus: str
     segment: int
     model: str
     memory: int = 0
     bptt: int = 0
-    quoted: Quoted | None = None
-    seeds: int = 1
 
     @property
-    def labels(self) -> dict[str, Any]:
-        names = ("corpus", "segment", "model", "memory", "bptt")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def name(self) -> str:
+    def key(self) -> str:
         depth = f"-bptt{self.bptt}" if self.model == RMT else ""
         return f"{self.corpus}-{self.segment}-{self.model.lower()}-{self.memory}{depth}"
+
+    @property
+    def label(self) -> str:
+        memory = f" {self.memory}" if self.memory else ""
+        depth = f", BPTT {self.bptt}" if self.model == RMT else ""
+        return f"{self.model}{memory}{depth}, segment {self.segment}"
 
     @property
     def preset(self) -> str:
         kind = {BASELINE: "", MT: f"-mt{self.memory}", XL: f"-xl{self.memory}", RMT: f"-m{self.memory}-bptt{self.bptt}"}
         return f"rmt-{self.corpus.replace('-', '')}-seg{self.segment}{kind[self.model]}"
 
+    @property
+    def quoted(self) -> str:
+        """The paper's value; that of enwik8 for novels."""
+        corpus = ENWIK8 if self.corpus == NOVELS else self.corpus
+        by_depth = published.LANGUAGE.get((corpus, self.segment, self.model, self.memory), ())
+        return dict(enumerate(by_depth)).get(self.bptt) or "not reported"
 
-def _rows(corpus: str, segment: int, model: str, results: dict[Any, Quoted], seeds: int = 3) -> list[Row]:
-    """`results` by memory, or by memory and depth."""
-    places = [(place if isinstance(place, tuple) else (place, 0), quoted) for place, quoted in results.items()]
-    return [
-        Row(corpus=corpus, segment=segment, model=model, memory=memory, bptt=bptt, quoted=quoted, seeds=seeds)
-        for (memory, bptt), quoted in places
-    ]
-
-
-Q = Quoted
-PAPER_ROWS = [
-    *_rows(WIKITEXT, 150, BASELINE, {0: Q(29.95, 0.15)}),
-    *_rows(WIKITEXT, 150, MT, {10: Q(29.63, 0.06), 25: Q(29.67, 0.03), 75: Q(29.69, 0.02), 150: Q(29.82, 0.35)}),
-    *_rows(WIKITEXT, 150, XL, {150: Q(24.12, 0.05), 75: Q(24.68, 0.01), 25: Q(25.57, 0.02)}),
-    *_rows(
-        WIKITEXT,
-        150,
-        RMT,
-        {
-            (10, 0): Q(26.85, 0.02),
-            (10, 1): Q(25.92, 1.07),
-            (10, 2): Q(25.32, 0.61),
-            (10, 3): Q(25.04, 0.07),
-            (25, 0): Q(29.73),
-            (25, 1): Q(24.91),
-            (25, 2): Q(24.85, 0.31),
-        },
-    ),
-    *_rows(WIKITEXT, 50, BASELINE, {0: Q(39.05, 0.01)}),
-    *_rows(
-        WIKITEXT,
-        50,
-        XL,
-        {
-            200: Q(25.14),
-            100: Q(25.66, 0.01),
-            50: Q(26.54, 0.01),
-            25: Q(27.57, 0.09),
-            10: Q(28.98, 0.11),
-            5: Q(30.06, 0.07),
-            1: Q(32.35, 0.03),
-        },
-    ),
-    *_rows(
-        WIKITEXT,
-        50,
-        RMT,
-        {
-            (1, 0): Q(31.33, 1.26),
-            (1, 1): Q(28.71, 0.03),
-            (1, 2): Q(28.44),
-            (1, 3): Q(28.40, 0.03),
-            (5, 0): Q(30.32, 0.18),
-            (5, 1): Q(27.05, 0.20),
-            (5, 2): Q(26.83, 0.18),
-            (5, 3): Q(26.75, 0.26),
-            (5, 4): Q(26.67, 0.03),
-            (10, 0): Q(30.69, 0.01),
-            (10, 1): Q(27.95, 1.32),
-            (10, 2): Q(26.62, 0.34),
-            (10, 3): Q(26.37, 0.01),
-            (10, 4): Q(26.25, 0.19),
-            (25, 0): Q(29.75),
-            (25, 1): Q(26.32),
-            (25, 2): Q(27.31),
-            (50, 0): Q(29.75),
-            (50, 1): Q(26.03),
-        },
-    ),
-    *_rows(ENWIK8, 512, XL, {512: Q(1.071)}),
-    *_rows(ENWIK8, 128, BASELINE, {0: Q(1.402, source="result files")}),
-    *_rows(
-        ENWIK8,
-        128,
-        XL,
-        {200: Q(1.140), 100: Q(1.178), 75: Q(1.196), 40: Q(1.230, 0.001), 20: Q(1.261), 10: Q(1.283, 0.001)},
-    ),
-    *_rows(
-        ENWIK8,
-        128,
-        RMT,
-        {
-            (5, 1): Q(1.241, 0.002),
-            (5, 2): Q(1.231, 0.002),
-            (10, 1): Q(1.240, 0.006),
-            (10, 2): Q(1.228, 0.003),
-            (20, 0): Q(1.301),
-            (20, 1): Q(1.229),
-            (20, 2): Q(1.222),
-        },
-    ),
-]
-LITERATURE = [
-    (WIKITEXT, "Transformer-XL (Dai et al., 2019)", 150, 150, "24.0"),
-    (ENWIK8, "Transformer-XL (Dai et al., 2019)", 512, 512, "1.06"),
-]
-"""Rows that the paper itself quotes: corpus, model, memory, segment, result."""
+    @property
+    def visible(self) -> int:
+        """Tokens that reach a loss in training, through a cache or through gradient over earlier segments."""
+        earlier = self.bptt * self.segment if self.model == RMT else self.memory
+        return earlier + self.segment
 
 
-def _small(model: str, memory: int = 0, bptt: int = 0, seeds: int = 1) -> Row:
-    quoted = {(row.model, row.memory, row.bptt): row.quoted for row in PAPER_ROWS if row.labels["corpus"] == ENWIK8}
-    place = (model, memory, bptt)
-    return Row(corpus=NOVELS, segment=128, model=model, memory=memory, bptt=bptt, quoted=quoted.get(place), seeds=seeds)
-
-
-SMALL_ROWS = [
-    _small(BASELINE, seeds=2),
-    _small(RMT, 10, 1, seeds=2),
-    _small(XL, 40, seeds=2),
-    _small(RMT, 10, 0, seeds=2),
-    _small(RMT, 5, 1, seeds=2),
-    _small(XL, 10, seeds=2),
-    _small(MT, 10, seeds=2),
-    _small(RMT, 10, 2),
-    _small(XL, 20),
-    _small(XL, 100),
-    _small(RMT, 5, 0),
-    _small(RMT, 20, 1),
-    _small(RMT, 5, 2),
-    _small(RMT, 1, 1),
-]
-SMOKE_ROWS = [
-    Row(corpus=PYTHON, segment=8, model=BASELINE),
-    Row(corpus=PYTHON, segment=8, model=XL, memory=4),
-    Row(corpus=PYTHON, segment=8, model=RMT, memory=2, bptt=0),
-    Row(corpus=PYTHON, segment=8, model=RMT, memory=2, bptt=1),
-]
-ROWS = {"smoke": SMOKE_ROWS, "small": SMALL_ROWS, "paper": PAPER_ROWS}
+AS_PUBLISHED = {
+    Variant(*place, bptt): 3
+    for place, by_depth in published.LANGUAGE.items()
+    for bptt, value in enumerate(by_depth)
+    if value
+}
+IN_SMALL = {
+    (BASELINE, 0, 0): 2,
+    (RMT, 10, 1): 2,
+    (XL, 40, 0): 2,
+    (RMT, 10, 0): 2,
+    (RMT, 5, 1): 2,
+    (XL, 10, 0): 2,
+    (MT, 10, 0): 2,
+    (RMT, 10, 2): 1,
+    (XL, 20, 0): 1,
+    (XL, 100, 0): 1,
+    (RMT, 5, 0): 1,
+    (RMT, 20, 1): 1,
+    (RMT, 5, 2): 1,
+    (RMT, 1, 1): 1,
+}
+"""Number of seeds by model, memory and depth, the most important first."""
+IN_SMOKE = ((BASELINE, 0, 0), (XL, 4, 0), (RMT, 2, 0), (RMT, 2, 1))
+VARIANTS: Mapping[Budget, Mapping[Variant, int]] = {
+    "smoke": {Variant(PYTHON, 8, *place): 1 for place in IN_SMOKE},
+    "small": {Variant(NOVELS, 128, *place): seeds for place, seeds in IN_SMALL.items()},
+    "paper": AS_PUBLISHED,
+}
+"""With their number of seeds."""
 MODELS = {
     NOVELS: ModelConfig(num_layers=6, dim=256, num_heads=8, head_dim=32, inner_dim=1024, norm="pre", final_norm=True),
     PYTHON: ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, norm="pre", final_norm=True),
@@ -204,42 +120,77 @@ TRAINS = {
 EVALUATIONS = {NOVELS: EvalConfig(batch=64, limit=200_000), PYTHON: EvalConfig(batch=4, limit=256)}
 
 
-def recipe(row: Row, seed: int) -> Recipe:
-    if row.corpus not in MODELS:
-        published = preset(row.preset)
-        return replace(published, train=replace(published.train, seed=seed))
-    evaluation, tumbling = EVALUATIONS[row.corpus], replace(TRAINS[row.corpus], segment=row.segment, seed=seed)
+def recipe(variant: Variant, seed: int) -> Recipe:
+    if variant.corpus not in MODELS:
+        found = preset(variant.preset)
+        return replace(found, train=replace(found.train, seed=seed))
+    evaluation = EVALUATIONS[variant.corpus]
     return Recipe(
-        model=remembering(MODELS[row.corpus], row.model, row.memory, std=0.3),
-        data=DataConfig(corpus=row.corpus, drop_last=True),
-        train=replace(tumbling, bptt=row.bptt if row.model == RMT else 0),
+        model=remembering(MODELS[variant.corpus], variant.model, variant.memory, std=0.3),
+        data=DataConfig(corpus=variant.corpus, drop_last=True),
+        train=replace(TRAINS[variant.corpus], segment=variant.segment, seed=seed, bptt=variant.bptt),
         evaluation=evaluation,
         test=replace(evaluation, limit=None),
     )
 
 
-def row_cells(rows: Iterable[Row], budget: Budget) -> list[Cell]:
-    """Every row's first seed before the second ones."""
-    rows, limit = list(rows), 256 if budget == "smoke" else None
-    return [
-        Cell(
-            name=f"{row.name}-seed{seed}",
-            job="rmt-language",
-            settings={"recipe": to_json(recipe(row, seed)), "limit": limit},
-            labels={**row.labels, "seed": seed},
-        )
-        for seed in range(1, max((row.seeds for row in rows), default=0) + 1)
-        for row in rows
-        if seed <= row.seeds
-    ]
+def language_row(variant: Variant, num_seeds: int, limit: int | None) -> Row:
+    def settings(seed: int) -> dict[str, Any]:
+        return {"recipe": to_json(recipe(variant, seed)), "limit": limit}
+
+    return Row(
+        key=variant.key,
+        name=variant.key,
+        label=variant.label,
+        seeds=range(1, num_seeds + 1),
+        settings=settings,
+        job="rmt-language",
+        labels=variant._asdict(),
+        paper=(variant.quoted,),
+    )
 
 
-def quality(result: CellResult) -> float | None:
-    """Perplexity or bits per character on the test set; None where a run did not end well."""
-    value = look_up(result.values, SCORES[UNITS[result.labels["corpus"]]])
-    return float(value) if isinstance(value, (int, float)) else None
+def language_grid(budget: Budget, keep: Callable[[Variant], bool] = lambda variant: True) -> Grid:
+    limit, variants = 256 if budget == "smoke" else None, VARIANTS[budget]
+    rows = [language_row(variant, seeds, limit) for variant, seeds in variants.items() if keep(variant)]
+    return Grid(rows=rows, measure=MEASURES[CORPORA[budget][0]])
 
 
-def outcome(result: CellResult) -> str:
-    """`finished`, `diverged`, `out of memory`, or that nobody knows."""
-    return str(result.values.get("outcome", UNKNOWN))
+def variant_of(row: Row) -> Variant:
+    return Variant(**row.labels)
+
+
+def shown(grid: Grid, corpus: str) -> Grid:
+    """The rows of one corpus in the order of tables and figures; rows run in the order of their importance."""
+    order = {model: number for number, model in enumerate((BASELINE, MT, XL, RMT))}
+
+    def place(variant: Variant) -> tuple[int, int, int, int]:
+        return -variant.segment, order[variant.model], variant.memory, variant.bptt
+
+    rows = [row for row in grid.rows if row.labels["corpus"] == corpus]
+    return Grid(rows=sorted(rows, key=lambda row: place(variant_of(row))), measure=MEASURES[corpus])
+
+
+def bptt_depth() -> Column:
+    return Column("BPTT", lambda grid, results, row: row.labels["bptt"] if row.labels["model"] == RMT else None)
+
+
+def outcome_of(result: CellResult) -> str | None:
+    """`finished`, `diverged` or `out of memory`; None if the run has no result."""
+    found = result.values.get("outcome")
+    return found if isinstance(found, str) else None
+
+
+def endings() -> Column:
+    """How the runs of a row ended."""
+
+    def entry(grid: Grid, results: Results, row: Row) -> str:
+        counted = Counter(_ending(each) for _, each in grid.found(results, row))
+        return ", ".join(f"{count} {name}" for name, count in counted.items())
+
+    return Column("how runs ended", entry)
+
+
+def _ending(result: CellResult) -> str:
+    outcome, step = outcome_of(result) or "no result", result.values.get("failed_at")
+    return f"{outcome} at step {step:,}" if isinstance(step, int) else outcome

@@ -1,7 +1,7 @@
-"""Attention maps of a trained model on a task: what it writes, reads and rewrites.
+"""Attention maps of a trained model on a task: writing, reading and rewriting of memory.
 
-Rows of a segment are [read m, tokens L, write m], keys are the same rows behind those of a cache. Samples of a task
-differ in their symbols, not in where they stand, so that a mean over samples shows what depends on the place alone.
+Rows of a segment are [read m, tokens L, write m]; keys are those of the cache, followed by the same rows. Samples of a
+task differ in their symbols, not in their positions, so a mean over samples shows attention by position.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Layout:
     cached: int
 
     def blocks(self) -> list[Block]:
-        """What may be seen of memory in a segment."""
+        """The parts of a segment's map that involve memory."""
         m, length, cached = self.memory, self.tokens, self.cached
         read, text = slice(cached, cached + m), slice(cached + m, cached + m + length)
         text_rows, write_rows = slice(m, m + length), slice(m + length, 2 * m + length)
@@ -69,10 +69,10 @@ def attention_maps(model: Model, task: AnyTask, segment: int) -> dict[str, Any]:
     """For every operation of memory, the head that shows it most clearly: where each row looks most at one key."""
     model.eval()
     best: dict[str, dict[str, Any]] = {}
-    asked = int(task.predicted.argmax()) // segment
+    first_answer = int(task.predicted.argmax()) // segment
     for number, layout, maps in _maps(model, task, segment):
         for block in layout.blocks():
-            if not _belongs(block.name, number, asked):
+            if not _belongs(block.name, number, first_answer):
                 continue
             found = _clearest(maps, block) | {"segment": number + 1}
             if block.name not in best or found["focus"] > best[block.name]["focus"]:
@@ -80,11 +80,11 @@ def attention_maps(model: Model, task: AnyTask, segment: int) -> dict[str, Any]:
     return best
 
 
-def _belongs(operation: str, segment: int, asked: int) -> bool:
-    """Writing is seen where nothing is asked yet, reading where answers begin, rewriting in between and after."""
-    return {"write": segment < max(1, asked), "read": segment >= asked, "cache": segment >= asked}.get(
-        operation, segment > 0
-    )
+def _belongs(operation: str, segment: int, first_answer: int) -> bool:
+    """Writing counts before the segment of the first answer, reading from there on, rewriting after segment 0."""
+    if operation == "rewrite":
+        return segment > 0
+    return segment < max(1, first_answer) if operation == "write" else segment >= first_answer
 
 
 def _clearest(maps: Tensor, block: Block) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Recipes of the algorithmic tasks: one backbone, and four ways to remember.
+"""Recipes of the algorithmic tasks: one backbone with four kinds of memory.
 
-The published recipes stay at an accuracy of chance for most of their 250,000 to 900,000 steps. At `small` we let
-sequences grow: a model first learns one that spans few segments, and goes on with the next longer one. All models of a
+The published recipes stay at the accuracy of guessing for most of their 250,000 to 900,000 steps. At `small`, sequences
+grow: a model first learns one that spans few segments, and continues with the next longer one. All models of a
 comparison take the same stages with the same number of steps.
 """
 
@@ -16,14 +16,14 @@ from mnemo.data.tasks import AnyTask
 from mnemo.memory import XL as Cache
 from mnemo.memory import MemoryTokens, Plan
 from mnemo.model import InitConfig, ModelConfig
-from mnemo.model.layers import DropoutConfig
-from mnemo.papers.experiment import Cell
+from mnemo.papers.grid import BySeed
 from mnemo.papers.rmt.published import MT, RMT, XL
+from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 
 
 def remembering(model: ModelConfig, kind: str, memory: int, std: float = 1.0) -> ModelConfig:
-    """The backbone with a memory of its kind, of so many slots or tokens."""
+    """The backbone with `memory` slots or tokens of this kind."""
     plan = Plan(long=Cache(length=memory if kind == XL else 0))
     tokens = MemoryTokens(num=memory, write=kind == RMT, std=std) if kind in (MT, RMT) and memory else None
     return replace(model, memory=plan, tokens=tokens)
@@ -31,7 +31,7 @@ def remembering(model: ModelConfig, kind: str, memory: int, std: float = 1.0) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What all models of a comparison share, at one budget."""
+    """Hyperparameters that all models of a comparison share, at one budget."""
 
     model: ModelConfig
     batch: int
@@ -46,12 +46,12 @@ class Training:
     first_goal: float | None = None
     """The same of each stage before the last."""
     plateau: int | None = None
-    """Halve the rate after so many evaluations without improvement, as published, instead of a cosine."""
+    """Halve the rate after this many evaluations without improvement, as published, instead of a cosine."""
     eval_every: int
     eval_samples: int | None = None
-    """Samples of the validation set to watch progress on."""
+    """Samples of the validation set that are evaluated during training."""
     std: float = 1.0
-    """Deviation of memory tokens at first."""
+    """Standard deviation of the initial memory tokens."""
     clip: float = 0.25
     betas: tuple[float, float] = (0.9, 0.999)
 
@@ -63,9 +63,9 @@ class Training:
 
 
 SHORT = 100
-"""Steps below which nothing that is compiled pays."""
+"""Steps below which compiling takes longer than it saves."""
 LONG = 10_000
-"""Steps from which on compiling a whole graph pays, and checkpoints in between do."""
+"""Steps from which on compiling the whole graph and checkpoints during training are worth their time."""
 SMOKE = Training(
     model=ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, norm="pre", final_norm=True),
     batch=4,
@@ -99,34 +99,31 @@ SMALL = Training(
     clip=1.0,
     betas=(0.9, 0.98),
 )
-"""The norm before each layer, wide first weights and memory tokens no wider than the text let a model find the rule
-within some hundred steps."""
+"""With the norm before each layer, large initial weights and memory tokens no larger than the embeddings, a model
+finds the rule within some hundred steps."""
 LOOKUP = replace(SMALL, batch=1024, steps=3500, first_steps=1500, eval_every=250)
-"""For values that are found by their keys: a sample tells little of that."""
+"""For values that are found by their keys: a sample has few of them to learn from."""
 DEEP = replace(SMALL, model=replace(SMALL.model, num_layers=4))
 """As deep as the published models."""
-COPY_AS_PUBLISHED = Training(
-    model=ModelConfig(
-        num_layers=4, dim=128, num_heads=4, head_dim=64, inner_dim=256, dropout=DropoutConfig.published(0.1)
-    ),
-    batch=32,
-    steps=400_000,
-    lr=1e-4,
-    plateau=8,
-    eval_every=12_000,
-)
-RETRIEVAL_AS_PUBLISHED = replace(
-    COPY_AS_PUBLISHED,
-    model=replace(COPY_AS_PUBLISHED.model, num_layers=6, dim=64, head_dim=32, inner_dim=128),
-    plateau=10,
-)
-LONG_AS_PUBLISHED = replace(COPY_AS_PUBLISHED, batch=128, steps=200_000, plateau=5, eval_every=40_000)
-QUADRATIC_AS_PUBLISHED = replace(
-    COPY_AS_PUBLISHED,
-    model=replace(COPY_AS_PUBLISHED.model, num_layers=6, num_heads=6),
-    steps=600_000,
-    plateau=10,
-)
+
+
+def as_published(name: str) -> Training:
+    """The model and the training of a preset."""
+    recipe = preset(name)
+    return Training(
+        model=recipe.model,
+        batch=recipe.train.batch,
+        steps=recipe.train.steps,
+        lr=recipe.train.optimizer.lr,
+        plateau=recipe.train.schedule.patience,
+        eval_every=recipe.train.eval_every,
+    )
+
+
+COPY_AS_PUBLISHED = replace(as_published("rmt-copy-seg24"), steps=400_000)
+RETRIEVAL_AS_PUBLISHED = as_published("rmt-retrieval-seg10")
+LONG_AS_PUBLISHED = as_published("rmt-copy120-seg120")
+QUADRATIC_AS_PUBLISHED = as_published("rmt-quadratic-seg180")
 
 
 def task_recipe(
@@ -160,19 +157,16 @@ def task_recipe(
     )
 
 
-def stages_of(
-    tasks: Sequence[AnyTask], kind: str, *, segment: int, memory: int, seed: int, training: Training
-) -> list[Recipe]:
-    """A run for every task, each going on with the weights of the one before it."""
+def in_stages(tasks: Sequence[AnyTask], kind: str, *, segment: int, memory: int, training: Training) -> BySeed:
+    """Settings of the job `rmt-task`: a run for every task, each continuing with the weights of the one before it."""
     model = remembering(training.model, kind, memory, training.std)
-    firsts = tasks[:-1] if training.first_steps else ()
-    return [
-        task_recipe(task, model, segment=segment, seed=seed, training=training, last=task is tasks[-1])
-        for task in (*firsts, tasks[-1])
-    ]
+    taken = tasks if training.first_steps else tasks[-1:]
 
+    def settings(seed: int) -> dict[str, Any]:
+        stages = [
+            task_recipe(task, model, segment=segment, seed=seed, training=training, last=task is tasks[-1])
+            for task in taken
+        ]
+        return {"stages": [to_json(stage) for stage in stages], "maps": False}
 
-def task_cell(name: str, stages: Sequence[Recipe], labels: dict[str, Any], *, maps: bool = False) -> Cell:
-    """`maps`: keep attention maps of the trained model."""
-    settings = {"stages": [to_json(stage) for stage in stages], "maps": maps}
-    return Cell(name=name, job="rmt-task", settings=settings, labels=labels)
+    return settings

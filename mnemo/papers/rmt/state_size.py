@@ -1,161 +1,148 @@
-"""What a state holds: m vectors of memory tokens against m in every layer, and GPU memory at equal quality."""
+"""Size of a state, m vectors of memory tokens against m in every layer, and GPU memory at equal quality."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from statistics import fmean
 
-from mnemo.papers.claims import Claim
-from mnemo.papers.experiment import Budget, CellResult, Experiment, Figure, Results, Table, Verdict
-from mnemo.papers.rmt.language import CORPORA, SEGMENT, qualities
-from mnemo.papers.rmt.language_grid import ROWS, UNITS, Row, row_cells
+from mnemo.papers.experiment import Budget, Experiment, Figure, Results, Table
+from mnemo.papers.figures import BANDS, scores_over
+from mnemo.papers.grid import Grid, Measure, Row
+from mnemo.papers.judge import Observed, Outcome, judge
+from mnemo.papers.rmt.language_grid import CORPORA, SEGMENT, Variant, language_grid, shown
 from mnemo.papers.rmt.published import RMT, XL
 from mnemo.papers.rmt.series import PAPER
-from mnemo.papers.rmt.telling import FEW_STEPS
-from mnemo.report.plots import scatter_figure
+from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score, size
 
-MB = 1e6
+VECTORS = Measure(unit="vectors", digits=0, key="state_vectors", scale="vectors")
+STATE = Measure(unit="kB", digits=2, key="state_bytes", scale="bytes", shown=lambda value: value / 1e3)
+TRAINING = Measure(unit="MB", digits=1, key="peak_bytes", scale="bytes", shown=lambda value: value / 1e6)
+READING = Measure(unit="MB", digits=1, key="reading_bytes", scale="bytes", shown=lambda value: value / 1e6)
 NEAR = {"ppl": 0.6, "bpc": 0.015}
 """Difference up to which two models count as equally good."""
-NO_PAIR = "no pair of runs is equally good"
-NO_GAIN = "more slots gain too little for equal to mean anything"
+NO_GAIN = "more slots gain too little for a meaningful comparison"
 
 
-def rows_of(budget: Budget) -> list[Row]:
-    """Caches, and memory tokens with at most one unrolled segment: the deeper ones cost more to train, not to run."""
+def grid(budget: Budget) -> Grid:
+    """Caches, and memory tokens with one unrolled segment: deeper ones cost more to train, but not to run."""
     corpus = CORPORA[budget][0]
-    return [
-        row
-        for row in ROWS[budget]
-        if (row.corpus, row.segment) == (corpus, SEGMENT[corpus])
-        and row.memory
-        and (row.model == XL or (row.model == RMT and row.bptt == 1))
-    ]
+
+    def belongs(variant: Variant) -> bool:
+        here = variant[:2] == (corpus, SEGMENT[corpus]) and variant.memory > 0
+        return here and (variant.model == XL or (variant.model == RMT and variant.bptt == 1))
+
+    return language_grid(budget, belongs)
 
 
-@dataclass(frozen=True)
-class Measured:
-    row: Row
-    quality: float
-    vectors: float
-    state_bytes: float
-    training: float | None
-    """Peak bytes of GPU memory in training; None on a CPU."""
-    reading: float | None
-    """The same while it reads the test set."""
+def mean_of(results: Results, row: Row, measure: Measure | None = None) -> float:
+    """In the unit of the measure; not a number if it is not measured."""
+    found, measure = grid(results.budget), measure or grid(results.budget).measure
+    values = found.by_seed(results, row.key, measure).values()
+    return fmean(map(measure.shown, values)) if values else float("nan")
 
 
-def measured(results: Results, row: Row) -> Measured | None:
-    values = qualities(results, **row.labels)
-    runs = results.select(**row.labels)
-    sizes = [_numbers(runs, key) for key in ("state_vectors", "state_bytes", "peak_bytes", "reading_bytes")]
-    if not values or not sizes[0] or not sizes[1]:
-        return None
-    vectors, state, training, reading = (fmean(found) if found else None for found in sizes)
-    return Measured(row, fmean(values), vectors or 0.0, state or 0.0, training, reading)
+def measured(results: Results, *models: str) -> list[Row]:
+    """Rows of these models with a score and the size of their state, the smallest state first."""
+    found = grid(results.budget)
+    rows = [row for row in found.rows if row.labels["model"] in models]
+    known = [row for row in rows if not found.missing(results, (row.key,))]
+    known = [row for row in known if not found.missing(results, (row.key,), VECTORS)]
+    return sorted(known, key=lambda row: mean_of(results, row, VECTORS))
 
 
-def _numbers(runs: list[CellResult], key: str) -> list[float]:
-    return [value for each in runs if isinstance(value := each.values.get(key), (int, float))]
-
-
-def all_measured(results: Results, model: str) -> list[Measured]:
-    found = (measured(results, row) for row in rows_of(results.budget) if row.model == model)
-    return [each for each in found if each is not None]
-
-
-def equally_good(results: Results) -> tuple[Measured, Measured] | str:
+def equally_good(results: Results) -> tuple[Row, Row] | str:
     """The smallest RMT state that some cache is as good as, and the smallest of these caches; or why there is none."""
-    unit, every, tokens = UNITS[CORPORA[results.budget][0]], all_measured(results, XL), all_measured(results, RMT)
-    near, qualities = NEAR[unit], [each.quality for each in every]
-    if not every or not tokens:
-        return "no runs"
-    for rmt in sorted(tokens, key=lambda each: each.vectors):
-        caches = [each for each in every if abs(each.quality - rmt.quality) <= near]
-        if caches and results.budget != "smoke" and max(qualities) - min(qualities) <= 2 * near:
-            return NO_GAIN
-        if caches:
-            return rmt, min(caches, key=lambda each: each.vectors)
-    best, worst = min(each.quality for each in tokens), max(qualities)
-    return f"{NO_PAIR}: the best RMT has {best:.3f} {unit}, the worst cache {worst:.3f}" if best > worst else NO_PAIR
+    unit, tokens, caches = grid(results.budget).measure.unit, measured(results, RMT), measured(results, XL)
+    if not tokens or not caches:
+        return "not measured yet"
+    quality = {row.key: mean_of(results, row) for row in (*tokens, *caches)}
+    scores = [quality[row.key] for row in caches]
+    for rmt in tokens:
+        for cache in caches:
+            if abs(quality[cache.key] - quality[rmt.key]) <= NEAR[unit]:
+                return (rmt, cache) if max(scores) - min(scores) > 2 * NEAR[unit] else NO_GAIN
+    best = min(quality[row.key] for row in tokens)
+    return f"no pair of runs is equally good: the best RMT has {best:.3f} {unit}, the worst cache {max(scores):.3f}"
 
 
-def verdicts(results: Results) -> list[Verdict]:
-    return [_vectors(results), _smaller(results), _less_memory(results)]
+def _carries_fewer(results: Results) -> Outcome:
+    rows = [*measured(results, RMT), *measured(results, XL)]
+    sizes = {row.key: mean_of(results, row, VECTORS) for row in rows}
+    ours = ", ".join(f"{row.labels['model']} {row.labels['memory']}: {sizes[row.key]:,.0f}" for row in rows)
+    by_model = {
+        model: {sizes[row.key] / row.labels["memory"] for row in rows if row.labels["model"] == model}
+        for model in (RMT, XL)
+    }
+    if not all(by_model.values()):
+        return Outcome(ours or "not measured yet", None)
+    return Outcome(ours, by_model[RMT] == {1.0} and min(by_model[XL]) > 1.0)
 
 
-def _vectors(results: Results) -> Verdict:
-    claim = Claim(
-        "RMT's state is m vectors for every text, Transformer-XL's m in each of its N layers.", "10 against 10 x 16"
-    )
-    found = [one for model in (RMT, XL) for one in sorted(all_measured(results, model), key=lambda each: each.vectors)]
-    ours = ", ".join(f"{each.row.model} {each.row.memory}: {each.vectors:,.0f}" for each in found) or "no runs"
-    if not all_measured(results, RMT) or not all_measured(results, XL):
-        return claim.open(ours)
-    layers = {each.vectors / each.row.memory for each in found if each.row.model == XL}
-    tokens = {each.vectors / each.row.memory for each in found if each.row.model == RMT}
-    holds = tokens == {1.0} and min(layers) > 1.0
-    return claim.judged(results, ours, holds, smoke="; a model of one layer cannot tell")
+def _smaller_by(measure: Measure) -> Callable[[Results], Outcome]:
+    """Whether RMT has the smaller number, in the pair that is equally good."""
+
+    def observe(results: Results) -> Outcome:
+        pair, quality = equally_good(results), grid(results.budget).measure
+        if isinstance(pair, str):
+            return Outcome(pair, None)
+        sizes = [mean_of(results, row, measure) for row in pair]
+        ours = ", ".join(
+            f"{row.labels['model']} {row.labels['memory']}: {mean_of(results, row):.3f} {quality.unit}, "
+            f"{amount:,.{measure.digits}f} {measure.unit}"
+            for row, amount in zip(pair, sizes, strict=True)
+        )
+        known = all(amount == amount for amount in sizes)
+        return Outcome(ours if known else "not measured: no GPU", sizes[0] < sizes[1] if known else None)
+
+    return observe
 
 
-def _smaller(results: Results) -> Verdict:
-    text = "At equal quality RMT carries fewer vectors than Transformer-XL."
-    paper = "WikiText-103, segments of 50: RMT 5 (26.75 to 27.05) near Transformer-XL 50 (26.54), that is 5 against 800"
-    claim, pair = Claim(text, paper), equally_good(results)
-    if isinstance(pair, str):
-        return claim.open(pair)
-    return claim.judged(results, _pair(*pair, results), pair[0].vectors < pair[1].vectors, smoke=FEW_STEPS)
-
-
-def _pair(rmt: Measured, xl: Measured, results: Results) -> str:
-    unit = UNITS[CORPORA[results.budget][0]]
-    return ", ".join(
-        f"{each.row.model} {each.row.memory}: {each.quality:.3f} {unit}, {each.vectors:,.0f} vectors"
-        for each in (rmt, xl)
-    )
-
-
-def _less_memory(results: Results) -> Verdict:
-    claim = Claim("At equal quality RMT needs less GPU memory to run.", "said, no numbers")
-    pair = equally_good(results)
-    if isinstance(pair, str):
-        return claim.open(pair)
-    rmt, xl = pair
-    less, more = rmt.reading, xl.reading
-    if less is None or more is None:
-        return claim.open("not measured: no GPU")
-    ours = f"RMT {rmt.row.memory}: {less / MB:,.1f} MB, Transformer-XL {xl.row.memory}: {more / MB:,.1f} MB"
-    return claim.judged(results, ours, less < more, smoke=FEW_STEPS)
+CLAIMS = (
+    Observed(
+        "RMT's state is m vectors for every text, Transformer-XL's m in each of its N layers.",
+        "10 against 10 x 16",
+        _carries_fewer,
+    ),
+    Observed(
+        "At equal quality RMT carries fewer vectors than Transformer-XL.",
+        "WikiText-103, segments of 50: RMT 5 (26.75 to 27.05) near Transformer-XL 50 (26.54), that is 5 against 800",
+        _smaller_by(VECTORS),
+    ),
+    Observed("At equal quality RMT needs less GPU memory to run.", "said, no numbers", _smaller_by(READING)),
+)
 
 
 def figures(results: Results) -> list[Figure]:
-    groups = {model: [(each.vectors, each.quality) for each in all_measured(results, model)] for model in (XL, RMT)}
-    if not any(groups.values()):
-        return []
-    unit = UNITS[CORPORA[results.budget][0]]
-    caption = "Every point is one configuration, mean over seeds: lower is better, further left is smaller."
-    title, x_label = f"{unit} against the size of the state", "vectors in a text's state"
-    return [scatter_figure("state-size", title, caption, groups, x_label=x_label, y_label=f"test {unit}")]
+    found = grid(results.budget)
+    unit = found.measure.unit
+    return scores_over(
+        Grid(rows=measured(results, XL, RMT), measure=found.measure),
+        results,
+        line=lambda row: row.labels["model"],
+        x=lambda row: mean_of(results, row, VECTORS),
+        slug="state-size",
+        title=f"{unit} against the size of the state",
+        x_label="vectors in a text's state",
+        caption=f"Test set; lower is better, further left is smaller. {BANDS}",
+    )
 
 
 def tables(results: Results) -> list[Table]:
-    rows = [
-        (
-            each.row.model,
-            each.row.memory,
-            round(each.vectors),
-            round(each.state_bytes / 1000, 2),
-            round(each.quality, 4),
-            None if each.training is None else round(each.training / MB, 1),
-            None if each.reading is None else round(each.reading / MB, 1),
-        )
-        for model in (XL, RMT)
-        for each in sorted(all_measured(results, model), key=lambda one: one.vectors)
-    ]
-    unit = UNITS[CORPORA[results.budget][0]]
-    headers = ("model", "memory", "vectors", "state, kB a text", f"test {unit}", "training, MB", "reading, MB")
-    caption = "State of one text. Megabytes are peaks of GPU memory, in training and while the test set is read."
-    return [Table("State and GPU memory", headers, rows, caption)]
+    rows = shown(grid(results.budget), CORPORA[results.budget][0])
+    return grid_table(
+        rows,
+        results,
+        *cell_labels("model", "memory"),
+        num_seeds(),
+        size("vectors", VECTORS),
+        size("state, kB a text", STATE),
+        score(f"test {rows.measure.unit}"),
+        size("training, MB", TRAINING),
+        size("reading, MB", READING),
+        title="State and GPU memory",
+        caption="State of one text. Megabytes are peaks of GPU memory, in training and while the model reads the test "
+        "set.",
+    )
 
 
 EXPERIMENT = Experiment(
@@ -165,14 +152,14 @@ EXPERIMENT = Experiment(
     covers=("Section 3.2", "Section 5"),
     claim="RMT carries m vectors where Transformer-XL carries m for every layer, and needs less GPU memory at equal "
     "perplexity.",
-    cells=lambda budget: row_cells(rows_of(budget), budget),
-    verdicts=verdicts,
+    cells=lambda budget: grid(budget).cells,
+    verdicts=lambda results: judge(grid(results.budget), results, CLAIMS),
     figures=figures,
     tables=tables,
     notes=(
         "The runs are those of rmt-language-model with caches, or with memory tokens and one unrolled segment.",
         f"Equal quality: at most {NEAR['ppl']} ppl or {NEAR['bpc']} bpc apart.",
-        "The paper says that less GPU memory is needed, and gives no numbers. It is compared while reading; the table "
-        "has that of training too, with gradient through one earlier segment.",
+        "The paper says that less GPU memory is needed, and gives no numbers. It is compared while the models read; "
+        "the table also has that of training, with gradient through one earlier segment.",
     ),
 )
