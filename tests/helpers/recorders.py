@@ -11,7 +11,7 @@ from mnemo.memory.state import tree_map, tree_zip
 
 
 class Rerun:
-    """Records on a CPU: a program is run again, and what it gives is put where it was first."""
+    """Replaces a CUDA graph on a CPU: replaying runs the program again and copies its results into the first ones."""
 
     def warm(self, program: Callable[[], Any]) -> None:
         program()
