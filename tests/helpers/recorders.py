@@ -11,7 +11,7 @@ from mnemo.memory.state import tree_map, tree_zip
 
 
 class Rerun:
-    """Replays by calling the function again, and copies its results to where they were first."""
+    """Replaces a CUDA graph on a CPU: replaying runs the program again and copies its results into the first ones."""
 
     def warm(self, function: Callable[[], Any]) -> None:
         function()
