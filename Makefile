@@ -8,6 +8,9 @@ STAMP = .venv/installed
 WORKERS = 2
 PYTHON_FOLDERS = mnemo tests tools examples
 
+# Every process that imports torch would compile its sources anew if bytecode were not kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-gpu same same-list venv lint clean
 
 demo: venv

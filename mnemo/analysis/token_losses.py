@@ -19,7 +19,7 @@ from mnemo.analysis.inputs import (
     keeps_memory,
 )
 from mnemo.errors import MnemoError
-from mnemo.inference.segment_scorer import SegmentReader
+from mnemo.inference.segment_scorer import SegmentScorer
 from mnemo.memory.protocol import PositionTables
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
@@ -49,9 +49,9 @@ def token_losses(
     _require_room(model, 1, segment, memory)
     losses: list[Tensor] = []
     with evaluating(model), (progress or silent)("with memory", len(text) - 1, unit="tokens") as bar:
-        reader = SegmentReader(model, empty_state(model, memory) if state is None else state, segment)
+        scorer = SegmentScorer(model, empty_state(model, memory) if state is None else state, segment)
         for tokens, targets in zip(text[:-1].split(segment), text[1:].split(segment), strict=True):
-            losses.append(reader.read(tokens[None], targets[None])[0])
+            losses.append(scorer.score(tokens[None], targets[None])[0])
             bar.advance(len(targets))
     return _array(losses)
 

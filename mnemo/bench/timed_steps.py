@@ -19,8 +19,9 @@ from mnemo.bench.published_memories import PublishedLamemo, PublishedTokens
 from mnemo.bench.published_xl import PublishedModel
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed
-from mnemo.inference.generation import Sampling, Writer
-from mnemo.inference.segment_scorer import in_type, open_reader
+from mnemo.inference.generation import TokenWriter
+from mnemo.inference.sampling import Sampling
+from mnemo.inference.segment_scorer import open_scorer, with_dtype
 from mnemo.memory.state import State
 from mnemo.model import Model, Output
 from mnemo.ops import using
@@ -28,7 +29,7 @@ from mnemo.recipes.recipe import TrainConfig
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.precision import autocast, state_dtype
-from mnemo.training.segment_window import Window
+from mnemo.training.update_input import UpdateInput
 
 EXACT = 1e-10
 """Largest allowed difference of losses, logits and weights in float64, relative to max(1, largest value)."""
@@ -135,7 +136,7 @@ class Trainer:
     def step(self, batches: list[Batch]) -> Tensor:
         """Update the model with one window of batches and return their mean loss before the update."""
         counts = tuple(batch.targets.numel() for batch in batches)
-        done = self.engine.update(Window(tuple(batches), counts), self.states, self.lr)
+        done = self.engine.update(UpdateInput(tuple(batches), counts), self.states, self.lr)
         self.states = done.states
         return done.loss
 
@@ -172,15 +173,15 @@ def _published_training(case: Case, model: nn.Module, full: bool) -> Step:
 
 
 def _evaluation(case: Case, model: Model) -> Step:
-    model = in_type(model, torch.bfloat16) if case.precision == "bf16" else model
+    model = with_dtype(model, torch.bfloat16) if case.precision == "bf16" else model
     data = segments(case, _device(model))
-    reader = open_reader(model, model.zeros(case.batch, cached=True), case.segment)
+    scorer = open_scorer(model, model.zeros(case.batch, cached=True), case.segment)
 
     @torch.no_grad()
     def step() -> Tensor:
         losses = None
         for tokens, targets, *_ in islice(data, case.num_segments):
-            losses = reader.read(tokens, targets)
+            losses = scorer.score(tokens, targets)
         assert losses is not None
         return losses
 
@@ -209,7 +210,7 @@ def _generation(case: Case, model: Model) -> Step:
     model = model.to(torch.bfloat16) if case.precision == "bf16" else model
     decoder = model.decoder(model.zeros(case.batch, cached=True), segment=case.segment)
     first = decoder.feed(torch.zeros(case.batch, 1, dtype=torch.int64, device=_device(model)))
-    writer = Writer(model, decoder, first.hidden[:, -1], Sampling(temperature=0.0))
+    writer = TokenWriter(model, decoder, first.hidden[:, -1], Sampling(temperature=0.0))
     draw = torch.zeros_like(writer.draw)
 
     @torch.no_grad()

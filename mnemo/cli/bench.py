@@ -139,7 +139,7 @@ def _lookahead(args: Args, device: torch.device, repeats: int, record: dict[str,
     else:
         _print_overhead(rows)
     if args.require and rows[0].ratio > LOOKAHEAD_LIMIT:
-        raise CheckFailed(f"a look-ahead step costs more than {LOOKAHEAD_LIMIT} of Transformer-XL's")
+        raise CheckFailed(f"a look-ahead step takes more than {LOOKAHEAD_LIMIT} times as long as Transformer-XL's")
     return 0
 
 

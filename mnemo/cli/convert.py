@@ -92,9 +92,9 @@ class Args:
 def run(args: Args) -> int:
     check_free(args.dest)
     if args.eval is not None and args.to != "mnemo":
-        raise MnemoError("--eval scores a run of mnemo: leave out --to, or score the source first")
+        raise MnemoError("--eval scores runs of mnemo only: remove --to")
     corpus = _corpus(args)
-    with console.progress(f"reading {args.source}", 1, unit="source") as bar:
+    with console.progress(f"loading {args.source}", 1, unit="source") as bar:
         model = load_model(args.source, _given(args))
         bar.advance()
     model = _with_tokenizer(model, corpus)
@@ -131,7 +131,7 @@ def _split(args: Args, model: ConvertedModel, corpus: Corpus | None) -> Split | 
     if corpus is not None and not _is_text(args.eval):
         return corpus.split(args.split)
     if model.tokenizer is None:
-        raise MnemoError(f"{args.eval} is text, and the weights came without a vocabulary: give --vocab or --corpus")
+        raise MnemoError(f"{args.eval} is text, but the weights have no vocabulary: give --vocab or --corpus")
     path = Path(args.eval)
     return Split(path.name, encode_file(model.tokenizer, path).numpy(), None, path.stat().st_size, 0, 0)
 
@@ -167,8 +167,8 @@ def _with_tokenizer(model: ConvertedModel, corpus: Corpus | None) -> ConvertedMo
         return model
     if corpus.vocab_size != model.config.vocab_size:
         raise MnemoError(
-            f"corpus '{corpus.name}' has {corpus.vocab_size:,} symbols, the weights {model.config.vocab_size:,}: "
-            "another vocabulary"
+            f"corpus '{corpus.name}' has another vocabulary: {corpus.vocab_size:,} symbols, and the weights "
+            f"{model.config.vocab_size:,}"
         )
     if model.tokenizer is None:
         note = f"no vocabulary came with the weights: taken as that of corpus '{corpus.name}'"

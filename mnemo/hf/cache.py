@@ -12,12 +12,12 @@ from mnemo.errors import MnemoError
 from mnemo.hf.packing import Packed
 from mnemo.hf.segment_loop import no_outputs
 from mnemo.inference.decoder import Decoder, DecodeState
-from mnemo.inference.generation import Reading
+from mnemo.inference.generation import TextState
 from mnemo.inference.ring_decoder import RingDecoder
 from mnemo.memory.state import State, leaves, select
 from mnemo.model import Model
 
-Memory = Reading | DecodeState | State | None
+Memory = TextState | DecodeState | State | None
 
 
 class MnemoCache(Cache):
@@ -30,7 +30,7 @@ class MnemoCache(Cache):
 
     def __init__(self, memory: Memory = None) -> None:
         super().__init__(layers=[])
-        reading = memory if isinstance(memory, Reading) else None
+        reading = memory if isinstance(memory, TextState) else None
         self._state: Any = memory if reading is None else reading.state
         self._decoder: Decoder | RingDecoder | None = None
         self._hidden: Tensor | None = None if reading is None else reading.hidden
@@ -47,11 +47,11 @@ class MnemoCache(Cache):
             raise MnemoError("this cache holds an open segment: continue without labels, under torch.no_grad()")
         return self._state
 
-    def reading(self) -> Reading:
+    def reading(self) -> TextState:
         """Return what a continuation needs, in the form that `mnemo.save_memory` and `mnemo.generate` take."""
         if self._decoder is None or self._hidden is None or self._tokens is None:
             raise MnemoError("the model has not read any tokens yet")
-        return Reading(self._decoder.state(), self._hidden.clone(), self._tokens.clone())
+        return TextState(self._decoder.state(), self._hidden.clone(), self._tokens.clone())
 
     def memory(self) -> MnemoCache:
         """Return the same memory for another text: the next input does not repeat earlier tokens."""

@@ -158,8 +158,8 @@ def test_options_change_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
         (("--limit", -1), "limit -1 is negative"),
         (("--segment", 0), "segment 0 is not positive"),
         (("--memory-length", -2), "memory length -2 is negative"),
-        (("--limit", SEGMENT), "ends with its first segment of 8"),
-        (("--segment", 59), "ends with its first segment of 59"),
+        (("--limit", SEGMENT), "and a segment 8, but memory has no effect"),
+        (("--segment", 59), "and a segment 59, but memory has no effect"),
     ],
 )
 def test_wrong_options(

@@ -56,7 +56,7 @@ def exact_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "QUERY_BLOCK", 1)
 
 
-@pytest.mark.parametrize("segment", [1, 4, 6])
+@pytest.mark.parametrize("segment", [6, *(pytest.param(length, marks=pytest.mark.thorough) for length in (1, 4))])
 @pytest.mark.parametrize("name", sorted(MECHANISMS.keys() - COUNTED_IN_FULL))
 def test_the_formula_is_what_torch_counts(exact_blocks: None, name: str, segment: int) -> None:
     model = random_model(**MECHANISMS[name])

@@ -39,7 +39,7 @@ from mnemo.recipes.rmt_tasks import PRESETS
 from mnemo.training import create_run, fresh_states, open_data, segment_loss, train, update
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
-from mnemo.training.segment_window import Window, read_batches
+from mnemo.training.update_input import UpdateInput, next_batches
 
 
 def recipe(task: AnyTask, segment: int, kind: str = "tokens", **changes: Any) -> Recipe:
@@ -239,10 +239,10 @@ def test_one_update_covers_all_segments_of_a_sample(kind: str, tmp_path: Path) -
     task = TASKS[0]
     plan = recipe(task, 6, kind, precision="fp64")
     data, model = open_data(plan), Model(plan.model).double()
-    batches, _, cursor = read_batches(data.stream, data.stream.start(), (), plan.train)
+    batches, _, cursor = next_batches(data.stream, data.stream.start(), (), plan.train)
     assert len(batches) == 3 and cursor["step"] == 3
     optimizer = build_optimizer(model, replace(plan.train.optimizer, kind="sgd", lr=0.0))
-    done = update(model, optimizer, Window.of(batches, 0, plan.train), fresh_states(model, 4, 1), clip=None)
+    done = update(model, optimizer, UpdateInput.of(batches, 0, plan.train), fresh_states(model, 4, 1), clip=None)
     found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     state, losses = None, []
@@ -282,8 +282,8 @@ def test_updates_of_samples_are_recorded(kind: str) -> None:
         stream, states = TaskStream(task, 4, 6), fresh_states(model, 4, 1)
         cursor, losses = stream.start(), []
         for _ in range(3):
-            batches, _, cursor = read_batches(stream, cursor, (), plan)
-            done = engine.update(Window.of(batches, 0, plan), states, 1e-2)
+            batches, _, cursor = next_batches(stream, cursor, (), plan)
+            done = engine.update(UpdateInput.of(batches, 0, plan), states, 1e-2)
             states = done.states
             losses.append(float(done.loss))
         assert (engine._recorded is not None) == (recorder is not None)

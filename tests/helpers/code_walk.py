@@ -1,4 +1,4 @@
-"""Reads source files without running them: what a module imports, and which forbidden calls it makes."""
+"""Static analysis of source files: imports of a module, and calls that could run code from a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORBIDDEN_CALLS = {
 SHARDED_LOAD = {
     f"torch.distributed.checkpoint.{name}" for name in ("load", "state_dict_loader.load", "load_state_dict")
 }
-"""They read a pickle unless they are told to read something else."""
+"""Functions that load a pickle by default."""
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -42,7 +42,7 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def imports(tree: ast.AST, module: str = "", is_package: bool = False) -> Iterator[tuple[str, int]]:
-    """Every imported name with its line: `from a import b` gives a.b, for b may be a module."""
+    """Every imported name with its line: `from a import b` gives a.b, because b may be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -60,7 +60,7 @@ def _base(node: ast.ImportFrom, module: str, is_package: bool) -> str:
 
 
 def forbidden(tree: ast.AST, restricted_load: bool = False) -> list[str]:
-    """Everything in the tree that could run code from a file.
+    """All calls and imports in the tree that could run code from a file.
 
     `restricted_load`: torch.load(..., weights_only=True) may be called, in these words and not in others.
     """
@@ -80,7 +80,7 @@ def forbidden(tree: ast.AST, restricted_load: bool = False) -> list[str]:
 
 
 def restricted_loads(tree: ast.AST) -> Iterator[ast.expr]:
-    """The functions of calls that load tensors alone."""
+    """Functions of the calls that load nothing but tensors."""
     aliases = _aliases(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _dotted(node.func, aliases) in TORCH_LOAD:
@@ -107,7 +107,7 @@ def _forbidden_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:
-    """Local name -> what it stands for: `import numpy as np`, `from torch import load as read`."""
+    """Full name of each local name, as in `import numpy as np` or `from torch import load as read`."""
     aliases = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -96,8 +96,7 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
     decode_kernels.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
 
 
-if __name__ == "__main__":
-    compile_instead_of_running(int(sys.argv[1]))
+def compile_further_variants() -> None:
     compile_attention(HALF, 64, "lengths", dropout=0.1)
     compile_attention(HALF, 41, "limit")
     compile_attention(torch.float32, 32, "window", biased=True)
@@ -105,7 +104,14 @@ if __name__ == "__main__":
         compile_attention(HALF, 64, seen, backward=False)
     compile_attention(HALF, 128, "limit", backward=False)
     compile_attention(HALF, 64, "limit", dropout=0.1, backward=False)
+
+
+if __name__ == "__main__":
+    compile_instead_of_running(int(sys.argv[1]))
+    compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
     compile_decoding(HALF, 64)
+    if sys.argv[2:] == ["all"]:
+        compile_further_variants()
     if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:
         raise SystemExit("no product was found in the assembly: the search is in vain")
     print("\n".join(sorted(COMPILED)))

@@ -65,10 +65,10 @@ class _Stopwatch:
 
 
 class _Table:
-    """Sums the phases of each test and writes the file at the end."""
+    """Sums the phases of each test, and writes the file every minute and at the end."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.written = path, time.monotonic()
         self.processor: dict[str, float] = defaultdict(float)
         self.wall: dict[str, float] = defaultdict(float)
 
@@ -76,8 +76,15 @@ class _Table:
         processor, wall = getattr(report, "seconds", (0.0, 0.0))
         self.processor[report.nodeid] += processor
         self.wall[report.nodeid] += wall
+        if time.monotonic() > self.written + 60:
+            self.write()
 
     def pytest_sessionfinish(self) -> None:
+        self.write()
+
+    def write(self) -> None:
+        """Write all results so far, so that an interrupted run leaves a table too."""
+        self.written = time.monotonic()
         slowest_first = sorted(self.processor, key=lambda name: -self.processor[name])
         lines = [f"{self.processor[name]:.2f}\t{self.wall[name]:.2f}\t{name}\n" for name in slowest_first]
         self.path.write_text("".join(lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command line, in processes of which the second dies in a save when they run for the first time."""
+"""The command line as a job whose second process is killed during a save at the first start only."""
 
 from __future__ import annotations
 

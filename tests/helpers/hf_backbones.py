@@ -1,4 +1,4 @@
-"""Small models of the transformers library, their weights drawn at random."""
+"""Small models of the transformers library with random weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NO_DROP: dict[str, Any] = dict(hidden_dropout_prob=0.0, attention_probs_dropout_
 
 
 def build(model: Any, config: Any, *parts: dict[str, Any]) -> Any:
-    """A model whose configuration comes from several parts, later ones first."""
+    """A model whose configuration is merged from several parts; later parts take precedence."""
     merged: dict[str, Any] = {}
     for part in parts:
         merged |= part
@@ -92,5 +92,5 @@ def roberta(**changes: Any) -> Any:
 
 
 def tokens(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
-    """Without the ids that mean something."""
+    """Random token ids without the special ones."""
     return torch.randint(5, VOCABULARY, (rows, columns), generator=torch.Generator().manual_seed(seed))

@@ -12,14 +12,11 @@ from mnemo.model.embedding import EmbeddingConfig
 
 SEGMENT = 4
 UNTIED = EmbeddingConfig(tie_weights=False)
-"""With which a model does not just repeat its last word."""
+"""With tied weights, a random model mostly repeats its last token."""
 
 
 def hf_model(segment: int = SEGMENT, start: Any = "empty", dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
-    """The core's random model without constant biases, so that its texts vary.
-
-    `Any`, as the library's types are.
-    """
+    """The core's random model without constant biases, so that its texts vary."""
     options: dict[str, Any] = {"embedding": UNTIED} | changes
     core = random_model(dtype=dtype, **options)
     with torch.no_grad():
@@ -29,3 +26,10 @@ def hf_model(segment: int = SEGMENT, start: Any = "empty", dtype: torch.dtype = 
     model: Any = MnemoForCausalLM(MnemoConfig(core.config, segment=segment, start=start))
     model.to(dtype).model.load_state_dict(core.state_dict())
     return model.eval()
+
+
+def in_own_memory(model: Any) -> Any:
+    """The model with copies of its weights: loaded ones are views of a file, whose alignment changes the rounding."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mnemo.memory import LSTM, QRNN, XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
@@ -151,6 +152,7 @@ def _fitting(config: Any, name: str, value: Any) -> Any:
     return replace(config, **changes)
 
 
+@cache
 def options(base: ModelConfig) -> dict[str, ModelConfig]:
     """Every option of a model by name, each configuration once; the unchanged one first."""
     found: dict[ModelConfig, str] = {base: "base"}

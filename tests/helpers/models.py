@@ -1,4 +1,4 @@
-"""Small random models for tests: large weights, so that every path leaves a visible trace."""
+"""Small random models for tests. Their weights are large, so that every term changes the output visibly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random_tokens(batch: int, length: int, seed: int = 0, vocab_size: int = SMAL
 
 @torch.no_grad()
 def read(model: Model, tokens: Tensor, segment: int | list[int], state: State | None = None) -> tuple[Tensor, State]:
-    """Logits of all tokens, read in segments."""
+    """Logits of all tokens, which are read in segments."""
     pieces = []
     for part in tokens.split(segment, 1):
         out, state = model(part, state)

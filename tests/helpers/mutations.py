@@ -1,4 +1,4 @@
-"""Broken files from whole ones: trees of JSON with other values, safetensors with other headers, bytes that moved."""
+"""Random damage to valid files: changed JSON values, changed safetensors headers, changed bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RAW = [
 
 
 def mutate(draw: random.Random, data: bytes) -> bytes:
-    """One to three changes of a file, by its kind."""
+    """Apply one to three changes that suit the file's kind."""
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         data = _mutate_once(draw, data)
     return data
@@ -97,7 +97,7 @@ def _json_lines(draw: random.Random, data: bytes) -> bytes:
 
 
 def _write(draw: random.Random, tree: Any) -> bytes:
-    """JSON text; now and then with something that no tree can say."""
+    """JSON text of a tree, sometimes with text that is invalid JSON."""
     text = json.dumps(tree).encode()
     if draw.random() < 0.15:
         mark = json.dumps("@@").encode()
@@ -109,7 +109,7 @@ def _write(draw: random.Random, tree: Any) -> bytes:
 
 
 def change_tree(draw: random.Random, tree: Any) -> Any:
-    """A copy with one node replaced, removed, renamed, doubled, wrapped or exchanged for another."""
+    """A copy with one node replaced, removed, renamed, duplicated, wrapped or swapped with another."""
     kind = draw.choice(("value", "value", "value", "number", "remove", "rename", "wrap", "other", "add"))
     paths = _paths(tree)
     if kind == "value":
@@ -174,7 +174,7 @@ def _replaced(draw: random.Random, tree: Any, value: Any) -> Any:
 
 
 def _tensor_header(draw: random.Random, data: bytes) -> bytes:
-    """Another header of a safetensors file, or another text inside its metadata; plain bytes where it is none."""
+    """Change a safetensors file's header or its metadata; change plain bytes if the file has no such header."""
     length = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8 : 8 + length])
@@ -188,7 +188,7 @@ def _tensor_header(draw: random.Random, data: bytes) -> bytes:
 
 
 def _change_metadata(draw: random.Random, header: dict[str, Any]) -> Any:
-    """JSON inside JSON: configurations and layouts are texts of the metadata."""
+    """Change a JSON text that is stored as a string in the metadata, such as a configuration."""
     metadata = header.get("__metadata__")
     inner = (
         [key for key, text in metadata.items() if isinstance(text, str) and text[:1] == "{"]

@@ -54,6 +54,15 @@ def slow_cases() -> list[Any]:
     ]
 
 
+def kernel_cases() -> list[Any]:
+    """Every switch of a model, for kernels in Triton's interpreter; those that bypass attention are thorough."""
+    quick = ("base", "same_length=True", "head_gate=True")
+    return [
+        pytest.param(*case.values, id=case.id, marks=() if case.id in quick else pytest.mark.thorough)
+        for case in slow_cases()
+    ]
+
+
 def is_switch(name: str) -> bool:
     """Whether an option is a field of the model itself that is on or off, or one of several names."""
     value = name.partition("=")[2]

@@ -1,4 +1,4 @@
-"""A reader of our HTML pages that refuses broken ones, and a text that tries to break them."""
+"""Parser of generated HTML pages that rejects malformed ones, and a text that needs escaping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVIL = "<script>alert('x')</script>&\"\x00\ud800\u202e"
 
 
 class Reader(HTMLParser):
-    """Elements and text of a page; refuses tags that do not match."""
+    """Elements and text of a page; raises an error for tags that do not match."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The result of a test run as a JSON file: what was tested where, how many tests passed, and which failed."""
+"""The result of a test run as a JSON file: commit, machine, versions, counts and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds products of a GPU whose operand a loop has overwritten, in the assembly of a kernel.
+"""Find matrix products in a kernel's assembly that read an operand which an earlier product has overwritten.
 
 A product may read its left operand from registers. ptxas has been seen to keep a loop's constant operand in registers
 that the loop then reuses for another product's operand: from the second round on, both products read the same. So
@@ -26,7 +26,7 @@ class Product(NamedTuple):
 
 
 def overwritten(sass: str) -> list[str]:
-    """One line for each product that reads what another one has read."""
+    """One line for each pair of products in a loop that read the same registers."""
     found = []
     for body in _loops(sass):
         for place, instruction in enumerate(body):

@@ -1,4 +1,4 @@
-"""Run folders made by hand, as the report's tests need them."""
+"""Run folders with invented metrics, for tests of the report."""
 
 from __future__ import annotations
 

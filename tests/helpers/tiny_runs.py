@@ -1,4 +1,4 @@
-"""Runs of two or three training steps on a text made here, as the verbs' tests need them."""
+"""Runs of two or three training steps on a small text, for tests of the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = "the cat that saw the dog sat under a tree and slept until the rain came
 
 
 def sample_text(num_documents: int = 40) -> str:
-    """Documents of a few lines, with a character that takes two bytes, and NUL between them."""
+    """Documents of a few lines, separated by NUL, with a character of two bytes."""
     documents = []
     for i in range(num_documents):
         words = [WORDS[(i * k + k) % len(WORDS)] for k in range(1, 30)]
@@ -29,7 +29,7 @@ def sample_text(num_documents: int = 40) -> str:
 
 @functools.cache
 def tiny_run(tokenizer: Option = "bytes", steps: int = 2, model: ModelConfig = MODEL) -> Path:
-    """The folder of a run; made once in a test process."""
+    """Folder of a run, which is trained once in a test process."""
     folder = Path(tempfile.mkdtemp(prefix="mnemo-run-"))
     text = folder / "text.txt"
     text.write_text(sample_text(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tiny corpora and recipes for the tests of training, and processes that die in the middle of it."""
+"""Tiny corpora and recipes for tests of training, and training that is killed at a chosen file operation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mnemo.training.metrics_log import JsonLines
 
 @cache
 def toy(name: str = "toy") -> str:
-    """A corpus of characters, prepared once: three documents in train, lines of words."""
+    """A corpus of characters with three documents in its training split, prepared once."""
     words, draw = ["ab", "bca", "cab", "d"], random.Random(name)
     with tempfile.TemporaryDirectory() as folder:
         for split, count in (("train", 200), ("valid", 60), ("test", 60)):
@@ -97,14 +97,14 @@ def losses(folder: Path) -> list[float]:
 
 
 def train_and_die(folder: str, data: str, operation: int) -> None:
-    """Train in this process, which is killed at the given file operation of its checkpoints or metrics."""
+    """Train in this process until it is killed at the given file operation."""
     os.environ["MNEMO_DATA"] = data
     die_at(operation)
     train(Path(folder))
 
 
 def die_at(operation: int) -> None:
-    """Let this process be killed at its file operation of this number."""
+    """Kill this process at its file operation of this number."""
     left = operation
 
     def mortal(function: Callable[..., Any], last_deed: Callable[..., None] | None = None) -> Callable[..., Any]:

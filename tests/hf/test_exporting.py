@@ -26,7 +26,13 @@ def follow(step: Any, state: dict[str, Tensor], ids: Tensor, width: int) -> Tens
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens"), [("xl-plan", None), ("xl", 1), ("rmt-with-cache", None), ("compressive", None)]
+    ("name", "tokens"),
+    [
+        ("xl-plan", None),
+        pytest.param("xl", 1, marks=pytest.mark.thorough),
+        ("rmt-with-cache", None),
+        pytest.param("compressive", None, marks=pytest.mark.thorough),
+    ],
 )
 def test_an_exported_step_reads_on_from_its_own_state(name: str, tokens: int | None) -> None:
     model, ids = hf_model(**MECHANISMS[name]), random_tokens(2, 12)

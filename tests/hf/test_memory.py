@@ -54,7 +54,7 @@ def test_dropout_falls_where_it_does_without_memory_tokens() -> None:
         torch.manual_seed(3)
         each(input_ids=x, labels=x).loss.backward()
         gradients.append(each.get_input_embeddings().weight.grad)
-    assert torch.equal(*gradients)
+    assert_close(*gradients)  # another mask would change them by far more than rounding
 
 
 def test_adding_memory_changes_no_weight_and_no_mode() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from helpers.hf_models import SEGMENT, hf_model
+from helpers.hf_models import SEGMENT, hf_model, in_own_memory
 from helpers.mechanisms import MECHANISMS
 from helpers.models import random_tokens
 from helpers.tolerances import assert_close
@@ -106,7 +106,7 @@ def test_resuming_goes_on_with_the_memory(tmp_path: Path) -> None:
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert losses(again) == losses(trainer)
     assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
-    loaded = MnemoForCausalLM.from_pretrained(tmp_path / "checkpoint-8")
+    loaded = in_own_memory(MnemoForCausalLM.from_pretrained(tmp_path / "checkpoint-8"))
     assert torch.equal(loaded(random_tokens(1, 5)).logits, whole(random_tokens(1, 5)).logits)
 
 

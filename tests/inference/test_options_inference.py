@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.inference_runners import KERNEL_RUNNERS, RUNNERS, wrong
@@ -12,6 +14,7 @@ from helpers.option_places import (
     Place,
     cases,
     full_precision,
+    is_switch,
     no_interpreter,
 )
 
@@ -32,10 +35,14 @@ def in_rings(config: ModelConfig) -> bool:
         return suits(Model(config))
 
 
+def option(case: Any) -> str:
+    """Name of a case without its base."""
+    return case.id.partition("-")[2]
+
+
 TRAINING_ONLY = ("dropout", "init", "activation_penalty", "temporal_penalty")
 """Options that inference takes no notice of: the exact test above shows it."""
-IN_RINGS = [case for case in cases() if in_rings(case.values[0])]
-SEEN_IN_RINGS = [case for case in IN_RINGS if not case.id.partition("-")[2].startswith(TRAINING_ONLY)]
+SEEN_IN_RINGS = [case for case in cases() if not option(case).startswith(TRAINING_ONLY) and in_rings(case.values[0])]
 
 
 @pytest.mark.parametrize("config", SEEN_IN_RINGS)
@@ -45,7 +52,14 @@ def test_weights_in_half_precision(config: ModelConfig, place: Place) -> None:
     assert wrong(config, place, tuple(RUNNERS)) == []
 
 
+INTERPRETED = [
+    case if is_switch(option(case)) else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
+    for case in SEEN_IN_RINGS
+]
+"""Triton's interpreter is slow, so that options other than switches are thorough."""
+
+
 @no_interpreter
-@pytest.mark.parametrize("config", SEEN_IN_RINGS)
+@pytest.mark.parametrize("config", INTERPRETED)
 def test_decode_kernels_equal_the_plain_path(config: ModelConfig) -> None:
     assert wrong(config, INTERPRETER, KERNEL_RUNNERS) == []

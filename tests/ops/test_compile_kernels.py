@@ -26,11 +26,14 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.thorough)])
-def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
+ALL_VARIANTS = [pytest.param(capability, ["all"], marks=pytest.mark.thorough) for capability in (90, 80)]
+
+
+@pytest.mark.parametrize(("capability", "variants"), [(90, []), *ALL_VARIANTS])
+def test_every_kernel_compiles(capability: int, variants: list[str], tmp_path: Path) -> None:
     own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "-m", "helpers.compile_kernels", str(capability)],
+        [sys.executable, "-m", "helpers.compile_kernels", str(capability), *variants],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,

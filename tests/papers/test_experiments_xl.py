@@ -427,7 +427,13 @@ def test_shuffled_lines_are_the_same_lines(tmp_path) -> None:
     assert sorted(before) == sorted(after) and before != after
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+SLOW = ("xl-ablation", "xl-context-length", "xl-equal-memory")
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(e, id=e.name, marks=pytest.mark.thorough if e.name in SLOW else ()) for e in EXPERIMENTS],
+)
 def test_smoke_runs_to_the_end(experiment: Experiment, tmp_path) -> None:
     ran = run_here(experiment, "smoke", tmp_path, device="cpu")
     assert ran.failures == () and ran.found.problems == () and not ran.interrupted

@@ -71,8 +71,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     return {name: losses(folder / name) for name in CASES}
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "kind"), [(2, "ddp"), (2, "fsdp"), (4, "ddp"), pytest.param(4, "fsdp", marks=pytest.mark.thorough)]
+)
 def test_losses_equal_those_of_one_process(size: int, kind: Any, alone: dict[str, list[float]], tmp_path: Path) -> None:
     chosen = CASES if size == 2 else {name: CASES[name] for name in [*MEMORIES, "adaptive"]}
     if kind == "fsdp":

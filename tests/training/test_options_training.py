@@ -11,6 +11,7 @@ from helpers.option_places import (
     cases,
     differences,
     full_precision,
+    kernel_cases,
     no_interpreter,
     slow_cases,
 )
@@ -36,7 +37,7 @@ def test_compiled_layers_equal_the_plain_path(config: ModelConfig, place: Place)
 
 @no_interpreter
 @pytest.mark.filterwarnings("ignore:attention runs in plain PyTorch")  # keys ahead have kernels in signed order only
-@pytest.mark.parametrize("config", [case for case in slow_cases() if not draws(case.values[0])])
+@pytest.mark.parametrize("config", [case for case in kernel_cases() if not draws(case.values[0])])
 def test_kernels_equal_the_plain_path(config: ModelConfig) -> None:
     assert in_kernels(config, INTERPRETER) == []
 

@@ -20,7 +20,7 @@ from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, 
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
 from mnemo.hf.modeling import IGNORED, check_prompt
 from mnemo.memory import RecurrentMemory, TokensState
-from mnemo.training.bptt import Read
+from mnemo.training.bptt import SegmentResult
 
 
 @dataclass
@@ -98,7 +98,7 @@ class _WithMemory(PreTrainedModel):
         most = self.num_segments if self.training else None
         return split_into_segments(batch, width, mask, segment, self.config.align, device, most)
 
-    def _read(self, step: Any, segments: list[tuple[Any, bool]], state: TokensState) -> list[Read]:
+    def _read(self, step: Any, segments: list[tuple[Any, bool]], state: TokensState) -> list[SegmentResult]:
         config = self.config
         return read_sample(
             step,
@@ -229,18 +229,18 @@ class _CausalStep:
         scored = torch.stack(counts).tolist()
         return scored if any(scored) else [*scored[:-1], True]  # gives a loss of 0 that can be differentiated
 
-    def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> Read:
+    def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> SegmentResult:
         model = self.model
         embeddings = model._embed(segment.take(self.source))
         hidden, after = model.memory_tokens(embeddings, state, self.rows, segment.lengths)
         if not scored:
-            return Read(None, after, None)
+            return SegmentResult(None, after, None)
         logits = logits_of(model.backbone, hidden)
         loss = None
         if self.targets is not None:
             targets = segment.take(self.targets).masked_fill(~segment.valid(), IGNORED)
             loss = _sum_of_losses(logits, targets)
-        return Read(loss, after, logits if self.keep else None)
+        return SegmentResult(loss, after, logits if self.keep else None)
 
 
 def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -309,11 +309,11 @@ class _EncoderStep:
         self.model, self.tokens = model, tokens
         self.rows = EncoderRows(model.backbone, model.config)
 
-    def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> Read:
+    def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> SegmentResult:
         tokens, lengths = _wrapped(segment.take(self.tokens), segment.lengths, self.model.config.wrap)
         embeddings = self.model._embed(tokens)
         _, after = self.model.memory_tokens(embeddings, state, self.rows, lengths)
-        return Read(None, after._replace(inner=None), after.inner if scored else None)
+        return SegmentResult(None, after._replace(inner=None), after.inner if scored else None)
 
 
 def _wrapped(tokens: Tensor, lengths: Tensor | None, wrap: tuple[int, int] | None) -> tuple[Tensor, Tensor | None]:

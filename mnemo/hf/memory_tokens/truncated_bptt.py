@@ -15,18 +15,18 @@ from typing import Any, Literal
 import torch
 
 from mnemo.memory.state import State, detach
-from mnemo.training.bptt import Read, Step, forward
+from mnemo.training.bptt import SegmentFunction, SegmentResult, forward
 
 
 def read_sample(
-    step: Step,
+    step: SegmentFunction,
     segments: Sequence[tuple[Any, bool]],
     state: State,
     *,
     bptt: int | None,
     window: str,
     method: Literal["plain", "checkpoint"],
-) -> list[Read]:
+) -> list[SegmentResult]:
     """Read all segments; returns one result for each. Scored segments (the flag of a pair) carry gradient."""
     if not torch.is_grad_enabled() or bptt is None or len(segments) <= bptt + 1:
         return forward(step, segments, state, method if torch.is_grad_enabled() else "plain")
@@ -55,11 +55,11 @@ def _tumbling(number: int, bptt: int) -> list[tuple[int, int, int]]:
 class _Sample:
     """The segments of a sample, the states between them and their results."""
 
-    def __init__(self, step: Step, segments: Sequence[tuple[Any, bool]], state: State, method: Any) -> None:
+    def __init__(self, step: SegmentFunction, segments: Sequence[tuple[Any, bool]], state: State, method: Any) -> None:
         self.step, self.segments, self.method = step, segments, method
         # States before each segment, as far as computed; all but the first are detached.
         self.borders: list[State] = [state]
-        self.done: dict[int, Read] = {}
+        self.done: dict[int, SegmentResult] = {}
 
     def state_before(self, number: int) -> State:
         while len(self.borders) <= number:
@@ -82,9 +82,9 @@ class _Sample:
             if wanted[number - begin][1]:
                 self.done[number] = read
             else:
-                self.done.setdefault(number, Read(None, detach(read.state)))
+                self.done.setdefault(number, SegmentResult(None, detach(read.state)))
             if len(self.borders) == number + 1:
                 self.borders.append(detach(read.state))
 
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[SegmentResult]:
         return [self.done[number] for number in range(len(self.segments))]

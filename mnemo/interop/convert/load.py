@@ -14,7 +14,7 @@ from mnemo.data import tokenizers
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json
-from mnemo.files.safe_load import read_object
+from mnemo.files.safe_load import load_object
 from mnemo.interop.convert import formats, vocabulary, weight_files
 from mnemo.interop.convert.formats import Format
 from mnemo.interop.convert.infer_arguments import Arguments, check_types
@@ -161,7 +161,7 @@ def _given_arguments(content: WeightsFile, path: Path, given: UserOptions) -> Ar
 
 
 def _load_config(path: Path) -> Arguments:
-    data = read_object(path)
+    data = load_object(path)
     kind = data.get("model_type", "transfo-xl")
     if kind != "transfo-xl":
         raise MnemoError(f"{path} describes a model of type '{kind}', not 'transfo-xl'")

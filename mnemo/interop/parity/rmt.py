@@ -23,7 +23,7 @@ from mnemo.memory import TokensState
 from mnemo.memory.state import State
 from mnemo.model import Model, Output
 from mnemo.ops import Causal
-from mnemo.training.bptt import Method, Past, Read, Scored, backward
+from mnemo.training.bptt import Method, Scored, SegmentResult, SlidingHistory, backward
 
 VARIANTS: dict[str, dict[str, bool]] = {
     "": {},
@@ -191,7 +191,7 @@ def _check_windows(
 def _check_published_loop(reference: Reference, prefix: str, model: Model, texts: list[Text]) -> None:
     """Compare with their training loop, where a step wrongly rereads segments from the previous step's last memory."""
     depth, key = reference.config.get("bptt", 0), f"{prefix}trainpy_"
-    past, caches, reads = Past(model.init(len(texts[0].tokens))), None, []
+    past, caches, reads = SlidingHistory(model.init(len(texts[0].tokens))), None, []
     scored: dict[str, Scored] = {"grad_last": "last", "grad_sum": "all"}
     for index, text in enumerate(texts):
         for name, which in scored.items():
@@ -213,13 +213,13 @@ def _memory_before(model: Model, state: TokensState) -> Tensor:
     return _time_first(model.memory_tokens.rows(state))
 
 
-def _backward(model: Model, texts: Sequence[Text], state: State, scored: Scored, method: Method) -> list[Read]:
-    def step(text: Text, state: State, wanted: bool) -> Read:
+def _backward(model: Model, texts: Sequence[Text], state: State, scored: Scored, method: Method) -> list[SegmentResult]:
+    def step(text: Text, state: State, wanted: bool) -> SegmentResult:
         if text.caches is not None:
             state = state._replace(inner=text.caches)
         out, state = model(text.tokens, state)
         loss = model.loss(out, text.targets)
-        return Read(loss.mean() if wanted else None, state, loss.detach())
+        return SegmentResult(loss.mean() if wanted else None, state, loss.detach())
 
     return backward(step, texts, state, scored=scored, method=method)
 

@@ -20,7 +20,7 @@ from mnemo.model.memory_limits import require_room
 from mnemo.papers.jobs import Place, job
 from mnemo.progress import Advance
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.training.pace import pace
+from mnemo.training.training_speed import training_speed
 
 Formulation = Literal["mnemo", "published"]
 WARMUP = 2
@@ -123,7 +123,7 @@ def paces(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     with place.progress("timing steps", len(recipes), unit="models") as bar:
         for name, recipe in recipes.items():
             train = replace(recipe.train, device=str(place.device))
-            timed = pace(recipe.model, train, updates=settings["updates"], rounds=settings["rounds"])
+            timed = training_speed(recipe.model, train, updates=settings["updates"], rounds=settings["rounds"])
             found[name] = {"tokens_per_second": timed.tokens_per_second, "peak_bytes": timed.peak_bytes}
             bar.advance()
     return {"paces": found}

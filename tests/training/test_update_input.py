@@ -26,8 +26,8 @@ from mnemo.storage import run_folder
 from mnemo.storage.run_folder import open_run
 from mnemo.training import Status, Unwatched, create_run, train
 from mnemo.training.data import build_stream
-from mnemo.training.segment_window import Window, go_on, read_batches
-from mnemo.training.step import fresh_states, update
+from mnemo.training.update_input import UpdateInput, after_update, next_batches
+from mnemo.training.weight_update import fresh_states, update
 
 TOKENS = MemoryTokens(num=2)
 SGD = {"optimizer": OptimizerConfig(kind="sgd", lr=0.5, clip=None), "schedule": ScheduleConfig(kind="constant")}
@@ -43,7 +43,7 @@ def batches(of: Recipe) -> Iterator[Batch]:
 
 
 def unroll(model: Model, window: list[Batch], state: State) -> tuple[list[Tensor], list[State]]:
-    """Mean losses of the segments, and the states behind them."""
+    """Mean losses of the segments, and the states after them."""
     losses, states = [], []
     for batch in window:
         out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts)
@@ -174,9 +174,9 @@ def last_losses(bptt: int, steps: int = 120) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     states, past, cursor, losses = fresh_states(model, 16, 1), (), stream.start(), []
     for _ in range(steps):
-        batches, begins, cursor = read_batches(stream, cursor, past, config)
-        done = update(model, optimizer, Window.of(batches, len(past), config), states, clip=1.0)
-        states, past = go_on(states, done.borders, begins, config)
+        batches, begins, cursor = next_batches(stream, cursor, past, config)
+        done = update(model, optimizer, UpdateInput.of(batches, len(past), config), states, clip=1.0)
+        states, past = after_update(states, done.borders, begins, config)
         losses.append(float(done.loss))
     return sum(losses[-20:]) / 20
 

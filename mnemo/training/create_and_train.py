@@ -1,4 +1,4 @@
-"""Starting a run and going on with it."""
+"""Creating run folders and training them: `create_run` and `train`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_training_room
-from mnemo.recipes.recipe import Recipe, TrainConfig
+from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
 from mnemo.storage.run_folder import RunHeader
 from mnemo.storage.weights import build_model, check_weights, pick_device
 from mnemo.training.data import Data, open_data
-from mnemo.training.distributed import check as check_spread
+from mnemo.training.distributed import check_parallel
 from mnemo.training.metrics_log import NoTracker, Tracker
+from mnemo.training.monitor import Monitor, Unwatched
 from mnemo.training.precision import safe_kernels
-from mnemo.training.processes import Alone, AnyWorld, joined
+from mnemo.training.processes import AnyWorld, joined
+from mnemo.training.run_description import describe_run
+from mnemo.training.stop_signals import stop_on_signals
 from mnemo.training.trainer import Outcome, Trainer
-from mnemo.training.watch import Monitor, Unwatched, stop_on_signals
 
 
 def create_run(
@@ -36,15 +38,15 @@ def create_run(
     source: str | Path | None = None,
     monitor: Monitor | None = None,
 ) -> Path:
-    """A new run folder, after everything that can be wrong with the recipe has been checked.
+    """Check a recipe, and write a new run folder for it.
 
-    `data`: what to train on, where it is not the recipe's corpus. `source`: a run whose best weights come first.
+    `data`: what to train on, instead of the recipe's corpus. `source`: a run whose best weights training starts from.
     """
     monitor = monitor or Unwatched()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
     data = data or open_data(recipe, monitor.show)
-    asked, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
+    given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
     with torch.device("meta"):
         model = build_model(recipe.model, recipe.train.precision)
@@ -54,8 +56,8 @@ def create_run(
         start = _first_checkpoint(first)
         check_weights(model, _weights(start, model), start.file("weights"))
         origin = {"run": str(first.resolve()), "step": start.step}
-    if recipe != asked:
-        sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {asked.model.vocab_size:,}"
+    if recipe != given:
+        sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {given.model.vocab_size:,}"
         monitor.note(f"vocabulary: {sizes}")
     header = RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin)
     run_folder.write_header(folder, header, data.tokenizer)
@@ -70,9 +72,9 @@ def train(
     tracker: Tracker | None = None,
     world: AnyWorld | None = None,
 ) -> Outcome:
-    """Train a run from where it stands: from its last whole checkpoint, or from the beginning.
+    """Train a run from its last whole checkpoint, or from the beginning.
 
-    Processes that torchrun has started train it together; `world` is for those that have met already.
+    Processes started by torchrun train it together; `world` is given if they are already connected.
     """
     header = run_folder.load_header(folder)
     if world is None:
@@ -91,32 +93,33 @@ def train(
     with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
         world.main(lambda: stack.enter_context(run_folder.locked(folder)))
         trainer = Trainer(folder, header, data, monitor, tracker, world)
-        _describe(trainer, header, monitor)
+        for line in describe_run(trainer, header):
+            monitor.note(line)
         with trainer.started(lambda: _first_weights(trainer.model, header)):
             return trainer.run(stop)
 
 
 def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
     check(header.recipe)
-    check_spread(header.recipe, world)
+    check_parallel(header.recipe, world)
     if run_folder.exported(folder) is not None:
         raise MnemoError(f"{folder} is an export, without what training depends on: start from it with --from")
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse what cannot be trained, or not on this machine."""
+    """Raise MnemoError for recipes that cannot be trained, or not on this machine."""
     train, model = recipe.train, recipe.model
     recurrent = len(model.memory.attending(model.num_layers)) < model.num_layers
     carries = model.tokens is not None and model.tokens.carries
     if train.bptt and train.bptt_window == "sliding" and not carries:
         raise MnemoError(
             f"bptt {train.bptt} needs memory tokens that are carried on: no other memory takes gradient back to "
-            "earlier segments (with --train.bptt-window tumbling, so many more segments share one update)"
+            f"earlier segments (with --train.bptt-window tumbling, {train.bptt} more segments share one update)"
         )
     if train.context and (recurrent or model.tokens is not None or any(model.memory.lengths(model.num_layers))):
         raise MnemoError(
             f"the context of {train.context} tokens is encoded again for every segment: "
-            "with it, all memory lengths must be 0, no layer may be recurrent, and no memory tokens may be there"
+            "with it, all memory lengths must be 0, without recurrent layers and memory tokens"
         )
     device = pick_device(train.device)
     require_training_room(model, device, batch=train.batch, segment=train.segment + train.context)
@@ -150,36 +153,6 @@ def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
 
 
 def _weights(source: Checkpoint, model: Model) -> dict[str, Tensor]:
-    """As they were evaluated, in the type that this model is trained in."""
+    """The weights that were evaluated, in the type of this model."""
     dtype = next(model.parameters()).dtype
     return {name: weight.to(dtype) for name, weight in checkpoints.evaluated_weights(source).items()}
-
-
-def _describe(trainer: Trainer, header: RunHeader, monitor: Monitor) -> None:
-    model, train, corpus = header.recipe.model, header.recipe.train, header.corpus
-    count = sum(parameter.numel() for parameter in trainer.model.parameters())
-    lengths = sorted(set(model.memory.lengths(model.num_layers)), reverse=True)
-    memory = " and ".join(map(str, lengths))
-    monitor.note(f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters, memory {memory}")
-    monitor.note(f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s")
-    monitor.note(f"batch: {train.batch} x {train.segment} tokens; {train.steps:,} steps")
-    scored = header.recipe.evaluation
-    kept = " and ".join(map(str, sorted(set(model.memory.lengths(model.num_layers, scored.memory)), reverse=True)))
-    monitor.note(f"validation: segment {scored.segment or train.segment}, memory {kept}")
-    monitor.note(f"device: {trainer.device}, {train.precision}")
-    monitor.note(f"step: {trainer.engine.describe()}")
-    if not isinstance(trainer.world, Alone):
-        monitor.note(_who_does_what(trainer, train))
-    monitor.note(f"run: {trainer.folder}")
-
-
-def _who_does_what(trainer: Trainer, train: TrainConfig) -> str:
-    least, more = divmod(train.batch, trainer.world.size)
-    rows = f"{least} to {least + 1}" if more else str(least)
-    holds = {"DDP": "all weights", "FSDP": "a share of the weights"}[trainer.spread.kind]
-    parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
-    kind = trainer.device.type
-    return (
-        f"processes: {trainer.world.size} ({trainer.spread.kind}), each with {holds} and {rows} of the "
-        f"{train.batch} rows{parts}, on its own {'GPU' if kind == 'cuda' else kind.upper()}"
-    )

@@ -1,4 +1,4 @@
-"""Training on a task: an update is a batch of whole samples, all of their segments; validation scores their answers."""
+"""Training on a task: each update computes all segments of a batch of samples; validation scores the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mnemo.recipes.recipe import EvalConfig, Recipe
 
 
 def task_info(task: AnyTask) -> dict[str, object]:
-    """What recipe.json says of a task in place of a corpus."""
+    """Description of a task in recipe.json, in place of a corpus."""
     return {
         "name": task.label,
         "unit": "symbol",
@@ -29,7 +29,7 @@ def task_stream(recipe: Recipe, task: AnyTask) -> TaskStream:
 
 
 def check_task(recipe: Recipe, task: AnyTask) -> None:
-    """Refuse recipes whose updates are not whole samples."""
+    """Raise MnemoError for recipes whose updates are not whole samples."""
     train, data, evaluation = recipe.train, recipe.data, recipe.evaluation
     depth = task.num_segments(train.segment) - 1
     if train.bptt != depth or (depth and train.bptt_window != "tumbling"):
@@ -52,14 +52,14 @@ def check_task(recipe: Recipe, task: AnyTask) -> None:
         if is_set:
             raise MnemoError(f"{flag} is for texts, not for the samples of {task.label}")
     if data.leak and recipe.model.tokens is not None:
-        raise MnemoError("--data.leak is for caches: memory tokens begin anew with every sample, as published")
+        raise MnemoError("--data.leak is for caches: memory tokens start empty with every sample, as published")
 
 
 @torch.no_grad()
 def answer_loss(model: Model, task: AnyTask, config: EvalConfig, segment: int, show: ShowProgress) -> tuple[float, int]:
-    """Mean nats of the validation set's answers when all that comes before is given, and how many tokens these are.
+    """Mean nats per token of the validation set's answers, given all tokens before, and the number of answer tokens.
 
-    `config.limit` counts tokens that are read.
+    `config.limit` counts the tokens of whole samples.
     """
     limit = None if config.limit is None else max(1, config.limit // task.num_tokens)
     count = task.valid if limit is None else min(limit, task.valid)

@@ -1,6 +1,6 @@
 """How fast a model trains on this machine: real updates on random tokens, timed.
 
-pace(ModelConfig(...), TrainConfig(batch=22, segment=512, precision="bf16")).tokens_per_second
+training_speed(ModelConfig(...), TrainConfig(batch=22, segment=512, precision="bf16")).tokens_per_second
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage.weights import build_model, pick_device
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
-from mnemo.training.precision import state_dtype
-from mnemo.training.segment_window import Window, go_on
-from mnemo.training.step import fresh_states
-from mnemo.training.trainer import last_half
+from mnemo.training.precision import gradient_scaler, state_dtype
+from mnemo.training.update_input import UpdateInput, after_update
+from mnemo.training.weight_update import Update, fresh_states
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class TrainingSpeed:
     step: str
-    """How updates ran."""
+    """How updates ran: compiled, recorded, or why not."""
     seconds: tuple[float, ...]
-    """Of an update, in each round."""
+    """Mean time of an update in each round."""
     tokens: int
     """New tokens of an update."""
     peak_bytes: int | None
-    """Of GPU memory, warm-up included; None on a CPU."""
+    """Peak of GPU memory, warm-up included; None on a CPU."""
     loss: float
-    """Of the last update."""
+    """Loss of the last update."""
 
     @property
     def median(self) -> float:
@@ -45,32 +44,34 @@ class Pace:
         return self.tokens / self.median
 
 
-def pace(model: ModelConfig, config: TrainConfig, *, updates: int = 20, rounds: int = 5) -> Pace:
-    """Median over rounds of so many updates each, after those in which everything is set up."""
+def training_speed(model: ModelConfig, config: TrainConfig, *, updates: int = 20, rounds: int = 5) -> TrainingSpeed:
+    """Time `rounds` rounds of `updates` updates each, after some updates of warm-up."""
     device = pick_device(config.device)
     torch.manual_seed(config.seed)
     built = build_model(model, config.precision).to(device).train()
-    scaler = torch.amp.GradScaler(device.type) if config.precision == "fp16" else None
+    scaler = gradient_scaler(config.precision, device)
     engine = Engine(built, build_optimizer(built, config.optimizer), config, scaler=scaler)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    runner = _Runner(engine, model.vocab_size)
-    runner.run(3 + config.bptt)
+    updater = _RandomUpdates(engine, model.vocab_size)
+    updater.run(3 + config.bptt)
     seconds, loss = [], 0.0
     for _ in range(rounds):
         begin = time.perf_counter()
-        loss = runner.run(updates)
+        loss = updater.run(updates)
         seconds.append((time.perf_counter() - begin) / updates)
-    return Pace(
+    return TrainingSpeed(
         step=engine.describe(),
         seconds=tuple(seconds),
-        tokens=runner.tokens,
+        tokens=updater.tokens,
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         loss=loss,
     )
 
 
-class _Runner:
+class _RandomUpdates:
+    """Updates on random tokens."""
+
     def __init__(self, engine: Engine, vocab_size: int) -> None:
         self.engine, self.config, self.vocab_size = engine, engine.config, vocab_size
         config = engine.config
@@ -81,17 +82,17 @@ class _Runner:
         self.tokens = self.num_new * config.batch * config.segment
 
     def run(self, updates: int) -> float:
-        """The last update's loss, once the device is done."""
+        """Do some updates, wait for the device, and return the last loss."""
         for _ in range(updates):
             done = self._update()
         return float(done.loss)
 
-    def _update(self):
+    def _update(self) -> Update:
         batches = [*self.past, *(self._batch() for _ in range(self.num_new))]
-        window = Window.of(batches, len(self.past), self.config)
-        done = self.engine.update(window, self.states, self.config.optimizer.lr)
+        inputs = UpdateInput.of(batches, len(self.past), self.config)
+        done = self.engine.update(inputs, self.states, self.config.optimizer.lr)
         begins = tuple({"batch": batch} for batch in batches)
-        self.states, past = go_on(self.states, done.borders, begins, self.config)
+        self.states, past = after_update(self.states, done.borders, begins, self.config)
         self.past = [begin["batch"] for begin in past]
         return done
 
@@ -99,5 +100,4 @@ class _Runner:
         config = self.config
         shape = (config.batch, config.context + config.segment + 1)
         text = torch.randint(self.vocab_size, shape, generator=self.random)
-        batch = Batch(text[:, :-1].contiguous(), text[:, config.context + 1 :].contiguous())
-        return last_half(batch) if config.loss == "half" else batch
+        return Batch(text[:, :-1].contiguous(), text[:, config.context + 1 :].contiguous())
