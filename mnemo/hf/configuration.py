@@ -37,7 +37,7 @@ class MnemoConfig(PretrainedConfig):
         **kwargs: Any,
     ) -> None:
         if format_version != FORMAT_VERSION:
-            raise MnemoError(f"config.json has format_version {format_version}; this version reads {FORMAT_VERSION}")
+            raise MnemoError(f"config.json has format_version {format_version}; this version supports {FORMAT_VERSION}")
         if type(segment) is not int or segment < 1:
             raise MnemoError(f"segment length {segment} must be a positive number")
         if start not in ("empty", "zeros"):

@@ -86,7 +86,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
         "header.json is damaged or truncated: it is not UTF-8",
     ),
     "a list": (lambda f: (f / "header.json").write_text("[]"), "holds no JSON object"),
-    "newer": (lambda f: edit_header(f, lambda h: h.update(format_version=9)), "format_version 9.*reads 1"),
+    "newer": (lambda f: edit_header(f, lambda h: h.update(format_version=9)), "format_version 9.*supports 1"),
     "no splits": (lambda f: edit_header(f, lambda h: h.pop("splits")), "header.json is damaged.*'splits'"),
     "bad field": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(cuont=1)), "did you mean 'count'"),
     "bad type": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(count="1")), "expected int"),
