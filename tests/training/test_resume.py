@@ -101,7 +101,7 @@ def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> No
 
 TWICE = """
 import os, signal, time
-from mnemo.train.watch import ECHO_SECONDS, stop_on_signals
+from mnemo.training.watch import ECHO_SECONDS, stop_on_signals
 with stop_on_signals() as stop:
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
