@@ -1,13 +1,13 @@
 """Associative recall through memory tokens.
 
-A sample shows pairs of a key and a value in its first segment. Noise follows for some segments, and the last one asks
-for the value of each key. With more than one segment, all that the model can know of the pairs is what its memory
-tokens carried: without them it can only guess.
+The first segment of a sample contains pairs of a key and a value. Segments of noise follow, and the last segment
+contains the keys again, each of which must be followed by its value. With more than one segment, the model can know
+the pairs only through its memory tokens: without them it can only guess.
 
     python examples/recall_with_memory.py                   a toy, for a CPU
-    python examples/recall_with_memory.py --size gpt2       the sizes of GPT-2 small; --start gpt2 takes its weights
+    python examples/recall_with_memory.py --size gpt2       the sizes of GPT-2 small; --start gpt2 uses its weights
 
-Training begins with everything in one segment and goes on to more, one segment at a time.
+Training starts with samples of one segment and adds one segment at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mnemo.hf import Curriculum, CurriculumCallback, add_memory
 SYMBOLS = 8
 KEY, VALUE, NOISE = SYMBOLS**2, SYMBOLS**2 + SYMBOLS, SYMBOLS**2 + 2 * SYMBOLS
 VOCABULARY = NOISE + SYMBOLS
-"""Tokens for all pairs, then the keys, the values and the noise"""
+"""Ids: one for each pair of a key and a value, then the keys, the values and the noise."""
 IGNORED = -100
 
 
@@ -52,7 +52,7 @@ SIZES = {
 
 
 class Recall(IterableDataset):
-    """Endless samples of `segments` segments, which may change on the way. Labels are on the values asked for."""
+    """Endless samples; their number of `segments` may change during training. Only the last values are labels."""
 
     def __init__(self, size: Size, seed: int, segments: int = 1) -> None:
         self.size, self.seed, self.segments = size, seed, segments
@@ -76,7 +76,7 @@ class Recall(IterableDataset):
 
 
 def build(size: str, start: str | None = None) -> Any:
-    """The model with memory, its weights drawn anew or those of a model that `start` names."""
+    """Return a model with memory: with random weights, or with those of the pretrained model `start`."""
     chosen = SIZES[size]
     if start is None:
         config = GPT2Config(
@@ -99,7 +99,7 @@ def build(size: str, start: str | None = None) -> Any:
 
 @torch.no_grad()
 def accuracy(model: Any, size: str, segments: int, samples: int = 128) -> float:
-    """How many of the values asked for are the likeliest token, in samples that training never sees."""
+    """Return the share of values that are predicted correctly, in samples that are not used in training."""
     task, chance = Recall(SIZES[size], seed=0, segments=segments), torch.Generator().manual_seed(2)
     batch = [task.sample(chance) for _ in range(samples)]
     tokens, labels = (torch.stack([sample[name] for sample in batch]) for name in ("input_ids", "labels"))
@@ -110,7 +110,7 @@ def accuracy(model: Any, size: str, segments: int, samples: int = 128) -> float:
 
 
 def train(size: str = "toy", steps: int = 750, segments: int = 3, start: str | None = None) -> tuple[Any, dict]:
-    """A trained model, and its accuracy with up to one more segment than it was trained with."""
+    """Return a trained model, and its accuracy by number of segments, up to one more than in training."""
     torch.manual_seed(0)
     chosen, model = SIZES[size], build(size, start)
     task = Recall(chosen, seed=1)
@@ -142,12 +142,12 @@ def train(size: str = "toy", steps: int = 750, segments: int = 3, start: str | N
 def main() -> None:
     parser = argparse.ArgumentParser(description="Associative recall through memory tokens.")
     parser.add_argument("--size", choices=SIZES, default="toy")
-    parser.add_argument("--start", help="a model of the Hub or a folder to take the weights from")
+    parser.add_argument("--start", help="a model of the Hub, or a folder, whose weights to start from")
     parser.add_argument("--steps", type=int, default=750)
     parser.add_argument("--segments", type=int, default=3)
     _, found = train(**vars(parser.parse_args()))
     for number, share in found.items():
-        print(f"{number} segments: {share:.1%} of the values right")
+        print(f"{number} segments: {share:.1%} of the values correct")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Configurations are frozen dataclasses; this file turns them into JSON and back.
+"""Convert configurations, which are frozen dataclasses, to JSON and back.
 
-A field whose type is a union of dataclasses carries the chosen class's name under `type`.
+Every dataclass is stored with its class name under `type`, which selects the class of a union.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mnemo.errors import MnemoError, shorten, unknown
 
 T = TypeVar("T")
 LARGEST_SIZE = 2**24
-"""Of widths, lengths and counts that have no limit of their own."""
+"""Limit of widths, lengths and counts that have no other limit."""
 
 
 def to_json(value: Any) -> Any:
-    """Plain JSON data for a configuration (or any value inside one)."""
+    """Return a configuration, or any value inside one, as plain JSON data."""
     if dataclasses.is_dataclass(value):
         fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
@@ -34,7 +34,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
-    """The dataclass `cls` that `to_json` wrote as `data`; every name and type is checked."""
+    """Return the dataclass `cls` from the output of `to_json`; every name and type is checked."""
     if not isinstance(data, dict):
         raise MnemoError(f"{where}: expected an object, found {type(data).__name__}")
     kind = data.get("type", cls.__name__)
@@ -48,19 +48,19 @@ def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
             continue
         if name not in names:
             raise unknown(f"field in {where}", name, names)
-        values[name] = _read(hints[name], item, f"{where}.{name}")
+        values[name] = _parse(hints[name], item, f"{where}.{name}")
     try:
         return cls(**values)
     except (ArithmeticError, TypeError, ValueError) as error:
         raise MnemoError(f"{where}: {error}") from None
 
 
-def _read(hint: Any, data: Any, where: str) -> Any:
+def _parse(hint: Any, data: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return _read(arguments[0], data, where)
+        return _parse(arguments[0], data, where)
     if origin in (typing.Union, types.UnionType):
-        return _read_union(arguments, data, where)
+        return _parse_union(arguments, data, where)
     if origin is typing.Literal:
         if data not in arguments:
             raise unknown(f"value for {where}", str(data), map(str, arguments))
@@ -68,17 +68,17 @@ def _read(hint: Any, data: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(data, (list, tuple)):
             raise MnemoError(f"{where}: expected a list")
-        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        return tuple(_parse(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if _is_configuration(hint):
         return from_json(hint, data, where)
-    return _read_scalar(hint, data, where)
+    return _parse_scalar(hint, data, where)
 
 
 def _is_configuration(hint: Any) -> bool:
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
-def _read_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
+def _parse_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
     if data is None and type(None) in arguments:
         return None
     classes: dict[str, type[Any]] = {a.__name__: a for a in arguments if _is_configuration(a)}
@@ -90,13 +90,13 @@ def _read_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
     plain = [a for a in arguments if a is not type(None) and not _is_configuration(a)]
     for hint in plain:
         try:
-            return _read(hint, data, where)
+            return _parse(hint, data, where)
         except MnemoError:
             continue
     raise MnemoError(f"{where}: {shorten(repr(data))} fits none of the allowed types")
 
 
-def _read_scalar(hint: Any, data: Any, where: str) -> Any:
+def _parse_scalar(hint: Any, data: Any, where: str) -> Any:
     if hint is float and type(data) is int:
         return float(data)
     if type(data) is not hint:
@@ -107,7 +107,7 @@ def _read_scalar(hint: Any, data: Any, where: str) -> Any:
 
 
 def check_sizes(config: Any, limits: Mapping[str, int]) -> None:
-    """Refuse whole numbers that no model has, so that nothing is built or counted up to them."""
+    """Refuse absurdly large integers before anything is allocated or counted with them."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for item in value if isinstance(value, tuple) else (value,):
@@ -119,7 +119,7 @@ def check_sizes(config: Any, limits: Mapping[str, int]) -> None:
 
 
 def canonical(value: Any) -> str:
-    """JSON text that is the same for equal configurations, on any machine."""
+    """Return JSON text that is equal for equal configurations on all machines."""
     return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
 
 

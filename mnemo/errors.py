@@ -1,4 +1,4 @@
-"""The one exception that users meet: a single clear line, no traceback."""
+"""Exceptions for users' mistakes; the command line prints their message as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import difflib
 from collections.abc import Iterable
 
 SIMILAR = 0.6
-"""How much of two names must agree, from 0 to 1, for one to be meant by the other."""
+"""Smallest similarity, from 0 to 1, of a suggested name."""
 
 MOST_LISTED = 20
-"""Names in a message."""
+"""Largest number of names in a message."""
 
 
 class MnemoError(Exception):
-    """Wrong usage or input. The command line prints the message and exits with code 2."""
+    """Wrong usage or input. The command line exits with code 2."""
 
 
 class CheckFailed(MnemoError):
-    """A check ran and did not hold. The command line exits with code 1."""
+    """A check failed. The command line exits with code 1."""
 
 
 def shorten(text: str, limit: int = 80) -> str:
-    """Text for a message: what a file says may be as long as the file."""
+    """Shorten a text for a message: values from a file can be as long as the file."""
     return text if len(text) <= limit else text[:limit] + "..."
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """What a library's error says, without its later lines."""
+    """Return the first line of another library's error message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return shorten(lines[0], limit)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> MnemoError:
-    """An error for a misspelt name that points at the nearest known ones, or else at all of them.
+    """Return an error for an unknown name that suggests similar names, or else lists all known names.
 
-    `listing`: a command that shows all, where they are too many for a line.
+    `listing`: a command that lists all names, if there are too many for one line.
     """
     known, name = sorted(known), shorten(name)
     near = difflib.get_close_matches(name, known, n=3 if listing else 1, cutoff=SIMILAR)

@@ -1,4 +1,4 @@
-"""How long work reports its progress without knowing who is watching."""
+"""The interface by which long work reports progress, independent of how it is displayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Advance(Protocol):
 
 
 class ShowProgress(Protocol):
-    """Opens a bar, a line or nothing for one piece of work; `unit="B"` counts bytes."""
+    """Open a progress display for one piece of work; `unit="B"` means bytes."""
 
     def __call__(
         self, label: str, total: float | None = None, *, unit: str = ""

@@ -1,11 +1,11 @@
-"""What a trained model does with a text: attention, memorising coefficients, and what every token costs.
+"""Analyse a trained model on a text: attention, LaMemo's alpha, and the loss of every token.
 
-Every function takes a model and token ids (T,), reads them segment by segment with the state, and keeps no gradient.
+Every function takes a model and token ids (T,), and reads them segment by segment with the state, without gradient.
 """
 
 from __future__ import annotations
 
-from mnemo.analysis.attention import (
+from mnemo.analysis.attention_distance import (
     AttentionByDistance,
     Buckets,
     DistanceObserver,
@@ -18,8 +18,13 @@ from mnemo.analysis.attention import (
     interval_maxima,
     score_terms,
 )
-from mnemo.analysis.context import EffectiveLength, Group, relative_effective_context_length
-from mnemo.analysis.losses import (
+from mnemo.analysis.attention_map import AttentionMap, attention_map
+from mnemo.analysis.effective_context import EffectiveLength, Group, relative_effective_context_length
+from mnemo.analysis.inputs import keeps_memory
+from mnemo.analysis.lamemo_alpha import Alpha, AlphaObserver, alpha, has_alpha
+from mnemo.analysis.observers import attending_layers, observe
+from mnemo.analysis.repetition import repetition, repetition_of_text
+from mnemo.analysis.token_losses import (
     Gain,
     context_targets,
     gain_from_memory,
@@ -28,11 +33,6 @@ from mnemo.analysis.losses import (
     token_losses,
     token_losses_without_memory,
 )
-from mnemo.analysis.maps import AttentionMap, attention_map
-from mnemo.analysis.memorising import Alpha, AlphaObserver, alpha, has_alpha
-from mnemo.analysis.observing import attending_layers, observe
-from mnemo.analysis.repeats import repetition, repetition_of_text
-from mnemo.analysis.text import keeps_memory
 
 __all__ = [
     "Alpha",

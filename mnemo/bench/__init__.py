@@ -1,4 +1,4 @@
-"""Speed beside the published formulations, in one process. Nothing is timed before both sides agree."""
+"""Compare the speed of Mnemo and of the published formulations in one process, after checking that both agree."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from mnemo.bench.attention_op import check_operations, measure_operations
 from mnemo.bench.cases import CASES, SECTIONS, Case, default_cases
-from mnemo.bench.contenders import builders, check
-from mnemo.bench.op import check_operations, measure_operations
 from mnemo.bench.results import HEADERS, Comparison, Measured, long_range
-from mnemo.bench.timing import Timing, allocated, forget_peak, peak_over, take_turns
+from mnemo.bench.timed_steps import builders, check
+from mnemo.bench.timing import Timing, allocated, peak_over, reset_peak, take_turns
 from mnemo.errors import MnemoError, unknown
 from mnemo.progress import ShowProgress, silent
 
@@ -36,7 +36,7 @@ WARMUP = 2
 
 
 def find_cases(names: str, device: torch.device) -> tuple[bool, list[Case]]:
-    """What to measure, by names of sections and cases between commas: whether the op is among it, and which cases."""
+    """Parse comma-separated names of sections and cases; returns whether the op is included, and the cases."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise MnemoError("name at least one of " + ", ".join((*SECTIONS, *CASES)))
@@ -53,10 +53,10 @@ def find_cases(names: str, device: torch.device) -> tuple[bool, list[Case]]:
 def compare(
     names: str, *, device: torch.device, threads: int = 2, repeats: int = 9, progress: ShowProgress = silent
 ) -> Iterator[Comparison]:
-    """Check the operation; then check and measure whatever is asked for, a result at a time."""
+    """Check the operation, then check and measure the named cases, and yield their results one by one."""
     operation, cases = find_cases(names, device)
     if threads < 1 or repeats < 1:
-        raise MnemoError("threads and repetitions must be positive")
+        raise MnemoError("the numbers of threads and repetitions must be positive")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -88,10 +88,12 @@ def _one_by_one(case: Case, device: torch.device, repeats: int, progress: ShowPr
 
 
 def _alone(case: Case, name: str, device: torch.device, repeats: int, progress: ShowProgress) -> Measured:
-    """A contender on an empty GPU. Warm-up counts for its peak: what replays of a recorded update need belongs to the
-    recording, and nobody counts it again."""
+    """Measure one contender on an otherwise empty GPU.
+
+    The peak includes the warm-up: replays of a CUDA graph use memory that was allocated when it was recorded.
+    """
     before = allocated(device)
-    forget_peak(device)
+    reset_peak(device)
     contender = builders(case, device)[name]()
     with progress(f"timing {case.name}, {name}", WARMUP + repeats, unit="rounds") as bar:
         for _ in range(WARMUP):
@@ -103,7 +105,7 @@ def _alone(case: Case, name: str, device: torch.device, repeats: int, progress: 
 
 
 def machine(device: torch.device, threads: int) -> dict[str, Any]:
-    """Where the numbers come from."""
+    """Describe the machine and the versions of libraries."""
     where = {
         "device": str(device),
         "name": platform.processor() or platform.machine(),

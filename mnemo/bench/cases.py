@@ -1,4 +1,4 @@
-"""What is measured, as data: sizes of models, segments and memories, on a CPU and on a GPU."""
+"""The benchmark cases: sizes of models, segments and memories, for a CPU and for a GPU."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Case:
     memory: int
     batch: int
     required: float
-    """How many times as fast as the published formulation Mnemo must be."""
+    """Required speed of Mnemo as a multiple of the published formulation's."""
     mechanism: Literal["xl", "lookahead", "tokens"] = "xl"
     num_long: int | None = None
-    """Long-range layers, interleaved; the others keep `short` slots."""
+    """Number of long-range layers, interleaved; the others have `short` slots."""
     short: int = 128
     memory_tokens: int = 10
     bptt: int = 0
-    """Segments before the last one that gradient flows through."""
+    """Number of earlier segments that gradient reaches."""
     precision: Literal["fp32", "bf16"] = "fp32"
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -47,9 +47,9 @@ class Case:
     num_segments: int = 1
     """Segments that one call evaluates."""
     compile: bool | None = None
-    """Mnemo's training step: compiled, which takes a minute or so; on a GPU when left out."""
+    """Compile Mnemo's training step, which takes about a minute; default: on a GPU only."""
     cuda_graph: bool = True
-    """Mnemo's training step: replayed as one program on a GPU."""
+    """Replay Mnemo's training step as a CUDA graph."""
 
     @property
     def training(self) -> bool:
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of one call."""
+        """Tokens of one call."""
         if self.section == "generation":
             return self.batch * self.new_tokens
         return self.batch * self.segment * (self.num_segments if self.section == "evaluation" else 1 + self.bptt)
@@ -88,7 +88,7 @@ class Case:
 BASE: dict[str, Any] = dict(num_layers=12, dim=512, num_heads=8, head_dim=64, inner_dim=2048, precision="bf16")
 """Transformer-XL's base model on enwik8."""
 DEEP: dict[str, Any] = dict(num_layers=24, dim=1024, num_heads=8, head_dim=128, inner_dim=3072, precision="bf16")
-"""Its large one."""
+"""Transformer-XL's large model on enwik8."""
 TRAINING: dict[str, Any] = dict(section="training", dropout=0.1)
 
 CPU_CASES = (
@@ -114,7 +114,7 @@ CPU_CASES = (
     ),
     Case(
         name="eval",
-        summary="evaluation behind a full memory",
+        summary="evaluation with a full memory",
         section="evaluation",
         segment=64,
         memory=2048,
@@ -124,7 +124,7 @@ CPU_CASES = (
     ),
     Case(
         name="generate",
-        summary="generation behind a full memory",
+        summary="generation with a full memory",
         section="generation",
         segment=1,
         memory=2048,
@@ -190,7 +190,7 @@ GPU_CASES = (
     ),
     Case(
         name="eval-long",
-        summary="evaluation of the base model behind a full memory",
+        summary="evaluation of the base model with a full memory",
         section="evaluation",
         segment=128,
         memory=3800,
@@ -201,7 +201,7 @@ GPU_CASES = (
     ),
     Case(
         name="generate-long",
-        summary="generation with the base model behind a full memory",
+        summary="generation by the base model with a full memory",
         section="generation",
         segment=1,
         memory=3800,
@@ -242,9 +242,9 @@ SMALL: dict[str, Any] = dict(
     new_tokens=2,
     num_segments=1,
 )
-"""Sizes of the check."""
+"""Sizes of the model that is used to check that both formulations agree."""
 
 
 def default_cases(device: torch.device) -> tuple[Case, ...]:
-    """Small models on a CPU, the papers' on a GPU."""
+    """Return small models for a CPU, those of the papers for a GPU."""
     return GPU_CASES if device.type == "cuda" else CPU_CASES

@@ -1,8 +1,8 @@
-"""Two more memories in the plain formulation of their published code: look-ahead (LaMemo) and memory tokens (RMT).
+"""LaMemo (look-ahead) and RMT (memory tokens) in the formulation of their published code.
 
-Both are built around the plain Transformer-XL. LaMemo's look-ahead goes through a padded shift of its own, and memory
-rows pass through every layer, the last one's too, which nothing reads. Memory tokens are rows of a longer segment; keys
-ahead of a row are positioned by their negative distance, which is Mnemo's default.
+Both extend the published Transformer-XL. LaMemo's look-ahead scores are shifted by padding too, and memory rows pass
+through all layers, including the last one, whose rows are never used. Memory tokens are rows of a longer segment; the
+position of a later key is its negative distance, as by default in Mnemo.
 
 Shapes: q segment, m memory, k = m + q keys, B batch, D model width, H heads, d head size.
 """
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.bench.published import Positions, PublishedLayer, PublishedModel, relative_shift
+from mnemo.bench.published_xl import Positions, PublishedLayer, PublishedModel, relative_shift, token_losses
 from mnemo.memory.lookahead import LookaheadStage, coefficient
 from mnemo.model import Model
 
@@ -25,9 +25,9 @@ class LamemoMemories(NamedTuple):
     embedded: Tensor
     """(m, B, D)"""
     contexts: list[Tensor]
-    """(m, B, H, d) of every layer"""
+    """(m, B, H, d) for every layer"""
     lse: list[Tensor]
-    """(m, B, H) of every layer"""
+    """(m, B, H) for every layer"""
 
 
 class PublishedLamemo(nn.Module):
@@ -60,28 +60,27 @@ class PublishedLamemo(nn.Module):
             assert isinstance(layer, PublishedLayer)
             cached = None if memories is None else (memories.contexts[index], memories.lse[index])
             context, lse = self._attend(layer, rows, num_memories, r, cached)
-            rows = _finish(layer, rows, context.flatten(2))
+            rows = layer.feed_forward(layer.attention.finish(rows, context.flatten(2)))
             contexts.append(context)
             lses.append(lse)
-        logits = self.base.logits(rows[num_memories:])
-        losses = -F.log_softmax(logits, -1).gather(1, targets.reshape(-1, 1)).view(targets.shape)
+        losses = token_losses(self.base.logits(rows[num_memories:]), targets)
         return losses, self._update(embedded, contexts, lses)
 
     def _sinusoids(self, num_keys: int, num_memories: int, like: Tensor) -> Tensor:
-        """Of the distances k-1 ... 0 behind a row, then of 1 ... m ahead of it."""
-        behind, ahead = torch.arange(num_keys - 1, -1, -1.0), torch.arange(1.0, num_memories + 1)
-        return self.base.sinusoids(torch.cat([behind, ahead]).to(self.base.frequency))
+        """Return sinusoids of the distances k-1 ... 0 to earlier rows, then of 1 ... m to later rows."""
+        earlier, ahead = torch.arange(num_keys - 1, -1, -1.0), torch.arange(1.0, num_memories + 1)
+        return self.base.sinusoids(torch.cat([earlier, ahead]).to(self.base.frequency))
 
     def _attend(
         self, layer: PublishedLayer, rows: Tensor, num_memories: int, r: Tensor, cached: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Contexts (k, B, H, d) and log-sum-exps (k, B, H) of memory rows, looking ahead, and of the segment's."""
+        """Return contexts (k, B, H, d) and log-sum-exps (k, B, H) of memory rows (looking ahead) and segment rows."""
         part = layer.attention
         heads, num_new = (part.num_heads, part.head_dim), len(rows) - num_memories
         q, k, v = (x.unflatten(2, heads) for x in part.qkv(rows).chunk(3, -1))
-        behind, ahead = part.position(r)[:, 0].unflatten(1, heads).split([len(rows), num_memories])
+        earlier, ahead = part.position(r)[:, 0].unflatten(1, heads).split([len(rows), num_memories])
         hidden = torch.triu(rows.new_ones(num_new, len(rows)), diagonal=1 + num_memories).bool()
-        scores = self._scores(q[num_memories:], k, relative_shift, behind, self.base.v)
+        scores = self._scores(q[num_memories:], k, relative_shift, earlier, self.base.v)
         context, lse = _look(scores, hidden, v)
         if cached is None:
             return context, lse
@@ -116,28 +115,22 @@ class PublishedLamemo(nn.Module):
 
 
 def shift_ahead(x: Tensor) -> Tensor:
-    """(m, m, B, H): move row i right by i, by padding one column and reading the buffer in another shape."""
+    """Shift row i of (m, m, B, H) right by i, by padding one column and reshaping."""
     padding = x.new_zeros(x.shape[0], 1, *x.shape[2:])
     padded = torch.cat([x, padding], 1).view(x.shape[1] + 1, x.shape[0], *x.shape[2:])
     return padded[:-1]
 
 
 def _look(scores: Tensor, hidden: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Contexts (q, B, H, d) and log-sum-exps (q, B, H) of scores (q, k, B, H), in float32 or better."""
+    """Return contexts (q, B, H, d) and log-sum-exps (q, B, H) from scores (q, k, B, H), in at least float32."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     scores = scores.masked_fill(hidden[:, :, None, None], float("-inf"))
     context = torch.einsum("ijbn,jbnd->ibnd", F.softmax(scores, 1).to(v.dtype), v)
     return context, torch.logsumexp(scores, 1)
 
 
-def _finish(layer: PublishedLayer, rows: Tensor, context: Tensor) -> Tensor:
-    x = layer.attention.norm(rows + layer.attention.drop(layer.attention.output(context)))
-    y = layer.drop_inner(F.relu(layer.inner(x), inplace=True))
-    return layer.norm(x + layer.drop_outer(layer.outer(y)))
-
-
 class PublishedTokens(nn.Module):
-    """Memory tokens around a model without any other memory."""
+    """Memory tokens around a model without other memory."""
 
     def __init__(self, base: PublishedModel, initial: Tensor) -> None:
         super().__init__()
@@ -150,7 +143,7 @@ class PublishedTokens(nn.Module):
         return PublishedTokens(PublishedModel.of(model, 0), model.memory_tokens.initial)
 
     def forward(self, tokens: Tensor, targets: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """tokens, targets (q, B) -> losses (q, B) and the memory that is written, (m, B, D), with its gradient."""
+        """tokens, targets (q, B) -> losses (q, B) and the new memory (m, B, D), with gradient."""
         num = len(self.initial)
         if memory is None:
             memory = self.initial[:, None].expand(-1, tokens.shape[1], -1)
@@ -160,12 +153,11 @@ class PublishedTokens(nn.Module):
         nothing = x.new_empty(0, *x.shape[1:])
         for layer in self.base.layers:
             x = layer(x, nothing, positions)
-        logits = self.base.logits(x[num : num + len(tokens)])
-        losses = -F.log_softmax(logits, -1).gather(1, targets.reshape(-1, 1)).view(targets.shape)
+        losses = token_losses(self.base.logits(x[num : num + len(tokens)]), targets)
         return losses, self.base.drop_output(x[num + len(tokens) :])
 
     def _positions(self, length: int, num: int, like: Tensor) -> Positions:
-        """Rows see earlier rows, and those of a memory block the whole of it."""
+        """Rows see earlier rows; memory tokens also see all tokens of their block."""
         rows = length + 2 * num
         hidden = torch.triu(like.new_ones(rows, rows), diagonal=1)
         for begin in (0, num + length):

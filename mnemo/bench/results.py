@@ -1,4 +1,4 @@
-"""What was measured, ready for a table and for JSON."""
+"""Results of benchmarks, as rows of a table and as JSON."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mnemo.bench.cases import Case
 from mnemo.bench.timing import Timing
 
 STEADY = 1.5
-"""A larger spread means that others use the machine."""
+"""A larger spread of timings means that the machine was busy."""
 MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One contender."""
+    """Measurements of one contender."""
 
     timing: Timing
-    """Of one call"""
+    """Times of one call"""
     tokens: int | None = None
-    """Of one call; None for a bare operation"""
+    """Tokens of one call; None for a single operation"""
     peak: int | None = None
-    """Bytes on the GPU at most, over what was there before; over inputs and results of the forward pass for an op"""
+    """Peak GPU memory in bytes, without what was allocated before; for an op, without inputs and forward results"""
     weights: int = 0
-    """Bytes of weights, gradients and optimizer state among them"""
+    """Bytes of weights, gradients and optimizer state, included in `peak`"""
 
     @property
     def rate(self) -> float | None:
@@ -54,10 +54,10 @@ class Comparison:
     summary: str
     setting: dict[str, Any]
     error: float
-    """Largest difference of both sides, in float64; for an op, its largest error against float64"""
+    """Largest difference between the formulations in float64; for an op, the largest error against float64"""
     contenders: Mapping[str, Measured]
     required: float | None = None
-    """How many times as fast as the published formulation Mnemo must be."""
+    """Required speed of Mnemo as a multiple of the published formulation's"""
 
     @staticmethod
     def of(case: Case, error: float, contenders: Mapping[str, Measured]) -> Comparison:
@@ -73,11 +73,11 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast Mnemo is as the published formulation, by medians."""
+        """Speed of Mnemo as a multiple of the published formulation's, by medians."""
         return self.times("published")
 
     def times(self, other: str) -> float | None:
-        """How many times as long as Mnemo another contender takes."""
+        """Return the time of another contender as a multiple of Mnemo's."""
         if other not in self.contenders or "mnemo" not in self.contenders:
             return None
         return per_token(self.contenders[other]) / per_token(self.contenders["mnemo"])
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def steady(self) -> bool:
-        """Whether the numbers can be trusted."""
+        """Whether the timings are consistent enough to be trusted."""
         return max(measured.timing.spread for measured in self.contenders.values()) < STEADY
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Comparison:
         }
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A line of the table for each contender."""
+        """Return a row of the table for each contender."""
         return [self._row(name, measured) for name, measured in self.contenders.items()]
 
     def _row(self, name: str, measured: Measured) -> tuple[str, ...]:
@@ -125,19 +125,19 @@ HEADERS = ("case", "formulation", "ms a call", "tokens/s", "peak MiB", "times Mn
 
 
 def per_token(measured: Measured) -> float:
-    """Seconds."""
+    """Return the median seconds per token, or per call for a single operation."""
     return measured.timing.median / (measured.tokens or 1)
 
 
 @dataclass(frozen=True)
 class LongRange:
-    """What a plan with few long-range layers saves beside the same model with long memories everywhere."""
+    """Savings of a plan with few long-range layers, compared with long memories in all layers."""
 
     formulation: str
     faster: float
-    """Times"""
+    """Speed as a multiple"""
     lighter: float | None
-    """Times less activation and state memory"""
+    """Factor by which activation and state memory is smaller"""
 
     @property
     def text(self) -> str:
@@ -146,7 +146,7 @@ class LongRange:
 
 
 def long_range(results: Sequence[Comparison], plan: str = "xl-24-plan", everywhere: str = "xl-24") -> list[LongRange]:
-    """Where both were measured."""
+    """Return the savings for each formulation, if both cases were measured."""
     by_name = {result.name: result for result in results}
     if plan not in by_name or everywhere not in by_name:
         return []

@@ -1,6 +1,6 @@
-"""Timing side by side: contenders take turns, so that a busy machine slows all of them alike.
+"""Time several contenders in turns, so that a busy machine slows all of them equally.
 
-A GPU is nobody else's, but its memory is small: there a contender is built, measured and forgotten before the next.
+On a GPU, whose memory is limited, contenders are instead built, measured and freed one after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPLAYS = 7
 @dataclass(frozen=True)
 class Timing:
     seconds: tuple[float, ...]
-    """Of each repetition, in order."""
+    """Time of each repetition, in order."""
 
     @property
     def median(self) -> float:
@@ -34,7 +34,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """How many times as long as the fastest repetition the median one took: 1 on a machine at rest."""
+        """Median divided by fastest time; 1 on an idle machine."""
         return self.median / self.fastest
 
 
@@ -47,7 +47,7 @@ def take_turns(
     bar: Advance,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Run every contender `warmup` times unmeasured, then `repeats` times in turn."""
+    """Run all contenders in turns: `warmup` rounds without and `repeats` rounds with measurement."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(warmup + repeats):
         for name, step in contenders.items():
@@ -67,7 +67,7 @@ def wait(device: torch.device) -> None:
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes that live tensors take on a GPU, when all garbage is gone; 0 on a CPU, which nobody counts."""
+    """Return the bytes of live tensors on a GPU after garbage collection; 0 on a CPU, which is not measured."""
     if device.type != "cuda":
         return 0
     gc.collect()
@@ -76,19 +76,19 @@ def allocated(device: torch.device) -> int:
 
 
 def peak_over(before: int, device: torch.device) -> int | None:
-    """The most that was allocated since `forget_peak`, over what was there before."""
+    """Return the peak allocation since `reset_peak`, minus `before`."""
     return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
 
 
-def forget_peak(device: torch.device) -> None:
+def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def graph_timing(call: Callable[[], object]) -> Timing | None:
-    """GPU time of a call without the gaps between its launches: replays of a CUDA graph of several calls.
+    """Time a call on a GPU without gaps between launches, by replaying a CUDA graph of several calls.
 
-    None where the call cannot be recorded.
+    None if the call cannot be recorded.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -109,7 +109,7 @@ def graph_timing(call: Callable[[], object]) -> Timing | None:
 
 
 def event_timing(call: Callable[[], object], *, repeats: int, warmup: int = 3) -> Timing:
-    """One call from Python at a time, launches and all, by the GPU's own clock."""
+    """Time single calls from Python, including launches, by CUDA events."""
     for _ in range(warmup):
         call()
     return Timing(tuple(_events(call) for _ in range(repeats)))

@@ -77,8 +77,8 @@ def _name(text: str) -> str:
 def _require_two_segments(num_tokens: int, segment: int) -> None:
     if num_tokens < segment + 2:
         raise MnemoError(
-            f"a text of {num_tokens:,} tokens ends with its first segment of {segment:,}, and memory counts from the "
-            "second on: give a longer text, or a shorter --segment"
+            f"the text has {num_tokens:,} tokens and a segment {segment:,}, but memory has no effect before the second "
+            "segment: use a longer text, or a shorter --segment"
         )
 
 
@@ -100,7 +100,7 @@ def _read_text(opened: OpenedRun, text: str) -> Tensor:
 
 def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available: int) -> TextAnalysis:
     model = opened.run.model
-    device = next(model.parameters()).device
+    device = model.device
     require_state_room(model.config, device, batch=1, segment=segment, lengths=args.memory_length, cached=True)
     state = opened.run.first_state(1, args.memory_length, cached=True)
     gain = analysis.gain_from_memory(model, ids, segment=segment, state=state, progress=console.progress)
@@ -133,7 +133,9 @@ def _watch(
     distances, alphas = DistanceObserver(layers), AlphaObserver(layers)
     wanted = analysis.has_alpha(model)
     notes = [alphas] if wanted else []
-    analysis.observe(model, ids, [distances], segment=segment, state=state, notes=notes, progress=console.progress)
+    analysis.observe(
+        model, ids, [distances], segment=segment, state=state, diagnostics=notes, progress=console.progress
+    )
     found = alphas.result()
     never = ["alpha: the text is too short to fill the memory"] if wanted and found is None else []
     return distances.result(), found, never
@@ -156,7 +158,7 @@ def _facts(args: Args, opened: OpenedRun, segment: int, read: int, available: in
         ("Memory slots here", f"{max(lengths):,} at most"),
         ("Segment", f"{segment:,} tokens"),
         ("Text", f"{read:,} of {available:,} tokens"),
-        ("Device", str(next(model.parameters()).device)),
+        ("Device", str(model.device)),
     ]
     return facts if any(lengths) else [fact for fact in facts if fact[0] != "Memory slots here"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from mnemo.bench import HEADERS, SECTIONS, Comparison, compare, long_range, machine
-from mnemo.bench.curves import SEEDS, loss_curves
-from mnemo.bench.lookahead import Overhead, measure_overhead
+from mnemo.bench.lookahead_cost import Overhead, measure_overhead
+from mnemo.bench.loss_curves import SEEDS, loss_curves
 from mnemo.cli import console
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.files.json_file import write_json
@@ -139,7 +139,7 @@ def _lookahead(args: Args, device: torch.device, repeats: int, record: dict[str,
     else:
         _print_overhead(rows)
     if args.require and rows[0].ratio > LOOKAHEAD_LIMIT:
-        raise CheckFailed(f"a look-ahead step costs more than {LOOKAHEAD_LIMIT} of Transformer-XL's")
+        raise CheckFailed(f"a look-ahead step takes more than {LOOKAHEAD_LIMIT} times as long as Transformer-XL's")
     return 0
 
 

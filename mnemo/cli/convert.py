@@ -26,8 +26,8 @@ from mnemo.data.tokenizers import WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
 from mnemo.evaluation.score import Score
-from mnemo.interop.convert.reading import Converted, Given, read
-from mnemo.interop.convert.writing import check_free, corpus_info, write_published, write_run
+from mnemo.interop.convert.load import ConvertedModel, UserOptions, load_model
+from mnemo.interop.convert.save import check_free, unknown_corpus, write_published, write_run
 from mnemo.memory.state import Start
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
@@ -92,10 +92,10 @@ class Args:
 def run(args: Args) -> int:
     check_free(args.dest)
     if args.eval is not None and args.to != "mnemo":
-        raise MnemoError("--eval scores a run of mnemo: leave out --to, or score the source first")
+        raise MnemoError("--eval scores runs of mnemo only: remove --to")
     corpus = _corpus(args)
-    with console.progress(f"reading {args.source}", 1, unit="source") as bar:
-        model = read(args.source, _given(args))
+    with console.progress(f"loading {args.source}", 1, unit="source") as bar:
+        model = load_model(args.source, _given(args))
         bar.advance()
     model = _with_tokenizer(model, corpus)
     split = _split(args, model, corpus)
@@ -104,7 +104,13 @@ def run(args: Args) -> int:
         return _finish(args, model, None)
     known = args.corpus or (args.eval if args.eval and not _is_text(args.eval) else None)
     name = known or PUBLISHED_SIZES.get(model.config.vocab_size, UNKNOWN_CORPUS)
-    write_run(model, args.dest, source=args.source, corpus=name, corpus_info=corpus_info(model, name))
+    write_run(
+        model,
+        args.dest,
+        source=args.source,
+        corpus=name,
+        corpus_info=unknown_corpus(name, model.tokenizer, model.config.vocab_size),
+    )
     return _finish(args, model, None if split is None else _score(args, split))
 
 
@@ -118,20 +124,20 @@ def _corpus(args: Args) -> Corpus | None:
     return None if args.corpus is None or corpora.find(args.corpus) is None else Corpus.open(args.corpus)
 
 
-def _split(args: Args, model: Converted, corpus: Corpus | None) -> Split | None:
+def _split(args: Args, model: ConvertedModel, corpus: Corpus | None) -> Split | None:
     """The text to score: a split of a corpus, or a file in the model's vocabulary."""
     if args.eval is None:
         return None
     if corpus is not None and not _is_text(args.eval):
         return corpus.split(args.split)
     if model.tokenizer is None:
-        raise MnemoError(f"{args.eval} is text, and the weights came without a vocabulary: give --vocab or --corpus")
+        raise MnemoError(f"{args.eval} is text, but the weights have no vocabulary: give --vocab or --corpus")
     path = Path(args.eval)
     return Split(path.name, encode_file(model.tokenizer, path).numpy(), None, path.stat().st_size, 0, 0)
 
 
-def _given(args: Args) -> Given:
-    terms: dict[str, Any] = {
+def _given(args: Args) -> UserOptions:
+    arguments: dict[str, Any] = {
         "mem_len": args.memory,
         "tgt_len": args.segment,
         "n_head": args.num_heads,
@@ -141,11 +147,11 @@ def _given(args: Args) -> Given:
         "pre_lnorm": None if args.norm is None else args.norm == "pre",
         "mem_at_end": None if args.mem_at_end is None else args.mem_at_end == "yes",
     }
-    given = {name: value for name, value in terms.items() if value is not None}
+    given = {name: value for name, value in arguments.items() if value is not None}
     for name, least in (("mem_len", 0), ("tgt_len", 1), ("n_head", 1)):
         if given.get(name, least) < least:
             raise MnemoError(f"{name} {given[name]} is too small")
-    return Given(terms=given, config=args.config, vocab=args.vocab, without_vocab=args.no_vocab)
+    return UserOptions(arguments=given, config=args.config, vocab=args.vocab, without_vocab=args.no_vocab)
 
 
 def _numbers(text: str) -> list[int]:
@@ -155,14 +161,14 @@ def _numbers(text: str) -> list[int]:
         raise MnemoError(f"--cutoffs takes numbers such as 20000,40000,200000, not '{text}'") from None
 
 
-def _with_tokenizer(model: Converted, corpus: Corpus | None) -> Converted:
+def _with_tokenizer(model: ConvertedModel, corpus: Corpus | None) -> ConvertedModel:
     """The model with the corpus's tokenizer if it has none; an error if both have different symbols."""
     if corpus is None:
         return model
     if corpus.vocab_size != model.config.vocab_size:
         raise MnemoError(
-            f"corpus '{corpus.name}' has {corpus.vocab_size:,} symbols, the weights {model.config.vocab_size:,}: "
-            "another vocabulary"
+            f"corpus '{corpus.name}' has another vocabulary: {corpus.vocab_size:,} symbols, and the weights "
+            f"{model.config.vocab_size:,}"
         )
     if model.tokenizer is None:
         note = f"no vocabulary came with the weights: taken as that of corpus '{corpus.name}'"
@@ -195,7 +201,7 @@ def _score(args: Args, split: Split) -> Score:
     )
 
 
-def _finish(args: Args, model: Converted, score: Score | None) -> int:
+def _finish(args: Args, model: ConvertedModel, score: Score | None) -> int:
     summary = {
         "dest": str(args.dest),
         "to": args.to,
@@ -217,7 +223,7 @@ def _finish(args: Args, model: Converted, score: Score | None) -> int:
     return 0
 
 
-def _protocol(score: Score, model: Converted, start: str) -> str:
+def _protocol(score: Score, model: ConvertedModel, start: str) -> str:
     unit = model.tokenizer.unit if model.tokenizer else "word"
     settings: Mapping[str, Any] = {
         "rows": score.batch,

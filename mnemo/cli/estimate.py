@@ -43,7 +43,7 @@ from mnemo.cost.training_cost import (
     lost_share,
 )
 from mnemo.errors import MnemoError
-from mnemo.files.safe_load import is_finite, read_object
+from mnemo.files.safe_load import is_finite, load_object
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
 
@@ -132,7 +132,7 @@ def _check(args: Args) -> None:
     if args.efficiency is not None and not 0 < args.efficiency <= 1:
         raise MnemoError(f"--efficiency {args.efficiency} is a share: above 0, at most 1")
     if args.efficiency is not None and args.bench is not None:
-        raise MnemoError("--efficiency and --bench exclude each other")
+        raise MnemoError("--efficiency and --bench cannot be combined")
 
 
 def _recipe(args: Args) -> Recipe:
@@ -160,7 +160,7 @@ def _efficiency(args: Args, gpu: Gpu, precision: str) -> Efficiency:
 
 def bench_efficiency(path: Path, gpu: Gpu, precision: str) -> Efficiency:
     """The median share of the GPU's peak over the training cases of a benchmark's output."""
-    data = read_object(path)
+    data = load_object(path)
     cases, machine = data.get("cases"), data.get("machine")
     shares = [_share(case, gpu, precision) for case in cases] if isinstance(cases, list) else []
     known = [share for share in shares if share is not None]
@@ -169,7 +169,7 @@ def bench_efficiency(path: Path, gpu: Gpu, precision: str) -> Efficiency:
     share = statistics.median(known)
     name = machine.get("name") if isinstance(machine, dict) else None
     if not 0 < share <= 1:
-        raise MnemoError(f"{path}: {share:.2g} of the peak of one {gpu.name} cannot be: it was measured on {name!r}")
+        raise MnemoError(f"{path}: {share:.2g} of one {gpu.name}'s peak is impossible: it was measured on {name!r}")
     return Efficiency(share, f"{path}, measured on {name}")
 
 

@@ -109,19 +109,19 @@ def _check(args: Args) -> None:
     }
     chosen = [name for name, on in modes.items() if on]
     if len(chosen) > 1:
-        raise MnemoError(f"{chosen[0]} and {chosen[1]} exclude each other")
+        raise MnemoError(f"{chosen[0]} and {chosen[1]} cannot be combined")
     if args.by_position and chosen and chosen[0] in ("--sweep-memory", "--find-length", "--sliding-window"):
         raise MnemoError(f"--by-position is for one score over segments, not for {chosen[0]}")
     searches = [name for name in ("--sweep-memory", "--find-length") if name in chosen]
     if args.temperature is not None and (searches or args.fit_temperature):
-        raise MnemoError(f"--temperature and {(*searches, '--fit-temperature')[0]} exclude each other")
+        raise MnemoError(f"--temperature and {(*searches, '--fit-temperature')[0]} cannot be combined")
     if args.fit_temperature and (searches or args.by_position):
-        raise MnemoError(f"--fit-temperature and {(*searches, '--by-position')[0]} exclude each other")
+        raise MnemoError(f"--fit-temperature and {(*searches, '--by-position')[0]} cannot be combined")
     without = [name for name in ("--sliding-window", "--no-memory") if name in chosen]
     if args.documents == "reset":
         without.append("--documents reset")
     if args.start == "zeros" and without:
-        raise MnemoError(f"--start zeros and {without[0]} exclude each other")
+        raise MnemoError(f"--start zeros and {without[0]} cannot be combined")
 
 
 def _lengths(text: str) -> list[int]:

@@ -20,9 +20,10 @@ from mnemo.cli.runs import OpenedRun, Precision, RunArgs
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import Sampling, generate, read
+from mnemo.inference.generation import generate, read
 from mnemo.inference.ring_decoder import suits
-from mnemo.inference.segment_scorer import in_type
+from mnemo.inference.sampling import Sampling
+from mnemo.inference.segment_scorer import with_dtype
 from mnemo.memory.state import to
 
 LONG_PROMPT = 4096
@@ -66,7 +67,7 @@ def run(args: Args) -> int:
     prompt, model = _prompt(args, opened), opened.run.model
     half = runs.half_precision(args.precision, opened.run)
     if half is not None and suits(model):
-        model, state = in_type(model, half), to(state, dtype=half)
+        model, state = with_dtype(model, half), to(state, dtype=half)
     if prompt is not None:
         show = console.progress if len(prompt) > LONG_PROMPT else None
         state, _ = read(model, prompt, segment=segment, state=state, progress=show)
@@ -96,7 +97,7 @@ def run(args: Args) -> int:
 
 def _check(args: Args) -> None:
     if args.prompt is not None and args.prompt_file is not None:
-        raise MnemoError("--prompt and --prompt-file exclude each other")
+        raise MnemoError("--prompt and --prompt-file cannot be combined")
     if args.prompt == "":
         raise MnemoError("the prompt is empty")
     if args.memory_length is not None and args.memory_length < 0:

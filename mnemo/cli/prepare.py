@@ -12,8 +12,8 @@ import tyro
 from mnemo.cli import console
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
+from mnemo.data.known_corpora import CORPORA, command_for
 from mnemo.data.prepare import prepare, target_name
-from mnemo.data.published import CORPORA, command_for
 from mnemo.errors import MnemoError
 
 

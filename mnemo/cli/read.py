@@ -12,7 +12,7 @@ import tyro
 from mnemo.cli import console, runs
 from mnemo.cli.runs import OpenedRun, RunArgs
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import Reading, TextScore, read
+from mnemo.inference.generation import TextScore, TextState, read
 from mnemo.memory.state import nbytes
 from mnemo.storage.memory_file import save_memory
 
@@ -44,7 +44,7 @@ def run(args: Args) -> int:
     return 0
 
 
-def _answer(args: Args, opened: OpenedRun, reading: Reading, score: TextScore, num_tokens: int) -> dict[str, Any]:
+def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore, num_tokens: int) -> dict[str, Any]:
     return {
         "text": str(args.text),
         "tokens": num_tokens,

@@ -24,7 +24,7 @@ from mnemo.papers.needs import require_needs
 from mnemo.papers.pages import complete, has_results, judged, results_markdown, write_index, write_page
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, run_cell, run_here
-from mnemo.papers.store import Found, grid_folder, read_grid, save_grid
+from mnemo.papers.store import Found, grid_folder, load_grid, save_grid
 from mnemo.report.files import write_text
 from mnemo.storage.weights import pick_device
 
@@ -73,7 +73,7 @@ def run(args: Args) -> int:
         for each in asked:
             require_needs(each, args.budget, device)
         if device.type != "cuda" and args.budget != "smoke":
-            _tell(f"budget {args.budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
+            _print(f"budget {args.budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
     return _finish(list(zip(asked, _run(asked, args), strict=True)), args)
 
 
@@ -113,23 +113,23 @@ def _overview(path: Path, out: Path) -> int:
     return 0
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _run(asked: Sequence[Experiment], args: Args) -> list[Ran]:
     budget, grids = args.budget, [grid_folder(args.out, each.name, args.budget) for each in asked]
     if args.report:
-        return [Ran(read_grid(grid, each, budget), ()) for each, grid in zip(asked, grids, strict=True)]
+        return [Ran(load_grid(grid, each, budget), ()) for each, grid in zip(asked, grids, strict=True)]
     if args.jobs > 1:
-        return run_together(asked, budget, args.out, jobs=args.jobs, device=args.device, tell=_tell)
+        return run_together(asked, budget, args.out, jobs=args.jobs, device=args.device, print_line=_print)
     done = []
     with watching() as watcher:
         for each, grid in zip(asked, grids, strict=True):
             if done and done[-1].interrupted:
-                done.append(Ran(read_grid(grid, each, budget), (), interrupted=True))
+                done.append(Ran(load_grid(grid, each, budget), (), interrupted=True))
             else:
-                done.append(run_here(each, budget, grid, device=args.device, monitor=watcher, tell=_tell))
+                done.append(run_here(each, budget, grid, device=args.device, monitor=watcher, print_line=_print))
     return done
 
 

@@ -20,11 +20,11 @@ from mnemo.cli import console
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
-from mnemo.data.sources import Part
+from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
-from mnemo.inference.generation import AnyState, Reading
+from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
 from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
@@ -92,12 +92,12 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
     model = opened.run.model
     if memory_length is not None and memory_length < 0:
         raise MnemoError(f"memory length {memory_length} is negative")
-    segment, device = opened.run.recipe.train.segment, next(model.parameters()).device
+    segment, device = opened.run.recipe.train.segment, model.device
     require_state_room(model.config, device, batch=1, segment=segment, lengths=memory_length, cached=True)
     if memory is None:
         return opened.run.first_state(1, memory_length, cached=True), segment
     loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))
-    if not isinstance(loaded.memory, Reading) or loaded.layout.batch != 1:
+    if not isinstance(loaded.memory, TextState) or loaded.layout.batch != 1:
         raise MnemoError(f"{memory} was not written by `mnemo read`: it is not the memory of one text")
     if memory_length is None:
         return loaded.memory, loaded.layout.segment
@@ -108,7 +108,7 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
 
 def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
     """The type to compute in; None: that of the weights. `auto`: on a GPU as the run was trained."""
-    device = next(run.model.parameters()).device
+    device = run.model.device
     if choice == "bf16" and device.type == "cpu":
         raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory")
     if choice == "auto":
@@ -118,7 +118,7 @@ def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
 
 def computing_in(half: torch.dtype | None, run: LoadedRun) -> AbstractContextManager[Any]:
     """Compute in the given type on the run's device."""
-    return nullcontext() if half is None else torch.autocast(next(run.model.parameters()).device.type, half)
+    return nullcontext() if half is None else torch.autocast(run.model.device.type, half)
 
 
 def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:
@@ -136,7 +136,7 @@ def encode_file(tokenizer: AnyTokenizer, path: Path) -> Tensor:
     """Token ids of a text file, compressed or not."""
     if not path.is_file():
         raise MnemoError(f"{path} is not a file")
-    return encode(tokenizer, Part(path).read().tobytes(), str(path))
+    return encode(tokenizer, Part(path).load().tobytes(), str(path))
 
 
 def vocabulary_digest(tokenizer: AnyTokenizer) -> str:

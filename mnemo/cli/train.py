@@ -40,7 +40,7 @@ from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
 from mnemo.training import Outcome, Unwatched, create_run, train
 from mnemo.training.metrics_log import Service, open_tracker
-from mnemo.training.processes import AnyWorld, OfRank, is_main, joined, may_start_again, starts_again
+from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_start_again, starts_again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Resume:
 def main(argv: list[str]) -> int:
     try:
         return _main(argv)
-    except OfRank:
+    except RankError:
         raise
     except MnemoError as error:
         if is_main():

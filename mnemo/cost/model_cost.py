@@ -116,7 +116,7 @@ def describe(
         parameters=count_parameters(model),
         batch=batch,
         segment=segment,
-        memory=_long_length(config, lengths),
+        memory=config.memory.long_length(lengths),
         training=training,
         inference=flops_per_token(model, lengths, segment=segment, batch=batch, cached=True),
         training_step=training_step(training, recipe.train),
@@ -134,11 +134,6 @@ def _positive(name: str, value: int) -> int:
     if value < 1:
         raise MnemoError(f"{name} {value} must be positive")
     return value
-
-
-def _long_length(config: ModelConfig, lengths: Sequence[int]) -> int:
-    long = config.memory.long_layers(config.num_layers)
-    return lengths[long[0]] if long else max(lengths)
 
 
 def attention_path(config: ModelConfig, train: TrainConfig) -> str:

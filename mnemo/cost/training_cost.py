@@ -153,7 +153,7 @@ def estimate(name: str, recipe: Recipe, machine: Machine, *, tokens: float | Non
     """Estimate training `recipe` on `tokens` tokens; None: the recipe's steps."""
     train = recipe.train
     if machine.gpus < 1 or machine.per_node < 1:
-        raise MnemoError(f"{machine.gpus} GPUs, {machine.per_node} in a node")
+        raise MnemoError(f"{machine.gpus} GPUs, {machine.per_node} in a node: both numbers must be positive")
     if train.batch < machine.gpus * train.accumulate:
         parts = f" in {train.accumulate:,} parts" if train.accumulate > 1 else ""
         raise MnemoError(f"{train.batch:,} rows are too few for {machine.gpus:,} GPUs{parts}: each needs one or more")

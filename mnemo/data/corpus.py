@@ -2,9 +2,9 @@
 
     NAME/header.json            tokenizer, sizes, checksums
     NAME/train.bin              ids, little-endian, 1, 2 or 4 bytes each
-    NAME/train.documents.bin    where documents begin (int64), if the text has any
+    NAME/train.documents.bin    index of the first token of each document (int64), if the text has documents
 
-Opening checks the header and the file sizes; taking a split checks its largest id.
+Opening a corpus checks the header and the file sizes; opening a split checks its largest id.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 
 from mnemo.config import from_json, to_json
 from mnemo.data import tokenizers
-from mnemo.data.counting import id_dtype
-from mnemo.data.published import missing
+from mnemo.data.known_corpora import missing
+from mnemo.data.text_statistics import id_dtype
 from mnemo.errors import MnemoError, shorten, unknown
-from mnemo.files.safe_load import is_count, is_inside, read_object, require
+from mnemo.files.json_file import load_json, write_json
+from mnemo.files.safe_load import is_count, is_inside, require
 
-FORMAT_VERSION = 1
 HEADER = "header.json"
 SPLITS = ("train", "valid", "test")
 DOCUMENT_DTYPE = np.dtype("<i8")
@@ -34,7 +34,7 @@ _BLOCK = 1 << 24
 
 
 def data_root(root: Path | str | None = None) -> Path:
-    """Where prepared corpora live: `root`, else $MNEMO_DATA, else `mnemo` in the user's cache folder."""
+    """Return the folder of prepared corpora: `root`, else $MNEMO_DATA, else `mnemo` in the user's cache folder."""
     if root is not None:
         return Path(root).expanduser()
     if os.environ.get("MNEMO_DATA"):
@@ -61,9 +61,9 @@ class SplitHeader:
     """Number of ids."""
     sha256: str
     num_bytes: int
-    """Bytes of the text, before any were dropped or merged: what bits per byte are counted on."""
+    """Bytes of the original text, the denominator of bits per byte."""
     num_words: int
-    """Words between white space: what word-level perplexity is counted on, together with lines."""
+    """Words separated by white space; with lines, the denominator of word-level perplexity."""
     num_lines: int
     documents: DocumentsHeader | None = None
 
@@ -73,7 +73,7 @@ class Split:
     name: str
     ids: np.ndarray
     documents: np.ndarray | None
-    """Where each document begins, or None for text without documents."""
+    """Index of the first token of each document, or None for text without documents."""
     num_bytes: int
     num_words: int
     num_lines: int
@@ -87,7 +87,7 @@ class Corpus:
     splits: dict[str, SplitHeader]
     source: str
     mismatches: tuple[str, ...] = ()
-    """How the text departs from the published corpus of this name."""
+    """Differences from the published corpus of this name."""
 
     @classmethod
     def open(cls, name_or_path: str | Path, root: Path | str | None = None) -> Corpus:
@@ -95,14 +95,14 @@ class Corpus:
         path = find(name_or_path, root)
         if path is None:
             raise missing(str(name_or_path))
-        return _read(path)
+        return _load(path)
 
     @property
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
 
     def split(self, name: str) -> Split:
-        """The ids of one split, memory-mapped."""
+        """Return the ids of one split, memory-mapped."""
         if name not in self.splits:
             raise unknown(f"split of corpus '{self.name}'", name, self.splits)
         header = self.splits[name]
@@ -114,17 +114,17 @@ class Corpus:
         if header.documents is not None:
             documents = np.fromfile(self.path / header.documents.file, dtype=DOCUMENT_DTYPE)
             if documents[0] < 0 or documents[-1] >= len(ids) or (np.diff(documents) <= 0).any():
-                raise MnemoError(f"{self.path / header.documents.file} is damaged: its documents are out of order")
+                raise MnemoError(f"{self.path / header.documents.file} is damaged: documents are not in order")
         return Split(name, ids, documents, header.num_bytes, header.num_words, header.num_lines)
 
     def fingerprint(self) -> str:
-        """A hash of the ids and the vocabulary: a run belongs to the text it was trained on."""
+        """Return a hash of the ids and the vocabulary, which identifies the text that a run was trained on."""
         parts = {name: [split.sha256, split.count] for name, split in self.splits.items()}
         text = json.dumps([parts, self.tokenizer.to_json()], sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def verify(self) -> None:
-        """Read every file and compare its checksum with the header's."""
+        """Compare the checksum of every file with the header's."""
         for split in self.splits.values():
             for part in (split, split.documents):
                 if part is not None and _sha256(self.path / part.file) != part.sha256:
@@ -132,7 +132,7 @@ class Corpus:
 
 
 def find(name_or_path: str | Path, root: Path | str | None = None) -> Path | None:
-    """The folder of a prepared corpus, or None."""
+    """Return the folder of a prepared corpus, or None."""
     if not str(name_or_path):
         return None
     for path in (data_root(root) / name_or_path, Path(name_or_path).expanduser()):
@@ -142,20 +142,20 @@ def find(name_or_path: str | Path, root: Path | str | None = None) -> Path | Non
 
 
 def prepared(root: Path | str | None = None) -> list[Corpus]:
-    """Every readable corpus in the data folder, by name."""
+    """Return every valid corpus in the data folder, sorted by name."""
     folder = data_root(root)
     found = []
     for path in sorted(folder.glob(f"*/{HEADER}")) if folder.is_dir() else []:
         if not path.parent.name.startswith("."):
             try:
-                found.append(_read(path.parent))
+                found.append(_load(path.parent))
             except MnemoError:
                 continue
     return found
 
 
-def _read(path: Path) -> Corpus:
-    header = _read_header(path / HEADER)
+def _load(path: Path) -> Corpus:
+    header = _load_header(path / HEADER)
     try:
         splits = {
             name: from_json(SplitHeader, data, f"{path / HEADER}: splits.{name}")
@@ -170,12 +170,8 @@ def _read(path: Path) -> Corpus:
     return corpus
 
 
-def _read_header(path: Path) -> dict[str, Any]:
-    header = read_object(path)
-    version = header.get("format_version")
-    if version != FORMAT_VERSION:
-        found = shorten(str(version))
-        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
+def _load_header(path: Path) -> dict[str, Any]:
+    header = load_json(path)
     name, splits, mismatches = (header.get(key) for key in ("name", "splits", "mismatches"))
     require(
         {
@@ -214,7 +210,7 @@ def _sha256(path: Path) -> str:
 
 
 class IdWriter:
-    """Writes the ids of one split, chunk by chunk, and notes where documents begin."""
+    """Writes the ids of one split, chunk by chunk, and records where documents begin."""
 
     def __init__(self, folder: Path, name: str, vocab_size: int) -> None:
         self._folder, self._name, self._vocab_size = folder, name, vocab_size
@@ -233,7 +229,7 @@ class IdWriter:
         self.count += len(ids)
 
     def begin_documents(self, offsets: np.ndarray) -> None:
-        """Documents begin this many ids after the last one written."""
+        """Record documents that begin at these offsets after the ids written so far."""
         self._documents.append(offsets + self.count)
 
     def close(self) -> None:
@@ -272,12 +268,10 @@ def write_header(
     mismatches: tuple[str, ...] = (),
 ) -> None:
     header = {
-        "format_version": FORMAT_VERSION,
         "name": name,
         "source": source,
         "mismatches": list(mismatches),
         "splits": {key: to_json(split) for key, split in splits.items()},
         "tokenizer": tokenizer.to_json(),
     }
-    with (folder / HEADER).open("w", encoding="utf-8") as file:
-        json.dump(header, file, indent=1)
+    write_json(folder / HEADER, header)

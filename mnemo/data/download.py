@@ -1,4 +1,4 @@
-"""Downloads that show progress, go on where they stopped, and are checked."""
+"""Download files with progress, resumption of interrupted downloads, and checksums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from mnemo.data.published import Download
+from mnemo.data.known_corpora import Download
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.progress import ShowProgress, silent
@@ -21,7 +21,7 @@ _BROKEN = (ConnectionError, TimeoutError, EOFError, http.client.HTTPException)
 
 
 def fetch(download: Download, folder: Path, show: ShowProgress = silent) -> Path:
-    """The downloaded file; one that is there already and has the right checksum is not fetched again."""
+    """Download a file and return its path; a file with the right checksum is not downloaded again."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / download.file
     if target.exists() and (download.checksum is None or checksum_of(target, download.checksum) == download.checksum):
@@ -31,7 +31,7 @@ def fetch(download: Download, folder: Path, show: ShowProgress = silent) -> Path
     if download.checksum is not None and (found := checksum_of(part, download.checksum)) != download.checksum:
         part.unlink()
         raise MnemoError(
-            f"{download.file} was downloaded with checksum {found}, expected {download.checksum}; "
+            f"the download of {download.file} has checksum {found}, expected {download.checksum}; "
             "it was removed, try again"
         )
     atomic.rename_file(part, target)
@@ -39,7 +39,7 @@ def fetch(download: Download, folder: Path, show: ShowProgress = silent) -> Path
 
 
 def checksum_of(path: Path, like: str) -> str:
-    """The file's checksum, by the algorithm that `like` (`md5:...`) names."""
+    """Return the checksum of a file, by the algorithm of `like` (`md5:...`)."""
     algorithm = like.partition(":")[0]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
@@ -47,7 +47,7 @@ def checksum_of(path: Path, like: str) -> str:
 
 
 def _fetch_any(download: Download, part: Path, show: ShowProgress) -> None:
-    """Try every address, and each a few times where the connection breaks on the way: what came is kept."""
+    """Try every address; broken connections are resumed a few times."""
     problems = []
     for url in download.urls:
         for _ in range(ATTEMPTS):
@@ -62,7 +62,7 @@ def _fetch_any(download: Download, part: Path, show: ShowProgress) -> None:
                 break
             except _BROKEN as error:
                 problems.append(f"{url}: {error}")
-    raise MnemoError(f"cannot download {download.file} ({problems[-1]}); fetch it yourself and pass --from FILE_OR_DIR")
+    raise MnemoError(f"cannot download {download.file} ({problems[-1]}); download it by hand, then use --from PATH")
 
 
 def _fetch(url: str, part: Path, show: ShowProgress) -> None:
@@ -79,14 +79,14 @@ def _fetch(url: str, part: Path, show: ShowProgress) -> None:
         if _full_size(error) == done:
             return
         part.unlink()
-        raise EOFError("the part fetched earlier is longer than the file") from None
+        raise EOFError("the part downloaded earlier is longer than the file") from None
     with response:
         resumes = (response.headers.get("Content-Range") or "").startswith(f"bytes {done}-")
         _save(response, part, done if resumes else 0, show)
 
 
 def _full_size(response: Any) -> int | None:
-    """The file's size from `Content-Range: bytes .../SIZE`."""
+    """Return the size of the file from `Content-Range: bytes .../SIZE`."""
     size = (response.headers.get("Content-Range") or "").rpartition("/")[2]
     return int(size) if size.isdigit() else None
 

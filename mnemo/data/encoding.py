@@ -1,4 +1,4 @@
-"""Text to ids, a few megabytes at a time, with the places where documents begin."""
+"""Encode text as ids, a few megabytes at a time, and find where documents begin."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mnemo.data.corpus import IdWriter, SplitHeader
-from mnemo.data.counting import TextCounter
-from mnemo.data.sources import Part
+from mnemo.data.text_parts import Part
+from mnemo.data.text_statistics import TextCounter
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.progress import Advance
 
 NUL = "\0"
-"""Ends a document. It stays in the ids of bytes, characters and BPE; words have their line ends."""
+"""Ends a document. It is kept as an id for bytes, characters and BPE; words have line ends instead."""
 
 Chunk = tuple[np.ndarray, str]
-"""A piece of text as bytes, and as text where that was asked for."""
+"""A piece of text as bytes, and as text if it was decoded."""
 Encoded = tuple[np.ndarray, np.ndarray]
-"""Ids, and after how many of them documents begin."""
+"""Ids, and the offsets among them at which documents begin."""
 
 
 def total_bytes(parts: Sequence[Part]) -> int | None:
@@ -27,7 +27,7 @@ def total_bytes(parts: Sequence[Part]) -> int | None:
 
 
 def chunks(parts: Sequence[Part], bar: Advance, *, decode: bool) -> Iterator[Chunk]:
-    """The text of one split; a NUL stands between its files."""
+    """Yield the text of one split, with a NUL between its files."""
     for i, part in enumerate(parts):
         if i:
             yield np.zeros(1, dtype=np.uint8), NUL
@@ -75,7 +75,7 @@ def _encoded_bpe(tokenizer: BPETokenizer, pieces: Iterator[Chunk]) -> Iterator[E
 
 
 def _encoded_words(tokenizer: WordTokenizer, pieces: Iterator[Chunk]) -> Iterator[Encoded]:
-    """A document's last line ends even where its newline is missing; framed lines are documents themselves."""
+    """Encode words; a missing newline at the end of a document is added. With `both_ends`, lines are documents."""
     line_open = False
     for text, ends in _documents(pieces):
         line_open = not text.endswith(("\n", "\r")) if text else line_open
@@ -88,7 +88,7 @@ def _encoded_words(tokenizer: WordTokenizer, pieces: Iterator[Chunk]) -> Iterato
 
 
 def _documents(pieces: Iterator[Chunk]) -> Iterator[tuple[str, bool]]:
-    """Pieces of text, and whether a document ends after each."""
+    """Yield pieces of text, and whether a document ends after each."""
     for _, text in pieces:
         *closed, rest = text.split(NUL)
         yield from ((document, True) for document in closed)

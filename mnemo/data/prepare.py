@@ -1,4 +1,4 @@
-"""Turns text into a prepared corpus: finds it, checks it, learns a vocabulary, writes ids."""
+"""Prepare a corpus: find its text, check it, build a vocabulary, write ids."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from mnemo.data import corpus as corpora
-from mnemo.data import encoding, published, sources
+from mnemo.data import encoding, known_corpora, text_parts
 from mnemo.data.corpus import Corpus, IdWriter, SplitHeader
-from mnemo.data.gather import DOWNLOADS, Texts, gather
-from mnemo.data.published import CORPORA, PYTHON, Option, Published
-from mnemo.data.sources import Part
+from mnemo.data.find_texts import DOWNLOADS, Texts, find_texts
+from mnemo.data.known_corpora import CORPORA, PYTHON, Option, Published
+from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
@@ -35,11 +35,11 @@ def prepare(
     allow_mismatch: bool = False,
     show: ShowProgress = silent,
 ) -> Corpus:
-    """Prepare a corpus: one of `CORPORA`, downloaded or read from `source`, or any text files under a new name.
+    """Prepare a corpus: one of `CORPORA`, downloaded or from `source`, or any text files under a new name.
 
-    `tokenizer`: left out, the published way for a corpus known by name and bytes for others.
-    `vocab_size`: the largest vocabulary for words and BPE.
-    `allow_mismatch`: keep a text whose sizes or checksums are not those of the published corpus.
+    `tokenizer`: by default the published one for a known corpus, and bytes for others.
+    `vocab_size`: largest vocabulary, for words and BPE.
+    `allow_mismatch`: accept a text whose sizes or checksums differ from the published corpus.
     """
     known = CORPORA.get(name)
     option: Option = tokenizer or (known.tokenizer if known else "bytes")
@@ -48,8 +48,8 @@ def prepare(
     folder = corpora.data_root(root).absolute()
     target = folder / target_name(name, tokenizer)
     with ExitStack() as stack:
-        stack.callback(sources.release)
-        texts = gather(name, None if source is None else Path(source).expanduser(), folder, stack, show)
+        stack.callback(text_parts.release)
+        texts = find_texts(name, None if source is None else Path(source).expanduser(), folder, stack, show)
         problems = _check_files(name, known, texts) if known else []
         _decide(problems, keep)
         chosen = _make_tokenizer(option, name, texts, vocab_size, show)
@@ -69,13 +69,13 @@ def prepare(
 
 
 def target_name(name: str, tokenizer: Option | None) -> str:
-    """What a prepared corpus is called: by its own name, with the tokenizer where it is not the published one."""
+    """Return the name of a prepared corpus; it includes the tokenizer if that is not the published one."""
     known = CORPORA.get(name)
-    return name if known is None else published.variant_name(name, tokenizer or known.tokenizer)
+    return name if known is None else known_corpora.variant_name(name, tokenizer or known.tokenizer)
 
 
 def load(name_or_path: str | Path, root: Path | str | None = None, show: ShowProgress = silent) -> Corpus:
-    """Open a prepared corpus. The default corpus is prepared on the spot; for any other the error names the command."""
+    """Open a prepared corpus. The default corpus is prepared if needed; for others, the error names the command."""
     if str(name_or_path) == PYTHON and corpora.find(PYTHON, root) is None:
         return prepare(PYTHON, root=root, show=show)
     return Corpus.open(name_or_path, root)
@@ -84,13 +84,13 @@ def load(name_or_path: str | Path, root: Path | str | None = None, show: ShowPro
 def _check_arguments(name: str, source: Path | str | None, option: Option, vocab_size: int | None) -> None:
     known = CORPORA.get(name)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name == DOWNLOADS:
-        raise MnemoError(f"'{name}' cannot be a corpus's name: use letters, digits, '.', '_' and '-'")
+        raise MnemoError(f"'{name}' is not a valid corpus name: use letters, digits, '.', '_' and '-'")
     if source is None and known is None:
-        raise published.missing(name)
+        raise known_corpora.missing(name)
     if option == "published" and (known is None or known.tokenizer != option):
-        raise MnemoError(f"'{name}' has no published way of its own: choose bytes, chars, words or bpe")
+        raise MnemoError(f"'{name}' has no published tokenizer: choose bytes, chars, words or bpe")
     if vocab_size is not None and option not in ("words", "bpe"):
-        raise MnemoError(f"the vocabulary of {option} is what the text holds: its size can be set for words and bpe")
+        raise MnemoError(f"the vocabulary size of {option} follows from the text: it can be set for words and bpe")
     if vocab_size is not None and vocab_size < 3:
         raise MnemoError(f"a vocabulary of {vocab_size} is too small")
 
@@ -98,15 +98,15 @@ def _check_arguments(name: str, source: Path | str | None, option: Option, vocab
 def _decide(problems: Sequence[str], keep: bool) -> None:
     if problems and not keep:
         raise MnemoError(
-            "; ".join(problems) + " (--allow-mismatch keeps it all the same; your own text deserves its own name)"
+            "; ".join(problems) + " (use --allow-mismatch to accept it, or another name for your own text)"
         )
 
 
 def _check_files(name: str, known: Published, texts: Texts) -> list[str]:
-    """Compare sizes, then checksums, of the unpacked files with the published ones."""
+    """Compare sizes and checksums of the unpacked files with the published ones."""
     problems = []
     for key, part in texts.files.items():
-        data = part.read()
+        data = part.load()
         which = name if key == "all" else f"{name} {key}"
         size, checksum = known.num_bytes.get(key, len(data)), known.checksums.get(key)
         if len(data) != size:
@@ -163,7 +163,7 @@ def _make_tokenizer(
 
 
 def _counted_splits(option: Option, known: Published | None, texts: Texts) -> list[tuple[Part, ...]]:
-    """Bytes and characters are counted everywhere; words where it was published so, else in train."""
+    """Return the splits whose symbols are counted: all for bytes and characters; for words as published, else train."""
     if option in ("published", "bytes", "chars") or (option == "words" and known and known.count_on == "all"):
         return list(texts.splits.values())
     return [texts.splits["train"]]
@@ -181,12 +181,12 @@ def _train(option: Option, pieces: Iterator[encoding.Chunk], vocab_size: int | N
 
 
 def _listed_words(part: Part) -> WordTokenizer:
-    """A vocabulary in the order of a published list; sentences stand between `<S>` words."""
+    """Build the vocabulary from a published list of words; sentences begin and end with the word `<S>`."""
     lines = (line for _, text in part.text() for line in text.split("\n"))
     words = tuple(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
     for special in ("<S>", "<UNK>"):
         if special not in words:
-            raise MnemoError(f"{part.label} does not list the word {special}")
+            raise MnemoError(f"{part.label} does not contain the word {special}")
     return WordTokenizer(words, end="<S>", both_ends=True, unknown="<UNK>")
 
 

@@ -1,9 +1,9 @@
-"""Segments for a model, cut from a corpus: what is read next is a pure function of a cursor.
+"""Streams of segments from a corpus: the next batch is a pure function of a cursor.
 
     cursor = stream.start()
-    batch, cursor = stream.read(cursor)     # None at an epoch's end; the cursor then begins the next epoch
+    batch, cursor = stream.read(cursor)     # batch is None at the end of an epoch; the cursor starts the next one
 
-A cursor is plain JSON data. All chance comes from (seed, epoch, step), so a saved cursor resumes exactly.
+A cursor is plain JSON data. Random numbers depend on (seed, epoch, step) only, so a saved cursor resumes exactly.
 
 Shapes: B rows, L new tokens, C tokens of context before them.
 """
@@ -23,7 +23,7 @@ from mnemo.files.safe_load import is_count
 
 Cursor = dict[str, Any]
 VARY_HALF = 0.05
-"""How often a varying segment is drawn near half the nominal length."""
+"""Probability that a varying segment is drawn near half the nominal length."""
 VARY_STD = 5.0
 VARY_MIN = 5
 VARY_MAX_OVER = 15
@@ -33,25 +33,25 @@ class Batch(NamedTuple):
     tokens: Tensor
     """(B, C + L) int64; padding on the right is 0"""
     targets: Tensor
-    """(B, L) int64; -1 where there is nothing to predict"""
+    """(B, L) int64; -1 where there is no target"""
     lengths: Tensor | None = None
-    """(B,) int64: valid tokens of each row; None where all rows are full"""
+    """(B,) int64: valid tokens of each row; None if all rows are full"""
     starts: Tensor | None = None
-    """(B,) bool: rows whose stream or document begins here, and whose memory restarts; None where none does"""
+    """(B,) bool: rows that begin a stream or document, whose memory is reset; None if there are none"""
 
 
 class Stream(Protocol):
     def start(self) -> Cursor:
-        """The cursor of the first epoch's first batch."""
+        """Return the cursor of the first batch of the first epoch."""
         ...
 
     def read(self, cursor: Cursor) -> tuple[Batch | None, Cursor]:
-        """The batch at the cursor and the next cursor; at an epoch's end None and the next epoch's cursor."""
+        """Return the batch at the cursor and the next cursor; the batch is None at the end of an epoch."""
         ...
 
 
 def one_epoch(stream: Stream, cursor: Cursor | None = None) -> Iterator[Batch]:
-    """The batches from the cursor (the beginning when left out) to the end of its epoch."""
+    """Yield the batches from the cursor (default: the beginning) to the end of its epoch."""
     batch, cursor = stream.read(stream.start() if cursor is None else cursor)
     while batch is not None:
         yield batch
@@ -59,7 +59,7 @@ def one_epoch(stream: Stream, cursor: Cursor | None = None) -> Iterator[Batch]:
 
 
 def read_on(stream: Stream, cursor: Cursor) -> tuple[Batch, Cursor]:
-    """The next batch, from the next epoch where this one has ended."""
+    """Return the next batch, from the next epoch if the current one has ended."""
     batch, cursor = stream.read(cursor)
     if batch is None:
         batch, cursor = stream.read(cursor)
@@ -69,19 +69,19 @@ def read_on(stream: Stream, cursor: Cursor) -> tuple[Batch, Cursor]:
 
 
 def chance(purpose: str, seed: int, epoch: int, step: int = 0) -> np.random.Generator:
-    """The random numbers of one purpose at one place; never the same for two purposes or places."""
+    """Return a random generator that is independent for every purpose, seed, epoch and step."""
     return np.random.default_rng([*purpose.encode(), seed, epoch, step])
 
 
 class ContiguousStream:
-    """B contiguous rows of a text, read side by side.
+    """A text divided into B contiguous rows; a batch is the next segment of every row.
 
-    `context`: tokens before each segment that come with it again (the published ext_len).
-    `documents`: where documents begin; segments then end with a document, rows advance on their own, and nothing
-    is predicted across a document's edge.
-    `rotate`: every epoch begins each row at another place; its end runs on into its beginning.
-    `vary`: draw each segment's length near `segment`, or now and then near half of it.
-    `drop_last`: leave out an epoch's last segment where it is shorter than the others.
+    `context`: number of tokens before each segment that are repeated with it (the published ext_len).
+    `documents`: indices of the first tokens of documents. Segments then end at document ends, rows advance
+    independently, and nothing is predicted across a document's end.
+    `rotate`: in every epoch, each row starts at a random position and wraps around.
+    `vary`: draw each segment's length near `segment`, sometimes near half of it.
+    `drop_last`: omit the last segment of an epoch if it is shorter than the others.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ContiguousStream:
         _check_shape(batch, segment, context)
         ids = np.asarray(ids)  # slices of a memmap object itself cost several times more
         if documents is not None and (context or drop_last):
-            raise MnemoError("segments cut at documents have rows of their own length: no context, no drop_last")
+            raise MnemoError("with documents, rows differ in length: context and drop_last are not supported")
         self._ids, self._batch, self._segment, self._context = ids, batch, segment, context
         self._documents = None if documents is None else _check_documents(documents)
         self._rotate, self._vary, self._drop_last = rotate, vary, drop_last
@@ -109,9 +109,9 @@ class ContiguousStream:
         self._num = len(ids) // batch
         self._layout = lru_cache(maxsize=2)(self._new_layout)
         if self._num < 2:
-            raise MnemoError(f"{len(ids):,} tokens are too short for {batch} rows: every row needs at least 2")
+            raise MnemoError(f"{len(ids):,} tokens are too few for {batch} rows: every row needs at least 2")
         if self._done(self.start()):
-            whole = f"rows of {self._num:,} tokens hold no whole segment of {segment:,} and its target"
+            whole = f"rows of {self._num:,} tokens are too short for a segment of {segment:,} and its targets"
             raise MnemoError(whole if drop_last else "no document has two tokens: there is nothing to predict")
 
     def start(self) -> Cursor:
@@ -152,7 +152,7 @@ class ContiguousStream:
         return positions
 
     def _new_layout(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """How far each row is rotated (B,), and the edges of its documents: ends in the order of reading."""
+        """Return the rotation of each row (B,), and the ends of its documents in the rotated order."""
         offsets = np.zeros(self._batch, dtype=np.int64)
         if self._rotate:
             offsets = chance("rotate", self._seed, epoch).integers(self._num, size=self._batch)
@@ -162,7 +162,7 @@ class ContiguousStream:
         if self._documents is None:
             return np.array([self._num])
         low, high = np.searchsorted(self._documents, [row * self._num, (row + 1) * self._num])
-        begins = np.append(self._documents[low:high] - row * self._num, 0)  # a row's beginning is an edge too
+        begins = np.append(self._documents[low:high] - row * self._num, 0)  # the start of a row is a document start
         turned = (begins - offset) % self._num
         return np.unique(np.append(turned[turned > 0], self._num))
 
@@ -175,7 +175,7 @@ class ContiguousStream:
         return min(self._segment + VARY_MAX_OVER, max(VARY_MIN, drawn))
 
     def _gather(self, offsets: np.ndarray, begins: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
-        """`counts` tokens of every row from `begins` on, padded with -1 to (B, width)."""
+        """Return `counts` tokens of every row from position `begins`, padded with -1 to (B, width)."""
         rows = np.full((self._batch, width), -1, dtype=np.int64)
         for row, (offset, begin, count) in enumerate(zip(offsets, begins, counts, strict=True)):
             first = row * self._num
@@ -194,7 +194,7 @@ class _Span(NamedTuple):
 
 
 def _span(edges: np.ndarray, position: int, wanted: int) -> _Span:
-    """The next segment of a row: up to `wanted` tokens that have a target in the same document."""
+    """Return the next segment of a row: up to `wanted` tokens that have a target in the same document."""
     if position >= edges[-1]:
         return _Span(position, 0, False)
     at = int(np.searchsorted(edges, position, side="right"))
@@ -203,7 +203,7 @@ def _span(edges: np.ndarray, position: int, wanted: int) -> _Span:
 
 
 def _next_position(edges: np.ndarray, span: _Span) -> int:
-    """Past the segment; a document's last token is no input, so the next document follows at once."""
+    """Return the position after the segment; a document's last token is only a target and is skipped."""
     position = span.position + span.length
     if span.length == 0:
         return position
@@ -212,7 +212,7 @@ def _next_position(edges: np.ndarray, span: _Span) -> int:
 
 
 def _skip_single(edges: np.ndarray, position: int) -> int:
-    """Pass over documents of one token: they predict nothing."""
+    """Skip documents of one token, which have no targets."""
     while position < edges[-1]:
         edge = int(edges[np.searchsorted(edges, position, side="right")])
         if edge - position > 1:
@@ -222,7 +222,7 @@ def _skip_single(edges: np.ndarray, position: int) -> int:
 
 
 def _batch(rows: np.ndarray, before: int, lengths: np.ndarray, starts: np.ndarray) -> Batch:
-    """A batch of rows (B, C + L + 1), whose last valid token is a target only."""
+    """Build a batch from rows (B, C + L + 1), whose last valid token is only a target."""
     width = rows.shape[1] - before - 1
     targets = rows[:, before + 1 :].copy()
     tokens = rows[:, :-1]
@@ -238,8 +238,8 @@ def _batch(rows: np.ndarray, before: int, lengths: np.ndarray, starts: np.ndarra
 class SentenceStream:
     """Shuffled sentences, packed one after another into B rows (One Billion Word).
 
-    Nothing is predicted across two sentences; memory runs on. An epoch's last batch is left out where sentences
-    no longer fill it. `sentences`: where each begins. `context`: as for `ContiguousStream`.
+    Nothing is predicted across two sentences, but the memory is not reset. A last batch that is not full is omitted.
+    `sentences`: indices of the first tokens of sentences. `context`: as for `ContiguousStream`.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class SentenceStream:
         self._shuffle, self._seed, self._vocab_size = shuffle, seed, vocab_size
         self._order = lru_cache(maxsize=1)(self._new_order)
         if self.read(self.start())[0] is None:
-            raise MnemoError(f"{len(self._begins):,} sentences do not fill one segment of {segment} in {batch} rows")
+            raise MnemoError(f"{len(self._begins):,} sentences do not fill {batch} rows of one segment of {segment}")
 
     def start(self) -> Cursor:
         return self._epoch(0)
@@ -309,7 +309,7 @@ class SentenceStream:
     def _fill(
         self, tokens: np.ndarray, targets: np.ndarray, rest: list[int], order: np.ndarray, taken: int
     ) -> tuple[list[int], int] | None:
-        """Fill one row from the rest [low, high) of its sentence and those that follow; None when they run out."""
+        """Fill one row from the rest [low, high) of its sentence and the next ones; None if there are too few."""
         low, high = rest
         filled = 0
         while filled < len(tokens):
@@ -326,7 +326,7 @@ class SentenceStream:
 
 
 def _is_table(value: Any, rows: int) -> bool:
-    """A list of so many lists, all equally long."""
+    """Return whether the value is a list of `rows` lists of equal length."""
     if not isinstance(value, list) or len(value) != rows or not all(isinstance(row, list) for row in value):
         return False
     return len({len(row) for row in value}) == 1
@@ -354,7 +354,7 @@ def _check_ids(ids: np.ndarray, vocab_size: int | None) -> None:
 
 
 def stacked(batches: Iterator[Batch], at_once: int) -> Iterator[Batch]:
-    """So many full batches of one shape as one, and all others by themselves; no more are read ahead."""
+    """Combine `at_once` full batches of one shape into one; other batches are passed on unchanged."""
     waiting: list[Batch] = []
     for batch in batches:
         waiting.append(batch)

@@ -1,7 +1,7 @@
-"""Bytes, characters, words and byte-pair pieces: text to ids and back.
+"""Tokenizers for bytes, characters, words and byte-pair pieces.
 
-Vocabularies are sorted by frequency, ties by first occurrence, which is what adaptive softmax relies on.
-A tokenizer is plain data: `to_json` writes it into a corpus header, `from_json` checks and reads it.
+Vocabularies are sorted by frequency, ties by first occurrence, as adaptive softmax requires.
+A tokenizer is plain data: `to_json` describes it for a corpus header, `from_json` checks a description and builds it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from mnemo.data.counting import NUM_CODE_POINTS, SymbolCounter, id_dtype
+from mnemo.data.text_statistics import NUM_CODE_POINTS, SymbolCounter, id_dtype
 from mnemo.errors import MnemoError, unknown
 
 Unit = Literal["byte", "char", "word", "bpe"]
 REPLACEMENT = "\ufffd"
 T = TypeVar("T")
 _BPE_CUTS = re.compile(r"(?<=\n)(?= \S)|(?<=\S\n)(?=\S)")
-"""Places where byte-level BPE never merges across, so that long texts can be encoded line by line."""
+"""Positions that byte-level BPE never merges across, so that long texts can be encoded line by line."""
 _BPE_BATCH = 1000
 
 
 class Decoder(Protocol):
-    """Turns ids into text while they are generated; text that is not complete yet waits inside."""
+    """Converts ids to text while they are generated; incomplete characters are kept until they are complete."""
 
     def feed(self, ids: Iterable[int]) -> str: ...
     def finish(self) -> str: ...
@@ -77,7 +77,7 @@ def _known(symbols: Sequence[Any], index: int) -> Any:
 
 
 class _BytesDecoder:
-    """UTF-8 text of symbols that stand for bytes; a character cut in two waits for its rest."""
+    """Decodes symbols that are bytes as UTF-8; an incomplete character is kept until it is complete."""
 
     def __init__(self, symbols: Sequence[bytes]) -> None:
         self._symbols = symbols
@@ -95,13 +95,13 @@ class ByteTokenizer:
     symbols: bytes = bytes(range(256))
     """The byte of each id."""
     dropped: bytes = b""
-    """Bytes that leave no token (the published enwik8 has no newlines)."""
+    """Bytes that are skipped (the published enwik8 has no newlines)."""
 
     unit = "byte"
 
     @classmethod
     def train(cls, chunks: Iterable[np.ndarray], dropped: bytes = b"") -> ByteTokenizer:
-        """A vocabulary of the bytes that occur."""
+        """Build a vocabulary of the bytes that occur."""
         counter = SymbolCounter(256)
         for chunk in chunks:
             counter.add(chunk)
@@ -113,7 +113,7 @@ class ByteTokenizer:
 
     @cached_property
     def _ids(self) -> np.ndarray:
-        """Id of each byte; -1 unknown, -2 dropped."""
+        """Id of each byte; -1 for unknown, -2 for dropped bytes."""
         table = np.full(256, -1, dtype=np.int16)
         table[list(self.dropped)] = -2
         table[list(self.symbols)] = np.arange(len(self.symbols))
@@ -153,7 +153,7 @@ class CharTokenizer:
     symbols: str
     """The character of each id."""
     unknown: bool = False
-    """Give unknown characters the last id instead of an error."""
+    """Unknown characters get the last id instead of raising an error."""
 
     unit = "char"
 
@@ -219,7 +219,7 @@ def _code_points(text: str) -> np.ndarray:
 
 
 class _Index(dict[str, int]):
-    """Ids of words; `unknown` is the id of any other word, or None to refuse it."""
+    """Ids of words; `unknown` is the id of all other words, or None to raise an error for them."""
 
     unknown: int | None = None
 
@@ -233,11 +233,11 @@ class _Index(dict[str, int]):
 class WordTokenizer:
     words: tuple[str, ...]
     end: str | None = "<eos>"
-    """The word that stands for a line's end."""
+    """The word that marks the end of a line."""
     both_ends: bool = False
-    """Put `end` before each line as well (One Billion Word)."""
+    """Put `end` before each line too (One Billion Word)."""
     unknown: str | None = None
-    """The word that stands for words outside the vocabulary; an error when left out."""
+    """The word that replaces words outside the vocabulary; None raises an error for them."""
     lower: bool = False
 
     unit = "word"
@@ -253,7 +253,7 @@ class WordTokenizer:
         lower: bool = False,
         limit: int | None = None,
     ) -> WordTokenizer:
-        """Special words first, then the others by frequency; at most `limit` in all."""
+        """Build a vocabulary: special words first, then the others by frequency; at most `limit` in total."""
         counts: Counter[str] = Counter()
         for chunk in chunks:
             counts.update((chunk.lower() if lower else chunk).split())
@@ -275,11 +275,11 @@ class WordTokenizer:
         return index
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Ids of the text; every newline ends a line, so text without a last newline leaves its line open."""
+        """Return the ids of the text; every newline ends a line, so a last line without newline has no end word."""
         return self.encode_lines(text)[0]
 
     def encode_lines(self, text: str | bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of the text, and where each line begins."""
+        """Return the ids of the text, and the index of the first id of each line."""
         text = as_text(text).replace("\r\n", "\n").replace("\r", "\n")
         *lines, rest = (text.lower() if self.lower else text).split("\n")
         words: list[str] = []
@@ -327,7 +327,7 @@ class WordTokenizer:
 
 
 class _WordDecoder:
-    """Words between blanks; the end word becomes a newline."""
+    """Joins words by spaces; the end word becomes a newline."""
 
     def __init__(self, words: Sequence[str], end: str | None, both_ends: bool) -> None:
         self._words, self._end, self._both_ends = words, end, both_ends
@@ -354,7 +354,7 @@ class BPETokenizer:
     """Byte-level byte-pair encoding by the `tokenizers` library."""
 
     model: str
-    """The library's own JSON description."""
+    """JSON description in the library's format."""
 
     unit = "bpe"
 
@@ -389,7 +389,7 @@ class BPETokenizer:
         return self._tokenizer.get_vocab_size()
 
     def names(self) -> list[str]:
-        """Every piece as the library writes it, a letter for each byte."""
+        """Return every piece in the library's notation, with one letter per byte."""
         return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
 
     @cached_property
@@ -432,7 +432,7 @@ def _bpe_library() -> Any:
 
 
 def _check_bpe(description: dict[str, Any]) -> None:
-    """Byte-level BPE as `train` makes it: other parts of the library's format could be slow, fail or panic."""
+    """Require byte-level BPE as built by `train`: other parts of the library's format could be slow, fail or panic."""
     model, added = description.get("model"), description.get("added_tokens") or []
     kinds = {"pre_tokenizer": "ByteLevel", "decoder": "ByteLevel", "model": "BPE"}
     for name, kind in kinds.items():
@@ -446,15 +446,16 @@ def _check_bpe(description: dict[str, Any]) -> None:
     assert isinstance(vocabulary, dict) and isinstance(merges, list)
     ids, letters = list(vocabulary.values()), _byte_letters().keys()
     _require(all(type(i) is int for i in ids) and sorted(ids) == list(range(len(ids))), "its ids have gaps")
-    _require(len(ids) > 0 and all(piece and letters >= set(piece) for piece in vocabulary), "a piece is no bytes")
+    _require(len(ids) > 0 and all(piece and letters >= set(piece) for piece in vocabulary), "a piece is not bytes")
     for merge in merges:
         pair = merge.split(" ") if isinstance(merge, str) else merge
-        _require(isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair), "a merge")
-        _require({*pair, "".join(pair)} <= vocabulary.keys(), "a merge is of pieces that it does not have")
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        _require(is_pair, "a merge is not a pair of pieces")
+        _require({*pair, "".join(pair)} <= vocabulary.keys(), "a merge uses a piece that is not in the vocabulary")
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letter by which byte-level BPE writes each byte: itself where printable, else one from U+0100 on."""
+    """Return the byte of each letter in byte-level BPE's notation: printable bytes are themselves, others U+0100..."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -465,7 +466,7 @@ _KINDS = {kind.unit: kind for kind in (ByteTokenizer, CharTokenizer, WordTokeniz
 
 
 def from_json(data: Any) -> AnyTokenizer:
-    """The tokenizer that `to_json` described; anything else is one clear error."""
+    """Build the tokenizer that `to_json` described; an error if the description is wrong."""
     if not isinstance(data, dict):
         raise MnemoError("tokenizer: expected an object")
     unit = data.get("unit")

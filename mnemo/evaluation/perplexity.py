@@ -24,7 +24,7 @@ from mnemo.data.streams import Batch, ContiguousStream, SentenceStream, Stream, 
 from mnemo.errors import MnemoError
 from mnemo.evaluation.score import LossSums, Score
 from mnemo.evaluation.settings import Documents, EvaluationSettings, Order, require_positive, resolve
-from mnemo.inference.segment_scorer import RowReaders, SegmentReader, can_track, in_type, losses_at, open_reader
+from mnemo.inference.segment_scorer import Scorer, can_record, losses_at, open_scorer, with_dtype
 from mnemo.memory.state import Start
 from mnemo.model import Model, evaluating
 from mnemo.model.memory_limits import require_state_room
@@ -103,7 +103,7 @@ def score_split(
         tokens_per_word=len(split.ids) / split.num_words if split.num_words else None,
         seconds=seconds,
         split=split.name,
-        memory=_long_range(scored, lengths),
+        memory=scored.config.memory.long_length(lengths),
         segment=settings.segment,
         context=settings.context,
         batch=settings.batch,
@@ -121,7 +121,7 @@ def score_split(
 def _configured(model: Model, settings: EvaluationSettings) -> Model:
     """The model with the settings' clamp and same_length."""
     if settings.context and model.config.tokens is not None:
-        raise MnemoError("memory tokens are written after each segment's last token: none can be encoded again")
+        raise MnemoError("a model with memory tokens cannot encode earlier tokens again: the context must be 0")
     changes = {"clamp": settings.clamp, "same_length": settings.same_length}
     changes = {name: value for name, value in changes.items() if value is not None}
     return model.variant(**changes) if changes else model
@@ -135,11 +135,6 @@ def _memory_lengths(model: Model, settings: EvaluationSettings) -> tuple[int, ..
     if any(lengths) and isinstance(model.config.positions, (Learned, Sinusoidal)):
         raise MnemoError(f"{type(model.config.positions).__name__} positions are absolute: this model takes no memory")
     return lengths
-
-
-def _long_range(model: Model, lengths: tuple[int, ...]) -> int:
-    long_layers = model.config.memory.long_layers(len(lengths))
-    return lengths[long_layers[0]] if long_layers else max(lengths)
 
 
 def first_symbols(split: Split, limit: int | None) -> Split:
@@ -160,31 +155,31 @@ def _score_segments(
     progress: ShowProgress,
 ) -> LossSums:
     stream = _stream(split, settings, model.config.vocab_size)
-    span, device = settings.segment + settings.context, _device(model)
+    span, device = settings.segment + settings.context, model.device
     require_state_room(model.config, device, batch=settings.batch, segment=span, lengths=lengths, cached=True)
     # Attention without memory keeps nothing between segments, whatever part of a segment would be stored.
-    remembers = any(lengths) or not can_track(model)
+    remembers = any(lengths) or not can_record(model)
     independent = settings.context > 0 and settings.is_one_text and not remembers
     at_once = max(1, TOKENS_AT_ONCE // (span * settings.batch)) if independent else 1
     light, precision = _stored_as_computed(model)
     with precision:
-        readers = {
-            rows: _reader(light, settings, lengths, temperatures, rows)
+        scorers = {
+            rows: _scorer(light, settings, lengths, temperatures, rows)
             for rows in {settings.batch, at_once * settings.batch}
         }
     sums = LossSums(len(temperatures), settings.segment)
-    label = f"scoring {split.name} (memory {_long_range(model, lengths)}, segment {settings.segment})"
+    label = f"scoring {split.name} (memory {model.config.memory.long_length(lengths)}, segment {settings.segment})"
     with progress(label, len(split.ids) - settings.batch, unit="tokens") as bar, precision:
         for number, batch in enumerate(stacked(one_epoch(stream), at_once)):
             # The first states are empty already; a start from zeros must not be reset.
             starts = None if number == 0 or settings.start == "zeros" else _starts(batch, settings.no_memory)
             stored = _stored(batch, settings.context) if remembers else batch.lengths
-            losses = readers[len(batch.tokens)].read(
+            losses = scorers[len(batch.tokens)].score(
                 _sent(batch.tokens, device), _sent(batch.targets, device), _to(stored, device), _to(starts, device)
             )
             bar.advance(sums.add(losses, batch.targets))
-    for reader in readers.values():
-        reader.close()
+    for scorer in scorers.values():
+        scorer.close()
     return sums
 
 
@@ -193,18 +188,18 @@ def _stored_as_computed(model: Model) -> tuple[Model, AbstractContextManager[Any
 
     In half precision on a GPU the weights are stored in half precision as well, so that no step has to cast them.
     """
-    device = _device(model).type
-    if device == "cuda" and torch.is_autocast_enabled(device) and can_track(model):
-        return in_type(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
+    device = model.device.type
+    if device == "cuda" and torch.is_autocast_enabled(device) and can_record(model):
+        return with_dtype(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
     return model, nullcontext()
 
 
-def _reader(
+def _scorer(
     model: Model, settings: EvaluationSettings, lengths: tuple[int, ...], temperatures: Sequence[float], rows: int
-) -> SegmentReader | RowReaders:
-    """A reader of `rows` rows that starts from an empty memory or from zeros."""
+) -> Scorer:
+    """A scorer of `rows` rows that starts from an empty memory or from zeros."""
     state = (model.zeros if settings.start == "zeros" else model.init)(rows, lengths, cached=True)
-    return open_reader(model, state, settings.segment + settings.context, temperatures)
+    return open_scorer(model, state, settings.segment + settings.context, temperatures)
 
 
 def _stream(split: Split, settings: EvaluationSettings, vocab_size: int) -> Stream:
@@ -251,7 +246,7 @@ def _score_windows(
 ) -> LossSums:
     if len(split.ids) < 2:
         raise MnemoError(f"split '{split.name}' has {len(split.ids)} tokens: there is nothing to predict")
-    length, device = settings.segment, _device(model)
+    length, device = settings.segment, model.device
     sums = LossSums(len(temperatures), length)
     tables = model.tables(length, model.init(1, lengths, cached=True))
 
@@ -276,7 +271,3 @@ def _windows_after_first(ids: np.ndarray, length: int, at_once: int) -> Iterator
     windows = np.lib.stride_tricks.sliding_window_view(ids, length + 1)
     for begin in range(1, len(windows), at_once):
         yield windows[begin : begin + at_once]
-
-
-def _device(model: Model) -> torch.device:
-    return next(model.parameters()).device

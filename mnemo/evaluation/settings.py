@@ -51,9 +51,9 @@ class EvaluationSettings:
         if self.memory is not None and self.memory < 0:
             raise MnemoError(f"memory length {self.memory} is negative")
         if self.sliding and not self.is_one_text:
-            raise MnemoError("a sliding window runs over the whole text: it takes no documents and no sentences")
+            raise MnemoError("sliding windows run over the whole text: they cannot be combined with documents")
         if self.start == "zeros" and (self.sliding or self.no_memory or not self.is_one_text):
-            raise MnemoError("a memory that starts full of zeros is for one text that runs on")
+            raise MnemoError("a memory that starts full of zeros must be kept through one text")
 
     @property
     def is_one_text(self) -> bool:
@@ -83,7 +83,7 @@ def resolve(
     order: Order = "contiguous",
     start: Start = "empty",
 ) -> EvaluationSettings:
-    """The settings of a configuration; `segment` and `context` hold where it has none."""
+    """The settings of a configuration; `segment` and `context` are used if it has none."""
     return EvaluationSettings(
         batch=config.batch,
         segment=segment if config.segment is None else config.segment,

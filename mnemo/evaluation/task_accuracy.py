@@ -1,11 +1,11 @@
-"""Accuracy on a task: a model writes its answers by itself, and they are compared with the right ones.
+"""Accuracy on a task: a model generates its answers, which are compared with the right ones.
 
-Every symbol that is the model's to say is the most likely one, and is what the model reads next; the memory moves on at
-segment borders as it does in training. All samples of a split count.
+The model's answer is its most likely symbol at each position, which it reads next; the memory is updated after each
+segment as in training. All samples of a split count.
 
 `published=True` measures as the released code of the Recurrent Memory Transformer does: answers shorter than a segment
-are predicted with the right symbols before them; else the first token of every segment is the right one; only the first
-samples count; and of equations the first character of the answer is not looked at.
+are predicted after the right symbols; else the first token of every segment is the right one; only the first samples
+count; and the first character of an equation's answer is not scored.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from torch import Tensor
 from mnemo.data.tasks import AnyTask, Quadratic, Task, TaskSplit, samples
 from mnemo.errors import MnemoError
 from mnemo.inference.decoder import Decoder
-from mnemo.model import Model
+from mnemo.model import Model, evaluating
 from mnemo.progress import ShowProgress, silent
 
 TOKENS_AT_ONCE = {"cuda": 1_000_000}
-"""Tokens of all samples that are answered side by side, where the batch is left open; fewer on other devices."""
+"""Tokens of all samples in a batch, by device, if the batch size is not given;"""
 TOKENS_ON_CPU = 100_000
+"""on other devices."""
 PUBLISHED_SAMPLES = 50 * 32
-"""How many the released evaluation looks at: 50 batches of 32."""
+"""Samples of the released evaluation: 50 batches of 32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerScore:
     character_accuracy: float
-    """Share of the symbols of all answers that are right."""
+    """Share of right symbols in all answers."""
     answer_accuracy: float
-    """Share of the answers that are right from their first symbol to their last."""
+    """Share of answers without a wrong symbol."""
     samples: int
-    """How many were answered."""
+    """Number of samples."""
     task: str
     split: str
     segment: int
     segments: int
-    """Of a sample."""
+    """Segments of a sample."""
     published: bool
-    """Whether it was measured in the published way."""
+    """Whether it was measured as the released code does."""
     seconds: float
     by_position: tuple[float, ...]
     """Share of right symbols at each position of the answer."""
@@ -65,13 +66,13 @@ def answer(
     published: bool = False,
     progress: ShowProgress | None = None,
 ) -> AnswerScore:
-    """Let a model answer the samples of a split, or the first `limit` of them.
+    """Score a model's answers to the samples of a split, or to the first `limit` of them.
 
-    `segment`: tokens of a segment, as in training. `batch`: samples that are answered side by side; as many as suit the
-    device when left out. `published`: see above.
+    `segment`: tokens of a segment, as in training. `batch`: samples in a batch; None chooses a number that suits the
+    device. `published`: see above.
     """
     if batch is None:
-        device = next(model.parameters()).device.type
+        device = model.device.type
         batch = max(1, TOKENS_AT_ONCE.get(device, TOKENS_ON_CPU) // task.num_tokens)
     if batch < 1 or segment < 1 or (limit is not None and limit < 1):
         raise MnemoError(f"batch {batch}, segment {segment} and limit {limit} must be positive")
@@ -80,17 +81,13 @@ def answer(
     limit = PUBLISHED_SAMPLES if published and limit is None else limit
     count = min(limit or task.num_samples(split), task.num_samples(split))
     scored = _Scored(task, published)
-    was_training, begin = model.training, time.monotonic()
-    model.eval()
-    try:
-        with (progress or silent)(f"answering {task.label} {split}", count, unit="samples") as bar:
-            for tokens, targets in samples(task, split, batch, limit):
-                given = given_positions(task, segment, published)
-                said = write(model, torch.from_numpy(tokens), given, segment)
-                scored.add(said.numpy(), targets)
-                bar.advance(len(tokens))
-    finally:
-        model.train(was_training)
+    begin = time.monotonic()
+    given = given_positions(task, segment, published)
+    with evaluating(model), (progress or silent)(f"answering {task.label} {split}", count, unit="samples") as bar:
+        for tokens, targets in samples(task, split, batch, limit):
+            predicted = write(model, torch.from_numpy(tokens), given, segment)
+            scored.add(predicted.numpy(), targets)
+            bar.advance(len(tokens))
     return AnswerScore(
         character_accuracy=scored.characters(),
         answer_accuracy=scored.answers(),
@@ -106,7 +103,7 @@ def answer(
 
 
 def given_positions(task: Task, segment: int, published: bool = False) -> np.ndarray:
-    """(T,) bool: the tokens of a sample that are given to the model; the others are what it said itself."""
+    """(T,) bool: the tokens of a sample that the model is given; it generates the others."""
     predicted = task.predicted
     given = np.concatenate([[True], ~predicted[:-1]])
     if not published:
@@ -121,27 +118,27 @@ def given_positions(task: Task, segment: int, published: bool = False) -> np.nda
 
 @torch.no_grad()
 def write(model: Model, tokens: Tensor, given: np.ndarray, segment: int) -> Tensor:
-    """What a model says behind every position of samples (N, T), on the CPU.
+    """The most likely token after every position of samples (N, T), on the CPU.
 
-    Only the tokens at `given` positions are looked at; each other one is what the model said at the position before.
+    Only the tokens at `given` positions are used; each other token is the prediction at the position before it.
     """
-    device = next(model.parameters()).device
+    device = model.device
     tokens, decoder = tokens.to(device), Decoder(model, model.init(len(tokens), cached=True), segment)
-    said, position = [], 0
+    predicted, position = [], 0
     while position < len(given):
         end = position + 1
         while end < len(given) and given[end]:
             end += 1
         known = tokens[:, position:end]
         if not given[position]:
-            known = torch.cat([said[-1][:, -1:], known[:, 1:]], 1)
-        said.append(model.logits(decoder.feed(known)).argmax(-1))
+            known = torch.cat([predicted[-1][:, -1:], known[:, 1:]], 1)
+        predicted.append(model.logits(decoder.feed(known)).argmax(-1))
         position = end
-    return torch.cat(said, 1).cpu()
+    return torch.cat(predicted, 1).cpu()
 
 
 class _Scored:
-    """Which of the predicted positions were right, over all samples."""
+    """Counts of right predictions, over all samples."""
 
     def __init__(self, task: AnyTask, published: bool) -> None:
         self._padding = task.padding
@@ -154,9 +151,9 @@ class _Scored:
         self._counted = np.zeros_like(self._right)
         self._whole = self.samples = 0
 
-    def add(self, said: np.ndarray, targets: np.ndarray) -> None:
+    def add(self, predicted: np.ndarray, targets: np.ndarray) -> None:
         targets = targets[:, self._places]
-        right = said[:, self._places] == targets
+        right = predicted[:, self._places] == targets
         counted = np.ones_like(right) if self._padding is None else targets != self._padding
         self._right += (right & counted).sum(0)
         self._counted += counted.sum(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mnemo.errors import MnemoError, shorten
 from mnemo.files import atomic
-from mnemo.files.safe_load import read_object
+from mnemo.files.safe_load import load_object
 
 FORMAT_VERSION = 1
 
@@ -21,9 +21,9 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    data = read_object(path)
+    data = load_object(path)
     version = data.get("format_version")
     if version != FORMAT_VERSION:
         found = shorten(str(version))
-        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
+        raise MnemoError(f"{path} has format_version {found}; this version of mnemo supports {FORMAT_VERSION}")
     return data

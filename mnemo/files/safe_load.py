@@ -1,6 +1,6 @@
-"""Reading files that somebody else may have written: what is not plain data of a sensible size is refused in one line.
+"""Load untrusted files: anything but plain data of a reasonable size is refused with an error of one line.
 
-Nothing here trusts a number in a file: a size is compared with the file's own before anything of that size is made.
+No number in a file is trusted: a size is compared with the size of the file before memory of that size is allocated.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from mnemo.errors import MnemoError, shorten
 
 MAX_JSON_BYTES = 1 << 28
 MAX_HEADER_BYTES = 100_000_000
-"""Of a safetensors file; the library's own limit."""
+"""Limit of the safetensors library."""
 MAX_DEPTH = 64
 MAX_DIGITS = 19
-"""Longer integers fit no 64 bits, and nothing here counts so far."""
+"""Longer integers do not fit into 64 bits."""
 LENIENT_DIGITS = 300
-"""Longer integers fit no float."""
+"""Longer integers do not fit into a float."""
 ITEM_BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""Of safetensors' number types."""
+"""Bits of safetensors' types."""
 
 
 def is_count(value: object, largest: int = 2**63 - 1) -> TypeGuard[int]:
-    """A whole number from 0 to `largest`; true and false are none."""
+    """Whether the value is a whole number from 0 to `largest`; booleans are not."""
     return type(value) is int and 0 <= value <= largest
 
 
@@ -43,7 +43,7 @@ def is_finite(value: object) -> TypeGuard[int | float]:
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a regular file; pipes, which would block, devices and folders are refused."""
+    """Bytes of a regular file. Folders, devices and pipes, which would block, are refused."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -58,7 +58,7 @@ def file_size(path: Path) -> int:
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     size = file_size(path)
     if size > limit:
-        raise MnemoError(f"{path} has {size:,} bytes: more than the {limit:,} that such a file may have")
+        raise MnemoError(f"{path} has {size:,} bytes: more than the allowed {limit:,}")
     try:
         with path.open("rb") as file:
             return file.read(limit)
@@ -66,8 +66,8 @@ def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
         raise MnemoError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+def load_object(path: Path) -> dict[str, Any]:
+    """Load the object in a JSON file."""
     try:
         data = parse_json(read_bytes(path))
     except ValueError as error:
@@ -78,9 +78,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: str | bytes, lenient: bool = False) -> Any:
-    """Strict JSON: UTF-8, finite numbers of 64 bits, no key twice, no deep nesting. Else a ValueError of one line.
+    """Parse strict JSON: UTF-8, finite numbers of 64 bits, no duplicate keys, no deep nesting; else raise ValueError.
 
-    `lenient`: for what is only shown. Numbers may be too large, or none, and text may be broken.
+    `lenient`: for data that is only displayed. Numbers may be too large or NaN, and text may be broken.
     """
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
@@ -120,12 +120,12 @@ def _integer(digits: str, most: int) -> int:
 def _float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"it holds {shorten(digits)}, which is beyond all numbers")
+        raise ValueError(f"it holds {shorten(digits)}, which is too large for a float")
     return value
 
 
 def _check_tree(value: Any, lenient: bool) -> None:
-    """Refuse deep nesting, and text that cannot be written out again."""
+    """Refuse deep nesting, and text that cannot be encoded."""
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:
@@ -151,7 +151,7 @@ def _texts(level: list[Any]) -> Iterator[str]:
 
 
 def tensors_problem(path: Path) -> str | None:
-    """What is wrong with a safetensors file, from its size and header alone; None where nothing is."""
+    """The problem of a safetensors file, found from its size and header alone; None if there is none."""
     try:
         size = file_size(path)
         with path.open("rb") as file:
@@ -174,7 +174,7 @@ def tensors_problem(path: Path) -> str | None:
 
 
 def _entries_problem(entries: Any, available: int) -> str | None:
-    """Tensors must lie one behind the other, fill the file, and be as long as their shapes say."""
+    """Tensors must follow each other without gaps, fill the file, and have the size of their shapes."""
     if not isinstance(entries, dict):
         return "is not safetensors: its header cannot be read"
     spans = []
@@ -185,7 +185,7 @@ def _entries_problem(entries: Any, available: int) -> str | None:
             continue
         span = _span(entry)
         if span is None:
-            return f"is not safetensors: its header does not say where '{shorten(name)}' lies, or not how large it is"
+            return f"is not safetensors: its header has no valid position and size for '{shorten(name)}'"
         spans.append(span)
     end = 0
     for first, last in sorted(spans):
@@ -196,7 +196,7 @@ def _entries_problem(entries: Any, available: int) -> str | None:
 
 
 def _span(entry: Any) -> tuple[int, int] | None:
-    """Where a tensor's bytes begin and end, if they are as many as its shape says."""
+    """First and last offset of a tensor's bytes; None if their number does not match its shape."""
     if not isinstance(entry, dict) or entry.get("dtype") not in list(ITEM_BITS):
         return None
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
@@ -209,7 +209,7 @@ def _span(entry: Any) -> tuple[int, int] | None:
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Whether a path stays directly in its folder, links followed."""
+    """Whether a path is directly in its folder after links are resolved."""
     try:
         return path.resolve().parent == folder.resolve()
     except (OSError, RuntimeError, ValueError):
@@ -217,7 +217,7 @@ def is_inside(folder: Path, path: Path) -> bool:
 
 
 def open_own(path: Path, mode: int = os.O_WRONLY | os.O_CREAT) -> int:
-    """A descriptor of a file to write that is none but this one: a link to another file is refused."""
+    """Open a file for writing and return its descriptor; a link to another file is refused."""
     try:
         handle = os.open(path, mode | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
     except OSError as error:
@@ -229,7 +229,7 @@ def open_own(path: Path, mode: int = os.O_WRONLY | os.O_CREAT) -> int:
 
 
 def require(fields: Mapping[str, bool], path: Path) -> None:
-    """An error that names the first field that does not hold."""
+    """Raise an error that names the first field that is not valid."""
     for name, holds in fields.items():
         if not holds:
             raise MnemoError(f"{path} is damaged: its '{name}' is missing or out of range")

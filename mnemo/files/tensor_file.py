@@ -17,10 +17,11 @@ from mnemo.files.safe_load import tensors_problem
 Tensors = Mapping[str, Tensor]
 
 
-def write_tensors(path: Path, tensors: Tensors) -> None:
+def write_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors; errors of the library become OSError, so that callers handle a full disk in one place."""
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(contiguous, path, {"format": "pt", "format_version": str(FORMAT_VERSION)})
+        save_file(contiguous, path, {"format": "pt", "format_version": str(FORMAT_VERSION), **(metadata or {})})
     except SafetensorError as error:
         raise OSError(str(error)) from None
     path.chmod(0o644)

@@ -3,7 +3,7 @@
     import mnemo.hf
     model = AutoModelForCausalLM.from_pretrained(FOLDER)
 
-Adapters outside the core, which never imports transformers. Names are loaded at first use.
+This package is an adapter: the core never imports transformers. Names are loaded at first use.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if int(transformers.__version__.partition(".")[0]) < 5:
 if TYPE_CHECKING:
     from mnemo.hf.cache import MnemoCache
     from mnemo.hf.configuration import MnemoConfig
-    from mnemo.hf.exporting import export_onnx, export_step, step_state
-    from mnemo.hf.folders import from_run, to_run
-    from mnemo.hf.memory.adapter import load_adapter, save_adapter
-    from mnemo.hf.memory.attach import add_memory
-    from mnemo.hf.memory.cache import MemoryCache
-    from mnemo.hf.memory.curriculum import Curriculum, CurriculumCallback
-    from mnemo.hf.memory.modeling import MemoryForCausalLM, MemoryForSequenceClassification
-    from mnemo.hf.memory.options import MemoryConfig
+    from mnemo.hf.graph_export import export_onnx, export_step, step_state
+    from mnemo.hf.memory_tokens.adapter import load_adapter, save_adapter
+    from mnemo.hf.memory_tokens.attach import add_memory
+    from mnemo.hf.memory_tokens.cache import MemoryCache
+    from mnemo.hf.memory_tokens.curriculum import Curriculum, CurriculumCallback
+    from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
+    from mnemo.hf.memory_tokens.options import MemoryConfig
     from mnemo.hf.modeling import MnemoForCausalLM
+    from mnemo.hf.run_folders import from_run, to_run
     from mnemo.hf.tokenization import MnemoTokenizer
     from mnemo.hf.training import StreamData, StreamTrainer
 
 _HOME = {
     "mnemo.hf.cache": ("MnemoCache",),
     "mnemo.hf.configuration": ("MnemoConfig",),
-    "mnemo.hf.exporting": ("export_onnx", "export_step", "step_state"),
-    "mnemo.hf.folders": ("from_run", "to_run"),
-    "mnemo.hf.memory.adapter": ("load_adapter", "save_adapter"),
-    "mnemo.hf.memory.attach": ("add_memory",),
-    "mnemo.hf.memory.cache": ("MemoryCache",),
-    "mnemo.hf.memory.curriculum": ("Curriculum", "CurriculumCallback"),
-    "mnemo.hf.memory.modeling": ("MemoryForCausalLM", "MemoryForSequenceClassification"),
-    "mnemo.hf.memory.options": ("MemoryConfig",),
+    "mnemo.hf.graph_export": ("export_onnx", "export_step", "step_state"),
+    "mnemo.hf.run_folders": ("from_run", "to_run"),
+    "mnemo.hf.memory_tokens.adapter": ("load_adapter", "save_adapter"),
+    "mnemo.hf.memory_tokens.attach": ("add_memory",),
+    "mnemo.hf.memory_tokens.cache": ("MemoryCache",),
+    "mnemo.hf.memory_tokens.curriculum": ("Curriculum", "CurriculumCallback"),
+    "mnemo.hf.memory_tokens.modeling": ("MemoryForCausalLM", "MemoryForSequenceClassification"),
+    "mnemo.hf.memory_tokens.options": ("MemoryConfig",),
     "mnemo.hf.modeling": ("MnemoForCausalLM",),
     "mnemo.hf.tokenization": ("MnemoTokenizer",),
     "mnemo.hf.training": ("StreamData", "StreamTrainer"),
@@ -94,7 +94,7 @@ def __dir__() -> list[str]:
 def _register() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    importlib.import_module("mnemo.hf.memory.attach")  # which registers models with memory tokens
+    importlib.import_module("mnemo.hf.memory_tokens.attach")  # registers the models with memory tokens
     from mnemo.hf.configuration import MnemoConfig
     from mnemo.hf.modeling import MnemoForCausalLM
     from mnemo.hf.tokenization import MnemoTokenizer

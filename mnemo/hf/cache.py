@@ -1,4 +1,4 @@
-"""A Mnemo memory behind the cache type of the transformers library: one decode state for all layers."""
+"""A Mnemo memory as a transformers `Cache`: one decode state for all layers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from transformers import Cache
 
 from mnemo.errors import MnemoError
 from mnemo.hf.packing import Packed
+from mnemo.hf.segment_loop import no_outputs
 from mnemo.inference.decoder import Decoder, DecodeState
-from mnemo.inference.generation import Reading
+from mnemo.inference.generation import TextState
 from mnemo.inference.ring_decoder import RingDecoder
 from mnemo.memory.state import State, leaves, select
 from mnemo.model import Model
 
-Memory = Reading | DecodeState | State | None
+Memory = TextState | DecodeState | State | None
 
 
 class MnemoCache(Cache):
-    """What a text's continuation depends on: constant in size, whatever was read.
+    """Everything that the continuation of a text depends on. Its size does not grow with the text.
 
-    `MnemoCache(memory)` goes on from a reading, a decode state or a plain state. None of what was read before counts
-    as part of the next input, so `generate(new_ids, past_key_values=MnemoCache(memory))` takes new text alone.
-    The state is advanced by a private decoder; `state()` and `reading()` give copies that nothing changes.
+    `MnemoCache(memory)` continues from a reading, a decode state or a plain state. Earlier tokens are not repeated in
+    the next input: `generate(new_ids, past_key_values=MnemoCache(memory))` takes the new tokens only. A private decoder
+    advances the state in place; `state()` and `reading()` return copies.
     """
 
     def __init__(self, memory: Memory = None) -> None:
         super().__init__(layers=[])
-        reading = memory if isinstance(memory, Reading) else None
+        reading = memory if isinstance(memory, TextState) else None
         self._state: Any = memory if reading is None else reading.state
         self._decoder: Decoder | RingDecoder | None = None
         self._hidden: Tensor | None = None if reading is None else reading.hidden
@@ -37,29 +38,29 @@ class MnemoCache(Cache):
         self._columns = 0
 
     def state(self) -> DecodeState | State | None:
-        """A copy of the memory: with an open segment where the model has decoded, else as it was given."""
+        """Return a copy of the memory; it has an open segment if the model has decoded, else it is as given."""
         return self._state if self._decoder is None else self._decoder.state()
 
     def plain_state(self) -> State | None:
-        """The memory between two segments, which training reads on from."""
+        """Return the memory between two segments, from which training continues."""
         if self._decoder is not None or isinstance(self._state, DecodeState):
-            raise MnemoError("this cache holds an open segment: read on without labels, under torch.no_grad()")
+            raise MnemoError("this cache holds an open segment: continue without labels, under torch.no_grad()")
         return self._state
 
-    def reading(self) -> Reading:
-        """Everything that a continuation needs, as `mnemo.save_memory` and `mnemo.inference.generation` take it."""
+    def reading(self) -> TextState:
+        """Return what a continuation needs, in the form that `mnemo.save_memory` and `mnemo.generate` take."""
         if self._decoder is None or self._hidden is None or self._tokens is None:
-            raise MnemoError("nothing was read yet")
-        return Reading(self._decoder.state(), self._hidden.clone(), self._tokens.clone())
+            raise MnemoError("the model has not read any tokens yet")
+        return TextState(self._decoder.state(), self._hidden.clone(), self._tokens.clone())
 
     def memory(self) -> MnemoCache:
-        """The same memory before another text: no token of the past is expected in the next input."""
+        """Return the same memory for another text: the next input does not repeat earlier tokens."""
         other = self._select(None)
         other._columns = 0
         return other
 
     def feed(self, model: Model, packed: Packed, columns: int, segment: int, start: State) -> Tensor:
-        """Outputs (B, T, D) of tokens behind the memory, or behind `start` where there is none."""
+        """Return outputs (B, T, D) of the tokens, given the memory, or `start` if there is none yet."""
         if self._decoder is None:
             self._decoder = model.decoder(start if self._state is None else self._state, segment=segment)
             self._state = None
@@ -73,19 +74,16 @@ class MnemoCache(Cache):
         if tokens.shape[1]:
             hidden = decoder.feed(tokens, None if lengths is None else lengths.tolist()).hidden
         else:
-            hidden = self._nothing(model, len(tokens))
-        spread = packed.spread(hidden, before)
+            hidden = no_outputs(model, len(tokens))
+        unpacked = packed.unpack(hidden, before)
         self._columns += columns
         used = torch.full((len(tokens),), tokens.shape[1]) if lengths is None else lengths.cpu()
         self._tokens = used if self._tokens is None else self._tokens + used
-        self._hidden = spread[:, -1].clone() if columns else before
-        return spread
-
-    def _nothing(self, model: Model, batch: int) -> Tensor:
-        return model.embedding.tables[0].new_zeros(batch, 0, model.config.dim)
+        self._hidden = unpacked[:, -1].clone() if columns else before
+        return unpacked
 
     def keep(self, state: State, columns: int) -> None:
-        """Hold the memory behind a segment."""
+        """Store the memory after a segment."""
         self._state, self._decoder, self._hidden, self._tokens = state, None, None, None
         self._columns += columns
 
@@ -110,26 +108,26 @@ class MnemoCache(Cache):
         self._hidden, self._tokens, self._columns = other._hidden, other._tokens, other._columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes row beam_idx[i]."""
+        """Replace row i by row beam_idx[i]."""
         self._become(self._select(beam_idx))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._become(self._select(indices))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row `repeats` times: one memory, many continuations."""
+        """Repeat every row `repeats` times: one memory, several continuations."""
         self._become(self._select(torch.arange(self.batch_size).repeat_interleave(repeats)))
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise MnemoError("a memory cannot be cropped: what it has read is not kept token by token")
+            raise MnemoError("a memory cannot be cropped: it does not store its tokens one by one")
 
     def reset(self) -> None:
         """Forget everything."""
         self._become(MnemoCache())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns of the present text that were read, padding included."""
+        """Return the number of columns of the current text that were read, padding included."""
         return self._columns
 
     def get_max_length(self, layer_idx: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The configuration of a Mnemo model as config.json of the transformers library holds it."""
+"""The configuration of a Mnemo model in the form of transformers' config.json."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FORMAT_VERSION = 1
 
 
 class MnemoConfig(PretrainedConfig):
-    """`model`: a `mnemo.ModelConfig`, or what `mnemo.config.to_json` makes of one.
+    """`model`: a `mnemo.ModelConfig`, or its JSON form by `mnemo.config.to_json`.
 
-    `segment`: how many tokens are open before they enter the memory; longer inputs are cut inside the model.
-    `start`: what a text begins with, an empty memory or one full of attended zeros (as TransfoXL had it).
-    The id behind the vocabulary's last is padding, so every id of the vocabulary stays a word.
+    `segment`: tokens of a segment; longer inputs are split inside the model.
+    `start`: memory at the start of a text: empty, or full of zeros that are attended to (as in TransfoXL).
+    The padding id is `vocab_size`, one more than the largest token id.
     """
 
     model_type = "mnemo"
@@ -42,22 +42,22 @@ class MnemoConfig(PretrainedConfig):
             raise MnemoError(f"segment length {segment} must be a positive number")
         if start not in ("empty", "zeros"):
             raise unknown("start", str(start), ("empty", "zeros"))
-        core = model if isinstance(model, ModelConfig) else _read(model)
+        core = model if isinstance(model, ModelConfig) else _core_config(model)
         self.format_version, self.segment, self.start, self.use_cache = format_version, segment, start, use_cache
         self.model = to_json(core)
         self.vocab_size, self.hidden_size = core.vocab_size, core.dim
         self.num_hidden_layers, self.num_attention_heads = core.num_layers, core.num_heads
         derived = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
         super().__init__(**{name: value for name, value in kwargs.items() if name not in derived})
-        self.tie_word_embeddings = False  # a tied softmax has no weights of its own: nothing is left to tie
+        self.tie_word_embeddings = False  # the core ties weights itself; transformers must not tie any
 
     @cached_property
     def core(self) -> ModelConfig:
-        return _read(self.model)
+        return _core_config(self.model)
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in super().to_dict().items() if name != "core"}
 
 
-def _read(model: dict[str, Any] | None) -> ModelConfig:
+def _core_config(model: dict[str, Any] | None) -> ModelConfig:
     return ModelConfig() if model is None else from_json(ModelConfig, model, "config.json: model")

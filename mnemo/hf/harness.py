@@ -1,11 +1,11 @@
-"""A plug-in for lm-evaluation-harness, registered as "mnemo" on import.
+"""A model for lm-evaluation-harness, registered as "mnemo" on import.
 
     import mnemo.hf.harness
     lm_eval.simple_evaluate(model="mnemo", model_args="pretrained=runs/NAME", tasks=["wikitext"])
 
-The rolling log-likelihood of a document carries the memory from its first token to its last; the harness's own
-Hugging Face model would start every window of a document with nothing before it. A context that several continuations
-share is read once.
+The rolling log-likelihood of a document carries the memory from the first token to the last. The harness's own
+Hugging Face model would instead score each window of a document without any earlier context. A context that several
+continuations share is read once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
 from mnemo.errors import MnemoError
-from mnemo.hf.folders import from_run
 from mnemo.hf.modeling import MnemoForCausalLM
+from mnemo.hf.run_folders import from_run
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.inference.generation import read
 from mnemo.storage.run_folder import RECIPE, RUNS
@@ -41,10 +41,10 @@ GREEDY = {"do_sample": False, "temperature": 0.0}
 
 @register_model("mnemo")
 class MnemoLM(TemplateLM):
-    """`pretrained`: a run, by folder or name, or a folder that `save_pretrained` wrote.
+    """`pretrained`: a run, by folder or name, or a folder written by `save_pretrained`.
 
-    `prefix`: what stands before a text that has no context; its last token predicts the text's first. Where it is
-    empty a text's first token is not scored.
+    `prefix`: text placed before a text that has no context, so that its first token can be predicted. If empty, the
+    first token of such a text is not scored.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MnemoLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self._prefix[0] if self._prefix else -1  # no id: texts without context then lose their first token
+        return self._prefix[0] if self._prefix else -1  # -1 marks requests whose first token is not scored
 
     @property
     def tokenizer_name(self) -> str:
@@ -88,7 +88,10 @@ class MnemoLM(TemplateLM):
 
     @torch.no_grad()
     def _score(self, context: list[int], continuations: list[list[int]]) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation, and whether it is the likeliest: one memory, many continuations."""
+        """Return the log-probability of each continuation, and whether greedy decoding would produce it.
+
+        The context is read once; the memory is copied for each continuation.
+        """
         before = self.model(self._rows([context]), logits_to_keep=1, use_cache=True)
         cache, count = before.past_key_values, len(continuations)
         cache.batch_repeat_interleave(count)
@@ -101,7 +104,7 @@ class MnemoLM(TemplateLM):
         return [_of_row(row, torch.tensor(ids)) for row, ids in zip(scores, continuations, strict=True)]
 
     def _rows(self, rows: Sequence[list[int]]) -> Tensor:
-        """Ids (B, T), padded on the right."""
+        """Return ids (B, T), padded on the right."""
         longest = max(map(len, rows))
         padding = self.model.config.vocab_size
         return torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows], device=self._device)
@@ -138,7 +141,7 @@ class MnemoLM(TemplateLM):
             options = {name: value for name, value in options.items() if name not in GREEDY} | {"do_sample": False}
         ids = self.tok_encode(context) or self._prefix
         if not ids:
-            raise MnemoError("nothing to go on from: the context is empty, and there is no prefix")
+            raise MnemoError("cannot generate: the context is empty, and there is no prefix")
         stop = StoppingCriteriaList([_Stop(self.tokenizer, len(ids), until)])
         model: Any = self.model
         written = model.generate(self._rows([ids]), max_new_tokens=most, stopping_criteria=stop, **options)
@@ -152,14 +155,14 @@ def _open(pretrained: str) -> tuple[MnemoForCausalLM, MnemoTokenizer]:
     elif Path(pretrained).is_dir():
         model, tokenizer = AutoModelForCausalLM.from_pretrained(pretrained), AutoTokenizer.from_pretrained(pretrained)
     else:
-        raise MnemoError(f"no run and no folder '{pretrained}'")
+        raise MnemoError(f"'{pretrained}' is neither a run nor a folder")
     if not isinstance(model, MnemoForCausalLM) or not isinstance(tokenizer, MnemoTokenizer):
         raise MnemoError(f"{pretrained} is not a Mnemo model with its tokenizer")
     return model, tokenizer
 
 
 def _with_context(request: Request) -> Request:
-    """A text without anything before it gives up its first token."""
+    """Use the first token of a text without context as its context."""
     texts, context, continuation = request
     return (texts, continuation[:1], continuation[1:]) if context == [-1] else request
 
@@ -170,7 +173,7 @@ def _of_row(scores: Tensor, ids: Tensor) -> tuple[float, bool]:
 
 
 class _Stop(StoppingCriteria):
-    """Stop when every row's new text holds one of the given ends."""
+    """Stop when the new text of every row contains one of the given strings."""
 
     def __init__(self, tokenizer: MnemoTokenizer, begin: int, until: list[str]) -> None:
         self._tokenizer, self._begin, self._until = tokenizer, begin, until

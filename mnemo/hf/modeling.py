@@ -1,7 +1,7 @@
 """`MnemoForCausalLM`: the core model with the interface of the transformers library.
 
-Two ways lead to the same numbers. Decoding keeps an open segment behind the memory and goes on from it: what
-`generate` does. Reading in segments is differentiable: what training, scoring and calls without a cache do.
+There are two paths with the same results. Decoding keeps the memory and an open segment, and continues from them:
+`generate` uses it. Reading whole segments is differentiable: training, scoring and calls without a cache use it.
 Shapes: B rows, T columns, V vocabulary.
 """
 
@@ -20,12 +20,12 @@ from mnemo.errors import MnemoError
 from mnemo.hf.cache import MnemoCache
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.packing import Packed, pack
-from mnemo.hf.segments import Read, read_segments
+from mnemo.hf.segment_loop import SegmentsOutput, run_segments
 from mnemo.memory.state import State, detach
 from mnemo.model import Model, Output
 
 IGNORED = -100
-"""The label of what carries no loss."""
+"""Label of positions without a loss."""
 
 
 class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
@@ -34,7 +34,7 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    _is_stateful = True  # a memory cannot go back: assisted decoding is refused
+    _is_stateful = True  # refuses assisted decoding: a memory cannot be rolled back
     _no_split_modules = ["Model"]
 
     def __init__(self, config: MnemoConfig) -> None:
@@ -61,14 +61,14 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Read tokens (B, T), cut into segments here, behind the memory in `past_key_values`.
+        """Read tokens (B, T), split into segments, given the memory in `past_key_values`.
 
         `labels`: the tokens again, -100 where there is no loss; or `shift_labels`, the same moved one to the left.
-        `starts` (B,): rows that begin a document, whose memory is emptied first. With labels in training the logits
-        are left out (`skip_logits`), so that a large vocabulary is never materialised.
+        `starts` (B,): rows that begin a document; their memory is reset first. In training with labels, logits are
+        omitted (`skip_logits`), so that logits of a large vocabulary are never materialised.
         """
         if inputs_embeds is not None or input_ids is None:
-            raise MnemoError("a Mnemo model reads input_ids; inputs_embeds are not supported")
+            raise MnemoError("a Mnemo model needs input_ids; inputs_embeds are not supported")
         shift_labels = _shift_labels(kwargs)
         _check_cache(past_key_values)
         packed = pack(input_ids, attention_mask, self.config.vocab_size)
@@ -78,16 +78,16 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
             output = self._decode(packed, input_ids.shape[1], past_key_values, logits_to_keep)
         else:
             skip = self.training and targets is not None if skip_logits is None else skip_logits
-            read = self._read(packed, past_key_values, targets, starts)
+            out = self._run_segments(packed, past_key_values, targets, starts)
             output = CausalLMOutputWithPast(
-                loss=None if targets is None else _mean(read, targets, num_items_in_batch),  # type: ignore[arg-type]
-                logits=None if skip else self._logits(packed.spread(read.hidden), logits_to_keep),  # type: ignore[arg-type]
-                past_key_values=self._cache_of(read, input_ids.shape[1], past_key_values, use_cache),
+                loss=None if targets is None else _mean(out, targets, num_items_in_batch),  # type: ignore[arg-type]
+                logits=None if skip else self._logits(packed.unpack(out.hidden), logits_to_keep),  # type: ignore[arg-type]
+                past_key_values=self._cache_of(out, input_ids.shape[1], past_key_values, use_cache),
             )
         return output if return_dict or return_dict is None and self.config.return_dict else output.to_tuple()
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of the library; an empty prompt is refused."""
+        """Generate like transformers does, but refuse an empty prompt."""
         check_prompt(*args, **kwargs)
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
@@ -103,24 +103,26 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(logits=self._logits(hidden, keep), past_key_values=cache)  # type: ignore[arg-type]
 
     def start_state(self, batch: int, cached: bool = False) -> State:
-        """The memory that a text begins with; `cached`: the form for inference."""
+        """Return the memory at the start of a text; `cached`: the form for inference."""
         return (self.model.zeros if self.config.start == "zeros" else self.model.init)(batch, cached=cached)
 
-    def _read(self, packed: Packed, cache: MnemoCache | None, targets: Tensor | None, starts: Tensor | None) -> Read:
+    def _run_segments(
+        self, packed: Packed, cache: MnemoCache | None, targets: Tensor | None, starts: Tensor | None
+    ) -> SegmentsOutput:
         state = None if cache is None else cache.plain_state()
         state = self.start_state(len(packed.tokens)) if state is None else state
-        again = partial(checkpoint, use_reentrant=False) if self.gradient_checkpointing and self.training else None
-        return read_segments(
-            self.model, packed, state, segment=self.config.segment, targets=targets, starts=starts, checkpoint=again
+        recompute = partial(checkpoint, use_reentrant=False) if self.gradient_checkpointing and self.training else None
+        return run_segments(
+            self.model, packed, state, segment=self.config.segment, targets=targets, starts=starts, checkpoint=recompute
         )
 
     def _cache_of(
-        self, read: Read, columns: int, cache: MnemoCache | None, use_cache: bool | None
+        self, out: SegmentsOutput, columns: int, cache: MnemoCache | None, use_cache: bool | None
     ) -> MnemoCache | None:
         if cache is None and not use_cache:
             return None
         cache = MnemoCache() if cache is None else cache
-        cache.keep(detach(read.state), columns)
+        cache.keep(detach(out.state), columns)
         return cache
 
     def _logits(self, hidden: Tensor, keep: int | Tensor) -> Tensor:
@@ -129,21 +131,21 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As that of the library; a folder whose weights are not exactly this model's is refused."""
+        """Load like transformers does, but refuse a folder with missing or unexpected weights."""
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         for relation, names in (("has no", info["missing_keys"]), ("has an unexpected", info["unexpected_keys"])):
             for name in sorted(names):
-                raise MnemoError(f"{args[0]} is of another configuration: it {relation} tensor '{name}'")
+                raise MnemoError(f"{args[0]} does not fit its configuration: it {relation} tensor '{name}'")
         return (model, info) if output_loading_info else model
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """The core draws its weights when it is built; a folder without one of them is refused."""
+        """Do nothing: the core initialises its weights in its constructor, and loading refuses missing weights."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # `forward` makes the cache
+        return False  # `forward` creates the cache
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embedding
@@ -159,46 +161,49 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def check_prompt(inputs: Tensor | None = None, *_: Any, input_ids: Tensor | None = None, **__: Any) -> None:
-    """Refuse what `generate` was given where no token of it is left to predict from."""
+    """Raise an error if the prompt of `generate` has no tokens."""
     prompt = input_ids if inputs is None else inputs
     if prompt is not None and prompt.numel() == 0:
-        raise MnemoError("nothing to go on from: the prompt is empty")
+        raise MnemoError("cannot generate: the prompt is empty")
 
 
 def _shift_labels(kwargs: dict[str, Any]) -> Tensor | None:
-    """The one argument that the library passes by name alone; others are refused, unless they ask for nothing."""
-    asked = {name: value for name, value in kwargs.items() if value is not None and value is not False}
-    shift_labels = asked.pop("shift_labels", None)
-    asked.pop("cache_position", None)  # the memory knows where it is
-    if "output_attentions" in asked or "output_hidden_states" in asked:
+    """Return `shift_labels`, and refuse every other keyword argument unless it is None or False."""
+    given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
+    shift_labels = given.pop("shift_labels", None)
+    given.pop("cache_position", None)  # not needed: the cache counts columns itself
+    if "output_attentions" in given or "output_hidden_states" in given:
         raise MnemoError("attentions and hidden states are not returned; model.model.explain(tokens) has them")
-    for name in asked:
-        raise MnemoError(f"a Mnemo model takes no '{name}'")
+    for name in given:
+        raise MnemoError(f"a Mnemo model does not accept the argument '{name}'")
     return shift_labels
 
 
 def _check_cache(cache: object) -> None:
     if cache is not None and not isinstance(cache, MnemoCache):
-        raise MnemoError(f"past_key_values is a {type(cache).__name__}; a Mnemo model goes on from a MnemoCache")
+        raise MnemoError(f"past_key_values is a {type(cache).__name__}; a Mnemo model needs a MnemoCache")
 
 
 def _targets(packed: Packed, tokens: Tensor, labels: Tensor | None, shifted: Tensor | None) -> Tensor | None:
-    """Packed targets (B, N): what each token predicts, -1 where that is nothing."""
+    """Return packed targets (B, N): the next token of each token, -1 where there is no loss."""
     if shifted is None and labels is None:
         return None
     if shifted is None:
         shifted = nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]  # type: ignore[arg-type]
     if shifted.shape != tokens.shape:
         raise MnemoError(f"labels {list(shifted.shape)} do not fit input_ids {list(tokens.shape)}")
-    targets = packed.along(shifted, IGNORED)
+    targets = packed.pack_values(shifted, IGNORED)
     return torch.where(targets == IGNORED, -1, targets)
 
 
-def _mean(read: Read, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
-    """The loss of a token, and auxiliary losses weighted as this batch weighs among those of one update."""
-    assert read.nll is not None
+def _mean(out: SegmentsOutput, targets: Tensor, num_items: Tensor | int | None) -> Tensor:
+    """Return the mean loss per token plus auxiliary losses.
+
+    `num_items`: targets in all batches of the update; auxiliary losses are then weighted by this batch's share of them.
+    """
+    assert out.nll is not None
     count = (targets >= 0).sum()
     if num_items is None:
-        return read.nll / count.clamp(min=1) + read.aux
-    num_items = num_items.to(read.nll.device) if isinstance(num_items, Tensor) else num_items
-    return read.nll / num_items + read.aux * (count / num_items)
+        return out.nll / count.clamp(min=1) + out.aux
+    num_items = num_items.to(out.nll.device) if isinstance(num_items, Tensor) else num_items
+    return out.nll / num_items + out.aux * (count / num_items)

@@ -1,6 +1,6 @@
-"""The core's tokenizers (bytes, characters, words, byte pairs) as one of the transformers library's.
+"""The core's tokenizers (bytes, characters, words, byte pairs) as a transformers tokenizer.
 
-What is saved is the plain JSON that describes them: no pickle, and nothing that could run code.
+Only their JSON description is saved: no pickle, no code.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PADDING = "<|padding|>"
 class MnemoTokenizer(PreTrainedTokenizer):
     """`MnemoTokenizer.of(tokenizer)`, or `from_pretrained(FOLDER)`.
 
-    A text is cut exactly as the core cuts it: no token is put before or behind it, and no name of a special token is
-    looked for in it. The one token added, the id behind the vocabulary's last, is padding.
+    Texts are tokenized exactly as in the core: no tokens are added at the start or the end, and names of special tokens
+    in the text are ordinary text. The only additional token is padding, with the id `vocab_size`.
     """
 
     vocab_files_names = {"vocab_file": FILE}
@@ -31,7 +31,7 @@ class MnemoTokenizer(PreTrainedTokenizer):
     def __init__(self, vocab_file: str | None = None, description: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if description is None:
             if vocab_file is None:
-                raise MnemoError(f"a Mnemo tokenizer is read from its folder, which has a file {FILE}")
+                raise MnemoError(f"a Mnemo tokenizer is loaded from a folder with a file {FILE}")
             description = load_json(Path(vocab_file)).get("tokenizer")
         self.core: AnyTokenizer = from_json(description)
         self._symbols = _symbols(self.core)
@@ -74,7 +74,7 @@ class MnemoTokenizer(PreTrainedTokenizer):
 
 
 def _symbols(tokenizer: AnyTokenizer) -> list[str]:
-    """A name for every id, no two the same."""
+    """Return a distinct name for every id."""
     if isinstance(tokenizer, ByteTokenizer):
         return [chr(byte) for byte in tokenizer.symbols]
     if isinstance(tokenizer, CharTokenizer):

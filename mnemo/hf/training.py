@@ -1,11 +1,11 @@
-"""Contiguous streams in the transformers library's Trainer: the memory is carried from batch to batch.
+"""Train on contiguous streams with transformers' Trainer, carrying the memory from batch to batch.
 
     data = StreamData(ContiguousStream(ids, batch=8, segment=128, documents=starts_of_documents))
     StreamTrainer(model, TrainingArguments(..., max_steps=1000), train_dataset=data).train()
 
-A sample of `StreamData` is one segment of all rows, so the Trainer's own batch size is 1. Rows that begin a document
-are emptied first. Without streams the plain Trainer works too: every sample then begins with an empty memory and is
-cut into segments inside the model.
+A sample of `StreamData` is one segment of all rows, so the Trainer's batch size must be 1. Rows that begin a document
+are reset first. The plain Trainer works too, without streams: every sample then starts with an empty memory and is
+split into segments inside the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mnemo.memory.state import leaves, tree_map
 from mnemo.storage.weights import check_like
 
 MEMORY_FILE = "memory.safetensors"
-"""In a checkpoint of the Trainer: the memory at its step."""
+"""The memory at the step of a Trainer checkpoint."""
 
 
 class StreamData(IterableDataset):
@@ -39,13 +39,13 @@ class StreamData(IterableDataset):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the Trainer: streams may order every epoch in another way."""
+        """Select the epoch (called by the Trainer); the order of a stream may depend on it."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[dict[str, Tensor | None]]:
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
-            raise MnemoError("a stream is read in order: set dataloader_num_workers to 0 or 1")
+            raise MnemoError("a stream has one order: set dataloader_num_workers to 0 or 1")
         cursor = self.stream.start()
         for _ in range(self._epoch):
             cursor = _next_epoch(self.stream, cursor)
@@ -62,10 +62,10 @@ def _next_epoch(stream: Stream, cursor: Any) -> Any:
 
 
 def model_inputs(batch: Batch) -> dict[str, Tensor | None]:
-    """A batch of the core as the model's `forward` takes it."""
+    """Return the arguments of the model's `forward` for a batch of the core."""
     tokens, targets = batch.tokens, batch.targets
     if tokens.shape != targets.shape:
-        raise MnemoError("the stream has a context before its segments: a memory takes its place here")
+        raise MnemoError("streams with context tokens are not supported here: use a memory instead")
     columns = torch.arange(tokens.shape[1])
     labels = torch.where(targets < 0, IGNORED, targets)
     return {
@@ -78,16 +78,16 @@ def model_inputs(batch: Batch) -> dict[str, Tensor | None]:
 
 
 class StreamTrainer(Trainer):
-    """A Trainer for `StreamData`; a checkpoint holds the memory too, so that resuming goes on where it stopped."""
+    """A Trainer for `StreamData`. Checkpoints include the memory, so that resuming is exact."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         callbacks = [_SaveMemory(self), *(kwargs.pop("callbacks", None) or [])]
         super().__init__(*args, data_collator=_only, callbacks=callbacks, **kwargs)
         for data in (self.train_dataset, self.eval_dataset):
             if data is not None and not isinstance(data, StreamData):
-                raise MnemoError(f"StreamTrainer reads StreamData, not a {type(data).__name__}")
+                raise MnemoError(f"StreamTrainer needs StreamData, not a {type(data).__name__}")
         if self.args.world_size > 1 or self.args.n_gpu > 1:
-            raise MnemoError("StreamTrainer runs on one device: `mnemo train` keeps streams apart on several")
+            raise MnemoError("StreamTrainer runs on one device: use `mnemo train` for several")
         if self.args.train_batch_size != 1 or self.args.eval_batch_size != 1:
             raise MnemoError("a sample of StreamData is a batch: set per_device_train_batch_size and eval to 1")
         self.args.remove_unused_columns = False
@@ -111,7 +111,7 @@ class StreamTrainer(Trainer):
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As the library's: a mean over batches, in which a shorter last one counts as much as the others."""
+        """Evaluate like transformers does: the mean over batches, in which a shorter last batch has equal weight."""
         self._memories.pop(False, None)
         return super().evaluation_loop(*args, **kwargs)
 
@@ -133,7 +133,7 @@ def _state_of(model: MnemoForCausalLM, tensors: dict[str, Tensor], batch: int, p
     form = model.start_state(batch)
     names = [name for name, _ in leaves(form)]
     if set(names) != set(tensors):
-        raise MnemoError(f"{path} is the memory of another model")
+        raise MnemoError(f"{path} holds the memory of a different model")
     for name, leaf in leaves(form):
         check_like(tensors[name], leaf, name, path)
     found = iter(tensors[name].to(model.device) for name in names)

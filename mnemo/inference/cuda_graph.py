@@ -1,77 +1,114 @@
-"""Work on static buffers that is recorded once, as a CUDA graph, and replayed: no launches from Python any more."""
+"""CUDA graphs: record the kernels of a function once, then replay them without launching each one from Python.
+
+A recorded function must read and write the same tensors in every call: callers copy new inputs into those tensors.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-TRIALS = 2
-"""Runs before the recording, in which libraries and compilers prepare themselves."""
+WARMUP_CALLS = 2
+"""Calls of a `RecordedFunction` before it is recorded."""
 
 
-def shared_pool(device: torch.device) -> Any:
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+class Recorder(Protocol):
+    """Turns a function without arguments into a recording that can be replayed."""
+
+    def warm(self, function: Callable[[], Any]) -> None:
+        """Call a function until compilers, autotuners and libraries have finished their set-up."""
+        ...
+
+    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """Return the function's result, and a function that computes it again into the same memory."""
+        ...
 
 
-class Recorded:
-    """A function without arguments that reads and writes the same tensors every time; what it returned is its result.
+class CudaRecorder:
+    """Records CUDA graphs. Graphs that never run at the same time may share the memory of one `pool`."""
 
-    On other devices than CUDA, and where it cannot be recorded, it is simply called. `kept`: tensors that it moves on
-    (cursors, counts); trial runs leave them as they were. `pool`: memory that functions share which never run at once.
-    """
+    def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None) -> None:
+        self.device, self.warmup_calls, self.pool = device, warmup_calls, pool
 
-    def __init__(
-        self, function: Callable[[], Any], device: torch.device, kept: Sequence[Tensor] = (), pool: Any = None
-    ) -> None:
-        self.function, self.device, self.kept, self.pool = function, device, tuple(kept), pool
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.result: Any = None
-        self.called = device.type != "cuda"
-
-    def __call__(self) -> Any:
-        if not self.called and self.graph is None:
-            self._record()
-        if self.graph is None:
-            return self.function()
-        self.graph.replay()
-        return self.result
-
-    def _record(self) -> None:
-        with _uncached_casts():
-            self._try_out()
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, pool=self.pool):
-                    self.result = self.function()
-            except RuntimeError as error:
-                torch.cuda.synchronize(self.device)
-                reason = str(error).splitlines()[0]
-                warnings.warn(f"no CUDA graph could be recorded, so this goes on without: {reason}", stacklevel=4)
-                self.called = True
-                return
-        self.graph = graph
-
-    def _try_out(self) -> None:
-        """On another stream, as recording wants it."""
-        before = [tensor.clone() for tensor in self.kept]
+    def warm(self, function: Callable[[], Any]) -> None:
+        # On a side stream: work on the default stream before a recording can make the recording fail.
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(TRIALS):
-                self.function()
-                for tensor, value in zip(self.kept, before, strict=True):
-                    tensor.copy_(value)
+            for _ in range(self.warmup_calls):
+                function()
         torch.cuda.current_stream(self.device).wait_stream(stream)
+
+    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            output = function()
+        return output, graph.replay
+
+
+def shared_pool(device: torch.device) -> Any:
+    """A memory pool for several graphs that never run at the same time; None without CUDA."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+class RecordedFunction:
+    """A function without arguments: recorded in its first call on a CUDA device, and replayed after that.
+
+    On other devices, and if recording fails, the function itself is called each time. `restored`: tensors that the
+    function changes from call to call (cursors, counts); the warm-up calls leave them as they were.
+    """
+
+    def __init__(
+        self, function: Callable[[], Any], device: torch.device, restored: Sequence[Tensor] = (), pool: Any = None
+    ) -> None:
+        self.function, self.restored = function, tuple(restored)
+        recorder = CudaRecorder(device, warmup_calls=WARMUP_CALLS, pool=pool)
+        self._recorder = recorder if device.type == "cuda" else None
+        self._result: Any = None
+        self._replay: Callable[[], None] | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._replay is not None
+
+    def __call__(self) -> Any:
+        if self._recorder is not None:
+            self._record(self._recorder)
+            self._recorder = None
+        if self._replay is None:
+            return self.function()
+        self._replay()
+        return self._result
+
+    def _record(self, recorder: CudaRecorder) -> None:
+        with _uncached_casts():
+            self._warm(recorder)
+            try:
+                self._result, self._replay = recorder.record(self.function)
+            except RuntimeError as error:
+                torch.cuda.synchronize(recorder.device)
+                reason = str(error).splitlines()[0]
+                warnings.warn(f"continuing without a CUDA graph, which could not be recorded: {reason}", stacklevel=4)
+
+    def _warm(self, recorder: CudaRecorder) -> None:
+        before = [tensor.clone() for tensor in self.restored]
+
+        def call_and_restore() -> None:
+            self.function()
+            for tensor, value in zip(self.restored, before, strict=True):
+                tensor.copy_(value)
+
+        recorder.warm(call_and_restore)
 
 
 @contextmanager
 def _uncached_casts() -> Iterator[None]:
-    """Casts that autocast keeps are gone when it ends, but a graph would go on reading them."""
+    """Disable autocast's cache of cast weights: it is freed when autocast ends, but a graph would still read it."""
     before = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

@@ -1,9 +1,8 @@
-"""Reading a text and writing on: prompts of any lengths, many continuations of one memory, constant cost per token.
+"""Reading texts and generating their continuations, at a constant cost per token.
 
-A reading is everything that a text's continuation depends on: the memory, the open segment, the last token's output.
-Row r of a call draws from a random generator of its own, seeded with `seed + r` (with several continuations, the k-th
-of prompt i is row i x continuations + k). So a row does not depend on the rows beside it: alone, with that seed, it
-is the same text.
+Prompts may have different lengths, and one prompt may get several continuations. Row r of a call draws from its own
+random generator, seeded with `seed + r` (with several continuations, the k-th of prompt i is row
+i x continuations + k). So a row does not depend on the other rows: alone, with that seed, it gives the same text.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
-from mnemo.inference.cuda_graph import Recorded
+from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
 from mnemo.inference.ring_decoder import RingDecoder
+from mnemo.inference.sampling import Sampling, sample, uniform_draws
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
 from mnemo.progress import ShowProgress, silent
@@ -27,40 +27,26 @@ OnToken = Callable[[int, Tensor], None]
 """Called with the number of the step, from 0, and the tokens (R,) that it chose."""
 
 
-class Reading(NamedTuple):
+class TextState(NamedTuple):
+    """Everything that the continuation of a text depends on."""
+
     state: DecodeState
+    """The memory and the open segment"""
     hidden: Tensor
     """(B, D): the output of each row's last token, which predicts the next"""
     tokens: Tensor
     """(B,) tokens read so far"""
 
 
-AnyState = Reading | DecodeState | State | None
-"""What was read before: a reading, a decoder's state, a plain state, or nothing."""
-
-
-class Sampling(NamedTuple):
-    temperature: float = 1.0
-    """0 takes the likeliest token"""
-    top_k: int | None = None
-    """Choose among the k likeliest tokens"""
-    top_p: float | None = None
-    """Choose among the likeliest tokens whose sum reaches p, the one that passes it included; after top_k"""
-
-    def check(self) -> None:
-        if not self.temperature >= 0:
-            raise MnemoError(f"temperature {self.temperature} is negative")
-        if self.top_k is not None and self.top_k < 1:
-            raise MnemoError(f"top_k {self.top_k} must be positive")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise MnemoError(f"top_p {self.top_p} is not in (0, 1]")
+AnyState = TextState | DecodeState | State | None
+"""The state before a text: after another text, of a decoder, of a model, or None to start empty."""
 
 
 class Generated(NamedTuple):
     tokens: Tensor
     """(R, num_tokens), on the CPU"""
-    reading: Reading
-    """Everything read and written, to go on from"""
+    text_state: TextState
+    """The state after prompts and generated tokens, to continue from"""
 
 
 def generate(
@@ -79,8 +65,8 @@ def generate(
 ) -> Generated:
     """Continue every prompt (token ids, of any lengths) `continuations` times by `num_tokens`.
 
-    `state`: what was read before the prompts, a row each; a reading needs no prompt. `segment`: how many tokens are
-    open before they enter the memory.
+    `state`: the state before the prompts, with a row for each; a `TextState` can be continued without a prompt.
+    `segment`: the number of tokens after which an open segment is committed to the memory.
     """
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check()
@@ -88,31 +74,32 @@ def generate(
         if value < 1:
             raise MnemoError(f"{name} {value} must be positive")
     with evaluating(model):
-        rows = _rows(prompts)
-        runner = _Runner.read(model, rows, state, segment) if rows else _Runner.resume(model, state, segment)
-        runner = runner.fork(continuations)
-        writer = Writer(model, runner.decoder, runner.hidden, sampling)
+        text = _start(model, _rows(prompts), state, segment).fork(continuations)
+        writer = TokenWriter(model, text.decoder, text.hidden, sampling)
         written = []
-        for step, draw in enumerate(_draws(seed, len(runner.hidden), num_tokens).to(writer.draw)):
+        for step, draw in enumerate(uniform_draws(seed, len(text.hidden), num_tokens).to(writer.draw)):
             written.append(writer.write(draw))
             if on_token is not None:
                 writer.check()
                 on_token(step, written[-1].cpu())
         writer.check()
         tokens = torch.stack(written, 1).cpu()
-        return Generated(tokens, runner.behind(writer.hidden, num_tokens).reading())
+        return Generated(tokens, _Text(text.decoder, writer.hidden, text.tokens + num_tokens).state())
 
 
-def _draws(seed: int, num_rows: int, num_tokens: int) -> Tensor:
-    """(num_tokens, R), uniform in [0, 1): each row's from a generator of its own."""
-    dice = [torch.Generator().manual_seed(seed + row) for row in range(num_rows)]
-    return torch.stack([torch.rand(num_tokens, generator=die, dtype=torch.float64) for die in dice], 1)
+def _start(model: Model, prompts: list[Tensor], state: AnyState, segment: int) -> _Text:
+    """The texts to continue: prompts after a state, or texts that were read before."""
+    if prompts:
+        return _Text.open(model, state, segment, len(prompts)).read(model, prompts, segment)
+    if not isinstance(state, TextState):
+        raise MnemoError("nothing to continue: give a prompt of at least one token, or the state after a text")
+    return _Text.open(model, state, segment, len(state.hidden))
 
 
-class Writer:
-    """Chooses a token of every row and reads it, again and again, without waiting for the device.
+class TokenWriter:
+    """Chooses a token for every row and feeds it to the decoder, again and again, without waiting for the device.
 
-    In rings the whole step is recorded: logits, choice, embedding, layers.
+    With a ring decoder on a GPU the whole step is recorded as a CUDA graph: logits, choice, embedding, layers.
     """
 
     def __init__(self, model: Model, decoder: Decoder | RingDecoder, hidden: Tensor, sampling: Sampling) -> None:
@@ -122,28 +109,30 @@ class Writer:
         exact = torch.float32 if hidden.device.type == "mps" else torch.float64
         self.draw = torch.zeros(len(hidden), dtype=exact, device=hidden.device)
         self.finite = torch.ones((), dtype=torch.bool, device=hidden.device)
-        kept = (*decoder.open_rings().cursors, self.hidden, self.finite) if isinstance(decoder, RingDecoder) else ()
-        self.step = Recorded(self._step, hidden.device, kept) if kept else self._step
+        changed = decoder.changed_tensors()
+        self.waits = not changed
+        self.step = self._step
+        if changed:
+            self.step = RecordedFunction(self._step, hidden.device, (*changed, self.hidden, self.finite))
 
     @torch.no_grad()
     def write(self, draw: Tensor) -> Tensor:
-        """The tokens (R,) where `draw` (R,), uniform in [0, 1), falls."""
+        """Choose and feed the tokens (R,) at `draw` (R,), uniform in [0, 1)."""
         self.draw.copy_(draw)
-        return self.step().clone()
+        tokens = self.step().clone()
+        if self.waits:
+            self.check()
+        return tokens
 
     def _step(self) -> Tensor:
         logits = self.model.logits(Output(self.hidden[:, None], {}))[:, 0]
         self.finite &= torch.isfinite(logits.amax(-1)).all()
-        tokens = pick(logits, self.draw, self.sampling)
-        if isinstance(self.decoder, RingDecoder):
-            out = self.model.finish(self.decoder.open_rings().read(tokens[:, None]))
-        else:
-            self.check()
-            out = self.decoder.feed(tokens[:, None])
-        self.hidden.copy_(out.hidden[:, -1])
+        tokens = sample(logits, self.draw, self.sampling)
+        self.hidden.copy_(self.decoder.feed_single(tokens[:, None]).hidden[:, -1])
         return tokens
 
     def check(self) -> None:
+        """Raise MnemoError if any logits so far were not finite."""
         if not self.finite:
             raise MnemoError(NOT_FINITE)
 
@@ -151,7 +140,7 @@ class Writer:
 class TextScore(NamedTuple):
     nats: float
     tokens: int
-    """Predicted tokens: all, but for a text's very first"""
+    """Predicted tokens: all tokens except the very first of a text"""
 
 
 def read(
@@ -161,24 +150,22 @@ def read(
     segment: int,
     state: AnyState = None,
     progress: ShowProgress | None = None,
-) -> tuple[Reading, TextScore]:
-    """Read one text (T,) of token ids behind `state`, segment by segment, and score it on the way."""
-    (text,) = _rows([text])
+) -> tuple[TextState, TextScore]:
+    """Read one text (T,) of token ids after `state`, segment by segment, and score it on the way."""
+    (ids,) = _rows([text])
     with evaluating(model):
-        decoder = _decoder(model, state, segment, batch=1)
-        hidden = state.hidden if isinstance(state, Reading) else None
-        nats, predicted = 0.0, 0
-        with (progress or silent)("reading", len(text), unit="tokens") as bar:
-            for piece in text.split(segment):
+        before = _Text.open(model, state, segment, batch=1)
+        hidden, nats, predicted = before.hidden, 0.0, 0
+        with (progress or silent)("reading", len(ids), unit="tokens") as bar:
+            for piece in ids.split(segment):
                 tokens = piece[None].to(_device(model))
-                out = decoder.feed(tokens)
+                out = before.decoder.feed(tokens)
                 losses = _losses(model, hidden, out, tokens)
                 nats, predicted = nats + float(losses.cpu().double().sum()), predicted + losses.numel()
                 hidden = out.hidden[:, -1]
                 bar.advance(len(piece))
-        assert hidden is not None
-        reading = Reading(decoder.state(), hidden.clone(), _tokens_read(state, 1) + len(text))
-    return reading, TextScore(nats, predicted)
+        after = _Text(before.decoder, hidden, before.tokens + len(ids))
+        return after.state(), TextScore(nats, predicted)
 
 
 def _losses(model: Model, before: Tensor | None, out: Output, tokens: Tensor) -> Tensor:
@@ -189,83 +176,45 @@ def _losses(model: Model, before: Tensor | None, out: Output, tokens: Tensor) ->
     return model.loss(Output(torch.cat([before[:, None], predicting], 1), {}), tokens)
 
 
-def choose(logits: Tensor, draws: Tensor, sampling: Sampling) -> Tensor:
-    """As `pick`, but no token of an output that is not finite."""
-    if not torch.isfinite(logits.amax(-1)).all():
-        raise MnemoError(NOT_FINITE)
-    return pick(logits, draws, sampling)
-
-
-def pick(logits: Tensor, draws: Tensor, sampling: Sampling) -> Tensor:
-    """One token a row of logits (R, V): where `draws` (R,), uniform in [0, 1), falls in the cumulated probabilities."""
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    scores = logits.float() if logits.device.type == "mps" else logits.double()
-    probabilities = torch.softmax((scores - scores.amax(-1, keepdim=True)) / sampling.temperature, -1)
-    if sampling.top_k is None and sampling.top_p is None:
-        return _invert(probabilities, draws)
-    probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    kept = _keep_likeliest(probabilities, sampling)
-    return order.gather(-1, _invert(kept, draws)[:, None])[:, 0]
-
-
-def _keep_likeliest(probabilities: Tensor, sampling: Sampling) -> Tensor:
-    """Probabilities in descending order with the excluded ones set to 0."""
-    if sampling.top_k is not None:
-        probabilities = probabilities.clone()
-        probabilities[:, sampling.top_k :] = 0
-    if sampling.top_p is not None:
-        before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities * (before < sampling.top_p * probabilities.sum(-1, keepdim=True))
-    return probabilities
-
-
-def _invert(weights: Tensor, draws: Tensor) -> Tensor:
-    """The first index whose cumulated weight exceeds the draw's share of the total."""
-    cumulated = weights.cumsum(-1)
-    share = draws.to(weights)[:, None] * cumulated[:, -1:]
-    index = torch.searchsorted(cumulated, share, right=True)[:, 0]
-    last = (weights > 0).cumsum(-1).argmax(-1)
-    return torch.minimum(index, last)
-
-
-class _Runner:
-    """A decoder with the output of each row's last token."""
+class _Text:
+    """Texts in progress, one a row: their decoder, their last outputs (B, D), and how many tokens were read (B,)."""
 
     def __init__(self, decoder: Decoder | RingDecoder, hidden: Tensor, tokens: Tensor) -> None:
         self.decoder, self.hidden, self.tokens = decoder, hidden, tokens
 
     @classmethod
-    def resume(cls, model: Model, reading: object, segment: int) -> _Runner:
-        if not isinstance(reading, Reading):
-            raise MnemoError("nothing to go on from: give a prompt of at least one token, or a reading")
-        return cls(_decoder(model, reading, segment, len(reading.hidden)), reading.hidden, reading.tokens)
+    def open(cls, model: Model, state: AnyState, segment: int, batch: int) -> _Text:
+        """Texts after a state; `hidden` is None unless it is a `TextState`."""
+        hidden, tokens = None, torch.zeros(batch, dtype=torch.int64)
+        if isinstance(state, TextState):
+            state, hidden, tokens = state
+        decoder = model.decoder(model.init(batch, cached=True) if state is None else state, segment=segment)
+        if decoder.batch != batch:
+            raise MnemoError(f"{batch} prompts, but the memory has {decoder.batch} rows")
+        return cls(decoder, hidden, tokens)  # type: ignore[arg-type]
 
-    @classmethod
-    def read(cls, model: Model, prompts: list[Tensor], state: AnyState, segment: int) -> _Runner:
+    def read(self, model: Model, prompts: list[Tensor], segment: int) -> _Text:
+        """The same texts after prompts of any lengths."""
         device, lengths = _device(model), [len(prompt) for prompt in prompts]
-        decoder = _decoder(model, state, segment, len(prompts))
         hidden = torch.empty(len(prompts), model.config.dim, device=device)
         for begin in range(0, max(lengths), segment):
             pieces = _padded([prompt[begin : begin + segment] for prompt in prompts]).to(device)
             used = [min(segment, max(0, length - begin)) for length in lengths]
-            out = decoder.feed(pieces, used).hidden
+            out = self.decoder.feed(pieces, used).hidden
             hidden = torch.stack([out[row, n - 1] if n else hidden[row] for row, n in enumerate(used)])
-        return cls(decoder, hidden, _tokens_read(state, len(prompts)) + torch.tensor(lengths))
+        return _Text(self.decoder, hidden, self.tokens + torch.tensor(lengths))
 
-    def fork(self, count: int) -> _Runner:
+    def fork(self, count: int) -> _Text:
+        """Each text `count` times."""
         if count == 1:
             return self
         rows = torch.arange(len(self.hidden)).repeat_interleave(count)
         on_device = rows.to(self.hidden.device)
-        return _Runner(self.decoder.select(on_device), self.hidden[on_device], self.tokens[rows])
+        return _Text(self.decoder.select(on_device), self.hidden[on_device], self.tokens[rows])
 
-    def behind(self, hidden: Tensor, num_tokens: int) -> _Runner:
-        """The same decoder when it has read so many tokens more."""
-        return _Runner(self.decoder, hidden, self.tokens + num_tokens)
-
-    def reading(self) -> Reading:
-        return Reading(self.decoder.state(), self.hidden.clone(), self.tokens)
+    def state(self) -> TextState:
+        """A copy, to continue from."""
+        return TextState(self.decoder.state(), self.hidden.clone(), self.tokens)
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
@@ -281,19 +230,6 @@ def _rows(prompts: Sequence[Tensor] | Tensor | None) -> list[Tensor]:
     if any(row.dim() != 1 or len(row) == 0 for row in rows):
         raise MnemoError("a prompt is a row of at least one token id")
     return rows
-
-
-def _decoder(model: Model, state: AnyState, segment: int, batch: int) -> Decoder | RingDecoder:
-    inner = state.state if isinstance(state, Reading) else state
-    inner = model.init(batch, cached=True) if inner is None else inner
-    decoder = model.decoder(inner, segment=segment)
-    if decoder.batch != batch:
-        raise MnemoError(f"{batch} prompts, but the memory has {decoder.batch} rows")
-    return decoder
-
-
-def _tokens_read(state: AnyState, batch: int) -> Tensor:
-    return state.tokens if isinstance(state, Reading) else torch.zeros(batch, dtype=torch.int64)
 
 
 def _device(model: Model) -> torch.device:

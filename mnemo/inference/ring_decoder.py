@@ -1,9 +1,9 @@
-"""Decoding in rings: static buffers for token after token, rows at different places, one CUDA graph for all of them.
+"""Decoding with ring buffers: static tensors for single tokens, rows at different places, one CUDA graph for all rows.
 
-For models whose layers all keep Transformer-XL's memory. A layer's ring has a slot for every key that a token may see:
-its M memory slots and the L tokens of a segment. A token's key goes over the one that is M + L tokens old; when a
-segment is full its tokens are memory, without being moved. Cursors are tensors, so that rows need not be in step.
-Several tokens at once go through the windows of `mnemo.inference.decoder`; rings are converted from and to those.
+For models whose layers all keep Transformer-XL's memory. A layer's ring has a slot for every key that a token may
+attend to: its M memory slots and the L tokens of a segment. A token's key overwrites the one that is M + L tokens old.
+When a segment is full, its tokens become memory without being moved. Cursors are tensors, so rows may be at different
+places. Several tokens at once go through the plain `Decoder`; states are converted between the two.
 
 Shapes: B rows, N layers, H heads, R = M + L slots, d head size, D model width.
 """
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.inference.cuda_graph import Recorded
+from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
 from mnemo.memory.kv_buffer import KeyValueCache, KeyValues
 from mnemo.memory.protocol import Relation
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def suits(model: Model) -> bool:
-    """Whether a model can be decoded in rings."""
+    """Whether a model can be decoded with ring buffers."""
     config = model.config
     positions = isinstance(config.positions, (Relative, Shaw, Rotary, NoPositions))
     caches = all(memory.traits.key_value_cache for memory in config.memory.memories(config.num_layers))
@@ -41,24 +41,25 @@ def suits(model: Model) -> bool:
 
 
 def open_decoder(model: Model, state: State | DecodeState, segment: int) -> Decoder | RingDecoder:
-    """The faster of both for this model where it is."""
+    """The faster decoder for this model on its device."""
     return RingDecoder(model, state, segment) if preferred(model) else Decoder(model, state, segment)
 
 
 def preferred(model: Model) -> bool:
-    """A CPU gains nothing by recording, and windows copy less there."""
+    """Whether ring buffers are faster: on a CPU nothing is recorded, and the plain decoder copies less."""
     return _device(model).type == "cuda" and suits(model)
 
 
 class RingDecoder:
-    """As `Decoder`: reads many tokens through windows, and single ones in rings."""
+    """As `Decoder`: a plain decoder reads several tokens at once, ring buffers single ones."""
 
     def __init__(self, model: Model, state: State | DecodeState, segment: int) -> None:
         self.model, self.segment = model, segment
-        self.windows: Decoder | None = Decoder(model, state, segment)
+        self.plain: Decoder | None = Decoder(model, state, segment)
+        """None while the newest state is in the rings"""
         self.rings: Rings | None = None
-        self.step: Recorded | None = None
-        self.tokens = torch.zeros(self.windows.batch, 1, dtype=torch.int64, device=_device(model))
+        self.step: RecordedFunction | None = None
+        self.tokens = torch.zeros(self.plain.batch, 1, dtype=torch.int64, device=_device(model))
 
     @property
     def batch(self) -> int:
@@ -68,48 +69,57 @@ class RingDecoder:
     def feed(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Output:
         """As `Decoder.feed`."""
         if tokens.shape[1] != 1 or lengths is not None:
-            return self._open_windows().feed(tokens, lengths)
+            return self._to_plain().feed(tokens, lengths)
         self.model.check_tokens(tokens)
-        rings = self.open_rings()
+        rings = self._to_rings()
         self.tokens.copy_(tokens)
         if self.step is None:
-            self.step = Recorded(lambda: rings.read(self.tokens), self.tokens.device, rings.cursors)
+            self.step = RecordedFunction(lambda: rings.feed(self.tokens), self.tokens.device, rings.cursors)
         return self.model.finish(self.step().clone())
 
-    def open_rings(self) -> Rings:
-        """The rings, with everything that was read in them."""
-        if self.windows is not None:
-            state = self.windows.state()
+    def feed_single(self, tokens: Tensor) -> Output:
+        """As `Decoder.feed_single`; not recorded itself, so that it can be part of a larger CUDA graph."""
+        return self.model.finish(self._to_rings().feed(tokens))
+
+    def changed_tensors(self) -> tuple[Tensor, ...]:
+        """As `Decoder.changed_tensors`."""
+        return self._to_rings().cursors
+
+    def _to_rings(self) -> Rings:
+        """The rings, with everything read so far in them."""
+        if self.plain is not None:
+            state = self.plain.state()
             if self.rings is None:
                 self.rings = Rings(self.model, state, self.segment)
             self.rings.load(state)
-            self.windows = None
+            self.plain = None
         assert self.rings is not None
         return self.rings
 
-    def _open_windows(self) -> Decoder:
-        if self.windows is None:
+    def _to_plain(self) -> Decoder:
+        """The plain decoder, with everything read so far in it."""
+        if self.plain is None:
             assert self.rings is not None
-            self.windows = Decoder(self.model, self.rings.state(), self.segment)
-        return self.windows
+            self.plain = Decoder(self.model, self.rings.state(), self.segment)
+        return self.plain
 
     @torch.no_grad()
     def state(self) -> DecodeState:
-        """A copy of everything the next token depends on."""
-        if self.windows is not None:
-            return self.windows.state()
+        """Return a copy of everything that the next token depends on."""
+        if self.plain is not None:
+            return self.plain.state()
         assert self.rings is not None
         return self.rings.state()
 
     def select(self, rows: Tensor) -> RingDecoder:
-        """A decoder of the given rows, each as often as it is named: one memory, many continuations."""
+        """Return a decoder of the given rows, which may repeat: several continuations of one memory."""
         state, rows = self.state(), rows.to(self.tokens.device)
         chosen = DecodeState(select(state.state, rows), select(state.open, rows), state.count[rows.cpu()])
         return RingDecoder(self.model, chosen, self.segment)
 
 
 class Rings:
-    """The buffers of all layers, and where every row is in them."""
+    """The ring buffers of all layers, and the place of every row in them."""
 
     def __init__(self, model: Model, state: DecodeState, segment: int) -> None:
         self.model, self.segment = model, segment
@@ -127,38 +137,38 @@ class Rings:
         self.places, self.slots, self.lengths, self.limits, self.counts = (
             torch.zeros(len(sizes), batch, dtype=torch.int64, device=device) for _ in range(5)
         )
-        """(N, B) each: the next token's place, counted on and on, and its slot; slots of memory that are valid; keys
-        that it sees; open tokens, alike in all layers"""
+        """(N, B) each: the next token's place, which grows without bound, and its slot (the place modulo the ring's
+        size); valid memory slots; keys that the token attends to; open tokens, equal in all layers"""
         positions = model.config.positions
-        self.turns = Turns(positions.base, keys) if isinstance(positions, Rotary) else None
+        self.rotary = RotaryKeys(positions.base, keys) if isinstance(positions, Rotary) else None
 
     @property
     def cursors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What a token moves on."""
+        """The tensors that a token changes."""
         return self.places, self.slots, self.lengths, self.limits, self.counts
 
     def load(self, state: DecodeState) -> None:
-        """Memories go to the rings' beginnings, open tokens behind them."""
+        """Put memories at the beginning of the rings, and open tokens after them."""
         num_open = state.open[0].keys.shape[2]
         self.counts.copy_(state.count)
         for index, (ring, cache, opened) in enumerate(zip(self.buffers, state.state, state.open, strict=True)):
             num_slots = cache.keys.shape[2]
             for part, memory, new in zip(ring, cache[:2], opened, strict=True):
                 part[:, :, :num_slots], part[:, :, num_slots : num_slots + num_open] = memory, new
-            if self.turns is not None:
+            if self.rotary is not None:
                 everywhere = torch.arange(ring.shape[3], device=ring.device)
-                ring[0] = self.turns.to(ring[0], everywhere.expand(ring.shape[1], -1))
+                ring[0] = self.rotary.to(ring[0], everywhere.expand(ring.shape[1], -1))
             self.lengths[index].copy_(cache.length)
         self.places.copy_(self.memory + self.counts)
-        self._look_around()
+        self._locate_next()
 
-    def _look_around(self) -> None:
-        """Where the next token of each row goes, and how many keys it sees, its own included."""
+    def _locate_next(self) -> None:
+        """Compute the slot of each row's next token, and the number of keys that it attends to, its own included."""
         torch.remainder(self.places, self.memory + self.segment, out=self.slots)
         torch.minimum(self.lengths + self.counts + 1, self.window, out=self.limits)
 
-    def read(self, tokens: Tensor) -> Tensor:
-        """A token (B, 1) of every row -> the last layer's rows (B, 1, D)."""
+    def feed(self, tokens: Tensor) -> Tensor:
+        """Read a token (B, 1) of every row; return the last layer's rows (B, 1, D)."""
         x = embed(self.model.embedding, tokens)
         for index, layer in enumerate(self.layers):
             context = self._attend(index, layer, x)[:, None]
@@ -172,13 +182,13 @@ class Rings:
         projected = F.linear(layer.norm_attention(x) if layer.pre else x, self.projections[index])
         q, k, v = projected.view(len(x), 3, attention.num_heads, attention.head_dim).unbind(1)
         q, k = attention.norm_query(q), attention.norm_key(k)
-        if self.turns is not None:
+        if self.rotary is not None:
             place = self.places[index][:, None]
-            q, k = (self.turns.to(part[:, :, None], place)[:, :, 0] for part in (q, k))
+            q, k = (self.rotary.to(part[:, :, None], place)[:, :, 0] for part in (q, k))
         return decode_attention(q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index])
 
     def _advance(self) -> None:
-        """Every row goes on by one slot; full segments become memory."""
+        """Move every row on by one slot; full segments become memory."""
         if decode_kernels.supports(self.buffers[0]):
             decode_kernels.advance(*self.cursors, self.memory, self.window, self.segment)
             return
@@ -188,7 +198,7 @@ class Rings:
         self.lengths.copy_(torch.where(full, grown, self.lengths))
         self.counts.masked_fill_(full, 0)
         self.places += 1
-        self._look_around()
+        self._locate_next()
 
     def state(self) -> DecodeState:
         """A copy of everything, in order."""
@@ -208,11 +218,11 @@ class Rings:
         _, batch, heads, num_slots, size = ring.shape
         index = (places % num_slots)[:, None, :, None].expand(batch, heads, -1, size)
         keys, values = ring[0].gather(2, index), ring[1].gather(2, index)
-        return keys if self.turns is None else self.turns.back(keys, places), values
+        return keys if self.rotary is None else self.rotary.back(keys, places), values
 
 
-class Turns:
-    """Rotary positions that keys keep: only differences of places count, so they may be counted on and on."""
+class RotaryKeys:
+    """Rotary positions that stay with the keys: only differences of places count, so places may grow without bound."""
 
     def __init__(self, base: float, like: Tensor) -> None:
         size = like.shape[-1]
@@ -224,10 +234,11 @@ class Turns:
         return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
     def to(self, x: Tensor, places: Tensor) -> Tensor:
-        """x (B, H, T, d) turned as its places (B, T) ask."""
+        """Rotate x (B, H, T, d) by its places (B, T)."""
         return rotate(x, self._angles(places, x))
 
     def back(self, x: Tensor, places: Tensor) -> Tensor:
+        """Undo `to`."""
         return rotate(x, self._angles(-places, x))
 
 
@@ -237,7 +248,7 @@ def _table(relation: Relation, dtype: torch.dtype) -> Table:
 
 
 def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
-    """As the embedding does, without asking which bins there are: a device would have to answer first."""
+    """As the embedding does, but without looking up which bins occur: that would wait for the device."""
     if not embedding.split:
         return embedding(ids)
     x = None

@@ -1,9 +1,8 @@
-"""Rows of a batch on threads of their own.
+"""Groups of a batch's rows in separate threads.
 
-Threads that share every operation wait for each other after each of them, and what one has written another reads, out
-of its cache. Rows know nothing of each other: a thread can take some of them from the first layer to the last. Then
-nobody waits before the end, scores stay with the core that they belong to, and a busy machine costs no more than the
-time it takes away.
+Threads that share every operation wait for each other after each one, and read each other's results from another
+core's cache. Rows are independent, so a thread can instead compute some of them from the first layer to the last:
+threads wait only once, at the end, and results stay in the cache of one core.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from mnemo.memory.state import State, leaves
 from mnemo.model import Model
 
 MOST_GROUPS = 8
-"""More would queue for the interpreter."""
+"""More threads would wait for the Python interpreter's lock."""
 LEAST_WORK = 2**25
-"""Multiplications of a group in a layer; with fewer, calling the operations is most of the work."""
+"""Multiplications of a group in a layer; with fewer, most of the time is the overhead of calling operations."""
 
 
 def row_groups(model: Model, state: State, segment: int) -> list[slice]:
-    """How rows are shared out among threads that read segments of this length behind a state; one group for all where
-    that would gain nothing."""
+    """Divide the rows of a state among threads that score segments of this length; one group if that gains nothing."""
     batch = next(leaves(state))[1].shape[0]
     num_groups = min(batch, torch.get_num_threads(), MOST_GROUPS)
     if num_groups < 2 or not _can_share(model) or batch // num_groups * _work(model, state, segment) < LEAST_WORK:
@@ -36,14 +34,14 @@ def row_groups(model: Model, state: State, segment: int) -> list[slice]:
 
 
 def _can_share(model: Model) -> bool:
-    """Other threads do not know of autocast, and only OpenMP gives each thread a number of threads of its own."""
+    """Autocast is not active in other threads, and only OpenMP has a number of threads for each calling thread."""
     if next(model.parameters()).device.type != "cpu" or model.training:
         return False
     return torch.backends.openmp.is_available() and not torch.is_autocast_enabled("cpu")
 
 
 def _work(model: Model, state: State, segment: int) -> int:
-    """Multiplications of one row in a layer, on average: its weights, and keys, positions and values."""
+    """Multiplications of one row in a layer, on average: with weights, keys, positions and values."""
     config, rows = model.config, model.num_rows(segment)
     weights = sum(weight.numel() for weight in model.stages.parameters())
     keys = sum(slots + rows for slots in model.memory_lengths(state))
@@ -51,7 +49,7 @@ def _work(model: Model, state: State, segment: int) -> int:
 
 
 class RowThreads:
-    """Threads that share out the threads that PyTorch would use."""
+    """A pool of threads, each of which uses an equal share of PyTorch's own threads."""
 
     def __init__(self, count: int) -> None:
         self.pool = ThreadPoolExecutor(count, thread_name_prefix="rows")
@@ -59,17 +57,17 @@ class RowThreads:
 
         def settle(_: int) -> None:
             torch.set_num_threads(max(1, before // count))
-            torch.get_num_threads()  # a thread that has not asked yet would take over what is set below
+            torch.get_num_threads()  # fixes this thread's number, which the line below would change
             all_there.wait()
 
         list(self.pool.map(settle, range(count)))
-        torch.set_num_threads(before)  # what was set last is every new thread's number
+        torch.set_num_threads(before)  # new threads start with the number that was set last
 
     def run(self, calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-        """Call all of them at once, where nothing is trained; results in order.
+        """Call all functions at the same time, without gradients, and return their results in order.
 
-        In inference mode, whatever the caller's is: the less an operation does before it computes, the less its thread
-        waits for the interpreter.
+        Always in inference mode, whatever the caller uses: operations have the least overhead there, so threads wait
+        less for the interpreter's lock.
         """
 
         def alone(call: Callable[[], Tensor]) -> Tensor:

@@ -1,20 +1,23 @@
-"""Scoring segment after segment: a private runner whose memories stay where they are.
+"""Scoring one segment after the other, with buffers for memories that stay in place.
 
-On a GPU, and where every layer keeps Transformer-XL's memory, keys and values have buffers with room for several
-segments behind them. Each place in them has its own recorded CUDA graph; behind the last one the memory is moved to the
-front. So a segment costs its kernels and nothing else, and the device is never waited for. Everything else is read
-by the model itself; on a CPU, by several threads, each of which takes some of the rows.
+`open_scorer` chooses the fastest way:
+- On a GPU, if every layer keeps Transformer-XL's memory, `RecordedScorer`: keys and values have buffers with space for
+  several further segments. Each place in the buffers has its own CUDA graph; after the last place the memory is moved
+  back to the front. A segment then costs its kernels only, and Python never waits for the device.
+- On a CPU with several threads, `ThreadedScorer`: each thread scores some of the rows.
+- Otherwise the model is called for each segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mnemo.inference.cuda_graph import Recorded, shared_pool
+from mnemo.inference.cuda_graph import RecordedFunction, shared_pool
 from mnemo.inference.ring_decoder import suits
 from mnemo.inference.row_threads import RowThreads, row_groups
 from mnemo.memory.kv_buffer import SPARE, KeyValueCache, RewindingBuffer
@@ -23,31 +26,41 @@ from mnemo.memory.state import State, tree_map
 from mnemo.model import Model, Output
 
 MAX_TIMES = 16
-"""Recorded graphs, at most."""
+"""Most places in the buffers of a `RecordedScorer`: each has its own CUDA graph."""
 Loss = Callable[[Output, Tensor], Tensor]
 """As `Model.loss`."""
 
 
+class Scorer(Protocol):
+    def score(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
+    ) -> Tensor:
+        """Read a segment (B, L) and return the losses (B, T) of its newest T tokens; arguments as of `Model`."""
+        ...
+
+    def close(self) -> None:
+        """Free threads and GPU memory."""
+        ...
+
+
 def losses_at(model: Model, temperatures: Sequence[float], out: Output, targets: Tensor) -> Tensor:
-    """(S, B, L): `Model.loss` at every temperature."""
+    """(S, B, L): `Model.loss` at each of S temperatures."""
     return torch.stack([model.loss(out, targets, temperature) for temperature in temperatures])
 
 
-def open_reader(
-    model: Model, state: State, segment: int, temperatures: Sequence[float] | None = None
-) -> SegmentReader | RowReaders:
-    """The faster of both for this model where it is."""
+def open_scorer(model: Model, state: State, segment: int, temperatures: Sequence[float] | None = None) -> Scorer:
+    """The fastest scorer for this model on its device; it takes `state` over.
+
+    With `temperatures`, losses have a further first dimension, with the loss at each temperature.
+    """
     groups = row_groups(model, state, segment)
     if len(groups) == 1:
-        return SegmentReader(model, state, segment, temperatures)
-    return RowReaders(model, state, segment, groups, temperatures)
+        return SegmentScorer(model, state, segment, temperatures)
+    return ThreadedScorer(model, state, segment, groups, temperatures)
 
 
-class SegmentReader:
-    """Reads segments (B, L) behind a state, which it takes over, and scores them.
-
-    With `temperatures`, every score is one at each of them, in a further dimension before the others.
-    """
+class SegmentScorer:
+    """Calls the model for each segment, or replays CUDA graphs for segments of the usual length."""
 
     def __init__(
         self,
@@ -60,30 +73,30 @@ class SegmentReader:
         self.model, self.state, self.segment = model, state, segment
         self.loss: Loss = model.loss if temperatures is None else partial(losses_at, model, temperatures)
         self.tables = model.tables(segment, state) if tables is None else tables
-        self.track = Track(model, state, segment, self.tables, self.loss) if self._can_record() else None
+        self.recorded = RecordedScorer(model, state, segment, self.tables, self.loss) if self._can_record() else None
 
     def _can_record(self) -> bool:
-        return next(self.model.parameters()).is_cuda and can_track(self.model)
+        return next(self.model.parameters()).is_cuda and can_record(self.model)
 
-    def read(
+    def score(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
-        """Losses (B, T) of the newest T tokens."""
-        if self.track is not None and lengths is None and starts is None and tokens.shape[1] == self.segment:
-            return self.track.read(tokens, targets)
-        if self.track is not None and self.track.remembers:
-            self.state, self.track = self.track.state(), None
+        """As `Scorer.score`."""
+        if self.recorded is not None and lengths is None and starts is None and tokens.shape[1] == self.segment:
+            return self.recorded.score(tokens, targets)
+        if self.recorded is not None and self.recorded.remembers:
+            self.state, self.recorded = self.recorded.state(), None
         out, self.state = self.model(tokens, self.state, lengths=lengths, starts=starts, tables=self.tables)
         return self.loss(out, targets)
 
     def close(self) -> None:
-        """Recorded steps refer to what refers to them, and hold a device's memory until somebody looks."""
-        if self.track is not None:
-            self.track.steps.clear()
+        # Break the reference cycle; otherwise GPU memory is freed only by the next garbage collection.
+        if self.recorded is not None:
+            self.recorded.steps.clear()
 
 
-class RowReaders:
-    """As `SegmentReader`, with every group of rows on a thread of its own."""
+class ThreadedScorer:
+    """Scores each group of rows in its own thread."""
 
     def __init__(
         self,
@@ -96,16 +109,16 @@ class RowReaders:
         self.groups, self.threads = groups, RowThreads(len(groups))
         tables = model.tables(segment, state)
         parts = [tree_map(lambda leaf, rows=rows: leaf[rows], state) for rows in groups]
-        self.readers = [SegmentReader(model, part, segment, temperatures, tables) for part in parts]
+        self.scorers = [SegmentScorer(model, part, segment, temperatures, tables) for part in parts]
 
-    def read(
+    def score(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
-        """As `SegmentReader.read`."""
+        """As `Scorer.score`."""
         given = (tokens, targets, lengths, starts)
         calls = [
-            partial(reader.read, *(None if part is None else part[rows] for part in given))
-            for reader, rows in zip(self.readers, self.groups, strict=True)
+            partial(scorer.score, *(None if part is None else part[rows] for part in given))
+            for scorer, rows in zip(self.scorers, self.groups, strict=True)
         ]
         return torch.cat(self.threads.run(calls), dim=-2)
 
@@ -113,13 +126,13 @@ class RowReaders:
         self.threads.pool.shutdown()
 
 
-def can_track(model: Model) -> bool:
-    """One table of tokens: bins would have to be looked into."""
+def can_record(model: Model) -> bool:
+    """Whether segments can be recorded: an adaptive embedding would wait for the device to find its bins."""
     return suits(model) and len(model.embedding.bins) == 1
 
 
-def in_type(model: Model, dtype: torch.dtype) -> Model:
-    """The same model with weights of another type."""
+def with_dtype(model: Model, dtype: torch.dtype) -> Model:
+    """A copy of the model with weights of another type."""
     with torch.device("meta"):
         other = Model(model.config)
     weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
@@ -127,8 +140,8 @@ def in_type(model: Model, dtype: torch.dtype) -> Model:
     return other.train(model.training)
 
 
-class Track:
-    """Buffers, and a recorded step for every place in them."""
+class RecordedScorer:
+    """Buffers for the memories, and a CUDA graph for every place in them."""
 
     def __init__(
         self, model: Model, state: State, segment: int, tables: PositionTables, loss: Loss | None = None
@@ -141,16 +154,16 @@ class Track:
         self.lengths = torch.stack([cache.length for cache in state])
         batch, device = self.lengths.shape[1], self.lengths.device
         self.tokens, self.targets = (torch.zeros(batch, segment, dtype=torch.int64, device=device) for _ in range(2))
-        self.steps: list[Recorded | None] = [None] * self.times
+        self.steps: list[RecordedFunction | None] = [None] * self.times
         self.pool = shared_pool(device)
 
     @property
     def remembers(self) -> bool:
-        """Whether any layer has a memory: without one there is no state to hand on."""
+        """Whether any layer has a memory; without one there is no state to carry over."""
         return any(buffer.num_slots for buffer in self.buffers)
 
-    def read(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """As `SegmentReader.read`; the targets may be fewer."""
+    def score(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """As `Scorer.score`, for segments of the usual length without padding."""
         if targets.shape[1] != self.targets.shape[1]:
             self.targets = torch.zeros_like(targets)
             self.steps = [None] * self.times
@@ -165,12 +178,13 @@ class Track:
         return losses
 
     def _run(self) -> Tensor:
-        """Recorded when a place is come to again: few segments are not worth it."""
+        """Record a place when it is reached for the second time: few segments do not repay a recording."""
         if self.rounds == 0:
             return self._step()
         step = self.steps[self.time]
         if step is None:
-            step = self.steps[self.time] = Recorded(self._step, self.tokens.device, (self.lengths,), self.pool)
+            step = RecordedFunction(self._step, self.tokens.device, (self.lengths,), self.pool)
+            self.steps[self.time] = step
         return step()
 
     def _step(self) -> Tensor:
@@ -179,5 +193,5 @@ class Track:
         return self.loss(out, self.targets)
 
     def state(self) -> tuple[KeyValueCache, ...]:
-        """The memories where they are now."""
+        """The memories at their present place in the buffers."""
         return tuple(buffer.at(self.time, length) for buffer, length in zip(self.buffers, self.lengths, strict=True))

@@ -85,3 +85,8 @@ class Plan:
         else:
             plan = replace(self, long=replace(self.long, length=long))
         return tuple(memory.length for memory in plan.memories(num_layers))
+
+    def long_length(self, lengths: Sequence[int]) -> int:
+        """Of every layer's memory lengths, that of the long-range layers; the largest if there are none."""
+        long = self.long_layers(len(lengths))
+        return lengths[long[0]] if long else max(lengths)

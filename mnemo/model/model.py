@@ -94,12 +94,13 @@ class Model(nn.Module):
         """
         self.check_rows(tokens)
         state = self._start(tokens, state, starts)
-        first = self.input_memory.num_read
+        # Made here and not by a default of `Call`, which torch.compile cannot trace.
+        first, losses = self.input_memory.num_read, AuxiliaryLosses()
         text = slice(first, first + tokens.shape[1])
-        call = Call(tables=tables, record=record, notes=notes, recompute=recompute, text=text)
+        call = Call(tables=tables, record=record, notes=notes, recompute=recompute, text=text, losses=losses)
         backbone = partial(self.run, call=call)
         hidden, state = self.input_memory(self.embedding(tokens), state, backbone, lengths)
-        return Output(hidden, call.losses.by_name), state
+        return Output(hidden, losses.by_name), state
 
     def _start(self, tokens: Tensor, state: State | None, starts: Tensor | None) -> State:
         """The state before a segment."""
@@ -212,6 +213,10 @@ class Model(nn.Module):
         stages = zip(self._stages(), self._stage_lengths(lengths), strict=True)
         layers = tuple(stage.init(batch, length, like, cached, full) for stage, length in stages)
         return self.input_memory.init(batch, layers)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     @property
     def input_memory(self) -> InputMemory:

@@ -19,7 +19,7 @@ ORDER = ("xl", "long_range", "rmt", "lamemo")
 
 
 def every_experiment() -> dict[str, Experiment]:
-    """By name, of all the packages in here, those of the older papers first."""
+    """Experiments of all families by name, older papers first."""
     found: dict[str, Experiment] = {}
     families = {each.name for each in pkgutil.iter_modules(__path__) if each.ispkg}
     for family in sorted(families, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):

@@ -1,7 +1,7 @@
-"""What an experiment is: a claim of a paper, the measurements that test it, and what they say.
+"""An experiment: claims of a paper, the measurements that test them, and verdicts.
 
-A measurement (`Cell`) is plain data, so that it can be made in another process, recognised when it has been made, and
-written down beside its result. Verdicts, figures and tables are functions of the results alone.
+A measurement (`Cell`) is plain data, so that another process can make it, a stored result can be recognised by its
+settings, and both can be stored together. Verdicts, figures and tables are functions of the results alone.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ class Cell:
     name: str
     """Unique in its experiment and budget; a folder name."""
     job: str
-    """Registered job that makes it."""
+    """Name of the registered job that makes it."""
     settings: dict[str, Any]
-    """JSON: all that the result depends on."""
+    """JSON; the result depends on nothing else."""
     labels: dict[str, Any]
-    """Where it stands in the grid: model, length, seed."""
+    """Its place in the grid: model, length, seed."""
     after: tuple[str, ...] = ()
     """Cells of the same grid whose folders it reads."""
     alone: bool = False
-    """It measures time: nothing else may run beside it."""
+    """Whether it measures time, so that no other cell may run at the same time."""
 
     @property
     def fingerprint(self) -> str:
-        """The same for measurements that must give the same result, up to rounding."""
+        """Equal for measurements that give the same result up to rounding."""
         settings = self.settings if self.alone else _without_speed(self.settings)
         return digest({"job": self.job, "settings": settings, "after": list(self.after)})
 
 
 SPEED_ONLY = ("compile", "cuda_graph")
-"""Settings that change how fast something is computed, but not what: of no interest where no time is measured."""
+"""Settings that change only the speed; they count only in cells that measure time."""
 
 
 def _without_speed(value: Any) -> Any:
@@ -57,7 +57,7 @@ class CellResult:
     cell: Cell
     values: dict[str, Any]
     seconds: float
-    """Of all the processes that worked on it."""
+    """Sum over all attempts."""
     hardware: str
     versions: dict[str, str]
 
@@ -68,20 +68,20 @@ class CellResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a grid has given so far."""
+    """All results of a grid so far."""
 
     budget: Budget
     cells: Sequence[CellResult]
 
     def select(self, **labels: Any) -> list[CellResult]:
-        """Those that have all these labels."""
+        """Results that have all these labels."""
         return [each for each in self.cells if has_labels(each.labels, labels)]
 
     def one(self, name: str) -> CellResult | None:
         return next((each for each in self.cells if each.cell.name == name), None)
 
     def values(self, key: str, **labels: Any) -> list[float]:
-        """One value of each of `select(**labels)` that has it; `scores.test.loss` looks into objects."""
+        """The number at `key` of every selected result that has one; a dot in `key` goes into an object."""
         found = (look_up(each.values, key) for each in self.select(**labels))
         return [value for value in found if isinstance(value, (int, float))]
 
@@ -91,7 +91,7 @@ def has_labels(labels: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def look_up(values: Any, key: str) -> Any:
-    """`look_up({"a": {"b": 1}}, "a.b")` is 1; None where there is nothing."""
+    """`look_up({"a": {"b": 1}}, "a.b")` is 1; None if a name is missing."""
     for name in key.split("."):
         if not isinstance(values, Mapping) or name not in values:
             return None
@@ -105,7 +105,7 @@ def nothing(results: Results) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A claim of a paper and how it is tested."""
+    """Claims of a paper and how they are tested."""
 
     name: str
     title: str
@@ -113,12 +113,12 @@ class Experiment:
     covers: tuple[str, ...]
     """Tables and figures of the paper."""
     claim: str
-    """What is tested, in one or two sentences."""
+    """One or two sentences."""
     cells: Callable[[Budget], list[Cell]]
     verdicts: Callable[[Results], list[Verdict]]
-    """Of grids that are not complete too: what is not known yet is open."""
+    """Also of an incomplete grid; claims without results are open."""
     figures: Callable[[Results], list[Figure]] = nothing
     tables: Callable[[Results], list[Table]] = nothing
     samples: Callable[[Results], list[Sample]] = nothing
     notes: tuple[str, ...] = field(default=())
-    """What differs from the paper, and why."""
+    """Differences from the paper, with reasons."""

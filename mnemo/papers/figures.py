@@ -73,21 +73,14 @@ def in_color(lines: Sequence[Line], rows: Sequence[Row]) -> list[Line]:
     return [replace(line, color=colors[line.label]) for line in lines]
 
 
-def score_bars(
-    grid: Grid,
-    results: Results,
-    keys: Sequence[str] | None = None,
-    *,
-    slug: str = "test",
-    split: Literal["Test", "Validation"] = "Test",
-) -> list[Figure]:
+def score_bars(grid: Grid, results: Results, keys: Sequence[str] | None = None, *, slug: str = "test") -> list[Figure]:
     """The mean score of every row."""
     unit, shown = grid.measure.unit, grid.measure.shown
     found = [(row.label, grid.by_seed(results, row.key)) for row in rows_of(grid, keys)]
     bars = [(label, fmean(map(shown, values.values()))) for label, values in found if values]
     better = "Longer" if grid.measure.higher_is_better else "Shorter"
-    caption = f"{split} set, means over seeds in {unit}. {better} is better."
-    return [bar_figure(slug, f"{split} {unit}", caption, bars, unit=unit)] if len(bars) > 1 else []
+    caption = f"Test set, means over seeds in {unit}. {better} is better."
+    return [bar_figure(slug, f"Test {unit}", caption, bars, unit=unit)] if len(bars) > 1 else []
 
 
 def scores_over(

@@ -1,4 +1,4 @@
-"""What cells can ask for: training with scores, and whatever else a family of experiments registers."""
+"""Jobs that make cells: training with scores, and others that the families register."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from mnemo.training import Monitor, create_run, train
 from mnemo.training.precision import autocast
 
 MOST_POINTS = 400
-"""Of a training curve in a result; curves of validation are kept whole."""
+"""Of a training curve in a result; validation curves are stored whole."""
 
 
 class Stopped(Exception):
-    """A signal ended the training of a cell; it goes on from its checkpoint when the grid is run again."""
+    """Raised when a signal ends the training of a cell, which resumes from its checkpoint in the next run."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cell is made."""
+    """Folders and device of the cell that a job makes."""
 
     folder: Path
-    """Its own; a training run lives in `folder / RUN` and goes on by itself."""
+    """Of the cell; its training run is in `folder / RUN` and resumes from there."""
     grid: Path
     device: torch.device
     monitor: Monitor
@@ -49,7 +49,7 @@ class Place:
         return self.monitor.show
 
     def of(self, cell: str) -> Path:
-        """The folder of a cell that this one comes after."""
+        """The folder of a cell in `after`."""
         return self.folder.parent / cell
 
 
@@ -57,10 +57,12 @@ Job = Callable[[dict[str, Any], Place], dict[str, Any]]
 JOBS: dict[str, Job] = {}
 Needs = Callable[[dict[str, Any]], float]
 NEEDS: dict[str, Needs] = {}
-"""Bytes of one device that a job's settings ask for, beside what training the recipes in them takes."""
+"""By name of the job: bytes that its settings need on one device, besides training the recipes in them."""
 
 
 def job(name: str, *, needs: Needs | None = None) -> Callable[[Job], Job]:
+    """Register a function as the job of this name."""
+
     def register(function: Job) -> Job:
         if name in JOBS:
             raise ValueError(f"two jobs are called {name}")
@@ -84,7 +86,7 @@ def training_cell(
     labels: Mapping[str, Any],
     scores: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Cell:
-    """Train a recipe, then score it: by name, a split and the fields of an EvalConfig, `no_memory` or `sliding`."""
+    """Train a recipe, then score it; a score has a split and fields of EvalConfig, `no_memory` or `sliding`."""
     return Cell(name=name, job="train", settings=training_settings(recipe, scores), labels=dict(labels))
 
 
@@ -102,7 +104,7 @@ def train_and_score(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def train_here(recipe: Recipe, place: Place) -> dict[str, Any]:
-    """Train in the cell's folder, or go on there; what the run's files say of it."""
+    """Start or resume training in the cell's folder, and return a summary of the run."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     if not (place.run / "recipe.json").exists():
@@ -134,7 +136,7 @@ def _thin(curve: list[list[float]]) -> list[list[float]]:
 
 
 def score(place: Place, how: Mapping[str, Any]) -> dict[str, Any]:
-    """Score the cell's run as `how` says: `split`, and what `EvalConfig` and `evaluate` take."""
+    """Score the cell's run; `how` has a `split`, fields of `EvalConfig` and flags of `evaluate`."""
     options = dict(how)
     split = options.pop("split", "valid")
     flags = {name: options.pop(name) for name in ("no_memory", "sliding") if name in options}

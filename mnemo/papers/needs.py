@@ -1,4 +1,4 @@
-"""What a budget needs: corpora that are prepared, and a device that can hold its models. Asked before any training."""
+"""Requirements of a budget, checked before any training: prepared corpora, and a device that can hold its models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from mnemo.config import canonical, from_json
 from mnemo.cost.training_cost import training_bytes
 from mnemo.data import corpus as corpora
-from mnemo.data.published import PYTHON, missing
+from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.model.memory_limits import memory_bytes
 from mnemo.papers.experiment import Budget, Cell, Experiment
@@ -18,26 +18,26 @@ from mnemo.papers.jobs import NEEDS
 from mnemo.recipes.recipe import Recipe
 
 MOST_COUNTED = 3
+"""Recipes whose memory is counted: counting takes a second for each."""
 
 
 def require_needs(experiment: Experiment, budget: Budget, device: torch.device) -> None:
-    """Refuse what cannot be run here, with what it needs."""
+    """Raise an error that names what is missing, if this machine cannot run the budget."""
     cells = experiment.cells(budget)
     recipes = {canonical(recipe): recipe for cell in cells for recipe in recipes_of(cell)}
     if budget != "smoke":
-        _require_memory(experiment, budget, max(_training(recipes.values()), _own(cells)), device)
+        _require_memory(experiment, budget, max(_training_bytes(recipes.values()), _measuring_bytes(cells)), device)
     for recipe in recipes.values():
         _require_corpus(recipe)
 
 
-def _training(recipes: Iterable[Recipe]) -> float:
-    # Counting takes a second a shape, so only the largest are counted.
+def _training_bytes(recipes: Iterable[Recipe]) -> float:
     largest = sorted(recipes, key=_work, reverse=True)[:MOST_COUNTED]
     return max(map(training_bytes, largest), default=0.0)
 
 
-def _own(cells: Iterable[Cell]) -> float:
-    """Of models that are measured, not trained."""
+def _measuring_bytes(cells: Iterable[Cell]) -> float:
+    """Needed by jobs that measure a model without training it."""
     return max((NEEDS[cell.job](cell.settings) for cell in cells if cell.job in NEEDS), default=0.0)
 
 
@@ -68,7 +68,7 @@ def _recipes(value: Any) -> Iterator[Recipe]:
 
 
 def _work(recipe: Recipe) -> int:
-    """Grows with the memory that training needs, roughly."""
+    """Grows roughly with the memory that training needs."""
     model, train = recipe.model, recipe.train
     keys = sum(model.memory.lengths(model.num_layers)) // model.num_layers + train.segment
     rows = train.batch // train.accumulate * (train.segment + train.context) * (1 + train.bptt)

@@ -1,4 +1,4 @@
-"""From results to verdicts and pages."""
+"""Verdicts and report pages of experiments, made from their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from mnemo.papers import every_experiment
 from mnemo.papers.experiment import BUDGETS, Budget, Experiment, Results
-from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, read_grid
+from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, load_grid
 from mnemo.report.experiment_markdown import MOST_ROWS, markdown_overview
 from mnemo.report.experiment_page import ANSWERS, ExperimentPage, write_experiment, write_overview
 from mnemo.report.findings import Table, Verdict
@@ -32,7 +32,7 @@ class Judged:
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """The answer, the claim, the paper's numbers, ours."""
+        """Answer, claim, the paper's numbers and ours."""
         return [(ANSWERS[each.holds], each.claim, each.paper, each.ours) for each in self.verdicts]
 
     def json(self) -> dict[str, Any]:
@@ -44,11 +44,12 @@ def judged(experiment: Experiment, found: Found) -> Judged:
     return Judged(experiment.verdicts(complete(experiment, found).results))
 
 
-INCOMPLETE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+INCOMPLETE = (ArithmeticError, LookupError, ValueError)
+"""Raised by verdicts, tables and figures if a result lacks a value, or has text or an empty list in its place."""
 
 
 def complete(experiment: Experiment, found: Found) -> Found:
-    """Without results that lack what verdicts, tables and figures are made of; those are named."""
+    """Leave out, and name, results that lack values which verdicts, tables or figures need."""
     if _incomplete(experiment, found.results) is None:
         return found
     kept, problems = [], list(found.problems)
@@ -114,7 +115,7 @@ def write_page(experiment: Experiment, site: Path, budget: Budget, found: Found)
 
 
 def write_index(out: Path, site: Path) -> Path:
-    """The page that lists the experiments with results in `out` and a page in `site`."""
+    """Write the page that lists the experiments with results in `out` and a page in `site`."""
     links = [(page, f"{page.name}/{page.budget}/{REPORT}") for page in all_pages(out)]
     return write_overview([(page, link) for page, link in links if (site / link).exists()], site / INDEX)
 
@@ -125,9 +126,9 @@ def has_results(out: Path, experiment: Experiment, budget: Budget) -> bool:
 
 
 def all_pages(out: Path) -> list[ExperimentPage]:
-    """The contents of a page for every experiment and budget with results in `out`."""
+    """Contents of the page of every experiment and budget with results in `out`."""
     return [
-        build_page(experiment, read_grid(grid_folder(out, experiment.name, budget), experiment, budget))
+        build_page(experiment, load_grid(grid_folder(out, experiment.name, budget), experiment, budget))
         for experiment in every_experiment().values()
         for budget in BUDGETS
         if has_results(out, experiment, budget)
@@ -135,9 +136,9 @@ def all_pages(out: Path) -> list[ExperimentPage]:
 
 
 def results_markdown(out: Path, beside: Path) -> str | None:
-    """All results in `out` for a Markdown file in the folder `beside`; None without results.
+    """All results in `out` as Markdown, for a file in the folder `beside`; None without results.
 
-    It depends on the results alone and links to them. Figures and long tables are in the pages, which are not kept.
+    The text depends on the results alone and links to them. Figures and long tables are only in the report pages.
     """
     prefix = Path(os.path.relpath(out.resolve(), beside)).as_posix()
     pages = [replace(page, figures=(), tables=_short(page.tables)) for page in all_pages(out)]

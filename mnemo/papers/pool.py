@@ -1,4 +1,4 @@
-"""Several cells at once, of one or more grids, each in a process of its own: small models share a device well."""
+"""Run several cells at once, each in its own process: one small model uses a fraction of a GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo.papers.experiment import Budget, Cell, Experiment
-from mnemo.papers.runner import Ran, Tell, announce, due
-from mnemo.papers.store import RESULT, cell_folder, grid_folder, read_grid, take_over
+from mnemo.papers.runner import PrintLine, Ran, announce, unfinished
+from mnemo.papers.store import RESULT, cell_folder, grid_folder, load_grid, reuse
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
-"""For processes that save before they end."""
+"""Time for workers to write checkpoints before they are killed."""
 LOG = "log.txt"
 
 
@@ -45,7 +45,7 @@ class _Stop:
 
 @contextmanager
 def _noting_signals() -> Iterator[_Stop]:
-    """Signals are for the workers too, which save first: nobody is to end at once."""
+    """Note signals instead of ending, so that the workers can write checkpoints first."""
     stop = _Stop()
     before = {each: signal.signal(each, stop.receive) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -57,7 +57,7 @@ def _noting_signals() -> Iterator[_Stop]:
 
 @contextmanager
 def _ending(running: list[Worker]) -> Iterator[None]:
-    """No worker outlives this process, whatever goes wrong."""
+    """End all workers when the block ends, also by an exception."""
     try:
         yield
     finally:
@@ -65,9 +65,9 @@ def _ending(running: list[Worker]) -> Iterator[None]:
 
 
 def run_together(
-    experiments: Sequence[Experiment], budget: Budget, out: Path, *, jobs: int, device: str, tell: Tell
+    experiments: Sequence[Experiment], budget: Budget, out: Path, *, jobs: int, device: str, print_line: PrintLine
 ) -> list[Ran]:
-    """All cells that are not done, in order, `jobs` at a time; what they print goes to a log in their folders."""
+    """Run all unfinished cells in order, `jobs` at a time; their output goes to a log in their folders."""
     waiting = [task for each in experiments for task in _tasks(each, budget, out)]
     running: list[Worker] = []
     failures: dict[str, list[str]] = {each.name: [] for each in experiments}
@@ -75,10 +75,10 @@ def run_together(
         while running or (waiting and not stop.asked):
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
-                if known := take_over(task.grid, task.cell, task.experiment.cells(budget)):
-                    tell(f"{task.experiment.name} {task.cell.name} is known: {known}")
+                if known := reuse(task.grid, task.cell, task.experiment.cells(budget)):
+                    print_line(f"{task.experiment.name} {task.cell.name} reuses {known}")
                     continue
-                tell(_announce(task, budget))
+                print_line(_announce(task, budget))
                 running.append(_start(task, budget, device, out, jobs))
             if not running:
                 break
@@ -86,25 +86,25 @@ def run_together(
                 _end(running)
             time.sleep(POLL_SECONDS)
             for worker in _take_ended(running):
-                _report(worker, failures[worker.task.experiment.name], tell, stop.asked)
+                _report(worker, failures[worker.task.experiment.name], print_line, stop.asked)
     if not stop.asked:
         for task in waiting:
             failures[task.experiment.name].append(f"{task.cell.name}: not all of {', '.join(task.cell.after)} are done")
     return [
-        Ran(read_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stop.asked)
+        Ran(load_grid(grid_folder(out, each.name, budget), each, budget), tuple(failures[each.name]), stop.asked)
         for each in experiments
     ]
 
 
 def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
     grid = grid_folder(out, experiment.name, budget)
-    return [Task(experiment, cell, grid) for cell in due(experiment, budget, grid)]
+    return [Task(experiment, cell, grid) for cell in unfinished(experiment, budget, grid)]
 
 
 def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
-    """The first that can begin; those that measure time when nothing else runs or is ready to.
+    """The first task that can start. Cells that measure time start when no other cell runs or is ready.
 
-    What is being measured for one experiment is not begun for another: it will be taken over.
+    A measurement that is running for one experiment is not started for another, which will reuse the result.
     """
     if any(worker.task.cell.alone for worker in running):
         return None
@@ -116,7 +116,7 @@ def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None
 
 
 def _is_ready(task: Task, unmade: set[tuple[Path, str]]) -> bool:
-    """All that it comes after is there, and nothing of that is to be made anew."""
+    """Whether all cells that it comes after have results, none of which will be made again."""
     return all(
         (task.grid, name) not in unmade and (cell_folder(task.grid, name) / RESULT).exists() for name in task.cell.after
     )
@@ -127,7 +127,7 @@ def _announce(task: Task, budget: Budget) -> str:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """Each compiler by itself would start as many processes as there are cores."""
+    """Share the cores among the workers' compilers; by default, each starts a process for every core."""
     return {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
 
 
@@ -137,7 +137,7 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
     command = [sys.executable, "-W", "ignore", "-m", "mnemo", "reproduce", task.experiment.name, "--budget", budget]
     command += ["--out", str(out), "--cell", task.cell.name, "--device", device]
     with (folder / LOG).open("ab") as log:
-        # Ctrl-C is for this process, which asks its workers to save; whoever ends a session ends them too.
+        # A process group keeps Ctrl-C from the worker; this process then asks it to write a checkpoint.
         process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=_environment(jobs))
     return Worker(task, process, time.monotonic())
 
@@ -150,7 +150,7 @@ def _take_ended(running: list[Worker]) -> list[Worker]:
 
 
 def _end(running: Sequence[Worker]) -> None:
-    """Ask for checkpoints, and wait for them."""
+    """Ask all workers to write a checkpoint and end; kill those that take too long."""
     for worker in running:
         worker.process.terminate()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -162,13 +162,13 @@ def _end(running: Sequence[Worker]) -> None:
             worker.process.wait()
 
 
-def _report(worker: Worker, failures: list[str], tell: Tell, stopping: bool) -> None:
+def _report(worker: Worker, failures: list[str], print_line: PrintLine, stopping: bool) -> None:
     code, task = worker.process.returncode, worker.task
     name = task.cell.name
     if code == 0:
-        tell(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
+        print_line(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
     elif not stopping:
         log = cell_folder(task.grid, name) / LOG
-        said = log.read_text(errors="replace").strip().splitlines()
-        failures.append(f"{name}: {said[-1] if said else f'ended with code {code}'}")
-        tell(f"{task.experiment.name} {failures[-1]} ({log})")
+        lines = log.read_text(errors="replace").strip().splitlines()
+        failures.append(f"{name}: {lines[-1] if lines else f'ended with code {code}'}")
+        print_line(f"{task.experiment.name} {failures[-1]} ({log})")

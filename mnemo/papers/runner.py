@@ -1,7 +1,7 @@
-"""Running a grid: cells that are done are not run again, and any moment may be the last.
+"""Run the cells of a grid that have no result yet, in this process.
 
-A result is written when its cell is complete. Training inside a cell saves as every run does, so that a grid that
-was interrupted goes on in the middle of a cell. A cell that fails says so and does not keep the others from running.
+A result is written when its cell is complete. Training inside a cell writes checkpoints like every run, so that an
+interrupted grid resumes in the middle of a cell. If a cell fails, its error is reported and the others are run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mnemo import __version__
 from mnemo.errors import MnemoError, one_line
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.papers.jobs import Place, Stopped, find_job
-from mnemo.papers.store import Found, cell_folder, missing, read_grid, save_cell, take_over
+from mnemo.papers.store import Found, cell_folder, load_grid, missing, reuse, save_cell
 from mnemo.storage.weights import pick_device
 from mnemo.training import Monitor, Unwatched
 
@@ -34,7 +34,7 @@ class Ran:
     interrupted: bool = False
 
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def hardware(device: torch.device) -> str:
@@ -49,12 +49,12 @@ def versions() -> dict[str, str]:
 
 
 def run_cell(cell: Cell, cells: Sequence[Cell], grid: Path, device: torch.device, monitor: Monitor) -> None:
-    """Make one of an experiment's cells, here, and write its result. Seconds of earlier attempts count.
+    """Make a cell and write its result. The seconds of earlier attempts are added.
 
-    What another experiment has measured is taken over, with its trained model.
+    If another experiment has made the same measurement, its result and its trained model are reused.
     """
-    if known := take_over(grid, cell, cells):
-        monitor.note(f"{cell.name} is known: {known}")
+    if known := reuse(grid, cell, cells):
+        monitor.note(f"{cell.name}: reuses {known}")
         return
     folder = cell_folder(grid, cell.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def run_cell(cell: Cell, cells: Sequence[Cell], grid: Path, device: torch.device
 
 
 def _free_memory(device: torch.device) -> None:
-    """What an earlier cell of this process has left on the device would count as this one's."""
+    """Release memory of earlier cells, which would be counted in this one's peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -92,37 +92,37 @@ def run_here(
     *,
     device: str = "auto",
     monitor: Monitor | None = None,
-    tell: Tell = lambda line: None,
+    print_line: PrintLine = lambda line: None,
 ) -> Ran:
-    """All cells that are not done, one after the other, in this process."""
+    """Run all unfinished cells one after the other in this process."""
     cells, watched, failures = experiment.cells(budget), monitor or Unwatched(), []
     where = pick_device(device)
-    for cell in due(experiment, budget, grid):
+    for cell in unfinished(experiment, budget, grid):
         blocked = _blocked(cell, grid, experiment, budget)
         if blocked:
             failures.append(f"{cell.name}: {blocked} is not done")
             continue
-        tell(announce(cell, cells))
+        print_line(announce(cell, cells))
         try:
             run_cell(cell, cells, grid, where, watched)
         except (Stopped, KeyboardInterrupt):
-            return Ran(read_grid(grid, experiment, budget), tuple(failures), interrupted=True)
+            return Ran(load_grid(grid, experiment, budget), tuple(failures), interrupted=True)
         except (MnemoError, RuntimeError) as error:
             failures.append(f"{cell.name}: {one_line(error)}")
-            tell(f"cell {failures[-1]}")
-    return Ran(read_grid(grid, experiment, budget), tuple(failures))
+            print_line(f"cell {failures[-1]}")
+    return Ran(load_grid(grid, experiment, budget), tuple(failures))
 
 
-def due(experiment: Experiment, budget: Budget, grid: Path) -> list[Cell]:
+def unfinished(experiment: Experiment, budget: Budget, grid: Path) -> list[Cell]:
     """Cells that have no result yet."""
-    return missing(experiment.cells(budget), read_grid(grid, experiment, budget).results)
+    return missing(experiment.cells(budget), load_grid(grid, experiment, budget).results)
 
 
 def _blocked(cell: Cell, grid: Path, experiment: Experiment, budget: Budget) -> str | None:
-    """The first cell that must be done before this one and is not."""
+    """The first unfinished cell that must come before this one."""
     if not cell.after:
         return None
-    done = {result.cell.name for result in read_grid(grid, experiment, budget).results.cells}
+    done = {result.cell.name for result in load_grid(grid, experiment, budget).results.cells}
     return next((name for name in cell.after if name not in done), None)
 
 

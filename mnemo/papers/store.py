@@ -1,7 +1,7 @@
-"""Results on disk: one file a cell while a grid runs, one file a grid to keep.
+"""Results on disk: one file for each cell while a grid runs, and one file for the whole grid.
 
-OUT/NAME/BUDGET/cells/CELL/result.json    beside the cell's training run
-OUT/NAME/BUDGET/results.json              all of them
+OUT/NAME/BUDGET/cells/CELL/result.json    next to the cell's training run
+OUT/NAME/BUDGET/results.json              all cells
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CELLS, RESULT, RESULTS, RUN = "cells", "result.json", "results.json", "run"
 class Found:
     results: Results
     problems: tuple[str, ...]
-    """Files that are broken, or belong to other settings: they are named, and left out."""
+    """Stored results that are left out because they are broken or were made with other settings."""
 
 
 def grid_folder(out: Path, name: str, budget: Budget) -> Path:
@@ -63,10 +63,10 @@ def _to_json(result: CellResult) -> dict[str, Any]:
     }
 
 
-def read_grid(grid: Path, experiment: Experiment, budget: Budget) -> Found:
-    """What is known of a grid, from its cells and else from its `results.json`."""
+def load_grid(grid: Path, experiment: Experiment, budget: Budget) -> Found:
+    """Stored results of a grid: from the folders of its cells, or else from its `results.json`."""
     cells = experiment.cells(budget)
-    kept, problems = _read_kept(grid / RESULTS)
+    kept, problems = _load_results(grid / RESULTS)
     found = []
     for cell in cells:
         path = cell_folder(grid, cell.name) / RESULT
@@ -80,11 +80,11 @@ def read_grid(grid: Path, experiment: Experiment, budget: Budget) -> Found:
 
 
 def _problem(error: MnemoError, path: Path, cell: Cell) -> str:
-    said = one_line(error)
-    return said if str(path) in said else f"{path}, cell {cell.name}: {said}"
+    message = one_line(error)
+    return message if str(path) in message else f"{path}, cell {cell.name}: {message}"
 
 
-def _read_kept(path: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def _load_results(path: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
     if not path.exists():
         return {}, []
     try:
@@ -109,35 +109,32 @@ def _result(data: dict[str, Any], cell: Cell) -> CellResult:
 
 
 def _made(data: dict[str, Any], cell: Cell) -> Cell:
-    """The cell with the settings that a result says it was made with."""
+    """The cell with the settings that are stored in its result."""
     job, settings, after = data.get("job"), data.get("settings"), data.get("after")
     if not (isinstance(job, str) and isinstance(settings, dict) and isinstance(after, list)):
         raise MnemoError("it does not say what was measured")
     return replace(cell, job=job, settings=settings, after=tuple(after))
 
 
-def take_over(grid: Path, cell: Cell, cells: Sequence[Cell]) -> Path | None:
-    """Where another experiment of this budget has measured the same as a cell that is due: it becomes its folder too.
+def reuse(grid: Path, cell: Cell, cells: Sequence[Cell]) -> Path | None:
+    """Link the cell's folder to that of another experiment with the same measurement; None if there is none.
 
-    Where others of `cells` read what this one has trained, that must still be there.
+    If others of `cells` need the trained model, it must still exist there.
     """
     folder = cell_folder(grid, cell.name)
-    if folder.is_symlink():  # to what has been removed, or made with other settings
+    if folder.is_symlink():  # its target has been removed, or was made with other settings
         folder.unlink()
-    known = None if cell.after or folder.exists() else _same_measurement(grid, cell, needed=is_read(cell, cells))
+    needed = any(cell.name in other.after for other in cells)
+    known = None if cell.after or folder.exists() else _same_measurement(grid, cell, run_needed=needed)
     if known is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
     return known
 
 
-def is_read(cell: Cell, cells: Sequence[Cell]) -> bool:
-    return any(cell.name in other.after for other in cells)
-
-
-def _same_measurement(grid: Path, cell: Cell, needed: bool) -> Path | None:
+def _same_measurement(grid: Path, cell: Cell, run_needed: bool) -> Path | None:
     for path in sorted(grid.parent.parent.glob(f"*/{grid.name}/{CELLS}/*/{RESULT}")):
-        if needed and not (path.parent / RUN).exists():
+        if run_needed and not (path.parent / RUN).exists():
             continue
         try:
             _result(load_json(path), cell)

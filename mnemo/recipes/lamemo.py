@@ -1,17 +1,17 @@
-"""LaMemo (Ji et al., 2022): look-ahead memory, and the baselines that its tables compare it with.
+"""LaMemo (Ji et al., 2022): look-ahead memory, and the baselines in its tables.
 
-Numbers come from the authors' scripts and Appendix C. All rows share Adam at 2.5e-4 with a cosine to 0, no warm-up,
-dropout 0.1, and an evaluation every 5000 steps in 16 rows with the lengths of training, by which the tables' numbers
-were made too. What differs here:
+Numbers come from the authors' scripts and Appendix C. All rows use Adam with rate 2.5e-4, a cosine to 0, no warm-up,
+dropout 0.1, and an evaluation every 5000 steps with 16 rows and the lengths of training, which is also how the numbers
+in the tables were computed. Differences from the published training:
 
-- Clipping at 0.25 in script and paper applies to gradients that the code has halved; that is 0.5 on the gradient.
-- A batch is twice 32 rows (characters: 20), each half a copy of the corpus in as many rows; here it is 64 (40) rows of
-  one copy. Both rotate every row by a random amount at each epoch.
+- Script and paper clip at 0.25, but the code halves the gradients before; this equals clipping at 0.5.
+- Their batch consists of two halves of 32 rows (characters: 20), each half with its own copy of the corpus; ours has 64
+  (40) rows of one copy. Both rotate every row by a random amount in each epoch.
 - They trained in half precision (Apex O2).
 
-The softmax is over all words at once: the paper names adaptive embeddings and the script asks for them, but the code
-sets no cutoffs for this corpus. Table 1's parameters and "FLOPS" a token are millions of parameters and multiply-adds;
-this is what `mnemo info` gives for them:
+The softmax is a full softmax: the paper mentions adaptive embeddings and the script requests them, but the code sets no
+cutoffs for this corpus. Table 1 gives millions of parameters and millions of multiply-adds ("FLOPS") per token.
+`mnemo info` reports:
 
     row                parameters              multiply-adds
     Transformer        151.1 (published 151)   149.6 (published 148)
@@ -20,9 +20,9 @@ this is what `mnemo info` gives for them:
     infinity-former    159.7 (160)             187.5 (235)
     LaMemo             151.1 (151)             190.2 (191)
 
-Half of a percent or so is open: the published row without a memory leaves no room for any attention, that of LaMemo
-refreshes the last layer too, which nothing reads. infinity-former's 235 cannot be had from what is published: see its
-preset.
+Differences of about half a percent remain: the published number without memory does not include attention scores, and
+that of LaMemo includes an unused refresh of the last layer. infinity-former's 235 does not follow from the published
+settings: see its preset.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from dataclasses import replace
 from mnemo.memory import Compressive, Infinite, Lookahead, Plan
 from mnemo.memory.plan import AnyMemory
 from mnemo.model import ModelConfig
-from mnemo.model.layers import DropoutConfig
+from mnemo.model.embedding import EmbeddingConfig
+from mnemo.recipes.preset_table import Preset, Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, TrainConfig
-from mnemo.recipes.registry import Preset, Table
-from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, TEXT8_SYMBOLS, WIKITEXT103_WORDS, everywhere
+from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, TEXT8_SYMBOLS, character_base, everywhere, wikitext103_base
 
 PRESETS = Table()
 
 WORDS, CHARACTERS = 150, 512
-"""Segment and memory."""
+"""Length of segment and memory."""
 CLIP = 0.5
-"""On gradients that are not halved."""
+"""Gradient norm limit, for gradients that are not halved."""
 
 
 def recipe(model: ModelConfig, corpus: str, *, steps: int, batch: int, segment: int) -> Recipe:
@@ -68,32 +68,14 @@ def recipe(model: ModelConfig, corpus: str, *, steps: int, batch: int, segment: 
 def lamemo_wikitext103() -> Recipe:
     """LaMemo, WikiText-103, 16 layers, 151M parameters: 23.77 ppl (Tables 1 and 3).
 
-    The authors' script for this corpus and Appendix C.2, C.3. 151,106,715 parameters: 410 more than Transformer-XL's.
+    The authors' script for this corpus and Appendix C.2, C.3. 151,106,715 parameters, 410 more than Transformer-XL's.
     """
-    model = ModelConfig(
-        vocab_size=WIKITEXT103_WORDS,
-        num_layers=16,
-        dim=410,
-        num_heads=10,
-        head_dim=41,
-        inner_dim=2100,
-        memory=Plan(long=Lookahead(length=WORDS)),
-        dropout=DropoutConfig.published(0.1),
-    )
+    model = replace(wikitext103_base().model, embedding=EmbeddingConfig(), memory=Plan(long=Lookahead(length=WORDS)))
     return recipe(model, "wikitext-103", steps=250_000, batch=64, segment=WORDS)
 
 
 def characters(corpus: str, symbols: int) -> Recipe:
-    model = ModelConfig(
-        vocab_size=symbols,
-        num_layers=12,
-        dim=512,
-        num_heads=8,
-        head_dim=64,
-        inner_dim=2048,
-        memory=Plan(long=Lookahead(length=CHARACTERS)),
-        dropout=DropoutConfig.published(0.1),
-    )
+    model = replace(character_base(corpus, symbols).model, memory=Plan(long=Lookahead(length=CHARACTERS)))
     return recipe(model, corpus, steps=100_000, batch=40, segment=CHARACTERS)
 
 
@@ -101,8 +83,8 @@ def characters(corpus: str, symbols: int) -> Recipe:
 def lamemo_enwik8() -> Recipe:
     """LaMemo, enwik8, 12 layers, 41M parameters: 1.107 bpc (Table 2).
 
-    The authors' script and Appendix C. 41,055,948 parameters. The paper trains for 100K steps, the released script
-    for 50,000; the paper's are taken. 204 symbols: the published corpus has no newlines.
+    The authors' script and Appendix C. 41,055,948 parameters. 100,000 steps as in the paper; the released script has
+    50,000. 204 symbols: the published corpus has no newlines.
     """
     return characters("enwik8", ENWIK8_SYMBOLS)
 
@@ -111,8 +93,8 @@ def lamemo_enwik8() -> Recipe:
 def lamemo_text8() -> Recipe:
     """LaMemo, text8, 12 layers, 41M parameters: 1.196 bpc (Table 2).
 
-    The authors' script and Appendix C. 40,965,147 parameters. The paper trains for 100K steps, the released script
-    for 50,000; the paper's are taken.
+    The authors' script and Appendix C. 40,965,147 parameters. 100,000 steps as in the paper; the released script has
+    50,000.
     """
     return characters("text8", TEXT8_SYMBOLS)
 
@@ -147,10 +129,10 @@ _add_baselines("lamemo-text8", "text8", lamemo_text8, CHARACTERS, "1.303 bpc (Ta
 def lamemo_wikitext103_compressive() -> Recipe:
     """Compressive Transformer, WikiText-103, 16 layers, 162M parameters ("161M"): 24.41 ppl (LaMemo's Table 1).
 
-    The row has no dev score and no code in either paper's repository: it seems to be copied from Martins et al.
-    (2021). Known: 150 slots and 150 compressed. A convolution of 4 rows to one is the only setting that fits the size:
-    161,871,265 parameters (3 to one: 159.2M). Attention reconstruction as the loss is Rae et al.'s best, and our
-    choice. Training is that of lamemo-wikitext103 here, and unknown there.
+    The row has no validation score and neither paper's repository has code for it; it seems to be copied from Martins
+    et al. (2021). Known are 150 slots and 150 compressed slots. Only a convolution of 4 rows to one fits the size:
+    161,871,265 parameters (3 to one: 159.2M). The loss, attention reconstruction, is our choice: the best one of Rae et
+    al. Its training is unknown; that of lamemo-wikitext103 is used.
     """
     return remember(lamemo_wikitext103(), Compressive(length=WORDS, compressed=WORDS, ratio=4))
 
@@ -159,14 +141,14 @@ def lamemo_wikitext103_compressive() -> Recipe:
 def lamemo_wikitext103_infinite() -> Recipe:
     """infinity-former, WikiText-103, 16 layers, 160M parameters: 24.22 ppl, sticky (LaMemo's Table 1).
 
-    No code for this model is released. Known: 150 slots, 150 basis functions, sticky memories. One gate shared by all
-    layers fits the size (159,684,615 parameters; one for each makes 167M). Widths, ridge and tau are those of the
-    released sorting code, which is a Transformer-XL too, the samples the 512 of all released code; a block is a
-    segment. Training is that of lamemo-wikitext103 here, and unknown there.
+    No code for this model is published. Known are 150 slots, 150 basis functions and sticky memories. One gate shared
+    by all layers fits the size (159,684,615 parameters; a gate for each layer gives 167M). Widths, ridge and tau are
+    those of the published sorting code, which is a Transformer-XL too; 512 samples as in all published code; a block is
+    a segment. Its training is unknown; that of lamemo-wikitext103 is used.
 
-    Table 1 gives 235M FLOPS (multiply-adds) a token, "for resampling enough points"; this recipe takes 187.5M, a fifth
-    less. Each sample costs 13,120 a token (the signal is read there and fitted again), so that 235M would take about
-    4,100 samples. The number of samples is the setting that is not published.
+    Table 1 gives 235M FLOPS (multiply-adds) per token, "for resampling enough points"; this recipe needs 187.5M, a
+    fifth less. Each sample costs 13,120 per token (evaluating the signal and fitting it again), so 235M corresponds to
+    about 4,100 samples. The number of samples is not published.
     """
     memory = Infinite(length=WORDS, basis=WORDS, block=WORDS, samples=512, sticky=True, gate="shared")
     return remember(lamemo_wikitext103(), memory)
@@ -185,7 +167,7 @@ for _name, _summary, _memory in (
     ),
     (
         "signed",
-        "LaMemo with Transformer-XL's encoding ahead, WikiText-103: fails to converge (Table 3)",
+        "LaMemo with Transformer-XL's encoding of keys ahead, WikiText-103: fails to converge (Table 3)",
         Lookahead(length=WORDS, encoding="signed"),
     ),
 ):

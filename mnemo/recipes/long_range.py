@@ -1,4 +1,4 @@
-"""Do Transformers Need Deep Long-Range Memory? (Rae & Razavi, 2020): plans with few long-range layers."""
+"""Do Transformers Need Deep Long-Range Memory? (Rae & Razavi, 2020): a few layers have a long memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from mnemo.memory import XL, Plan
 from mnemo.memory.plan import Arrangement
+from mnemo.recipes.preset_table import Preset, Table
 from mnemo.recipes.recipe import EvalConfig, Recipe
-from mnemo.recipes.registry import Preset, Table
 from mnemo.recipes.transformer_xl import enwik8_large, everywhere, wikitext103_large
 
 PRESETS = Table()
 
-WINDOW, LONG, SHORT, TESTED = 384, 2304, 128, 6000
+SEGMENT, LONG, SHORT, TESTED = 384, 2304, 128, 6000
 """Section 3.2: segment, long memory in training, short memory, long memory at test time."""
 
 
 def long_range(recipe: Recipe, limit: int | None) -> Recipe:
-    train = replace(recipe.train, batch=32, segment=WINDOW)
+    train = replace(recipe.train, batch=32, segment=SEGMENT)
     return replace(
         recipe,
         model=replace(recipe.model, memory=everywhere(LONG)),
@@ -31,10 +31,10 @@ def long_range(recipe: Recipe, limit: int | None) -> Recipe:
 def long_enwik8() -> Recipe:
     """Long-range memory, enwik8, all 24 layers long range, 277M parameters: 0.9846 bpc.
 
-    Section 3.2 and Figure 3. "Identical model setup to Dai et al.": enwik8-large but for the batch of 32, the segment
-    of 384 and the memory of 2304 (6000 when tested). Validation reads the first 500K characters. Unknown: the number
-    of steps (stopped early), the test's segment, and whether distances were clamped (the TPU code it builds on does
-    not): as trained here.
+    Section 3.2 and Figure 3. "Identical model setup to Dai et al.": enwik8-large with batch 32, segment 384 and memory
+    2304 (6000 in testing). Validation uses the first 500K characters. Unknown are the number of steps (training was
+    stopped early), the segment in testing, and whether distances were clamped (the TPU code it is based on does not
+    clamp); we use the training settings.
     """
     return long_range(enwik8_large(), limit=500_000)
 
@@ -43,8 +43,8 @@ def long_enwik8() -> Recipe:
 def long_wikitext103() -> Recipe:
     """Long-range memory, WikiText-103, all 18 layers long range, 285M parameters ("257M"): 18.3 ppl.
 
-    Section 4: "the same 18-layer parameters" as Dai et al. Batch, segment and memories are those that section 3.2
-    gives for all models; the paper does not repeat them for this corpus.
+    Section 4: "the same 18-layer parameters" as Dai et al. Batch, segment and memory lengths are those of section 3.2;
+    the paper does not give others for this corpus.
     """
     return long_range(wikitext103_large(), limit=None)
 

@@ -1,4 +1,4 @@
-"""Transformer-XL on Penn Treebank: one million words, so all that matters is regularisation."""
+"""Transformer-XL on Penn Treebank: with one million words, regularisation matters most."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import (
     AverageConfig,
     DataConfig,
@@ -16,13 +17,12 @@ from mnemo.recipes.recipe import (
     ScheduleConfig,
     TrainConfig,
 )
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()
 
 STEPS_PER_EPOCH = 1328
-"""929,589 words in 10 rows of about 70, as the authors' log counts them: 166,000 steps in 125 epochs."""
+"""929,589 words in 10 rows with segments of about 70, as in the authors' log: 166,000 steps in 125 epochs."""
 FIRST_STAGE = 125 * STEPS_PER_EPOCH
 AVERAGED_STAGE = 50 * STEPS_PER_EPOCH
 
@@ -44,13 +44,14 @@ DROPOUT = DropoutConfig(
 def ptb() -> Recipe:
     """Transformer-XL, Penn Treebank words, 16 layers, 24M parameters: 54.52 ppl (this recipe logs 55.3-55.6).
 
-    Table 3, and the recipe that the authors posted in April 2020, which does not quite reach the table's number.
-    24,040,400 parameters: sinusoids go through the tokens' own projection, and u and v are the query of distance 0.
-    No memory: the last 70 words are encoded again with gradient, and only the newest 70 or so are scored. Locked
-    dropout, AR and TAR on the last layer, segment lengths that vary with the learning rate in proportion, coupled
-    L2, twice the rate for embeddings; then 50 epochs at a constant rate whose weights are averaged. Evaluation reads
-    10 new words at a time behind 130 that are encoded again; the authors' test also divides logits by 1.08. Unlike
-    theirs, norms begin with small biases: a dropped first word would otherwise end the run at its first update.
+    Table 3, and the recipe that the authors posted in April 2020, which does not quite reach the number in the table.
+    24,040,400 parameters: sinusoids use the projection of the tokens, and u and v are the query of distance 0.
+    There is no memory: the last 70 words are encoded again with gradient, and only the newest 70 or so have a loss. It
+    uses locked dropout, activation and temporal penalties on the last layer (AR, TAR), varying segment lengths with
+    proportional learning rates, coupled L2, and twice the learning rate for embeddings; then 50 epochs at a constant
+    rate whose weights are averaged. Evaluation reads 10 new words at a time after 130 that are encoded again; the
+    authors' test also divides logits by 1.08. Unlike theirs, norms are initialised with small biases, because a dropped
+    first word would otherwise make the gradients of the first update overflow.
     """
     model = ModelConfig(
         vocab_size=10_000,

@@ -1,17 +1,17 @@
-"""Penn Treebank in ten minutes of one GPU: the authors' regularisation with shapes that never change.
+"""Penn Treebank in ten minutes on one GPU: the authors' regularisation with constant shapes.
 
-The authors' recipe (`ptb`) makes 232,000 updates of 700 words. On a GPU such an update is bound by the number of its
-kernels, not by their size, so two to three times the words cost hardly more. What these presets share:
+The authors' recipe (`ptb`) makes 232,000 updates of 700 words. On a GPU the time of such an update depends on the
+number of kernels, not on their size, so two to three times the words cost little more. These presets share:
 
-- Segments of one length and an epoch without a shorter last one (`drop_last`), so that every update is one compiled,
-  recorded program. Rows begin each epoch at another place (`rotate`), which stands in for lengths that vary.
-- Widths that tensor cores take, heads of 32, the projection of positions shared with the tokens': under 24.0M weights.
-- Rates grow with the square root of the words of an update, from 3e-4 at 700. A cosine takes them to a third of the
-  peak in the first 70% of the steps; the rest runs at a sixth, and its weights are averaged.
+- Segments of one length, without a shorter last one (`drop_last`), so that every update is one compiled CUDA graph.
+  Rows start at a random position in each epoch (`rotate`), which replaces varying lengths.
+- Widths suitable for tensor cores, heads of 32, one projection for positions and tokens: under 24.0M weights.
+- Learning rates proportional to the square root of the words per update, from 3e-4 at 700. A cosine reduces them to a
+  third of the peak in the first 70% of the steps; the rest runs at a sixth of the peak, and its weights are averaged.
 
-The number of steps is the time budget. Three flags belong together; for S steps with T = 7/10 of S:
+To change the time budget, set three flags together; for S steps and T = 7/10 of S:
 `--train.steps S --train.schedule.steps T --train.average.start T` (and an evaluation every S/12: `--train.eval-every`).
-Sizes and schedules are ours, reasoned from published runs and not tuned.
+Sizes and schedules are our choice, derived from published runs and not tuned.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
 from mnemo.recipes.penn_treebank import DROPOUT
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import (
     AverageConfig,
     DataConfig,
@@ -31,13 +32,12 @@ from mnemo.recipes.recipe import (
     ScheduleConfig,
     TrainConfig,
 )
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()
 
 STRONGER = replace(DROPOUT, inner=0.25, feed_forward=0.25, output=0.55)
-"""For half as many epochs again as the authors': their training loss, dropout included, still falls at the end."""
+"""Stronger dropout, for 1.5 times the authors' epochs; their training loss still decreases at the end."""
 STEPS = 120_000
 
 
@@ -60,7 +60,7 @@ def fast_model(memory: int, dropout: DropoutConfig) -> ModelConfig:
 
 
 def fast_training(steps: int, optimizer: OptimizerConfig, *, batch: int, segment: int, context: int = 0) -> TrainConfig:
-    """70% of the steps along a cosine to a third of the rate, the others at half of that, averaged."""
+    """Schedule: 70% of the steps with a cosine to a third of the rate, the rest at half of that, averaged."""
     first = steps * 7 // 10
     return TrainConfig(
         steps=steps,
@@ -83,7 +83,7 @@ def adam(lr: float) -> OptimizerConfig:
 
 
 def with_memory(model: ModelConfig, train: TrainConfig) -> Recipe:
-    """Scored with all the attention of training, at nearly every word."""
+    """Return a recipe evaluated with long memories, so that nearly every word has the full context of training."""
     return Recipe(
         model=model,
         data=DataConfig(corpus="ptb", rotate=True, drop_last=True),
@@ -101,10 +101,11 @@ def ptb_fast_with(steps: int) -> Recipe:
 def ptb_fast() -> Recipe:
     """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, real memory: ten minutes of an H200.
 
-    128 words behind a memory of 128 in 16 rows: an update has three times the words of the authors', 454 are an
-    epoch, 264 epochs in all. Cached memory, larger batches and half precision have carried a model of this shape to
-    63.1-63.5 on WikiText-2, as far below an AWD-LSTM as the authors' recipe is here. Dropout is a little stronger
-    than theirs because there are more epochs. Test: 16 new words behind a memory of 240, the distances of training.
+    16 rows with segments of 128 words and a memory of 128: an update has three times the words of the authors'; an
+    epoch has 454 updates, and there are 264 epochs. On WikiText-2, a model of this shape with memory, larger batches
+    and half precision reached 63.1-63.5, as far below an AWD-LSTM as the authors' recipe is on Penn Treebank. Dropout
+    is slightly stronger than theirs because there are more epochs. In testing, 16 new words with a memory of 240, which
+    gives the same largest distance as training.
     """
     return ptb_fast_with(STEPS)
 
@@ -122,9 +123,9 @@ def ptb_fast_context_with(steps: int) -> Recipe:
 def ptb_fast_context() -> Recipe:
     """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, context encoded again: ten minutes.
 
-    The nearest to the authors' recipe: their dropout, their 70 words behind 70 that are encoded again with gradient,
-    their evaluation; 20 rows instead of 10, so as many epochs (181) in half the updates, at a rate higher by the square
-    root of two. Only the varying lengths are gone.
+    The preset closest to the authors' recipe: their dropout, their 70 words after 70 that are encoded again with
+    gradient, their evaluation. 20 rows instead of 10 give as many epochs (181) in half the updates, with a rate higher
+    by the square root of two. Segment lengths do not vary.
     """
     return ptb_fast_context_with(STEPS)
 
@@ -141,9 +142,9 @@ def ptb_fast_wide_with(steps: int) -> Recipe:
 def ptb_fast_wide() -> Recipe:
     """Transformer-XL, Penn Treebank words, 12 layers of 448, 23.8M parameters, real memory: ten minutes.
 
-    As `ptb-fast`, with three quarters of the layers, so of the kernels, and twice the rows: half as many updates see
-    as many words (264 epochs) in less time. Published sweeps gain little from layers beyond the twelfth. The rate is
-    a little below what the square root of the batch gives. It overfits (docs/penn-treebank.md): 62.0 on valid.
+    As `ptb-fast`, with three quarters of the layers and so of the kernels, and twice the rows: half as many updates
+    for the same number of epochs (264), in less time. In published sweeps, layers beyond the twelfth help little. The
+    rate is slightly below the square-root rule. It overfits (docs/penn-treebank.md): 62.0 on valid.
     """
     return ptb_fast_wide_with(STEPS // 2)
 
@@ -160,9 +161,9 @@ def ptb_fast_muon_with(steps: int) -> Recipe:
 def ptb_fast_muon() -> Recipe:
     """Transformer-XL, Penn Treebank words, 16 layers, 23.9M parameters, real memory, Muon: ten minutes.
 
-    As `ptb-fast`, but the matrices of layers take orthogonal steps. A rate of 4e-3 changes a weight about twice as much
-    as Adam's 4.8e-4 does; much more would only add noise, since masks make small batches noisy as it is. Matrices decay
-    with a time constant of 5,000 steps at the peak, 30,000 in the averaged stage; embeddings do not decay. A gamble:
-    no published run has tried it.
+    As `ptb-fast`, but with Muon for the weight matrices of layers. A rate of 4e-3 changes a weight about twice as much
+    as Adam's 4.8e-4; a higher one would mainly add noise, because dropout already makes small batches noisy. The time
+    constant of weight decay is 5,000 steps at the peak rate and 30,000 in the averaged stage; embeddings do not decay.
+    Experimental: there is no published run with these settings.
     """
     return ptb_fast_muon_with(STEPS * 9 // 10)

@@ -1,7 +1,7 @@
-"""Named recipes: one for every published configuration, and small ones for a laptop.
+"""Presets: one recipe for every published configuration, and small ones for a laptop.
 
-A preset is a Python function named for paper and corpus that returns a `Recipe`; its docstring gives the source of
-every number. `NAME@published` is the same recipe with the published code's quirks.
+A preset is a function that returns a `Recipe`; its docstring gives the source of every number. `NAME@published` is the
+same recipe with the quirks of the published code.
 """
 
 from __future__ import annotations
@@ -10,53 +10,53 @@ from dataclasses import replace
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.recipes import (
-    ablation,
-    baselines,
     lamemo,
     long_range,
     penn_treebank,
     penn_treebank_fast,
-    recurrent_memory,
+    recurrent_baselines,
+    rmt,
+    rmt_tasks,
     small,
     speedrun,
-    tasks,
     transformer_xl,
+    transformer_xl_ablation,
 )
+from mnemo.recipes.preset_table import Preset
 from mnemo.recipes.recipe import Recipe
-from mnemo.recipes.registry import Preset
 
 __all__ = ["LISTING", "PRESETS", "Preset", "description", "documentation", "listing", "preset", "published"]
 
 LISTING = "mnemo info --list"
-"""The command that shows all of them."""
+"""The command that lists all presets."""
 PRESETS: dict[str, Preset] = {
     **small.PRESETS,
     **transformer_xl.PRESETS,
-    **ablation.PRESETS,
+    **transformer_xl_ablation.PRESETS,
     **penn_treebank.PRESETS,
     **penn_treebank_fast.PRESETS,
     **long_range.PRESETS,
     **lamemo.PRESETS,
-    **recurrent_memory.PRESETS,
-    **tasks.PRESETS,
-    **baselines.PRESETS,
+    **rmt.PRESETS,
+    **rmt_tasks.PRESETS,
+    **recurrent_baselines.PRESETS,
     **speedrun.PRESETS,
 }
 
 
 def preset(name: str) -> Recipe:
-    """The recipe called `name`, or `NAME@published`."""
+    """Return the recipe of a preset, given as `NAME` or `NAME@published`."""
     plain, at, suffix = name.partition("@")
     if plain not in PRESETS:
         raise unknown("preset", plain, PRESETS, LISTING)
     if at and suffix != "published":
-        raise MnemoError(f"unknown preset '{name}'; a preset's only other form is '{plain}@published'")
+        raise MnemoError(f"unknown preset '{name}'; the only suffix is '{plain}@published'")
     recipe = PRESETS[plain]()
     return published(recipe) if at else recipe
 
 
 def published(recipe: Recipe) -> Recipe:
-    """The same recipe with the published code's quirks."""
+    """Return the recipe with the quirks of the published code."""
     schedule = replace(recipe.train.schedule, published=True)
     stale = recipe.train.bptt > 0 and recipe.train.bptt_window == "sliding"
     train = replace(recipe.train, schedule=schedule, bptt_stale=stale)
@@ -66,7 +66,7 @@ def published(recipe: Recipe) -> Recipe:
 
 
 def documentation(name: str) -> str:
-    """Where a preset's numbers come from."""
+    """Return the docstring of a preset, which gives the source of its numbers."""
     plain = name.partition("@")[0]
     if plain not in PRESETS:
         raise unknown("preset", plain, PRESETS, LISTING)
@@ -74,10 +74,10 @@ def documentation(name: str) -> str:
 
 
 def description(name: str) -> str:
-    """A preset in one line."""
+    """Return the first line of a preset's documentation."""
     return documentation(name).strip().splitlines()[0]
 
 
 def listing() -> list[tuple[str, str]]:
-    """Every preset's name and description."""
+    """Return name and description of every preset."""
     return [(name, description(name)) for name in PRESETS]

@@ -1,4 +1,4 @@
-"""A recipe: everything a run depends on. A run folder records it as recipe.json."""
+"""A recipe: everything that a run depends on. It is stored in a run folder as recipe.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mnemo.model import ModelConfig
 LIMITS = {"steps": 10**12, "seed": 2**62, "start": 10**12, "warmup": 10**12, "patience": 10**12} | dict.fromkeys(
     ("log_every", "eval_every", "checkpoint_every", "keep"), 10**12
 )
-"""Largest values of counts that need other limits than `config.LARGEST_SIZE`."""
+"""Limits of counts that may exceed `config.LARGEST_SIZE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,38 +20,37 @@ class DataConfig:
     corpus: str = "python"
     """Name of a prepared corpus, or the folder of one."""
     task: AnyTask | None = None
-    """Samples that are made, with answers to find, instead of a corpus."""
+    """A synthetic task, whose samples replace the corpus."""
     leak: bool = False
-    """Of a task: let what is remembered of a sample go on into the next, as the published Transformer-XL baseline does
-    in training."""
+    """Tasks: keep the memory from one sample to the next in training, as the published Transformer-XL baseline does."""
     order: Literal["contiguous", "sentences"] = "contiguous"
     """B contiguous streams, or shuffled sentences (One Billion Word)."""
     documents: Literal["ignore", "reset"] = "ignore"
-    """At a document's end, let the text run on, or cut the segment and reset that row's memory."""
+    """At the end of a document: ignore it, or end the segment and reset the memory of that row."""
     rotate: bool = False
-    """Rotate each row's stream by a random amount at every epoch."""
+    """Rotate each row's stream by a random amount in every epoch."""
     drop_last: bool = False
-    """Leave out an epoch's last segment, which is shorter than the others: a compiled step then has one shape."""
+    """Omit the last, shorter segment of an epoch, so that a compiled step has one shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     kind: Literal["adam", "adamw", "sgd", "muon"] = "adam"
-    """Muon moves the matrices of layers by orthogonal steps, and everything else by Adam's."""
+    """muon updates the weight matrices of layers by orthogonalized steps, and all other parameters by Adam."""
     lr: float = 2.5e-4
-    """Learning rate at the schedule's top; Muon's is near 0.02."""
+    """Peak learning rate; for muon typically 0.02."""
     adam_lr: float = 3e-3
-    """Muon: learning rate, at the schedule's top, of what takes Adam's steps (embeddings, softmax, norms, biases)."""
+    """muon: peak learning rate of the parameters updated by Adam (embeddings, softmax, norms, biases)."""
     betas: tuple[float, ...] = (0.9, 0.999)
-    """Adam's decay of the first and of the second moment."""
+    """Adam's decay rates of the first and second moment."""
     eps: float = 1e-8
     """Added to Adam's denominator."""
     weight_decay: float = 0.0
-    """Coupled L2 for adam and sgd, decoupled for adamw and muon; that of muon is for the matrices of layers only."""
+    """Coupled L2 for adam and sgd, decoupled for adamw and muon; for muon, of the weight matrices of layers only."""
     momentum: float = 0.0
-    """Of sgd and muon (0.95 is usual there)."""
+    """Momentum of sgd and muon (for muon typically 0.95)."""
     clip: float | None = 0.25
-    """Global gradient norm limit."""
+    """Largest global gradient norm."""
     embedding_lr_factor: float = 1.0
     """Multiplies the learning rate of the embedding tables."""
     scale_lr_by_length: bool = False
@@ -61,7 +60,7 @@ class OptimizerConfig:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas {self.betas} must be two numbers in [0, 1)")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum {self.momentum} is not in [0, 1)")
+            raise ValueError(f"momentum {self.momentum} must be in [0, 1)")
         if self.kind == "muon" and min(self.lr, self.adam_lr) <= 0:
             raise ValueError(f"muon's learning rates {self.lr} and {self.adam_lr} must be positive")
         if self.lr < 0 or (self.clip is not None and self.clip <= 0):
@@ -71,108 +70,112 @@ class OptimizerConfig:
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     kind: Literal["cosine", "linear", "inverse_sqrt", "plateau", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """Decay of the learning rate after the warm-up."""
     warmup: int = 0
-    """Steps over which the learning rate rises to its top."""
+    """Steps in which the learning rate rises to its peak."""
     steps: int | None = None
-    """Length of the schedule; the run's number of steps when left out."""
+    """Length of the schedule; default: the number of training steps."""
     min_lr: float = 0.0
-    """Where it stops falling."""
+    """Smallest learning rate."""
     factor: float = 0.5
-    """Plateau: factor at an evaluation without improvement."""
+    """plateau: multiply the rate by this factor when the validation loss stops improving."""
     patience: int = 0
-    """Plateau: evaluations without improvement before the rate falls."""
+    """plateau: evaluations without improvement before the rate is reduced."""
     published: bool = False
-    """The published Transformer-XL schedule: the first update runs at the full rate, the cosine is not
-    shifted by the warm-up, and a constant rate stays one warm-up step short of its maximum."""
+    """The published Transformer-XL schedule: the first update uses the peak rate, the cosine is not shifted by the
+    warm-up, and a constant rate stays one warm-up step below its peak."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or self.patience < 0 or (self.steps is not None and self.steps < 1):
-            raise ValueError(f"a schedule of {self.steps} steps, {self.warmup} of warm-up, patience {self.patience}")
+            raise ValueError(
+                f"warm-up {self.warmup} and patience {self.patience} must not be negative, steps {self.steps} must be "
+                "positive"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AverageConfig:
     start: int
-    """First step whose weights enter the average."""
+    """First step whose weights are averaged."""
     kind: Literal["uniform", "ema"] = "uniform"
-    """The mean of all weights since the start, or one in which older ones fade."""
+    """The mean of all weights since the start, or an exponential moving average."""
     decay: float = 0.9995
-    """Share of the old average that an ema keeps at every step."""
+    """ema: weight of the old average at every step."""
     lr: float | None = None
-    """Constant learning rate from `start` on, where given."""
+    """If given, constant learning rate from step `start`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay <= 1:
-            raise ValueError(f"an average of decay {self.decay}")
+            raise ValueError(f"the decay of an average must be in [0, 1], not {self.decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = 1000
-    """Updates of the weights."""
+    """Number of updates."""
     batch: int = 16
-    """Rows that are read side by side."""
+    """Rows of a batch."""
     segment: int = 128
-    """New tokens of each row at every step."""
+    """New tokens of each row in every step."""
     context: int = 0
-    """Tokens before the segment that are encoded again, with gradient, and carry no loss."""
+    """Tokens before the segment that are encoded again, with gradient but without a loss."""
     loss: Literal["full", "half"] = "full"
-    """Score the whole segment or its last half."""
+    """Compute the loss of the whole segment or of its second half."""
     vary_segment: bool = False
     """Draw each segment's length near the nominal one (95%) or near half of it (AWD-LSTM's rule)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     average: AverageConfig | None = None
     bptt: int = 0
-    """Segments before the current one that memory tokens carry gradient back to; in tumbling windows of other models,
-    segments that share an update with it."""
+    """Number of earlier segments that the gradient reaches through memory tokens; with tumbling windows in models
+    without memory tokens, the number of earlier segments in the same update."""
     bptt_window: Literal["tumbling", "sliding"] = "sliding"
-    """One update for every bptt + 1 segments; or one for every segment, which reads those before it again."""
+    """tumbling: one update for every bptt + 1 segments; sliding: one for every segment, which reads the earlier ones
+    again."""
     bptt_loss: Literal["new", "last", "all"] = "new"
-    """Score segments when they are new, the last one of a window, or all of a window, read again or not."""
+    """Segments of a window that have a loss: those not scored before, the last one, or all."""
     bptt_memory: Literal["plain", "checkpoint", "replay"] = "plain"
-    """Keep a window's activations, or compute each segment again in the backward pass, which needs the memory of one
-    segment: by torch's checkpoints, or by replaying segments from the last to the first."""
+    """plain: store the activations of all segments; others store those of one segment and compute each segment again in
+    the backward pass, by torch's checkpoints or by replaying segments from the last to the first."""
     bptt_stale: bool = False
-    """Start sliding windows from the memory behind the newest segment, as the published loop does by mistake."""
+    """Start sliding windows from the memory after the newest segment, a defect of the published training loop."""
     accumulate: int = 1
-    """Split the batch's rows into this many parts, one after the other, before each update."""
+    """Process the rows of a batch in this many parts, and accumulate their gradients."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     """bf16 and fp16 compute in half precision and keep the weights in fp32; fp16 needs a CUDA device."""
     seed: int = 1111
-    """Of the first weights, dropout and the data's order."""
+    """Random seed of initial weights, dropout and the order of data."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; a GPU where there is one when left at auto."""
+    """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
     compile: bool | Literal["layers"] | None = None
-    """Compile forward pass and loss with torch.compile, on a GPU when left out; or there layers only, all of them as
-    one, which takes less time."""
+    """Compile forward pass and loss with torch.compile; by default on a GPU only. layers: on a GPU, compile one layer
+    for all layers, which compiles faster."""
     cuda_graph: bool = True
-    """On a GPU, replay whole updates as one CUDA graph where their shapes stay the same."""
+    """On a GPU, replay whole updates as one CUDA graph while their shapes stay the same."""
     recompute: Literal["none", "layer"] = "none"
-    """Keep only what goes into each layer, and compute the layer again in the backward pass: less memory, more work."""
+    """layer: store only the input of each layer and compute it again in the backward pass (less memory, slower)."""
     log_every: int = 10
-    """Steps from one line of metrics to the next."""
+    """Steps between two lines of metrics."""
     eval_every: int = 200
-    """Steps from one evaluation to the next; the last step is always evaluated."""
+    """Steps between two evaluations; the last step is always evaluated."""
     checkpoint_every: int = 200
-    """Steps from one checkpoint to the next; the best and the last step are always saved."""
+    """Steps between two checkpoints; the best and the last step are always saved."""
     keep: int = 2
-    """Checkpoints to keep besides the best."""
+    """Number of checkpoints to keep besides the best."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
     goal: float | None = None
-    """Stop at an evaluation whose loss, in nats a token, is not above this."""
+    """Stop when the validation loss, in nats per token, is at most this."""
     on_nan: Literal["stop", "skip"] = "stop"
-    """At a loss or gradient that is no finite number: end the run; or pass the batch over, so that neither weights nor
-    memory see it, which makes every step wait for its numbers."""
+    """If a loss or gradient is not finite: stop the run, or skip the batch without changing weights or memory (every
+    step then synchronizes with the GPU)."""
     spike: float | None = None
-    """Treat a step like one without a finite loss where its loss is this many times that of recent steps."""
+    """Treat a loss that is this many times the recent mean like one that is not finite."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """Several processes (torchrun): all keep the weights, or each a share of them, which auto takes where GPUs are too
+    """Several processes (torchrun): replicate the weights (ddp) or shard them (fsdp); auto shards if GPU memory is too
     small."""
     timeout: float = 600.0
-    """Seconds that a process waits for the others of its job before it gives up."""
+    """Seconds that a process waits for the other processes of its job."""
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "segment", "accumulate", "log_every", "eval_every", "checkpoint_every", "keep")
@@ -185,13 +188,13 @@ class TrainConfig:
         if self.timeout <= 0:
             raise ValueError(f"timeout {self.timeout} must be positive")
         if self.spike is not None and self.spike <= 1:
-            raise ValueError(f"spike {self.spike} must be above 1: it is a multiple of the usual loss")
+            raise ValueError(f"spike {self.spike} must be above 1: it is a multiple of the recent loss")
         if self.context < 0:
             raise ValueError(f"context {self.context} is negative")
         if self.bptt < 0:
             raise ValueError(f"bptt {self.bptt} is negative")
         if self.bptt_stale and self.bptt_window != "sliding":
-            raise ValueError("bptt_stale is about sliding windows: tumbling ones start where the last one ended")
+            raise ValueError("bptt_stale applies to sliding windows only")
         if self.accumulate > self.batch:
             raise ValueError(f"{self.batch} rows cannot be split into {self.accumulate} parts")
 
@@ -199,17 +202,17 @@ class TrainConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     batch: int = 10
-    """Rows that are read side by side."""
+    """Rows of a batch."""
     segment: int | None = None
-    """Segment length; the training length when left out."""
+    """Segment length; default: as in training."""
     context: int | None = None
-    """Tokens before the segment that are encoded again; as trained when left out."""
+    """Tokens before the segment that are encoded again; default: as in training."""
     memory: int | None = None
-    """Memory length of the long-range layers; as trained when left out."""
+    """Memory length of the long-range layers; default: as in training."""
     clamp: int | None = None
-    """Largest distance that is told apart; as trained when left out."""
+    """Largest relative distance; larger ones are clamped to it. Default: as in training."""
     same_length: bool | None = None
-    """Every query sees as many keys; as trained when left out."""
+    """Every query sees the same number of keys; default: as in training."""
     limit: int | None = None
     """Evaluate on the first N symbols of the validation set during training."""
 
@@ -220,14 +223,11 @@ class Recipe:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
-    """How the validation set is scored during training."""
+    """Settings of validation during training."""
     test: EvalConfig = field(default_factory=EvalConfig)
-    """How `mnemo eval` scores, unless told otherwise."""
+    """Default settings of `mnemo eval`."""
 
     def __post_init__(self) -> None:
         tokens = self.model.tokens
         if tokens is not None and tokens.num > self.train.segment:
-            raise ValueError(
-                f"{tokens.num} memory tokens are more than the {self.train.segment} tokens of a segment that they "
-                "are to remember"
-            )
+            raise ValueError(f"{tokens.num} memory tokens are more than the {self.train.segment} tokens of a segment")

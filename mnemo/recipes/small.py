@@ -1,4 +1,4 @@
-"""Models for a laptop. The sizes and schedules are ours."""
+"""Small models for a laptop. Sizes and schedules are our choice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from mnemo.model import ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Rotary
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.recipes.registry import Table
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()
@@ -17,9 +17,9 @@ PRESETS = Table()
 
 @PRESETS.add("tiny-bytes")
 def tiny_bytes() -> Recipe:
-    """Transformer-XL, bytes of your own Python's source text, 0.9M parameters: two minutes on two CPU cores.
+    """Transformer-XL, bytes of Python's standard library, 0.9M parameters: two minutes on two CPU cores.
 
-    Needs no download. 4 layers of width 128, segments and memory of 64.
+    No download needed. 4 layers of width 128, segment and memory of 64 bytes.
     """
     return Recipe(
         model=ModelConfig(num_layers=4, dim=128, num_heads=4, head_dim=32, inner_dim=512, memory=everywhere(64)),
@@ -37,9 +37,9 @@ def tiny_bytes() -> Recipe:
 
 @PRESETS.add("small-bytes")
 def small_bytes() -> Recipe:
-    """Transformer-XL, bytes of your own Python's source text, 5M parameters: hours on a CPU, minutes on a GPU.
+    """Transformer-XL, bytes of Python's standard library, 5M parameters: hours on a CPU, minutes on a GPU.
 
-    6 layers of width 256, segments and memory of 256: the shape of `mnemo bench`.
+    6 layers of width 256, segment and memory of 256 bytes, as in `mnemo bench`.
     """
     return Recipe(
         model=ModelConfig(
@@ -67,9 +67,9 @@ def small_bytes() -> Recipe:
 
 @PRESETS.add("small-bytes-rotary")
 def small_bytes_rotary() -> Recipe:
-    """A modern small-bytes: rotary positions, pre-norm, squared ReLU, AdamW; 5M parameters.
+    """small-bytes with rotary positions, pre-norm, squared ReLU and AdamW, 5M parameters.
 
-    Otherwise small-bytes, memory included.
+    Everything else, including the memory, is as in small-bytes.
     """
     base = small_bytes()
     model = replace(base.model, positions=Rotary(), norm="pre", final_norm=True, activation="squared_relu")
@@ -79,9 +79,9 @@ def small_bytes_rotary() -> Recipe:
 
 @PRESETS.add("tiny-words")
 def tiny_words() -> Recipe:
-    """Transformer-XL, words of WikiText-2, 3M parameters, adaptive softmax: some ten minutes on two CPU cores.
+    """Transformer-XL, words of WikiText-2, 3M parameters, adaptive softmax: about ten minutes on two CPU cores.
 
-    4 layers of width 128, segments and memory of 64; 33,278 words in three bins.
+    4 layers of width 128, segment and memory of 64 words; 33,278 words in three bins.
     """
     return Recipe(
         model=ModelConfig(

@@ -1,9 +1,8 @@
-"""Transformer-XL (Dai et al., 2019): the published scripts, and the paper's models that have none.
+"""Transformer-XL (Dai et al., 2019): the published scripts, and models of the paper without a script.
 
-Numbers come from the authors' PyTorch scripts (`run_*.sh`) unless a docstring says otherwise. All of them share Adam
-at 2.5e-4, clipping at 0.25, a cosine to 0, tied embeddings of the model's width and an evaluation every 4000 steps in
-10 rows. During training they evaluate with the context of training: memory + segment stays constant. `test` is what
-`eval.py` is called with.
+Numbers come from the authors' PyTorch scripts (`run_*.sh`) unless a docstring says otherwise. All of them use Adam with
+rate 2.5e-4, clipping at 0.25, a cosine to 0, tied embeddings of the model's width, and an evaluation every 4000 steps
+with 10 rows. Validation uses the training context: memory + segment is constant. `test` has the arguments of `eval.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Learned, Relative
+from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.recipes.registry import Table
 
 PRESETS = Table()
 
 ENWIK8_SYMBOLS, TEXT8_SYMBOLS = 204, 27
-"""enwik8 in the published convention, which drops newlines: 205 byte values less one."""
+"""enwik8 has 204 symbols in the published convention, which drops newlines: 205 byte values minus one."""
 WIKITEXT103_WORDS, LM1B_WORDS = 267_735, 793_471
 
 WIKITEXT103_CUTOFFS = (20_000, 40_000, 200_000)
@@ -30,7 +29,7 @@ SHARE_ALL_BUT_FIRST = (False, True, True, True)
 
 
 def everywhere(length: int) -> Plan:
-    """The same memory in every layer."""
+    """Return a plan with the same memory in every layer."""
     return Plan(long=XL(length=length))
 
 
@@ -50,7 +49,7 @@ def training(
 
 
 def in_training(segment: int, memory: int, evaluated: int) -> EvalConfig:
-    """The published validation: a shorter segment, and the memory longer by as much."""
+    """Return the published validation settings: a shorter segment, and a memory longer by the difference."""
     return EvalConfig(batch=10, segment=evaluated, memory=memory + segment - evaluated)
 
 
@@ -105,10 +104,9 @@ def enwik8_base() -> Recipe:
 def enwik8_18l() -> Recipe:
     """Transformer-XL, enwik8, 18 layers, 88M parameters: 1.03 bpc.
 
-    Table 2. No script exists. The paper gives depth, size, and the attention lengths 784 (768 in the large model's
-    script, used here) and 3800. Width 640 in 10 heads of 64 with 2208 inside is our choice: 87,965,708 parameters, in
-    between the base and the large model, and shapes that suit a GPU. Dropout, warm-up, steps and batch are unknown
-    and taken from the large model.
+    Table 2. No script is published. The paper gives depth, size, and the attention lengths 784 (768 in the large
+    model's script, used here) and 3800. Our choice: width 640, 10 heads of 64, inner width 2208, which gives 87,965,708
+    parameters and suits a GPU. Dropout, warm-up, steps and batch are unknown; those of the large model are used.
     """
     large = character_large("enwik8", ENWIK8_SYMBOLS, warmup=4000)
     return replace(large, model=replace(large.model, num_layers=18, dim=640, num_heads=10, head_dim=64, inner_dim=2208))
@@ -118,7 +116,7 @@ def enwik8_18l() -> Recipe:
 def enwik8_large() -> Recipe:
     """Transformer-XL, enwik8, 24 layers, 277M parameters: 0.99 bpc.
 
-    Table 2; run_enwik8_large.sh. 277,231,820 parameters. The paper's attention length 784 is 768 in the script.
+    Table 2; run_enwik8_large.sh. 277,231,820 parameters. The attention length is 784 in the paper, 768 in the script.
     """
     return character_large("enwik8", ENWIK8_SYMBOLS, warmup=4000)
 
@@ -128,8 +126,9 @@ def enwik8_vanilla() -> Recipe:
     """Vanilla transformer, enwik8, 12 layers, 41M parameters: 1.11 bpc (with 44M).
 
     Table 2's baseline (Al-Rfou et al., 2018): learned absolute positions at every layer, no memory, segments of 512.
-    Sizes are those that Al-Rfou et al. and enwik8-base share; their auxiliary losses and optimizer are not
-    here: training is enwik8-base's. They score with a window that slides by one symbol (`mnemo eval --sliding-window`).
+    Sizes are those that Al-Rfou et al. and enwik8-base have in common. Training is that of enwik8-base, without Al-Rfou
+    et al.'s auxiliary losses and optimizer. They evaluate with a window that slides by one symbol (`mnemo eval
+    --sliding-window`).
     """
     base = enwik8_base()
     model = replace(base.model, positions=Learned(length=512), memory=everywhere(0))
@@ -230,9 +229,9 @@ def lm1b_base() -> Recipe:
 def lm1b_middle() -> Recipe:
     """Transformer-XL, One Billion Word, 24 layers, 459M parameters: 23.5 ppl.
 
-    Table 4 says 0.46B; neither script has that size and nothing else is known. Our choice: the base script's width
-    and training at the large script's depth, with 4480 inside: 458,539,890 parameters. Dropout 0.05 as in the large
-    script.
+    Table 4 says 0.46B; neither script has that size, and nothing else is known. Our choice: width and training of the
+    base script, depth of the large script, and inner width 4480, which gives 458,539,890 parameters. Dropout 0.05 as in
+    the large script.
     """
     model = ModelConfig(
         num_layers=24,
@@ -263,11 +262,11 @@ def lm1b_large() -> Recipe:
 
 
 GPU_FLOOR, TPU_FLOOR = 0.004, 0.01
-"""The TensorFlow scripts' cosines end at this share of the learning rate."""
+"""Final learning rate of the TensorFlow scripts' cosines, as a share of the peak."""
 
 
 def tensorflow(recipe: Recipe, *, floor: float, train: TrainConfig | None = None, std: float = 0.02) -> Recipe:
-    """What all TensorFlow scripts change: the cosine's floor, and where the weights start."""
+    """Apply the changes of all TensorFlow scripts: the final learning rate and the initialisation."""
     train = train or recipe.train
     schedule = replace(train.schedule, min_lr=floor * train.optimizer.lr)
     init = InitConfig(std=std, projection_std=min(std, InitConfig().projection_std))
@@ -279,7 +278,7 @@ def character_base_tf(recipe: Recipe) -> Recipe:
 
 
 def character_large_tf(recipe: Recipe) -> Recipe:
-    """The TPU evaluation passes neither a clamp nor same_length."""
+    """Apply the changes of the TPU scripts; their evaluation sets neither a clamp nor same_length."""
     train = replace(recipe.train, schedule=ScheduleConfig(warmup=4000))
     test = EvalConfig(batch=16, segment=128, memory=3800)
     return replace(tensorflow(recipe, floor=TPU_FLOOR, train=train), test=test)
@@ -296,7 +295,7 @@ def wikitext103_base_tf(recipe: Recipe) -> Recipe:
 
 
 def wikitext103_large_tf(recipe: Recipe) -> Recipe:
-    """285,205,322 parameters. The TPU code gives projections the deviation of all other weights."""
+    """285,205,322 parameters. The TPU code initialises projections with the deviation of all other weights."""
     changed = untied(tensorflow(recipe, floor=TPU_FLOOR, std=0.005))
     return replace(changed, test=replace(recipe.test, batch=8))
 

@@ -1,8 +1,8 @@
-"""Memories as files: what a model has read, to go on from in another process.
+"""Memory files: the state of a model after a text, to continue from in another process.
 
-A safetensors file. Its metadata names the model by fingerprint and says how the state was made (rows, memory lengths,
-open tokens); from that the model itself builds an empty state, which the file's tensors must fit name by name. The
-tree's classes come from the model, never from the file, so that loading runs no code of the file's choosing.
+A memory file is a safetensors file. Its metadata hold the fingerprint of the model and the layout of the state (rows,
+memory lengths, open tokens). From the layout the model builds an empty state, which the file's tensors must match name
+by name. The classes of the state come from the model and not from the file, so that loading runs no code of the file.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, shorten
 from mnemo.files import atomic
 from mnemo.files.safe_load import parse_json, tensors_problem
+from mnemo.files.tensor_file import write_tensors
 from mnemo.inference.decoder import DecodeState
-from mnemo.inference.generation import Reading
+from mnemo.inference.generation import TextState
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
-from mnemo.storage.weights import check_like
+from mnemo.storage.weights import check_tensors
 
 FORMAT = "mnemo-memory"
 FORMAT_VERSION = 1
@@ -34,10 +34,10 @@ LONGEST_SEGMENT = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the stored state was made."""
+    """Form and sizes of the stored state."""
 
     contents: Literal["state", "decode", "reading"]
-    """A state between segments, one with an open segment, or everything that a continuation needs."""
+    """A state between segments, one with an open segment, or one that generation can continue from."""
     batch: int
     lengths: tuple[int, ...]
     """Memory length of every layer."""
@@ -45,7 +45,7 @@ class Layout:
     """Projected keys and values (the form for inference) or inputs."""
     segment: int
     open: int
-    """Open tokens of the row that has most."""
+    """Largest number of open tokens of a row."""
 
     def __post_init__(self) -> None:
         sizes_fit = 0 <= self.open < self.segment <= LONGEST_SEGMENT
@@ -55,20 +55,20 @@ class Layout:
 
 class LoadedMemory(NamedTuple):
     memory: Any
-    """A `Reading`, a `DecodeState` or a plain state, as it was saved"""
+    """A `TextState`, a `DecodeState` or a plain state, as it was saved."""
     layout: Layout
 
 
 def save_memory(
-    path: str | Path, model: Model, memory: Reading | DecodeState | State, *, segment: int, vocabulary: str = ""
+    path: str | Path, model: Model, memory: TextState | DecodeState | State, *, segment: int, vocabulary: str = ""
 ) -> None:
-    """Write a memory; a file of that name is replaced at once, when the new one is whole.
+    """Write a memory file atomically.
 
-    `segment`: the segment length it was read with. `vocabulary`: a hash of the tokenizer, where there is one.
+    `segment`: the segment length that the text was read with. `vocabulary`: a hash of the tokenizer, if there is one.
     """
     layout = _layout(model, memory, segment)
     tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in leaves(memory)}
-    _check_fits(tensors, _template(model, layout), Path(path))
+    check_tensors(tensors, dict(leaves(_template(model, layout))), Path(path))
     metadata = {
         "format": FORMAT,
         "format_version": str(FORMAT_VERSION),
@@ -76,11 +76,15 @@ def save_memory(
         "vocabulary": vocabulary,
         "layout": json.dumps(to_json(layout)),
     }
-    _write(Path(path), tensors, metadata)
+    try:
+        with atomic.new_file(Path(path)) as partial:
+            write_tensors(partial, tensors, metadata)
+    except OSError as error:
+        raise MnemoError(f"cannot save {path}: {error.strerror or error}") from None
 
 
 def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> LoadedMemory:
-    """Read a memory that this model wrote; any other file is refused with one line."""
+    """Load a memory file that this model wrote; any other file is an error of one line."""
     path = Path(path)
     problem = tensors_problem(path)
     if problem:
@@ -92,17 +96,17 @@ def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> Load
     except SafetensorError as error:
         raise MnemoError(f"{path} is not a readable memory file: {error}") from None
     template = _template(model, layout)
-    _check_fits(tensors, template, path)
-    memory = _fill(template, tensors, _device(model))
+    check_tensors(tensors, dict(leaves(template)), path)
+    memory = _fill(template, tensors, model.device)
     _check_values(model, memory, layout, path)
     return LoadedMemory(memory, layout)
 
 
-def _layout(model: Model, memory: Reading | DecodeState | State, segment: int) -> Layout:
+def _layout(model: Model, memory: TextState | DecodeState | State, segment: int) -> Layout:
     state, count = _parts(memory)
     cached = _is_cached(model, state)
     return Layout(
-        contents="reading" if isinstance(memory, Reading) else "decode" if isinstance(memory, DecodeState) else "state",
+        contents=_contents(memory),
         batch=len(next(leaves(state))[1]),
         lengths=model.init_lengths(state),
         cached=cached,
@@ -116,17 +120,23 @@ def _is_cached(model: Model, state: State) -> bool:
     for cached in (True, False):
         if names == [name for name, _ in leaves(model.init(1, cached=cached))]:
             return cached
-    raise MnemoError("this memory is not one of this model")
+    raise MnemoError("this memory was not made by this model")
 
 
-def _parts(memory: Reading | DecodeState | State) -> tuple[State, Tensor | None]:
-    """The committed state, and the open tokens of each row where a segment is open."""
-    opened = memory.state if isinstance(memory, Reading) else memory
+def _contents(memory: TextState | DecodeState | State) -> Literal["state", "decode", "reading"]:
+    if isinstance(memory, TextState):
+        return "reading"
+    return "decode" if isinstance(memory, DecodeState) else "state"
+
+
+def _parts(memory: TextState | DecodeState | State) -> tuple[State, Tensor | None]:
+    """The committed state, and the open tokens of each row; None if no segment is open."""
+    opened = memory.state if isinstance(memory, TextState) else memory
     return (opened.state, opened.count) if isinstance(opened, DecodeState) else (opened, None)
 
 
 def _template(model: Model, layout: Layout) -> Any:
-    """An empty memory of this layout without storage (but for counts, which live on the CPU)."""
+    """An empty memory of this layout, without storage; only counts are real tensors, on the CPU."""
     shadow = _shadow(model)
     state = shadow.init(layout.batch, layout.lengths, cached=layout.cached)
     if layout.contents == "state":
@@ -137,11 +147,11 @@ def _template(model: Model, layout: Layout) -> Any:
     if layout.contents == "decode":
         return decoder.state()
     hidden = next(shadow.parameters()).new_empty(layout.batch, model.config.dim)
-    return Reading(decoder.state(), hidden, torch.zeros(layout.batch, dtype=torch.int64))
+    return TextState(decoder.state(), hidden, torch.zeros(layout.batch, dtype=torch.int64))
 
 
 def _shadow(model: Model) -> Model:
-    """The same model without storage, to ask for shapes."""
+    """The same model without storage, to compute shapes."""
     with torch.device("meta"):
         return Model(model.config).to(next(model.parameters()).dtype).eval()
 
@@ -151,11 +161,11 @@ def _read_metadata(path: Path, metadata: dict[str, str], model: Model, vocabular
         raise MnemoError(f"{path} is not a memory file (`mnemo read` writes them)")
     if metadata.get("format_version") != str(FORMAT_VERSION):
         found = shorten(str(metadata.get("format_version")))
-        raise MnemoError(f"{path} has format_version {found}; this version of mnemo reads {FORMAT_VERSION}")
+        raise MnemoError(f"{path} has format_version {found}; this version of mnemo supports {FORMAT_VERSION}")
     if metadata.get("fingerprint") != model.fingerprint():
-        raise MnemoError(f"{path} is the memory file of another model: only the model that wrote it can read it")
+        raise MnemoError(f"{path} is the memory file of another model: only the model that wrote it can load it")
     if vocabulary and metadata.get("vocabulary") not in ("", vocabulary):
-        raise MnemoError(f"{path} was read with another vocabulary")
+        raise MnemoError(f"{path} was made with another vocabulary")
     try:
         layout = from_json(Layout, parse_json(metadata["layout"]), f"{path}: layout")
     except (KeyError, ValueError):
@@ -169,22 +179,13 @@ def _read_metadata(path: Path, metadata: dict[str, str], model: Model, vocabular
 
 
 def _fill(template: Any, tensors: dict[str, Tensor], device: torch.device) -> Any:
-    """The template's tree with these tensors, those of the model on its device."""
+    """The template's tree with these tensors; counts stay on the CPU."""
     ordered = iter([tensors[name].to(device if leaf.is_meta else "cpu") for name, leaf in leaves(template)])
     return tree_map(lambda _: next(ordered), template)
 
 
-def _check_fits(tensors: dict[str, Tensor], template: Any, path: Path) -> None:
-    expected = dict(leaves(template))
-    for name in sorted(expected.keys() ^ tensors.keys()):
-        relation = "has no" if name in expected else "has an unexpected"
-        raise MnemoError(f"{path} is of another configuration: it {relation} tensor '{name}'")
-    for name, leaf in expected.items():
-        check_like(tensors[name], leaf, name, path)
-
-
 def _check_values(model: Model, memory: Any, layout: Layout, path: Path) -> None:
-    """Counts must be possible: none negative, no more valid slots than there are, as many open tokens as stored."""
+    """Refuse impossible counts: negative ones, more valid slots than there are, another number of open tokens."""
     state, count = _parts(memory)
     resized = leaves(model.resize(state, layout.lengths))
     possible = (
@@ -197,19 +198,6 @@ def _check_values(model: Model, memory: Any, layout: Layout, path: Path) -> None
 
 
 def _check_size(path: Path, layout: Layout) -> None:
-    """A layout cannot promise more than its file holds, so that nothing large is built for it in vain."""
+    """Refuse a layout that is larger than its file, before anything of that size is built."""
     if layout.batch * (sum(layout.lengths) + layout.open) > path.stat().st_size:
         raise MnemoError(f"{path} is damaged: its layout is larger than the file")
-
-
-def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    try:
-        with atomic.new_file(path) as partial:
-            save_file(tensors, partial, metadata)
-    except (SafetensorError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise MnemoError(f"cannot save {path}: {reason}") from None
-
-
-def _device(model: Model) -> torch.device:
-    return next(model.parameters()).device

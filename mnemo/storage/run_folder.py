@@ -164,7 +164,7 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
     """Write a folder with a run's recipe, tokenizer and weights as they were evaluated."""
     found = chosen_checkpoint(run, which)
     if target.exists():
-        raise MnemoError(f"{target} exists: --output names another folder")
+        raise MnemoError(f"{target} exists: choose another folder with --output")
     with saving(target), atomic.new_folder(target) as partial:
         for name in (RECIPE, TOKENIZER):
             if (run / name).is_file():
@@ -208,7 +208,7 @@ def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:
         if whole is None:
             raise
         condition = " once newer ones are removed" if newer else ""
-        raise MnemoError(f"{error}; step {whole.step} is whole: --which last takes it{condition}") from None
+        raise MnemoError(f"{error}; step {whole.step} is whole: --which last uses it{condition}") from None
 
 
 def write_best(folder: Path, step: int, loss: float) -> None:

@@ -1,8 +1,8 @@
-"""Checkpoints of several processes, by torch.distributed.checkpoint through its safetensors storage.
+"""Checkpoints of several processes, by torch.distributed.checkpoint with its safetensors storage.
 
-Every process writes what it alone holds, and a share of what all hold. The files are ordinary safetensors whose header
-also says where in the whole each piece lies, so any number of processes reads them again, with or without those of a
-single process: names are the same.
+Every process writes the tensors that only it has, and a share of those that all have. The files are safetensors whose
+headers contain the position of each piece in its tensor, so that any number of processes can load them. Names are those
+of a checkpoint of a single process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
-    """Called by all processes of the group; a tensor under one name is whole, or a DTensor, or only one has it."""
+    """Write tensors; all processes of the group call this. A tensor is whole, a DTensor, or on one process only."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -44,13 +44,13 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
 
 
 def _cause(error: Any) -> Exception:
-    """The first process's own error: a full disk is one, a bug is not."""
+    """The error of the first process that failed: OSError for a disk error, RuntimeError for a bug."""
     rank, (cause, _) = min(error.failures.items())
     return OSError(cause.errno, cause.strerror) if isinstance(cause, OSError) else RuntimeError(f"rank {rank}: {cause}")
 
 
 def layout(folder: Path) -> dict[str, Stored]:
-    """Every tensor in a folder's files. Pieces must fill their whole, so its size is one that the files have."""
+    """Type and shape of every tensor in a folder's files. Pieces must fill their tensor without gaps."""
     pieces: dict[str, list[tuple[Stored, tuple[int, ...]]]] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         for name, piece in _pieces(path).items():
@@ -59,7 +59,7 @@ def layout(folder: Path) -> dict[str, Stored]:
 
 
 def _pieces(path: Path) -> dict[str, tuple[Stored, tuple[int, ...]]]:
-    """A file's tensors, and where each begins in its whole."""
+    """The pieces in a file, and the position of each in its tensor."""
     try:
         with safe_open(path, "pt") as file:
             begins = json.loads((file.metadata() or {}).get(PIECES, "{}"))
@@ -104,7 +104,7 @@ def _whole(name: str, pieces: list[tuple[Stored, tuple[int, ...]]], folder: Path
 def read(
     folder: Path, stored: Mapping[str, Stored], like: Callable[[str], Tensor | None] = lambda name: None
 ) -> dict[str, Tensor]:
-    """These tensors of a folder. Where `like` has a DTensor for a name, this process reads its own piece."""
+    """Load tensors from a folder. If `like` returns a DTensor for a name, only this process's piece is loaded."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -113,7 +113,7 @@ def read(
     if not tensors:
         return {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process reads for itself
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each process loads for itself
         try:
             load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
         except CheckpointException as error:

@@ -44,12 +44,16 @@ def load_weights(model: nn.Module, weights: Tensors, path: Path) -> None:
 
 
 def check_weights(model: nn.Module, weights: Tensors, path: Path) -> None:
-    own = model.state_dict()
-    for name in sorted(own.keys() ^ weights.keys()):
-        relation = "has no" if name in own else "has an unexpected"
+    check_tensors(weights, model.state_dict(), path)
+
+
+def check_tensors(tensors: Tensors, expected: Tensors, path: Path) -> None:
+    """Raise an error if a name, shape or type differs."""
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        relation = "has no" if name in expected else "has an unexpected"
         raise MnemoError(f"{path} is of another configuration: it {relation} tensor '{name}'")
-    for name, tensor in own.items():
-        check_like(weights[name], tensor, name, path)
+    for name, tensor in expected.items():
+        check_like(tensors[name], tensor, name, path)
 
 
 def check_like(tensor: Tensor, expected: Tensor, name: str, path: Path) -> None:

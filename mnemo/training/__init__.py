@@ -1,20 +1,21 @@
-"""Training: streams of text read segment by segment, a state that is carried along, and exact resume.
+"""Training: segment after segment of a stream, with a state that is carried along, and exact resume.
 
     folder = create_run(recipe, Path("runs/mine"))
-    outcome = train(folder)        # starts the run, or goes on where its last checkpoint left it
+    outcome = train(folder)        # starts the run, or continues it from its last checkpoint
 
-A checkpoint holds everything that the next step depends on, and `metrics.jsonl` is cut back to it, so a run that was
-killed at any moment and resumed writes the same metrics, bit for bit, as one that was left alone.
+A checkpoint holds everything that the next step depends on, and `metrics.jsonl` is cut back to its step. So a run that
+was killed at any moment and resumed writes the same metrics, bit for bit, as an uninterrupted run.
 """
 
 from __future__ import annotations
 
+from mnemo.training.create_and_train import create_run, train
 from mnemo.training.data import Data, Scored, open_data
-from mnemo.training.run import create_run, train
-from mnemo.training.snapshot import Best
-from mnemo.training.step import Update, fresh_states, segment_loss, split_rows, update
-from mnemo.training.trainer import Diverged, Outcome
-from mnemo.training.watch import Monitor, Status, Unwatched
+from mnemo.training.monitor import Monitor, Status, Unwatched
+from mnemo.training.run_progress import Best
+from mnemo.training.trainer import Outcome
+from mnemo.training.training_log import Diverged
+from mnemo.training.weight_update import Update, fresh_states, segment_loss, split_rows, update
 
 __all__ = [
     "Best",

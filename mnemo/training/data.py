@@ -1,4 +1,4 @@
-"""What a run reads and what it is scored on."""
+"""The training stream of a run and its validation score, from a corpus or a task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.recipe import EvalConfig, Recipe
 from mnemo.training.distributed import Rows
 from mnemo.training.processes import Alone, AnyWorld
-from mnemo.training.tasks import answer_loss, check_task, task_info, task_stream
+from mnemo.training.task_data import answer_loss, check_task, task_info, task_stream
 
 
 class Scored(NamedTuple):
@@ -31,21 +31,21 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """What a run reads and is scored on."""
+    """The training stream of a run, and how it is validated."""
 
     info: dict[str, Any]
-    """What recipe.json says of it: name, unit, vocab_size"""
+    """Description in recipe.json: name, unit, vocab_size"""
     stream: Stream
     score: Callable[[Model, ShowProgress], Scored] | None = None
-    """Scores a model on the validation set; None where there is none"""
+    """Scores a model on the validation set; None without one"""
     tokenizer: dict[str, Any] | None = None
-    """How text becomes tokens, as JSON; None where it is no text"""
+    """The tokenizer as JSON; None if the data is not text"""
     divided: bool = False
-    """Whether `score` scores only those rows of the validation set that are this process's"""
+    """Whether `score` scores only this process's rows of the validation set"""
 
 
 def open_data(recipe: Recipe, show: ShowProgress = silent, world: AnyWorld | None = None) -> Data:
-    """The recipe's task or corpus; of `world`, several processes share the rows of an evaluation."""
+    """Open the task or corpus of a recipe; the processes of `world` divide the rows of an evaluation."""
     if recipe.data.task is not None:
         return _open_task(recipe, recipe.data.task)
     corpus = load(recipe.data.corpus, show=show)
@@ -79,7 +79,7 @@ def _open_task(recipe: Recipe, task: AnyTask) -> Data:
 
 
 def _own_rows(valid: Split, config: EvalConfig, world: AnyWorld | None) -> tuple[Split, EvalConfig]:
-    """A text of this process's rows only: rows lie one after the other."""
+    """The part of the text that holds this process's rows: rows follow each other in the text."""
     rows = Rows.of(world or Alone(), config.batch)
     if not len(rows):
         return valid, replace(config, batch=0)
@@ -89,13 +89,13 @@ def _own_rows(valid: Split, config: EvalConfig, world: AnyWorld | None) -> tuple
     documents = whole.documents
     if documents is not None:
         documents = documents[(documents >= begin) & (documents < end)] - begin
-        # A row's beginning is an edge in any case, and there has to be one.
+        # Every row begins at an edge anyway, but the stream needs at least one edge.
         documents = documents if len(documents) else np.zeros(1, dtype=np.int64)
     return replace(whole, ids=whole.ids[begin:end], documents=documents), replace(config, batch=len(rows), limit=None)
 
 
 def _check_long_enough(recipe: Recipe, valid: Split) -> None:
-    """Better now than at the first evaluation."""
+    """Raise MnemoError if the validation set is too short, before training instead of at the first evaluation."""
     config = recipe.evaluation
     count = len(valid.ids) if config.limit is None else min(config.limit, len(valid.ids))
     if count < 2 * config.batch:
@@ -103,7 +103,7 @@ def _check_long_enough(recipe: Recipe, valid: Split) -> None:
 
 
 def why_uneven(recipe: Recipe) -> str | None:
-    """Why training's segments differ in length, where they do."""
+    """The reason why training segments differ in length, or None."""
     if recipe.train.vary_segment:
         return "vary_segment draws other lengths"
     return "segments are cut at documents" if recipe.data.documents == "reset" else None
@@ -114,7 +114,7 @@ def build_stream(recipe: Recipe, split: Split, corpus: Corpus) -> Stream:
     common: dict[str, Any] = {"context": train.context, "seed": train.seed, "vocab_size": corpus.vocab_size}
     by_document = data.documents == "reset" or data.order == "sentences"
     if by_document and split.documents is None:
-        raise MnemoError(f"corpus '{corpus.name}' has no documents or lines to tell apart")
+        raise MnemoError(f"corpus '{corpus.name}' has no documents or lines to separate")
     if data.order == "sentences" and (data.rotate or data.drop_last or train.vary_segment or data.documents == "reset"):
         raise MnemoError("shuffled sentences take no rotate, no drop_last, no vary_segment and no documents=reset")
     if data.order == "sentences" and split.documents is not None:

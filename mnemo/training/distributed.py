@@ -1,9 +1,10 @@
-"""A model over several processes: each reads its rows of every batch, and gradients become those of the whole batch.
+"""One model trained by several processes: each computes its rows of every batch; gradients are those of all rows.
 
-DDP keeps all weights in every process, FSDP a share of them. Both average gradients over processes, so each process's
-objective is multiplied by their number (`Window.weight`); both want a gradient for the same weights in every process,
-though rows may differ in what they use: those that a batch may leave out get a zero from everywhere, and where no row
-used them, that zero is dropped, because Adam moves weights whose gradient is zero and leaves alone those without one.
+DDP keeps all weights in every process, FSDP a share of them. Both average gradients over processes, so each process
+multiplies its objective by their number (`UpdateInput.weight`). Both need a gradient for the same weights in every
+process, but rows may differ in the weights that they use. So weights that a batch may leave out get a gradient of zero
+in every process. If no row of any process used them, that zero is dropped: Adam moves weights whose gradient is zero,
+and leaves those without a gradient unchanged.
 """
 
 from __future__ import annotations
@@ -26,22 +27,24 @@ from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.weights import build_model, check_weights, load_weights
 from mnemo.training.processes import Alone, AnyWorld
-from mnemo.training.segment_window import Window
+from mnemo.training.update_input import UpdateInput
+from mnemo.training.weight_update import AroundPart, SegmentLoss, nothing_around
 
-Loss = Callable[..., tuple[Tensor | None, Tensor | float, State]]
 BYTES_PER_WEIGHT = 4
-"""Copies of a model's weights that training with Adam needs: themselves, their gradients, two moments."""
+"""Tensors of the weights' size that training with Adam needs: weights, gradients, two moments."""
 SHARE_OF_GPU = 0.6
-"""Of its memory; the rest is for activations."""
+"""Share of a GPU's memory for these tensors; the rest is for activations."""
 
 
 class Rows(NamedTuple):
+    """The rows of a batch that one process computes."""
+
     begin: int
     end: int
 
     @staticmethod
     def of(world: AnyWorld, count: int) -> Rows:
-        """This process's of so many rows: as many as every other's, or one more."""
+        """The share of this process in `count` rows; shares differ by one row at most."""
         each, more = divmod(count, world.size)
         return Rows(*(rank * each + min(rank, more) for rank in (world.rank, world.rank + 1)))
 
@@ -53,28 +56,44 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How one process takes part in the training of a model."""
+class ParallelModel:
+    """How this process takes part in the training of a model."""
 
     kind: Literal["one process", "DDP", "FSDP"]
-    forward: Loss
-    """Takes what `segment_loss` takes"""
-    part: Callable[[bool], AbstractContextManager[Any]]
-    """Around the work on a part of the rows; gradients wait for the last one before they are exchanged"""
-    idle: Callable[[Window], list[nn.Parameter]]
-    """Weights that no row of a window uses, in any process"""
-    whole: Callable[[], AbstractContextManager[Model]]
-    """The model with all its weights, to be evaluated"""
+    whole_model: Callable[[], AbstractContextManager[Model]]
+    """The model with all its weights, for evaluation"""
+    forward: tuple[SegmentLoss, str | None] | None = None
+    """The loss function, and the reason if it is not compiled; None: the engine chooses it"""
+    around_part: AroundPart = nothing_around
+    """Exchanges gradients between processes after the last part of the rows, and only then"""
+    unused_weights: Callable[[UpdateInput], list[nn.Parameter]] = lambda inputs: []
+    """Weights that no row of an update uses, in any process"""
+    load_weights: Callable[[Model, Mapping[str, Tensor], Path], None] = load_weights
+    """Loads weights into the model, given all of them"""
+
+    @property
+    def unrecordable(self) -> str | None:
+        """Why updates cannot be recorded as a CUDA graph, or None."""
+        return None if self.kind == "one process" else "several processes"
 
 
-def spread(model: Model, loss: Loss, world: AnyWorld, config: TrainConfig, device: torch.device) -> Spread:
-    """Put a model, whose weights are on the CPU, on this process's device, alone or with the other processes."""
+def parallelize(
+    model: Model,
+    choose_loss: Callable[[], tuple[SegmentLoss, str | None]],
+    world: AnyWorld,
+    config: TrainConfig,
+    device: torch.device,
+) -> ParallelModel:
+    """Put a model, whose weights are on the CPU, on this process's device, alone or with the other processes.
+
+    `choose_loss` is called for several processes only, before the model is moved.
+    """
     if isinstance(world, Alone):
         model.to(device)
-        return Spread("one process", loss, lambda last: nullcontext(), lambda window: [], lambda: nullcontext(model))
-    kind = layout(model, config, device)
-    join = _fsdp if kind == "fsdp" else _ddp
-    return join(model, _SegmentLoss(model, loss, config.bptt_memory == "checkpoint"), device)
+        return ParallelModel("one process", lambda: nullcontext(model))
+    loss, not_compiled = choose_loss()
+    wrap = _fsdp if layout(model, config, device) == "fsdp" else _ddp
+    return wrap(model, _SegmentLossModule(model, loss, config.bptt_memory == "checkpoint"), not_compiled, device)
 
 
 def layout(model: Model, config: TrainConfig, device: torch.device) -> Literal["ddp", "fsdp"]:
@@ -87,8 +106,8 @@ def layout(model: Model, config: TrainConfig, device: torch.device) -> Literal["
     return "ddp" if needed <= SHARE_OF_GPU * total else "fsdp"
 
 
-def check(recipe: Recipe, world: AnyWorld) -> None:
-    """Refuse what several processes cannot train."""
+def check_parallel(recipe: Recipe, world: AnyWorld) -> None:
+    """Raise MnemoError for recipes that several processes cannot train."""
     if isinstance(world, Alone):
         return
     config = recipe.train
@@ -103,10 +122,10 @@ def check(recipe: Recipe, world: AnyWorld) -> None:
         raise MnemoError("in several processes, an infinite memory with a gate takes parallel=ddp and no bptt")
 
 
-class _SegmentLoss(nn.Module):
-    """A segment's loss as a module, because DDP and FSDP work around the forward pass of one."""
+class _SegmentLossModule(nn.Module):
+    """A segment's loss as a module, because DDP and FSDP wrap the forward pass of a module."""
 
-    def __init__(self, model: Model, loss: Loss, again: bool) -> None:
+    def __init__(self, model: Model, loss: SegmentLoss, again: bool) -> None:
         super().__init__()
         self.model, self._loss, self._again = model, loss, again
 
@@ -114,20 +133,20 @@ class _SegmentLoss(nn.Module):
         if batch is None:
             return _zero(self.parameters()), 0.0, state
         if self._again:
-            # Inside, so that computing it again is no second forward pass to DDP.
-            read: Any = checkpoint(self._loss, self.model, batch, state, scored, use_reentrant=False)
+            # Inside the module, so that DDP does not see the recomputation as a second forward pass.
+            result: Any = checkpoint(self._loss, self.model, batch, state, scored, use_reentrant=False)
         else:
-            read = self._loss(self.model, batch, state, scored)
-        nll, aux, state = read
+            result = self._loss(self.model, batch, state, scored)
+        nll, aux, state = result
         return nll, aux, tree_map(_own, state)
 
 
 def _own(leaf: Tensor) -> Tensor:
-    """FSDP's hooks want no views of other tensors."""
+    """A copy of views with gradient, which FSDP's hooks do not accept."""
     return leaf.clone() if leaf.requires_grad and leaf._is_view() else leaf
 
 
-def _ddp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
+def _ddp(model: Model, module: _SegmentLossModule, not_compiled: str | None, device: torch.device) -> ParallelModel:
     model.to(device)
     _always_use(model, [*_by_bin(model), *_dead(model)])
     searches = _has_conditional_weights(model.config)
@@ -135,24 +154,25 @@ def _ddp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
     if not searches:
         _settle(wrapped)
 
-    def part(last: bool) -> AbstractContextManager[Any]:
+    def around_part(last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else wrapped.no_sync()
 
-    def idle(window: Window) -> list[nn.Parameter]:
-        return [*_unused_bins(model, window), *_dead(model)]
+    def unused_weights(inputs: UpdateInput) -> list[nn.Parameter]:
+        return [*_unused_bins(model, inputs), *_dead(model)]
 
-    return Spread("DDP", _called(wrapped), part, idle, lambda: nullcontext(model))
+    forward = (_called(wrapped), not_compiled)
+    return ParallelModel("DDP", lambda: nullcontext(model), forward, around_part, unused_weights)
 
 
 def _settle(wrapped: nn.Module) -> None:
-    """DDP puts gradients into other buckets after its first backward pass, and the last bits of sums depend on the
-    buckets: with one pass that needs no data first, a resumed run sums as the uninterrupted one does."""
+    """Run one backward pass without data. DDP divides gradients into other buckets after its first backward pass, and
+    the last bits of sums depend on the buckets; so a resumed run sums as an uninterrupted one."""
     nll, _, _ = wrapped(None, None, True)
     nll.backward()
     wrapped.zero_grad(set_to_none=True)
 
 
-def _fsdp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
+def _fsdp(model: Model, module: _SegmentLossModule, not_compiled: str | None, device: torch.device) -> ParallelModel:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -164,12 +184,12 @@ def _fsdp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
     root: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
 
     @contextmanager
-    def part(last: bool) -> Iterator[None]:
+    def around_part(last: bool) -> Iterator[None]:
         root.set_requires_gradient_sync(last)
         yield
 
     @contextmanager
-    def whole() -> Iterator[Model]:
+    def whole_model() -> Iterator[Model]:
         with torch.device("meta"):
             full = build_model(model.config, "fp32").to(next(model.parameters()).dtype)
         full.to_empty(device=device)
@@ -178,11 +198,15 @@ def _fsdp(model: Model, module: _SegmentLoss, device: torch.device) -> Spread:
                 target.copy_(full_tensor(source))
         yield full
 
-    return Spread("FSDP", _called(root), part, lambda window: _unused_bins(model, window), whole)
+    def unused_weights(inputs: UpdateInput) -> list[nn.Parameter]:
+        return _unused_bins(model, inputs)
+
+    forward = (_called(root), not_compiled)
+    return ParallelModel("FSDP", whole_model, forward, around_part, unused_weights, load_whole)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor of which this process may have a piece."""
+    """A whole tensor, of which this process may hold only a piece."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -190,7 +214,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def load_whole(model: Model, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Give a model weights of which every process has all."""
+    """Load weights into a model that may hold only pieces of them; every process has all of `weights`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     def piece(name: str, own: Tensor) -> Tensor:
@@ -201,12 +225,12 @@ def load_whole(model: Model, weights: Mapping[str, Tensor], path: Path) -> None:
     load_weights(model, {name: piece(name, own) for name, own in model.state_dict().items()}, path)
 
 
-def _called(module: nn.Module) -> Loss:
+def _called(module: nn.Module) -> SegmentLoss:
     return lambda model, batch, state, scored=True: module(batch, state, scored)
 
 
 def _always_use(model: Model, weights: list[nn.Parameter]) -> None:
-    """Give these weights a gradient in every backward pass, of zero where nothing else gives them one."""
+    """Give these weights a gradient in every backward pass: zero if the batch does not use them."""
     if not weights:
         return
     names = {id(weight): name for name, weight in model.named_parameters()}
@@ -228,7 +252,7 @@ def _zero(weights: Iterable[Tensor]) -> Tensor:
 
 
 def _by_bin(model: Model) -> list[nn.Parameter]:
-    """Weights of an adaptive embedding's bins, of which rows may use some only."""
+    """Weights of an adaptive embedding's bins: rows may use only some of them."""
     if len(model.embedding.bins) == 1:
         return []
     softmax, embedding = model.softmax, model.embedding
@@ -236,13 +260,13 @@ def _by_bin(model: Model) -> list[nn.Parameter]:
     return _once([*first, *softmax.projections.values()])
 
 
-def _unused_bins(model: Model, window: Window) -> list[nn.Parameter]:
-    """Those of them that no token and no target of the window is in."""
+def _unused_bins(model: Model, inputs: UpdateInput) -> list[nn.Parameter]:
+    """Weights of bins that contain no token and no target of an update."""
     if len(model.embedding.bins) == 1:
         return []
     embedding, softmax = model.embedding, model.softmax
-    read = _bins(model, (batch.tokens for batch in window.batches))
-    scored = _bins(model, (batch.targets for batch in window.batches[-window.num_scored :])) | {0}
+    read = _bins(model, (batch.tokens for batch in inputs.batches))
+    scored = _bins(model, (batch.targets for batch in inputs.batches[-inputs.num_scored :])) | {0}
     used = [*(softmax.projections[str(i)] for i in scored if str(i) in softmax.projections)]
     if embedding.split:
         used += [embedding.tables[i] for i in (read | scored if softmax.tied else read)]

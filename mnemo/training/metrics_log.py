@@ -1,4 +1,4 @@
-"""Where a run's numbers go: lines of JSON that are always written, and a tracking service on request."""
+"""The files and services that a run's numbers go to: JSON lines always, a tracking service on request."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Service = Literal["none", "wandb", "trackio"]
 
 
 class JsonLines:
-    """A file of one JSON object a line that can be cut back to an earlier size.
+    """A file with one JSON object per line, which can be cut back to an earlier size.
 
-    A line reaches the operating system before the next one is made, so a killed process leaves at most one torn line,
-    at the end. The first line carries the format version.
+    Each line is passed to the operating system before the next one is made, so a killed process leaves at most one
+    incomplete line, at the end. The first line holds the format version.
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        """Open `path` for appending behind its first `size` bytes; the rest is dropped."""
+        """Open `path` for appending after its first `size` bytes; the rest is dropped."""
         self._path = path
         found = path.stat().st_size if path.exists() else 0
         if found < size:
-            raise MnemoError(f"{path} has {found:,} bytes, but its checkpoint was written behind {size:,}")
+            raise MnemoError(f"{path} has {found:,} bytes, fewer than the {size:,} of its checkpoint")
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
         self._file.truncate(size)
         self._file.seek(size)
@@ -46,7 +46,7 @@ class JsonLines:
             raise self._not_written(error) from None
 
     def sync(self) -> int:
-        """Bring every line to the disk; the file's size."""
+        """Write every line to the disk, and return the size of the file."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -60,13 +60,13 @@ class JsonLines:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # Whole lines are out already; half of one that found the disk full is given up.
+        # Whole lines are written already; an incomplete one on a full disk is given up.
         with suppress(OSError):
             self._file.close()
 
 
 class NoLines:
-    """For processes whose numbers another one writes."""
+    """Writes nothing: for processes other than the main one."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         pass
@@ -98,14 +98,14 @@ class NoTracker:
 
 
 class ServiceTracker:
-    """wandb, or trackio, which takes the same calls."""
+    """wandb, or trackio, which has the same interface."""
 
     def __init__(self, service: str, name: str, identity: str, config: Mapping[str, Any]) -> None:
         try:
             self._service = importlib.import_module(service)
         except ImportError:
             raise MnemoError(f"--track {service} needs the {service} package: pip install 'mnemo-lm[track]'") from None
-        # A resumed run is found again by its id, for which trackio takes its name.
+        # wandb identifies a resumed run by its id, trackio by its name.
         found_by = {"id": identity} if service == "wandb" else {}
         try:
             self._service.init(project=PROJECT, name=name, config=dict(config), resume="allow", **found_by)
@@ -120,7 +120,7 @@ class ServiceTracker:
 
 
 def open_tracker(service: Service, folder: Path, config: Mapping[str, Any]) -> Tracker:
-    """The tracker of a run folder, whose recipe exists by now."""
+    """The tracker of a run folder, which must exist."""
     if service == "none":
         return NoTracker()
     birth = (folder / "recipe.json").stat().st_mtime_ns

@@ -1,8 +1,8 @@
-"""Muon (Jordan et al., 2024): momentum whose matrices are made orthogonal before they move the weights.
+"""Muon (Jordan et al., 2024): the momentum of each matrix is made orthogonal before it is added to the weights.
 
 A matrix takes the step -lr * sqrt(max(1, rows / columns)) * orthogonal(momentum): all its singular values become about
-1, so every direction of the matrix learns alike, and one learning rate suits all widths. What is no matrix of a layer
-(embeddings, softmax, norms, biases) takes Adam steps. torch.optim.Muon does the same one matrix at a time, hundreds of
+1, so all directions of the matrix learn equally fast, and one learning rate fits all widths. All other weights
+(embeddings, softmax, norms, biases) take Adam steps. torch.optim.Muon does the same one matrix at a time, hundreds of
 small kernels an update; here all matrices of one shape go through Newton and Schulz's iteration together.
 
 Nothing here waits for the device. A learning rate may be a number or a tensor on the parameters' device, so that an
@@ -36,7 +36,7 @@ ITERATIONS = 5
 class Muon(torch.optim.Optimizer):
     """One optimizer for a whole model.
 
-    A group is of Muon where its `parts` is a list: how many matrices, one above the other, each parameter holds.
+    A group with a list `parts` takes Muon steps; the list has the number of stacked matrices in each parameter.
     A group whose `parts` is None takes Adam steps. Weight decay is decoupled and multiplied by the learning rate.
     """
 
@@ -117,8 +117,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal_updates(directions: Sequence[Tensor], parts: Sequence[int]) -> list[Tensor]:
-    """Orthogonal matrices nearest to each direction's parts, scaled by sqrt(max(1, rows / columns)); equal shapes, and
-    their transposes, are computed together."""
+    """The nearest orthogonal matrices to the parts of each direction, scaled by sqrt(max(1, rows / columns)).
+
+    Matrices of equal shape, and their transposes, are computed together.
+    """
     wide = [_wide(direction, count) for direction, count in zip(directions, parts, strict=True)]
     places: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for index, matrices in enumerate(wide):

@@ -1,13 +1,13 @@
 """Optimizers, learning-rate schedules, gradient clipping and weight averages.
 
-Schedules are pure functions of the number of updates that are already done, so a run can start at any of them.
+Schedules are pure functions of the number of updates done so far, so a run can start at any of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig,
 from mnemo.training.muon import Muon
 
 PLATEAU_THRESHOLD = 1e-4
-"""An improvement smaller than this share of the best loss does not count."""
+"""An improvement by a smaller share of the best loss does not count."""
 
 
 def build_optimizer(model: Model, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Adam, AdamW, SGD or Muon; a group's `factor` multiplies the learning rate that `set_learning_rate` gives."""
+    """Adam, AdamW, SGD or Muon. `set_learning_rate` multiplies the rate by the `factor` of each group."""
     if config.kind == "muon":
         return _build_muon(model, config)
     tables = {id(table) for table in model.embedding.tables}
@@ -56,7 +56,7 @@ def _build_muon(model: Model, config: OptimizerConfig) -> Muon:
 
 
 def layer_matrices(model: Model) -> dict[Tensor, int]:
-    """The weights of linear maps, and how many maps each stacks: keys and values are two that share one product."""
+    """The weights of linear maps, and the number of maps stacked in each: keys and values share one matrix."""
     stacked = {module.key_value: 2 for module in model.modules() if isinstance(module, Attention)}
     maps = [module for module in model.modules() if isinstance(module, nn.Linear) and min(module.weight.shape) > 1]
     return {module.weight: stacked.get(module, 1) for module in maps}
@@ -65,26 +65,26 @@ def layer_matrices(model: Model) -> dict[Tensor, int]:
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         rate = lr * group["factor"]
-        if isinstance(group["lr"], Tensor):  # recorded programs read it where it is
+        if isinstance(group["lr"], Tensor):  # a CUDA graph reads this very tensor
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale gradients by min(1, limit / (norm + 1e-6)); the global norm before that."""
+    """Scale gradients by min(1, limit / (norm + 1e-6)), and return the global norm before that."""
     if limit is None:
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     else:
         norm = nn.utils.clip_grad_norm_(parameters, limit)
-    # Where processes have pieces of the weights, this is where they sum up their pieces' norms.
+    # With FSDP, processes sum up the norms of their pieces here.
     return norm if type(norm) is Tensor else norm.full_tensor()  # type: ignore[attr-defined]
 
 
 def learning_rate(
     config: ScheduleConfig, base_lr: float, step: int, total_steps: int, plateau_factor: float = 1.0
 ) -> float:
-    """The rate of the update that follows `step` others; `total_steps` where the schedule has no length of its own."""
+    """The rate of the update after `step` others; `total_steps` is used if the schedule sets no number of steps."""
     rate = _published_rate if config.published and config.kind != "linear" else _rate
     return rate(config, base_lr, step, config.steps or total_steps, plateau_factor)
 
@@ -138,12 +138,12 @@ def step_rate(config: TrainConfig, step: int, length: int, plateau_factor: float
 
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
-    """What the plateau schedule remembers of earlier evaluations."""
+    """The state of the plateau schedule after the evaluations so far."""
 
     factor: float = 1.0
     best: float | None = None
     bad: int = 0
-    """Evaluations since the last improvement or fall."""
+    """Evaluations since the last improvement or reduction of the rate."""
 
     def after(self, loss: float, config: ScheduleConfig) -> Plateau:
         if self.best is None or loss < self.best * (1 - PLATEAU_THRESHOLD):
@@ -153,8 +153,25 @@ class Plateau:
         return replace(self, factor=self.factor * config.factor, bad=0)
 
 
+def build_average(parameters: Iterable[nn.Parameter], config: AverageConfig | None) -> Average | NoAverage:
+    return NoAverage() if config is None else Average(parameters, config)
+
+
+class NoAverage:
+    """The weights are not averaged."""
+
+    count = 0
+    values: Sequence[Tensor] = ()
+
+    def include(self, step: int) -> None:
+        pass
+
+    def applied(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class Average:
-    """A mean of the weights over training steps: of all since its start alike, or fading (EMA)."""
+    """A mean of the weights over training steps: with equal weights since its start, or exponential (EMA)."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], config: AverageConfig) -> None:
         self.config = config
@@ -163,7 +180,7 @@ class Average:
         self.count = 0
 
     def include(self, step: int) -> None:
-        """Take in the weights after `step` updates, if the average has started by then."""
+        """Include the weights after `step` updates, if the average has started by then."""
         if step < self.config.start:
             return
         self.count += 1
@@ -171,7 +188,7 @@ class Average:
             self.values = [parameter.detach().clone() for parameter in self.parameters]
             return
         share = 1 / self.count if self.config.kind == "uniform" else 1 - self.config.decay
-        # All at once: hundreds of small kernels would take longer than a small model's step.
+        # In one operation: hundreds of small kernels would take longer than a small model's step.
         torch._foreach_lerp_(self.values, [parameter.detach() for parameter in self.parameters], share)  # pyright: ignore[reportPrivateImportUsage]
 
     def restore(self, values: Sequence[Tensor], count: int) -> None:
@@ -179,7 +196,7 @@ class Average:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model carries the averaged weights inside this context; its own where there is no average yet."""
+        """Put the averaged weights into the model inside this context, if there is an average yet."""
         if not self.values:
             yield
             return
@@ -192,6 +209,6 @@ class Average:
 
     @torch.no_grad()
     def _put(self, values: Sequence[Tensor]) -> None:
-        """Copied, because a piece of a divided weight cannot be exchanged for another tensor."""
+        """Copy values in, because the pieces of a divided weight (FSDP) cannot be replaced by other tensors."""
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.copy_(value)

@@ -1,4 +1,4 @@
-"""Half precision, and processors that claim instructions which they then refuse."""
+"""Half precision, and processors whose bf16 instructions fail."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from typing import Any
 
 import torch
 
-from mnemo.training.watch import Monitor
+from mnemo.training.monitor import Monitor
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Compute in half precision where it is asked for; weights keep their type."""
+    """A context that computes in half precision if `precision` says so; weights keep their type."""
     dtype = AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def state_dtype(precision: str) -> torch.dtype | None:
-    """What layers remember in: what they compute in; None for the weights' type."""
+    """The type of memories, which is that of the computation; None for the type of the weights."""
     return AUTOCAST.get(precision)
+
+
+def gradient_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
+    """The loss scaler that fp16 needs; None for other precisions."""
+    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
 
 
 @contextmanager
 def safe_kernels(precision: str, device: torch.device, monitor: Monitor) -> Iterator[None]:
-    """Some virtual machines announce AMX and die of it: bf16 then runs without oneDNN, slowly, but runs."""
+    """Disable oneDNN for bf16 where it crashes: some virtual machines announce AMX but do not support it."""
     before = torch.backends.mkldnn.enabled
     if precision == "bf16" and device.type == "cpu" and not survives(PROBE):
-        monitor.note("this processor's bf16 instructions fail: going on without them, slowly; fp32 is faster here")
+        monitor.note("this processor's bf16 instructions fail: continuing without them, slowly; fp32 is faster here")
         torch.backends.mkldnn.enabled = False
     try:
         yield
@@ -43,5 +48,5 @@ def safe_kernels(precision: str, device: torch.device, monitor: Monitor) -> Iter
 
 @cache
 def survives(program: str) -> bool:
-    """Whether a Python program ends well, tried in a process of its own."""
+    """Whether a Python program ends without an error, tried in a separate process."""
     return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0

@@ -1,8 +1,8 @@
 """The processes of one training job. `torchrun --nproc-per-node N -m mnemo train ...` starts N of them.
 
-A `World` says which of the batch's rows are this process's, and lets processes decide things together. `Alone` is one
-process, which asks nobody; `Ranks` are several, over torch.distributed. Everything that processes tell each other here
-is small and goes through the CPU; gradients take their own way (`mnemo.training.distributed`).
+A `World` is this process's view of the job: its rank, and functions with which processes decide together. `Alone` is
+a single process; `Ranks` is one of several, connected by torch.distributed. Messages here are small and go through the
+CPU; gradients are exchanged in `mnemo.training.distributed`.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ class World(Protocol):
     size: int
 
     def device(self, name: str) -> torch.device:
-        """Where this process computes, for a device as a recipe names it."""
+        """The device of this process, for the name of a device in a recipe."""
         ...
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over all processes, in their order, so that the last bit never depends on timing."""
+        """Each value summed over all processes, in the order of ranks, so that the last bit never depends on timing."""
         ...
 
     def agree(self, signal: int | None) -> int | None:
-        """The signal that any process has received; None where none has."""
+        """The signal that any process has received, or None."""
         ...
 
     def first(self, work: Callable[[], T]) -> T:
-        """The main process does the work before the others do it too; where it fails, nobody else tries."""
+        """Do the work in the main process first, then in the others; if it fails there, the others do not try."""
         ...
 
     def main(self, work: Callable[[], T]) -> T:
-        """What the main process gives or raises, for all."""
+        """Do the work in the main process; return its result, or raise its error, in all processes."""
         ...
 
     def together(self, work: Callable[[], T]) -> T:
-        """What each process gives for itself; where one fails, all do."""
+        """Do the work in every process; return each one's own result; if one fails, all fail."""
         ...
 
 
-class Told(MnemoError):
-    """An error that the main process reports for all."""
+class ReportedByMain(MnemoError):
+    """Raised in the other processes for an error that the main process reports."""
 
 
-class OfRank(MnemoError):
-    """An error of one process that is not the main one."""
+class RankError(MnemoError):
+    """An error of a single process other than the main one."""
 
 
 class Alone:
@@ -84,7 +84,7 @@ class Alone:
 
 
 class Ranks:
-    """One of several processes. `timeout`: seconds after which a process that waits for the others gives up."""
+    """One of several processes. `timeout`: seconds to wait for the others before giving up."""
 
     def __init__(self, timeout: float) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -127,7 +127,7 @@ class Ranks:
         if failure is not None:
             raise failure
         if message[1] is not None:
-            raise Told(message[1])
+            raise ReportedByMain(message[1])
         return message[0]
 
     def together(self, work: Callable[[], T]) -> T:
@@ -145,19 +145,19 @@ class Ranks:
         rank, text = failed[0]
         if self.rank == 0:
             raise failure or MnemoError(f"rank {rank}: {text}")
-        raise Told(text)
+        raise ReportedByMain(text)
 
 
 AnyWorld = Alone | Ranks
 
 
 def is_main() -> bool:
-    """Whether this process speaks for its job, known before it has met the others."""
+    """Whether this is the main process; known before the processes are connected."""
     return _number("RANK", 0) == 0
 
 
 def starts_again() -> bool:
-    """Whether torchrun has started this job again after a failure."""
+    """Whether torchrun has restarted this job after a failure."""
     return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
 
 
@@ -178,7 +178,7 @@ def _number(variable: str, default: int) -> int:
 
 @contextmanager
 def joined(device: str, timeout: float) -> Iterator[AnyWorld]:
-    """Meet the other processes that torchrun has started, if any; what goes wrong between them is said in a line."""
+    """Connect to the other processes started by torchrun, if any; connection failures become one-line errors."""
     if dist.is_available() and dist.is_initialized():
         yield Ranks(timeout) if dist.get_world_size() > 1 else Alone()
         return
@@ -188,7 +188,7 @@ def joined(device: str, timeout: float) -> Iterator[AnyWorld]:
     with _named_by_rank(), _contact(timeout):
         _meet(pick_device(device if device in ("cpu", "cuda") else "auto"), timeout)
         yield Ranks(timeout)
-        # After a failure the process ends anyway, and this could wait for others that never answer.
+        # Not after a failure: the process ends anyway, and this could wait for processes that never answer.
         dist.destroy_process_group()
 
 
@@ -200,7 +200,7 @@ def _meet(device: torch.device, timeout: float) -> None:
         if local_rank() >= torch.cuda.device_count():
             raise MnemoError(f"process {local_rank()} of this machine has no GPU: it has {torch.cuda.device_count()}")
         torch.cuda.set_device(local_rank())
-    # The CPU's group, whose message is clear, is to give up before NCCL's watchdog ends the process.
+    # The CPU group, which gives a clear message, must time out before NCCL's watchdog ends the process.
     patience = timedelta(seconds=timeout if device.type == "cpu" else 1.5 * timeout)
     store, rank, size = next(rendezvous("env://", timeout=patience))
     own = PrefixStore(_name_of_start(PrefixStore("mnemo", store), rank, size, timeout), store)
@@ -209,11 +209,11 @@ def _meet(device: torch.device, timeout: float) -> None:
 
 
 def _name_of_start(store: Any, rank: int, size: int, timeout: float) -> str:
-    """What the processes that are here now call this start of their job, and no earlier one was called.
+    """A name for this start of the job, which all of its processes agree on and no earlier start had.
 
-    torchrun's store outlives the processes that it starts again, with the addresses of those that have ended; and the
-    number of starts that it counts is not the same on all machines. So each process waits for an answer to a name
-    that is new, and the main one for all to have got theirs.
+    torchrun's store outlives restarts and still has the addresses of processes that have ended, and its count of
+    restarts differs between machines. So each process writes a new name and waits until the main process answers to
+    it, and the main process waits until all have received the answer.
     """
     name = uuid4().hex
     if rank:
@@ -236,17 +236,17 @@ def _name_of_start(store: Any, rank: int, size: int, timeout: float) -> str:
 def _named_by_rank() -> Iterator[None]:
     try:
         yield
-    except (Told, CheckFailed):
+    except (ReportedByMain, CheckFailed):
         raise
     except MnemoError as error:
         if is_main():
             raise
-        raise OfRank(f"rank {_number('RANK', 0)}: {error}") from None
+        raise RankError(f"rank {_number('RANK', 0)}: {error}") from None
 
 
 @contextmanager
 def _contact(timeout: float) -> Iterator[None]:
-    """Failures of the connection between processes, in words."""
+    """Turn connection failures between processes into MnemoErrors."""
     try:
         yield
     except (MnemoError, CheckFailed):
@@ -264,7 +264,7 @@ def _is_lost(error: RuntimeError) -> bool:
 
 def _lost(error: RuntimeError, timeout: float) -> str:
     text = str(error).lower()
-    refused = "connection refused" in text  # gloo says "timed out" of this too, long before the time is over
+    refused = "connection refused" in text  # gloo reports this as "timed out" as well, long before the timeout
     if not refused and ("timed out" in text or "timeout" in text):
         return (
             f"another process of this job has not answered for {timeout:g} s (--train.timeout): it hangs, or works for "

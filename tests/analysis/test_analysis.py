@@ -1,4 +1,4 @@
-"""What a model does with a text, against slow and obvious ways to find the same."""
+"""Analyses of a model on a text, compared with slow and simple computations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.models import random_model, random_tokens
 from helpers.tolerances import assert_close
 
 from mnemo import analysis
-from mnemo.analysis.attention import by_distance
+from mnemo.analysis.attention_distance import by_distance
 from mnemo.errors import MnemoError
 from mnemo.memory import LSTM, XL, Lookahead, MemoryTokens, Plan
 from mnemo.model import Model
@@ -237,13 +237,13 @@ def test_who_has_an_alpha() -> None:
 def test_losses_with_and_without_memory(name: str) -> None:
     model, ids = random_model(**MECHANISMS[name]), text(15)
     found = analysis.gain_from_memory(model, ids, segment=SEGMENT)
-    state, behind, alone = None, [], []
+    state, found_losses, alone = None, [], []
     with torch.no_grad():
         for tokens, targets in zip(ids[:-1].split(SEGMENT), ids[1:].split(SEGMENT), strict=True):
             out, state = model(tokens[None], state)
-            behind.append(model.loss(out, targets[None])[0])
+            found_losses.append(model.loss(out, targets[None])[0])
             alone.append(model.loss(model(tokens[None])[0], targets[None])[0])
-    assert_close(torch.from_numpy(found.with_memory), torch.cat(behind))
+    assert_close(torch.from_numpy(found.with_memory), torch.cat(found_losses))
     assert_close(torch.from_numpy(found.without), torch.cat(alone))
     assert_close(torch.from_numpy(found.gain[:SEGMENT]), torch.zeros(SEGMENT, dtype=torch.float64))
     assert analysis.keeps_memory(model) == bool(np.abs(found.gain).max() > 1e-6)
@@ -354,11 +354,11 @@ def test_a_gain_counts_only_below_the_best_short_context_of_the_group() -> None:
     ("losses", "message"),
     [
         ({}, "at least one model"),
-        ({"a": {1: [1.0]}}, "equal steps"),
-        ({"a": {1: [1.0], 2: [1.0], 4: [1.0]}}, "equal steps"),
+        ({"a": {1: [1.0]}}, "equally spaced"),
+        ({"a": {1: [1.0], 2: [1.0], 4: [1.0]}}, "equally spaced"),
         ({"a": {1: [1.0], 2: [1.0]}, "b": {1: [1.0], 3: [1.0]}}, "differ"),
-        ({"a": {1: [1.0], 2: [1.0, 2.0]}}, "equally many"),
-        ({"a": {1: [], 2: []}}, "equally many"),
+        ({"a": {1: [1.0], 2: [1.0, 2.0]}}, "the same tokens in every context"),
+        ({"a": {1: [], 2: []}}, "the same tokens in every context"),
     ],
 )
 def test_groups_that_cannot_be_compared(losses: Any, message: str) -> None:
@@ -378,9 +378,9 @@ def test_repetition() -> None:
 def test_recurrent_layers_have_no_attention() -> None:
     model = random_model(memory=Plan(long=LSTM()), positions=NoPositions())
     for function in (analysis.attention_by_distance, analysis.score_terms, analysis.interval_maxima):
-        with pytest.raises(MnemoError, match="LSTM layers have no attention"):
+        with pytest.raises(MnemoError, match="LSTM layers have none"):
             function(model, text(), segment=SEGMENT)
-    with pytest.raises(MnemoError, match="LSTM layers have no attention"):
+    with pytest.raises(MnemoError, match="LSTM layers have none"):
         analysis.attention_map(model, text(), segment=SEGMENT)
 
 
@@ -389,15 +389,15 @@ def test_recurrent_layers_have_no_attention() -> None:
     [
         (lambda m: analysis.token_losses(m, [1], segment=4), "too short"),
         (lambda m: analysis.token_losses(m, [1, 2, 99], segment=4), "outside the vocabulary"),
-        (lambda m: analysis.token_losses(m, text()[None], segment=4), "one text"),
+        (lambda m: analysis.token_losses(m, text()[None], segment=4), "one row of token ids"),
         (lambda m: analysis.token_losses(m, text(), segment=0), "must be positive"),
         (lambda m: analysis.token_losses(m, text(), segment=4, memory=-1), "negative"),
         (lambda m: analysis.losses_at_context(m, text(), 9, segment=4, targets=[8]), "9 tokens before them"),
         (lambda m: analysis.losses_at_context(m, text(), 9, segment=4, targets=[]), "no targets"),
         (lambda m: analysis.losses_at_context(m, text(), 9, segment=4, targets=[9], block=5), "longer than a segment"),
         (lambda m: analysis.losses_at_context(m, text(), 0, segment=4, targets=[9]), "must be positive"),
-        (lambda m: analysis.context_targets(10, 10, 3), "none behind"),
-        (lambda m: analysis.interval_maxima(m, text(), segment=4, layer=7), "layer 7 does not attend"),
+        (lambda m: analysis.context_targets(10, 10, 3), "too short for a context"),
+        (lambda m: analysis.interval_maxima(m, text(), segment=4, layer=7), "layer 7 has no attention"),
         (lambda m: analysis.interval_maxima(m, text(), segment=4, interval=0), "must be positive"),
         (lambda m: analysis.attention_map(m, text(), segment=4, number=9), "no segment 9"),
     ],
@@ -418,7 +418,7 @@ def everything(model: Model, ids: torch.Tensor) -> list[torch.Tensor]:
     attention = analysis.attention_by_distance(model, ids, segment=SEGMENT)
     terms = analysis.score_terms(model, ids, segment=SEGMENT)
     gain = analysis.gain_from_memory(model, ids, segment=SEGMENT)
-    behind = analysis.losses_at_context(model, ids, 6, segment=SEGMENT, targets=[7, 20])
+    found_losses = analysis.losses_at_context(model, ids, 6, segment=SEGMENT, targets=[7, 20])
     return [
         attention.mass,
         attention.reachable,
@@ -426,7 +426,7 @@ def everything(model: Model, ids: torch.Tensor) -> list[torch.Tensor]:
         *terms.attention.values(),
         analysis.interval_maxima(model, ids, segment=SEGMENT).by_head,
         analysis.attention_map(model, ids, segment=SEGMENT).heads,
-        *map(torch.from_numpy, (gain.with_memory, gain.without, behind)),
+        *map(torch.from_numpy, (gain.with_memory, gain.without, found_losses)),
     ]
 
 

@@ -18,17 +18,17 @@ from mnemo.bench import (
     Comparison,
     Measured,
     Timing,
+    attention_op,
     compare,
-    contenders,
     find_cases,
     long_range,
-    op,
+    timed_steps,
 )
+from mnemo.bench.attention_op import Shape, check_operation, measure_operations
 from mnemo.bench.cases import CPU_CASES, GPU_CASES
-from mnemo.bench.contenders import EXACT, build_model, builders, check, our_step, published_of, published_step
-from mnemo.bench.op import Shape, check_operation, measure_operations
-from mnemo.bench.published import PublishedModel, relative_shift
 from mnemo.bench.published_memories import shift_ahead
+from mnemo.bench.published_xl import PublishedModel, relative_shift
+from mnemo.bench.timed_steps import EXACT, build_model, builders, check, our_step, published_of, published_step
 from mnemo.bench.timing import take_turns
 from mnemo.cli import main
 from mnemo.errors import CheckFailed, MnemoError
@@ -149,12 +149,12 @@ def test_rates_in_single_precision_are_the_same(monkeypatch: pytest.MonkeyPatch)
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
         return optimizer
 
-    monkeypatch.setattr(contenders, "build_optimizer", with_tensors)
+    monkeypatch.setattr(timed_steps, "build_optimizer", with_tensors)
     assert check(CASES["lamemo"], CPU) < EXACT
 
 
 def test_nothing_is_timed_when_the_formulations_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mnemo.bench.published.relative_shift", lambda scores: scores)
+    monkeypatch.setattr("mnemo.bench.published_xl.relative_shift", lambda scores: scores)
     monkeypatch.setattr("mnemo.bench.take_turns", lambda *_, **__: pytest.fail("timed"))
     monkeypatch.setattr("mnemo.bench.check_operations", lambda *_: 0.0)
     with pytest.raises(CheckFailed, match="no speed is reported"):
@@ -164,13 +164,13 @@ def test_nothing_is_timed_when_the_formulations_differ(monkeypatch: pytest.Monke
 def test_nothing_is_timed_when_the_operation_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = op.relative_attention
+    right = attention_op.relative_attention
 
     def wrong(q: torch.Tensor, *args: Any, **options: Any) -> Any:
         out, lse = right(q, *args, **options)
         return out + 1e-4 * q, lse
 
-    monkeypatch.setattr(op, "relative_attention", wrong)
+    monkeypatch.setattr(attention_op, "relative_attention", wrong)
     monkeypatch.setattr("mnemo.bench.take_turns", lambda *_, **__: pytest.fail("timed"))
     assert main(["bench", "--what", "eval", "--device", "cpu"]) == 1
     assert "relative attention is wrong" in capsys.readouterr().err
@@ -263,7 +263,9 @@ def tiny_cases(monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
     tiny["generate"] = replace(tiny["generate"], segment=1)
     for name, case in tiny.items():
         monkeypatch.setitem(CASES, name, case)
-    monkeypatch.setattr(op, "CPU_SHAPES", (Shape(name="tiny", batch=2, heads=2, size=8, segment=5, memory=7),))
+    monkeypatch.setattr(
+        attention_op, "CPU_SHAPES", (Shape(name="tiny", batch=2, heads=2, size=8, segment=5, memory=7),)
+    )
     return tiny
 
 
@@ -315,7 +317,7 @@ def test_wrong_cases_are_one_line() -> None:
 
 
 def test_the_cost_of_looking_ahead_is_measured_at_every_length() -> None:
-    from mnemo.bench.lookahead import measure_overhead
+    from mnemo.bench.lookahead_cost import measure_overhead
 
     case = replace(CASES["train"], segment=4, batch=1, num_layers=2, dim=16, num_heads=2, head_dim=8, inner_dim=16)
     rows = measure_overhead(CPU, (4, 8), repeats=1, case=case)

@@ -19,7 +19,7 @@ from mnemo import analysis
 from mnemo.analysis import Gain
 from mnemo.cli import main
 from mnemo.data.corpus import Corpus
-from mnemo.data.published import Option
+from mnemo.data.known_corpora import Option
 from mnemo.memory import LSTM, XL, Lookahead, MemoryTokens, Plan
 from mnemo.model import ModelConfig
 from mnemo.model.positions import NoPositions
@@ -135,7 +135,7 @@ def test_recurrent_layers_have_losses_only(tmp_path: Path, capsys: pytest.Captur
     found = answer(capsys, tmp_path, run=run)
     assert found["attention"] is None and found["gain"] != 0
     (said,) = found["left_out"]
-    assert "LSTM layers have no attention" in said and said in page(tmp_path)
+    assert "LSTM layers have none" in said and said in page(tmp_path)
     assert drawn(tmp_path) == LOSSES
 
 
@@ -158,8 +158,8 @@ def test_options_change_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
         (("--limit", -1), "limit -1 is negative"),
         (("--segment", 0), "segment 0 is not positive"),
         (("--memory-length", -2), "memory length -2 is negative"),
-        (("--limit", SEGMENT), "ends with its first segment of 8"),
-        (("--segment", 59), "ends with its first segment of 59"),
+        (("--limit", SEGMENT), "and a segment 8, but memory has no effect"),
+        (("--segment", 59), "and a segment 59, but memory has no effect"),
     ],
 )
 def test_wrong_options(

@@ -24,8 +24,8 @@ from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
 from mnemo.hf import from_run
 from mnemo.inference.generation import generate
-from mnemo.interop.convert import files as file_contents
-from mnemo.interop.convert import restricted
+from mnemo.interop.convert import restricted_loader
+from mnemo.interop.convert import weight_files as file_contents
 from mnemo.storage.run_folder import open_run
 
 CONFIG: dict[str, Any] = {**xl.DEFAULTS, "n_token": 12, "tgt_len": 4}
@@ -91,11 +91,11 @@ def test_no_code_of_a_malicious_pickle_runs(tmp_path: Path, started: Any, capsys
     (tmp_path / "raw.bin").write_bytes(pickle.dumps(Attack(target)))
     for name in ("model.pt", "raw.bin"):
         line = failed(capsys, tmp_path / name, tmp_path / "out", "--memory", 4)
-        assert "calls posix.mkdir" in line or "is a Python pickle" in line
+        assert "would call posix.mkdir" in line or "is a Python pickle" in line
         assert "trust" not in line and "weights_only" not in line
     assert not target.exists() and not (tmp_path / "out").exists()
     assert [command[0] for command in started] == [sys.executable] * 2
-    assert all(restricted.__file__ in command for command in started)
+    assert all(restricted_loader.__file__ in command for command in started)
 
 
 def test_a_whole_pickled_module_is_refused_with_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,11 +123,11 @@ def test_a_file_that_is_no_state_dict_is_told_for_what_it_is(
 def test_plain_pickles_are_known_by_their_instructions(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(pickle.dumps({"a": [1, "b"]}, protocol=protocol))
-    assert restricted.is_plain_pickle(path)
+    assert restricted_loader.is_plain_pickle(path)
     torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=protocol > 1)
-    assert not restricted.is_plain_pickle(path)
+    assert not restricted_loader.is_plain_pickle(path)
     path.write_text("hello world")
-    assert not restricted.is_plain_pickle(path)
+    assert not restricted_loader.is_plain_pickle(path)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_plain_pickles_are_known_by_their_instructions(protocol: int, tmp_path: 
 def test_loading_it_all_the_same_is_offered_for_models_only(name: str, offered: bool) -> None:
     line = str(file_contents._refusal(Path("model.pt"), {"problem": "class", "name": name}))
     assert name in line and ("If you trust it" in line) == offered
-    assert offered or f"calls {name}" in line
+    assert offered or f"would call {name}" in line
 
 
 class a_module:
@@ -258,7 +258,7 @@ def test_a_converted_run_starts_from_what_its_own_code_starts_from(
 ) -> None:
     source, run = Path(__file__).parents[1] / "golden" / "transfo-xl-4.30" / "adaptive", tmp_path / "run"
     assert convert(source, run) == 0
-    assert "its own code starts from a memory full of zeros: so does a run of it" in capsys.readouterr().out
+    assert "the published code starts from a memory full of zeros" in capsys.readouterr().out
     words = ["generate", str(run), "--prompt", "w2", "--tokens", "30", "--temperature", "0", "--no-save"]
     assert main([*words, "--device", "cpu", "--json"]) == 0
     (tokens,) = json.loads(capsys.readouterr().out)["tokens"]
@@ -297,7 +297,7 @@ def test_a_text_is_scored_in_the_models_own_symbols(
     score = json.loads(capsys.readouterr().out)["score"]
     assert (score["tokens"], score["split"]) == (52, "text.txt")
     line = failed(capsys, folder_of(tmp_path / "bare"), tmp_path / "none", "--eval", tmp_path / "text.txt")
-    assert "without a vocabulary" in line
+    assert "have no vocabulary" in line
 
 
 def test_a_vocabulary_of_other_words_is_not_scored(
@@ -316,7 +316,7 @@ def test_without_a_vocabulary_the_corpus_names_the_symbols(
     assert convert(folder, tmp_path / "out", "--corpus", converted[1]) == 0
     assert "taken as that of corpus" in capsys.readouterr().out
     assert (tmp_path / "out" / "tokenizer.json").exists()
-    assert "has 12 symbols, the weights 13" in _other_size(tmp_path, converted[1], capsys)
+    assert "12 symbols, and the weights 13" in _other_size(tmp_path, converted[1], capsys)
 
 
 def _other_size(tmp_path: Path, corpus: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -351,7 +351,7 @@ def test_a_trained_run_goes_to_hugging_face_and_back_bitwise(tmp_path: Path) -> 
         (("--memory", -1), "mem_len -1 is too small"),
         (("--cutoffs", "5,x"), "--cutoffs takes numbers"),
         (("--eval", "nothing-here"), "nothing-here"),
-        (("--eval", "python", "--to", "hf"), "--eval scores a run of mnemo"),
+        (("--eval", "python", "--to", "hf"), "--eval scores runs of mnemo only"),
         (("--vocab", "vocab.bin"), "CVE-2023-6730"),
     ],
 )

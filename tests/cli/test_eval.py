@@ -151,8 +151,8 @@ def test_a_folder_that_cannot_be_written_costs_the_file_only(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--memory", "3", "--no-memory"], "exclude each other"),
-        (["--start", "zeros", "--no-memory"], "--start zeros and --no-memory exclude each other"),
+        (["--memory", "3", "--no-memory"], "cannot be combined"),
+        (["--start", "zeros", "--no-memory"], "--start zeros and --no-memory cannot be combined"),
         (["--by-position", "--sliding-window"], "--by-position"),
         (["--sweep-memory", "1,x"], "--sweep-memory takes lengths"),
         (["--sweep-memory", "-4,1"], "negative"),
@@ -160,8 +160,8 @@ def test_a_folder_that_cannot_be_written_costs_the_file_only(
         (["--segment", "0"], "segment length 0"),
         (["--device", "nonsense"], "device 'nonsense'"),
         (["--temperature", "0"], "temperature 0.0 must be positive"),
-        (["--temperature", "1.1", "--fit-temperature", "valid"], "--temperature and --fit-temperature exclude"),
-        (["--sweep-memory", "1,2", "--fit-temperature", "valid"], "--fit-temperature and --sweep-memory exclude"),
+        (["--temperature", "1.1", "--fit-temperature", "valid"], "--temperature and --fit-temperature cannot"),
+        (["--sweep-memory", "1,2", "--fit-temperature", "valid"], "--fit-temperature and --sweep-memory cannot"),
     ],
 )
 def test_bad_input_is_one_clear_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_reference_files_may_lie_beside_others(tmp_path: Path, capsys: pytest.Ca
     files = [folder / "README.md", folder / "data_40_iterators.safetensors"]
     assert cli.main(["parity", *map(str, files)]) == 0
     assert "left out, not safetensors: README.md" in capsys.readouterr().err
-    assert "not a whole safetensors file" in complaint(capsys, "parity", files[0])
+    assert "not a complete safetensors file" in complaint(capsys, "parity", files[0])
 
 
 def test_a_length_chosen_on_test_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

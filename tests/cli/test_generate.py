@@ -185,7 +185,7 @@ def test_compressed_texts_are_unpacked(tmp_path: Path, capsys: pytest.CaptureFix
     ("options", "message"),
     [
         (["--prompt", ""], "the prompt is empty"),
-        (["--prompt", "a", "--prompt-file", "b"], "exclude each other"),
+        (["--prompt", "a", "--prompt-file", "b"], "cannot be combined"),
         (["--prompt-file", "nowhere.txt"], "nowhere.txt is not a file"),
         (["--memory", "nowhere.memory"], "nowhere.memory is missing"),
         (["--memory-length", "-1"], "negative"),

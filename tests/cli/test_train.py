@@ -151,7 +151,7 @@ def test_a_run_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads(capsys.readouterr().out)
     assert (result["run"], result["step"], result["best"]["step"]) == ("runs/tiny-bytes-published-1", 6, 6)
     assert cli.main(["train", "--resume", "tiny-bytes-1"]) == 0
-    assert "going on after step 6" in capsys.readouterr().err
+    assert "continuing after step 6" in capsys.readouterr().err
     assert "runs/tiny-bytes-1 exists" in complaint(capsys, "tiny-bytes", *TINY, "--name", "tiny-bytes-1")
 
 

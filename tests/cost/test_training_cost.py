@@ -227,7 +227,7 @@ def test_verb_prints_and_answers_in_json(capsys: pytest.CaptureFixture[str]) -> 
         (["--tokens", "nan"], "--tokens nan must be positive"),
         (["--watts", "-1"], "--watts -1.0 must be positive"),
         (["--bench", "none.json"], "none.json is missing"),
-        (["--efficiency", "0.1", "--bench", "x"], "exclude each other"),
+        (["--efficiency", "0.1", "--bench", "x"], "cannot be combined"),
     ],
 )
 def test_verb_refuses_what_makes_no_sense(argv: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

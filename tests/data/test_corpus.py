@@ -11,8 +11,8 @@ import pytest
 
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, IdWriter
+from mnemo.data.known_corpora import CORPORA
 from mnemo.data.prepare import load, prepare
-from mnemo.data.published import CORPORA
 from mnemo.data.tokenizers import ByteTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic

@@ -11,7 +11,7 @@ import pytest
 
 from mnemo.data import download
 from mnemo.data.download import fetch
-from mnemo.data.published import Download
+from mnemo.data.known_corpora import Download
 from mnemo.errors import MnemoError
 
 CONTENT = bytes(range(256)) * 4000
@@ -115,7 +115,7 @@ def test_a_part_longer_than_the_file_starts_over(site: Site, tmp_path: Path) -> 
 
 def test_a_server_that_keeps_breaking_is_given_up(site: Site, tmp_path: Path) -> None:
     site.break_after = [10] * download.ATTEMPTS
-    with pytest.raises(MnemoError, match="connection ended after 40 of 1,024,000 bytes.*pass --from"):
+    with pytest.raises(MnemoError, match="connection ended after 40 of 1,024,000 bytes.*use --from"):
         fetch(site.download(), tmp_path)
     assert (tmp_path / "file.bin.part").stat().st_size == 40  # kept for the next time
     assert fetch(site.download(), tmp_path).read_bytes() == CONTENT
@@ -134,7 +134,7 @@ def test_the_next_address_is_tried(site: Site, tmp_path: Path) -> None:
 
 
 def test_no_address_works(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="cannot download file.bin.*404.*pass --from"):
+    with pytest.raises(MnemoError, match="cannot download file.bin.*404.*use --from"):
         fetch(site.download(path="gone.bin"), tmp_path)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mnemo.data import gather, published, sources
+from mnemo.data import find_texts, known_corpora, text_parts
 from mnemo.data.corpus import Corpus
+from mnemo.data.known_corpora import CORPORA, Download, Expected
 from mnemo.data.prepare import load, prepare
-from mnemo.data.published import CORPORA, Download, Expected
 from mnemo.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 
@@ -26,7 +26,7 @@ SPLITS = {"train": b"the cat\n\nthe dog\n", "valid": b"a cat\n", "test": b"the e
 
 def redefine(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
     """Make a small text the published one."""
-    monkeypatch.setitem(published.CORPORA, name, replace(CORPORA[name], **changes))
+    monkeypatch.setitem(known_corpora.CORPORA, name, replace(CORPORA[name], **changes))
 
 
 def ids(corpus: Corpus, split: str = "train") -> list[int]:
@@ -171,7 +171,7 @@ def test_undecodable_text_names_file_and_offset(tmp_path: Path, root: Path, toke
 
 
 def test_offsets_hold_in_later_chunks_and_splits(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK", 64)
+    monkeypatch.setattr(text_parts, "CHUNK", 64)
     text = b"\xef\xbb\xbf" + b"good line\n" * 97 + b"bad \xff\n"
     (tmp_path / "a.txt").write_bytes(text)
     with pytest.raises(MnemoError, match=f"byte 0xff at offset {text.index(0xFF, 3)} "):
@@ -210,7 +210,7 @@ def test_small_chunks_change_nothing(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any, newline: str
 ) -> None:
     whole = prepare("mine", with_documents(tmp_path / "x", newline), tokenizer, root=root).fingerprint()
-    monkeypatch.setattr(sources, "CHUNK", 8)
+    monkeypatch.setattr(text_parts, "CHUNK", 8)
     assert prepare("mine", tmp_path / "x", tokenizer, root=root).fingerprint() == whole
 
 
@@ -336,7 +336,7 @@ def test_downloads_are_kept_apart_from_corpora(
         path.write_bytes(SPLITS[download.file.split(".")[1]])
         return path
 
-    monkeypatch.setattr(gather, "fetch", fetch)
+    monkeypatch.setattr(find_texts, "fetch", fetch)
     corpus = prepare("ptb", root=root)
     assert fetched == ["ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"]
     assert corpus.source.startswith("http://example.invalid/")
@@ -350,23 +350,23 @@ def test_novels_have_no_address() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "downloads", "a b"])
 def test_bad_names(name: str, tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="cannot be a corpus's name"):
+    with pytest.raises(MnemoError, match="is not a valid corpus name"):
         prepare(name, tmp_path)
 
 
 def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="size can be set for words and bpe"):
+    with pytest.raises(MnemoError, match="can be set for words and bpe"):
         prepare("mine", tmp_path, vocab_size=100)
     with pytest.raises(MnemoError, match="vocabulary of 2 is too small"):
         prepare("mine", tmp_path, "words", vocab_size=2)
-    with pytest.raises(MnemoError, match="no published way of its own"):
+    with pytest.raises(MnemoError, match="no published tokenizer"):
         prepare("mine", tmp_path, "published")
-    with pytest.raises(MnemoError, match="give your text another name"):
+    with pytest.raises(MnemoError, match="use another name for your text"):
         prepare("python", tmp_path)
 
 
 def test_the_default_corpus_needs_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "PYTHON_LIMIT", 300_000)
+    monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
     corpus = load("python", root=root)
     again = prepare("python", root=root / "other")
     assert corpus.fingerprint() == again.fingerprint()
@@ -380,9 +380,9 @@ def test_the_default_corpus_needs_nothing(root: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_default_corpus_spreads_over_the_library() -> None:
-    texts = gather.python_library()
+    texts = find_texts.python_library()
     names = [part.path.as_posix() for parts in texts.splits.values() for part in parts]
     assert len(names) == len(set(names)) > 100
     assert not any(f"/{word}/" in name for name in names for word in ("site-packages", "test", "tests"))
     assert any("/asyncio/" in name for name in names) and any("/xml/" in name for name in names)
-    assert 5e6 < sum(Path(name).stat().st_size for name in names) <= gather.PYTHON_LIMIT
+    assert 5e6 < sum(Path(name).stat().st_size for name in names) <= find_texts.PYTHON_LIMIT

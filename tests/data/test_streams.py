@@ -325,7 +325,7 @@ def test_the_first_tokens_of_a_text_keep_its_documents_and_sentences() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 7])
 def test_a_text_too_short_is_refused(size: int) -> None:
-    with pytest.raises(MnemoError, match=f"{size} tokens are too short for 4 rows"):
+    with pytest.raises(MnemoError, match=f"{size} tokens are too few for 4 rows"):
         ContiguousStream(np.zeros(size, dtype=np.uint8), 4, 5)
 
 
@@ -337,9 +337,9 @@ def test_shapes_are_checked(shape: dict[str, Any]) -> None:
 
 def test_documents_exclude_context_and_drop_last() -> None:
     documents = np.array([0, 9])
-    with pytest.raises(MnemoError, match="rows of their own length"):
+    with pytest.raises(MnemoError, match="context and drop_last are not supported"):
         ContiguousStream(np.arange(50), 2, 5, documents=documents, context=2)
-    with pytest.raises(MnemoError, match="rows of their own length"):
+    with pytest.raises(MnemoError, match="context and drop_last are not supported"):
         ContiguousStream(np.arange(50), 2, 5, documents=documents, drop_last=True)
 
 

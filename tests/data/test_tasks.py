@@ -35,11 +35,11 @@ from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
-from mnemo.recipes.tasks import PRESETS
+from mnemo.recipes.rmt_tasks import PRESETS
 from mnemo.training import create_run, fresh_states, open_data, segment_loss, train, update
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
-from mnemo.training.segment_window import Window, read_batches
+from mnemo.training.update_input import UpdateInput, next_batches
 
 
 def recipe(task: AnyTask, segment: int, kind: str = "tokens", **changes: Any) -> Recipe:
@@ -196,14 +196,14 @@ def test_segments_of_a_stream_are_equally_long_and_whole(task: AnyTask, segment:
 def test_a_stream_goes_on_from_its_cursor_in_another_order_every_epoch() -> None:
     stream, cursor, seen = TaskStream(TASKS[0], 10, 6, seed=3), {"epoch": 0, "step": 0}, []
     for _ in range(26):
-        batch, behind = stream.read(dict(cursor))
+        batch, following = stream.read(dict(cursor))
         again, _ = TaskStream(TASKS[0], 10, 6, seed=3).read(dict(cursor))
         if batch is None or again is None:
             assert batch is again is None
         else:
             assert torch.equal(batch.tokens, again.tokens) and torch.equal(batch.targets, again.targets)
             seen.append((cursor["epoch"], batch.tokens))
-        cursor = behind
+        cursor = following
     assert [epoch for epoch, _ in seen] == [0] * 12 + [1] * 12
     assert not torch.equal(seen[0][1], seen[12][1])
     with pytest.raises(MnemoError, match="does not belong"):
@@ -239,10 +239,10 @@ def test_one_update_covers_all_segments_of_a_sample(kind: str, tmp_path: Path) -
     task = TASKS[0]
     plan = recipe(task, 6, kind, precision="fp64")
     data, model = open_data(plan), Model(plan.model).double()
-    batches, _, cursor = read_batches(data.stream, data.stream.start(), (), plan.train)
+    batches, _, cursor = next_batches(data.stream, data.stream.start(), (), plan.train)
     assert len(batches) == 3 and cursor["step"] == 3
     optimizer = build_optimizer(model, replace(plan.train.optimizer, kind="sgd", lr=0.0))
-    done = update(model, optimizer, Window.of(batches, 0, plan.train), fresh_states(model, 4, 1), clip=None)
+    done = update(model, optimizer, UpdateInput.of(batches, 0, plan.train), fresh_states(model, 4, 1), clip=None)
     found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
     state, losses = None, []
@@ -282,8 +282,8 @@ def test_updates_of_samples_are_recorded(kind: str) -> None:
         stream, states = TaskStream(task, 4, 6), fresh_states(model, 4, 1)
         cursor, losses = stream.start(), []
         for _ in range(3):
-            batches, _, cursor = read_batches(stream, cursor, (), plan)
-            done = engine.update(Window.of(batches, 0, plan), states, 1e-2)
+            batches, _, cursor = next_batches(stream, cursor, (), plan)
+            done = engine.update(UpdateInput.of(batches, 0, plan), states, 1e-2)
             states = done.states
             losses.append(float(done.loss))
         assert (engine._recorded is not None) == (recorder is not None)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mnemo.data import tokenizers
-from mnemo.data.counting import SymbolCounter, TextCounter, id_dtype
+from mnemo.data.text_statistics import SymbolCounter, TextCounter, id_dtype
 from mnemo.data.tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 

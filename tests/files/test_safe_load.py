@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from mnemo import cli
 from mnemo.errors import MnemoError
-from mnemo.files.safe_load import file_size, is_count, is_inside, open_own, parse_json, read_object, tensors_problem
+from mnemo.files.safe_load import file_size, is_count, is_inside, load_object, open_own, parse_json, tensors_problem
 from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import ScheduleConfig, TrainConfig
 
@@ -34,7 +34,7 @@ def test_plain_data_is_read_as_it_is() -> None:
         ('{"a": 1, "a": 2}', "'a' twice"),
         ("[NaN]", "NaN"),
         ("[-Infinity]", "Infinity"),
-        ("[1e999]", "beyond all numbers"),
+        ("[1e999]", "too large for a float"),
         ("[" + "9" * 5000 + "]", "5000 digits"),
         ("[" * 100 + "]" * 100, "64 deep"),
         ("[" * 100_000 + "]" * 100_000, "too deeply"),
@@ -61,15 +61,15 @@ def test_counts_are_whole_numbers() -> None:
 def test_pipes_folders_and_long_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(MnemoError, match="pipe is not a regular file"):
-        read_object(tmp_path / "pipe")
+        load_object(tmp_path / "pipe")
     with pytest.raises(MnemoError, match="is a folder"):
-        read_object(tmp_path)
+        load_object(tmp_path)
     with pytest.raises(MnemoError, match="is missing"):
         file_size(tmp_path / "none")
     with (tmp_path / "long").open("wb") as file:
         file.truncate(1 << 40)  # a hole: no disk is used, and none may be read
     with pytest.raises(MnemoError, match="more than the"):
-        read_object(tmp_path / "long")
+        load_object(tmp_path / "long")
 
 
 def test_names_must_stay_in_their_folder(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def entry(shape: list[int], offsets: list[int], dtype: str = "F32") -> dict[str,
         ({"a": entry([2], [0, 8]), "b": entry([1], [4, 8])}, 8, "overlap"),
         ({"a": entry([1], [4, 8])}, 8, "gaps"),
         ({"a": entry([10**12], [0, 4 * 10**12])}, 8, "truncated"),
-        ({"a": entry([10**12], [0, 8])}, 8, "where 'a' lies"),
-        ({"a": entry([2**62, 2**62], [0, 8])}, 8, "where 'a' lies"),
-        ({"a": entry([-2], [0, -8])}, 8, "where 'a' lies"),
-        ({"a": entry([2], [8, 0])}, 8, "where 'a' lies"),
-        ({"a": entry([2], [0, 8], "OBJECT")}, 8, "where 'a' lies"),
-        ({"a": entry([2], [0, 8], ["F32"])}, 8, "where 'a' lies"),  # type: ignore[arg-type]
-        ({"a": {"dtype": "F32"}}, 0, "where 'a' lies"),
+        ({"a": entry([10**12], [0, 8])}, 8, "no valid position and size for 'a'"),
+        ({"a": entry([2**62, 2**62], [0, 8])}, 8, "no valid position and size for 'a'"),
+        ({"a": entry([-2], [0, -8])}, 8, "no valid position and size for 'a'"),
+        ({"a": entry([2], [8, 0])}, 8, "no valid position and size for 'a'"),
+        ({"a": entry([2], [0, 8], "OBJECT")}, 8, "no valid position and size for 'a'"),
+        ({"a": entry([2], [0, 8], ["F32"])}, 8, "no valid position and size for 'a'"),  # type: ignore[arg-type]
+        ({"a": {"dtype": "F32"}}, 0, "no valid position and size for 'a'"),
         ({"__metadata__": {"format": 1}}, 0, "metadata"),
         ([1], 0, "cannot be read"),
         (b"\xff", 0, "cannot be read"),

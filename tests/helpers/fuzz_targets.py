@@ -24,8 +24,8 @@ from helpers.tiny_runs import MODEL, SEGMENT, sample_text
 import mnemo.model.memory_limits
 from mnemo import cli
 from mnemo.config import from_json, to_json
+from mnemo.data.known_corpora import Option
 from mnemo.data.prepare import prepare
-from mnemo.data.published import Option
 from mnemo.errors import MnemoError
 from mnemo.memory import LSTM, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import ModelConfig

@@ -22,18 +22,18 @@ from torch import Tensor
 
 from mnemo.inference.decoder import Decoder
 from mnemo.inference.ring_decoder import RingDecoder, suits
-from mnemo.inference.segment_scorer import RowReaders, SegmentReader, can_track
+from mnemo.inference.segment_scorer import Scorer, SegmentScorer, ThreadedScorer, can_record
 from mnemo.memory.state import State
 from mnemo.model import Model, ModelConfig
 
 NUM_SEGMENTS = 3
 
 
-class Tracking(SegmentReader):
+class InPlaceScorer(SegmentScorer):
     """Keeps memories in place on every device, not on a GPU alone."""
 
     def _can_record(self) -> bool:
-        return can_track(self.model)
+        return can_record(self.model)
 
 
 def text(model: Model) -> Tensor:
@@ -97,11 +97,11 @@ ONE_BY_ONE = [1] * (NUM_SEGMENTS * SEGMENT)
 IN_PIECES = [2, 5, 1, 1]
 
 
-def windows(model: Model) -> Outcome:
+def decoder_tokens(model: Model) -> Outcome:
     return decoded(Decoder(model, model.init(BATCH, cached=True), SEGMENT), text(model), ONE_BY_ONE)
 
 
-def windows_of_pieces(model: Model) -> Outcome:
+def decoder_pieces(model: Model) -> Outcome:
     return decoded(Decoder(model, model.init(BATCH, cached=True), SEGMENT), text(model), IN_PIECES)
 
 
@@ -113,21 +113,21 @@ def rings_after_pieces(model: Model) -> Outcome:
     return decoded(RingDecoder(model, model.init(BATCH, cached=True), SEGMENT), text(model), [3, 2, 1, 1, 1, 1])
 
 
-def read_by(reader: SegmentReader | RowReaders, model: Model) -> Outcome:
+def scored_by(scorer: Scorer, model: Model) -> Outcome:
     try:
-        losses = [reader.read(part, part.flip(1)) for part in text(model).split(SEGMENT, 1)]
+        losses = [scorer.score(part, part.flip(1)) for part in text(model).split(SEGMENT, 1)]
     finally:
-        reader.close()
+        scorer.close()
     return {"loss": torch.cat(losses, 1)}
 
 
-def reader(model: Model) -> Outcome:
-    return read_by(Tracking(model, model.init(BATCH, cached=True), SEGMENT), model)
+def scorer(model: Model) -> Outcome:
+    return scored_by(InPlaceScorer(model, model.init(BATCH, cached=True), SEGMENT), model)
 
 
-def reader_on_threads(model: Model) -> Outcome:
+def scorer_on_threads(model: Model) -> Outcome:
     state = model.init(BATCH, cached=True)
-    return read_by(RowReaders(model, state, SEGMENT, [slice(0, 1), slice(1, BATCH)]), model)
+    return scored_by(ThreadedScorer(model, state, SEGMENT, [slice(0, 1), slice(1, BATCH)]), model)
 
 
 def always(model: Model) -> bool:
@@ -142,12 +142,12 @@ RUNNERS: dict[str, tuple[Callable[[Model], Outcome], Callable[[Model], bool]]] =
     "cached": (cached, always),
     "tables": (tabled, always),
     "explain": (explained, always),
-    "decoder, tokens": (windows, always),
-    "decoder, pieces": (windows_of_pieces, always),
+    "decoder, tokens": (decoder_tokens, always),
+    "decoder, pieces": (decoder_pieces, always),
     "rings": (rings, suits),
     "rings after pieces": (rings_after_pieces, suits),
-    "reader": (reader, always),
-    "reader on threads": (reader_on_threads, on_cpu),
+    "scorer": (scorer, always),
+    "scorer on threads": (scorer_on_threads, on_cpu),
 }
 """Each with the models that it takes."""
 KERNEL_RUNNERS = ("rings after pieces",)

@@ -1,48 +1,31 @@
-"""A slow, literal LaMemo in the published code's terms: one row at a time, memory that grows.
+"""A slow, literal LaMemo with the published code's names: one row at a time, with a growing memory.
 
-It writes reference files for any configuration. Attention shares nothing with the package.
+It writes reference files for any configuration. No code of the package is used.
 Shapes: q segment, m memory, B batch, n heads, d head size, D model width.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from helpers import published_xl as xl
 from helpers.published_xl import Config, Parameters
-from safetensors.torch import save_file
 from torch import Tensor
 
 DEFAULTS: Config = {
-    "n_token": 19,
-    "n_layer": 2,
-    "n_head": 2,
-    "d_model": 8,
+    **{name: value for name, value in xl.DEFAULTS.items() if name not in ("batch", "resets", "untie_r")},
     "d_head": 3,
-    "d_inner": 10,
-    "d_embed": 8,
-    "pre_lnorm": False,
-    "tgt_len": 4,
     "mem_len": 6,
-    "clamp_len": -1,
     "bsz": 2,
     "seg_lens": [4, 4, 4, 4],
     "attn_type": 3,
-    "tie_weight": True,
-    "tie_projs": [False],
-    "div_val": 1,
-    "cutoffs": [],
-    "ext_len": 0,
-    "same_length": False,
     "eps": 1e-6,
     "layer_norm_eps": 1e-5,
 }
 CHOICES: Config = {"alpha": "interpolated", "encoding": "disentangled", "window": "current"}
-"""What their code offers no switch for."""
+"""Variants that their code has no option for."""
 
 
 class Memory(NamedTuple):
@@ -66,7 +49,7 @@ def parameters(config: Config) -> Parameters:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, r: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """One row's q (B, n, d) over J keys (J, B, n, d) with positions r (J, n, d): its context and log-sum-exp."""
+    """Context and log-sum-exp of one row's q (B, n, d) over J keys (J, B, n, d) with positions r (J, n, d)."""
     score = ((q + u) * keys + (q + v) * r[:, None]).sum(-1) / q.shape[-1] ** 0.5
     weight = score.exp() / score.exp().sum(0)
     return (weight[..., None] * values).sum(0), score.exp().sum(0).log()
@@ -87,10 +70,7 @@ def interpolate(config: Config, old: Tensor, new: Tensor, old_lse: Tensor, new_l
 def layer_rows(p: Parameters, config: Config, layer: int, x: Tensor, memory: Memory, num_new: int):
     """All m + q rows x (m + q, B, D) through one layer: output, contexts, denominators, coefficients of memory rows."""
     name, heads = f"layers.{layer}.dec_attn", (config["n_head"], config["d_head"])
-    norm = (p[f"{name}.layer_norm.weight"], p[f"{name}.layer_norm.bias"])
-    inner = F.layer_norm(x, x.shape[-1:], *norm) if config["pre_lnorm"] else x
-    weight = torch.cat([p[f"{name}.q_net.weight"], p[f"{name}.kv_net.weight"]])
-    q, k, v = (part.unflatten(-1, heads) for part in (inner @ weight.T).chunk(3, -1))
+    q, k, v = xl.project(p, config, layer, x)
     signed = config["encoding"] == "signed"
     u, past, ahead = p["r_w_bias"], p["r_r_bias"], p["r_r_bias" if signed else "r_r_bias_future"]
 
@@ -110,8 +90,7 @@ def layer_rows(p: Parameters, config: Config, layer: int, x: Tensor, memory: Mem
             alphas.append(alpha)
         contexts.append(context)
         lses.append(lse)
-    h = x + torch.stack(contexts).flatten(2) @ p[f"{name}.o_net.weight"].T
-    h = h if config["pre_lnorm"] else F.layer_norm(h, h.shape[-1:], *norm)
+    h = xl.attention_output(p, config, layer, x, torch.stack(contexts))
     return xl.feed_forward(p, config, layer, h), torch.stack(contexts), torch.stack(lses), alphas
 
 
@@ -140,8 +119,7 @@ def empty(config: Config) -> Memory:
 def compute(changes: Config) -> tuple[Config, dict[str, Tensor]]:
     """The configuration in full and all tensors of its reference file."""
     config = {**DEFAULTS, **CHOICES, **changes}
-    canonical = {name: value.requires_grad_() for name, value in parameters(config).items()}
-    p = {**canonical, **{alias: canonical[name] for alias, name in xl.ties(config).items()}}
+    canonical, p = xl.trainable(config, parameters(config))
     tensors = {name: value.detach().clone() for name, value in canonical.items()}
     dim = config["d_model"]
     tensors["pos_emb.inv_freq"] = 1 / 10000 ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
@@ -158,15 +136,10 @@ def compute(changes: Config) -> tuple[Config, dict[str, Tensor]]:
             found |= {f"alpha.{layer}": torch.stack(values) for layer, values in enumerate(alphas)}
         tensors |= {f"seg{index}.{name}": value.detach().clone() for name, value in found.items()}
         previous = length
-    loss.mean().backward()
-    zero = {name: torch.zeros_like(value) for name, value in canonical.items()}
-    tensors |= {f"grad.{name}": zero[name] if v.grad is None else v.grad for name, v in canonical.items()}
+    tensors |= {f"grad.{name}": gradient for name, gradient in xl.gradients(loss.mean(), canonical).items()}
     return {name: value for name, value in config.items() if name not in CHOICES}, tensors
 
 
 def write(path: Path, **changes: Any) -> Path:
-    """A reference file as the authors' code would give."""
-    config, tensors = compute(changes)
-    contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
-    save_file(contiguous, path, {"format": "lamemo-golden-1", "config": json.dumps(config)})
-    return path
+    """Write a reference file like the authors' code."""
+    return xl.save(path, "lamemo-golden-1", *compute(changes))

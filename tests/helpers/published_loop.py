@@ -1,4 +1,4 @@
-"""The published iterators and training loop, literally, as writers of reference files. See published_xl.py."""
+"""The published iterators and training loop, which write reference files. See published_xl.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.published_xl import DEFAULTS, Config, Parameters, hidden_states, log_probabilities, parameters, save, ties
+from helpers.published_xl import (
+    DEFAULTS,
+    Config,
+    Parameters,
+    hidden_states,
+    log_probabilities,
+    parameters,
+    save,
+    ties,
+    trainable,
+)
 from torch import Tensor
 
 TRAINING: Config = {
@@ -121,7 +131,7 @@ def train(p: Parameters, config: Config, stream: Tensor) -> dict[str, list[float
                 total += float(loss.detach())
             for name, parameter in p.items():
                 if name.startswith(("crit", "word_emb")) and parameter.grad is not None and not parameter.grad.any():
-                    parameter.grad = None  # a bin without tokens: the published code passes it over
+                    parameter.grad = None  # a bin without tokens, which the published code skips
             norm = torch.nn.utils.clip_grad_norm_(canonical, config["clip"])
             optimizer.step()
             values = (total, float(norm), rate(config, step), epoch, len(targets))
@@ -140,9 +150,7 @@ def evaluation_loss(p: Parameters, config: Config, stream: Tensor) -> float:
 
 def write_training(path: Path, **changes: Any) -> Path:
     config = {**DEFAULTS, **TRAINING, **changes}
-    canonical = {name: value.requires_grad_() for name, value in parameters(config).items()}
-    tied = ties(config)
-    p = {**canonical, **{alias: canonical[name] for alias, name in tied.items()}}
+    canonical, p = trainable(config, parameters(config))
     tensors = {f"param/{name}": value.detach().clone() for name, value in canonical.items()}
     text, valid = torch.randint(config["n_token"], (43,)), torch.randint(config["n_token"], (31,))
     for name, column in train(p, config, text).items():
@@ -151,4 +159,4 @@ def write_training(path: Path, **changes: Any) -> Path:
     tensors |= {f"final/{name}": value.detach() for name, value in canonical.items()}
     tensors["eval/loss"] = torch.tensor([evaluation_loss(p, config, valid)], dtype=torch.float64)
     tensors |= {"train_stream": text, "valid_stream": valid}
-    return save(path, "txl-golden-train-1", {**config, "tied": tied}, tensors)
+    return save(path, "txl-golden-train-1", {**config, "tied": ties(config)}, tensors)

@@ -1,22 +1,22 @@
-"""A slow, literal Recurrent Memory Transformer in the published code's terms, which writes reference files.
+"""A slow, literal Recurrent Memory Transformer with the published code's names, which writes reference files.
 
-Time first; the position scores go through the published shift, whatever it leaves ahead of a row; masks pair by pair.
+Time is the first dimension; position scores of later keys are whatever the published shift leaves there; masks are
+built pair by pair.
 Shapes: q rows [read, tokens, write], k keys [cache, rows], B batch, n heads, d head size, D model width.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from helpers import published_xl as xl
 from helpers.published_xl import Config, Parameters
-from safetensors.torch import save_file
 from torch import Tensor
+
+from mnemo.bench.published_xl import relative_shift
 
 DEFAULTS: Config = {
     **{name: value for name, value in xl.DEFAULTS.items() if name not in ("seg_lens", "resets")},
@@ -31,7 +31,7 @@ DEFAULTS: Config = {
 
 
 def blocked(config: Config, length: int, cached: int) -> Tensor:
-    """(q, k), 1 where a row may not see a key."""
+    """(q, k), 1 where a key is hidden from a row."""
     num = config["num_mem_tokens"]
     kinds = ["read"] * num + ["token"] * length + ["write"] * (num if config["mem_at_end"] else 0)
     rows = len(kinds)
@@ -48,28 +48,15 @@ def blocked(config: Config, length: int, cached: int) -> Tensor:
     return mask
 
 
-def shift(x: Tensor) -> Tensor:
-    """Row i of (q, k, ...) moved left until distance 0 stands on its own key; the rest runs over from the next row."""
-    q, k = x.shape[:2]
-    padded = torch.cat([x.new_zeros(q, 1, *x.shape[2:]), x], 1)
-    return padded.view(k + 1, q, *x.shape[2:])[1:].view(x.shape)
-
-
 def attend(p: Parameters, config: Config, layer: int, h: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
-    name, heads = f"layers.{layer}.dec_attn", (config["n_head"], config["d_head"])
-    c = torch.cat([cache, h])
-    norm = (h.shape[-1:], p[f"{name}.layer_norm.weight"], p[f"{name}.layer_norm.bias"])
-    inner = F.layer_norm(c, *norm) if config["pre_lnorm"] else c
-    q, k, v = (x.view(*x.shape[:2], *heads) for x in (inner @ p[f"{name}.qkv_net.weight"].T).chunk(3, -1))
-    q = q[len(cache) :]
-    positions = xl.sinusoid(torch.arange(len(c) - 1, -1, -1), config)
-    r = (positions @ p[f"{name}.r_net.weight"].T).view(len(c), *heads)
+    q, k, v = xl.project(p, config, layer, torch.cat([cache, h]))
+    q, heads = q[len(cache) :], q.shape[2:]
+    positions = xl.sinusoid(torch.arange(len(k) - 1, -1, -1), config)
+    r = (positions @ p[f"layers.{layer}.dec_attn.r_net.weight"].T).view(len(k), *heads)
     content = torch.einsum("ibnd,jbnd->ijbn", q + p["r_w_bias"], k)
-    score = (content + shift(torch.einsum("ibnd,jnd->ijbn", q + p["r_r_bias"], r))) / heads[1] ** 0.5
+    score = (content + relative_shift(torch.einsum("ibnd,jnd->ijbn", q + p["r_r_bias"], r))) / heads[1] ** 0.5
     share = score.masked_fill(mask.bool()[:, :, None, None], float("-inf")).softmax(1)
-    context = torch.einsum("ijbn,jbnd->ibnd", share, v).flatten(2)
-    out = h + context @ p[f"{name}.o_net.weight"].T
-    return out if config["pre_lnorm"] else F.layer_norm(out, *norm)
+    return xl.attention_output(p, config, layer, h, torch.einsum("ijbn,jbnd->ibnd", share, v))
 
 
 def read(p: Parameters, config: Config, text: Sequence[Tensor], memory: Tensor, caches: list[Tensor]):
@@ -131,7 +118,7 @@ class Run:
         return start, torch.stack(means).sum(), means[-1]
 
     def published_loop(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What the last step of the training loop gives: it reads the past behind the newest memory."""
+        """Results of the last step of the training loop, which rereads earlier segments from the newest memory."""
         memory, caches, past, found, losses = self.first, self.no_caches, [], {}, []
         for number, text in enumerate(self.texts):
             memory = memory if number == 0 else memory.detach()
@@ -143,11 +130,6 @@ class Run:
                 found |= {f"window_losses/{i}": loss, f"window_mem_after/{i}": memory}
         means = [loss.mean() for loss in losses]
         return found, torch.stack(means).sum(), means[-1]
-
-
-def gradients(loss: Tensor, p: Parameters) -> dict[str, Tensor]:
-    found = torch.autograd.grad(loss, list(p.values()), retain_graph=True, allow_unused=True)
-    return {n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(p.items(), found, strict=True)}
 
 
 def sets(run: Run, p: Parameters) -> dict[str, Tensor]:
@@ -162,18 +144,17 @@ def sets(run: Run, p: Parameters) -> dict[str, Tensor]:
         last_step, losses["trainpy_grad_sum"], losses["trainpy_grad_last"] = run.published_loop()
         found |= {f"trainpy_{name}": value for name, value in last_step.items()}
     for name, loss in losses.items():
-        found |= {f"{name}/{parameter}": gradient for parameter, gradient in gradients(loss, p).items()}
+        found |= {f"{name}/{parameter}": gradient for parameter, gradient in xl.gradients(loss, p).items()}
     return found
 
 
 def write(path: Path, **changes: Any) -> Path:
-    """A reference file: one variant, or with a cache or a read block only the published pairs of them."""
+    """Write a reference file: one variant, or with a cache or without a write block the published pair of variants."""
     config = {**DEFAULTS, **changes}
     canonical = xl.parameters(config)
     shape = (config["num_mem_tokens"], 1, config["d_model"])
     canonical["mem_tokens"] = torch.randn(shape, dtype=torch.float64)
-    canonical = {name: value.requires_grad_() for name, value in canonical.items()}
-    p = {**canonical, **{alias: canonical[name] for alias, name in xl.ties(config).items()}}
+    canonical, p = xl.trainable(config, canonical)
     stream = torch.randint(config["n_token"], (config["n_seg"] * config["tgt_len"] + 1, config["batch"]))
     texts = list(zip(stream[:-1].split(config["tgt_len"]), stream[1:].split(config["tgt_len"]), strict=True))
     tensors = {f"weights/{name}": value for name, value in p.items()}
@@ -186,6 +167,4 @@ def write(path: Path, **changes: Any) -> Path:
         runs = {f"rmfc{sees}/": Run({**config, "read_mem_from_cache": bool(sees)}, p, texts) for sees in (0, 1)}
     for prefix, run in runs.items():
         tensors |= {f"{prefix}{name}": value for name, value in sets(run, canonical).items()}
-    contiguous = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
-    save_file(contiguous, path, {"config": json.dumps(config)})
-    return path
+    return xl.save(path, None, config, tensors)

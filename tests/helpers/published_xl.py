@@ -1,6 +1,6 @@
-"""A slow, literal Transformer-XL in the published code's terms, which writes reference files for any configuration.
+"""A slow, literal Transformer-XL with the published code's names, which writes reference files for any configuration.
 
-Time first, explicit distances, memory as a list that grows; nothing is shared with the package.
+Time is the first dimension, distances are explicit, the memory is a growing list; no code of the package is used.
 Shapes: q queries, k keys, B batch, n heads, d head size, D model width.
 """
 
@@ -49,7 +49,7 @@ def ends(config: Config) -> list[int]:
 
 
 def ties(config: Config) -> dict[str, str]:
-    """Every tied name and the one that counts."""
+    """Map every tied name to its canonical name."""
     tied = {}
     tables = len(ends(config)) - 1 if config["div_val"] > 1 else 1
     if config["tie_weight"]:
@@ -126,26 +126,48 @@ def sinusoid(distance: Tensor, config: Config) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 
-def attend(p: Parameters, config: Config, layer: int, h: Tensor, memory: Tensor) -> Tensor:
+def trainable(config: Config, canonical: Parameters) -> tuple[Parameters, Parameters]:
+    """The parameters with gradient: by canonical names, and by all names including tied ones."""
+    canonical = {name: value.requires_grad_() for name, value in canonical.items()}
+    return canonical, {**canonical, **{alias: canonical[name] for alias, name in ties(config).items()}}
+
+
+def gradients(loss: Tensor, p: Parameters) -> Parameters:
+    """Gradients of all parameters, zeros for unused ones."""
+    found = torch.autograd.grad(loss, list(p.values()), retain_graph=True, allow_unused=True)
+    return {n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(p.items(), found, strict=True)}
+
+
+def project(p: Parameters, config: Config, layer: int, rows: Tensor) -> list[Tensor]:
+    """Queries, keys and values (rows, B, n, d) of all rows (rows, B, D)."""
     name, heads = f"layers.{layer}.dec_attn", (config["n_head"], config["d_head"])
-    c = torch.cat([memory, h])
-    norm = (p[f"{name}.layer_norm.weight"], p[f"{name}.layer_norm.bias"])
     if config["pre_lnorm"]:
-        c = F.layer_norm(c, c.shape[-1:], *norm)
+        rows = F.layer_norm(rows, rows.shape[-1:], p[f"{name}.layer_norm.weight"], p[f"{name}.layer_norm.bias"])
     weight = p.get(f"{name}.qkv_net.weight")
     if weight is None:
         weight = torch.cat([p[f"{name}.q_net.weight"], p[f"{name}.kv_net.weight"]])
-    q, k, v = (x.view(*x.shape[:2], *heads) for x in (c @ weight.T).chunk(3, -1))
+    return [x.view(*x.shape[:2], *heads) for x in (rows @ weight.T).chunk(3, -1)]
+
+
+def attention_output(p: Parameters, config: Config, layer: int, h: Tensor, context: Tensor) -> Tensor:
+    """The residual sum of rows h (rows, B, D) and their projected contexts (rows, B, n, d)."""
+    name = f"layers.{layer}.dec_attn"
+    out = h + context.flatten(2) @ p[f"{name}.o_net.weight"].T
+    if config["pre_lnorm"]:
+        return out
+    return F.layer_norm(out, out.shape[-1:], p[f"{name}.layer_norm.weight"], p[f"{name}.layer_norm.bias"])
+
+
+def attend(p: Parameters, config: Config, layer: int, h: Tensor, memory: Tensor) -> Tensor:
+    q, k, v = project(p, config, layer, torch.cat([memory, h]))
     q = q[len(memory) :]
-    distance = torch.arange(len(h))[:, None] + len(memory) - torch.arange(len(c))
-    score = position_scores(p, config, layer, q, k, distance) / heads[1] ** 0.5  # (q, k, B, n)
+    distance = torch.arange(len(h))[:, None] + len(memory) - torch.arange(len(k))
+    score = position_scores(p, config, layer, q, k, distance) / config["d_head"] ** 0.5  # (q, k, B, n)
     hidden = distance < 0
     if config["same_length"]:
         hidden = hidden | (distance >= config["mem_len"])
     share = score.masked_fill(hidden[..., None, None], float("-inf")).softmax(1)
-    context = torch.einsum("ijbn,jbnd->ibnd", share, v).flatten(2)
-    out = h + context @ p[f"{name}.o_net.weight"].T
-    return out if config["pre_lnorm"] else F.layer_norm(out, out.shape[-1:], *norm)
+    return attention_output(p, config, layer, h, torch.einsum("ijbn,jbnd->ibnd", share, v))
 
 
 def position_scores(p: Parameters, config: Config, layer: int, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
@@ -218,9 +240,7 @@ def compute(changes: Config, zeros: bool = False) -> tuple[Config, dict[str, Ten
     Hugging Face's outputs are there too, under its keys but time first.
     """
     config = {**DEFAULTS, **changes}
-    canonical = {name: value.requires_grad_() for name, value in parameters(config).items()}
-    tied = ties(config)
-    p = {**canonical, **{alias: canonical[name] for alias, name in tied.items()}}
+    canonical, p = trainable(config, parameters(config))
     tensors = {f"param/{name}": value.detach().clone() for name, value in p.items()}
     now, dim = dict(config), config["d_model"]
     start = config["mem_len"] if zeros else 0
@@ -244,21 +264,20 @@ def compute(changes: Config, zeros: bool = False) -> tuple[Config, dict[str, Ten
         if remembers:
             found["mems"] = torch.stack(memory)
         tensors |= {f"seg{k}/{name}": value.detach().clone() for name, value in found.items()}
-    loss.mean().backward()
-    zero = {name: torch.zeros_like(value) for name, value in canonical.items()}
-    gradients = {name: zero[name] if value.grad is None else value.grad for name, value in canonical.items()}
-    tensors |= {f"grad/{name}": gradient for name, gradient in gradients.items()}
-    return {**config, "tied": tied, "n_segments": len(config["seg_lens"])}, tensors
+    tensors |= {f"grad/{name}": gradient for name, gradient in gradients(loss.mean(), canonical).items()}
+    return {**config, "tied": ties(config), "n_segments": len(config["seg_lens"])}, tensors
 
 
-def save(path: Path, kind: str, config: Config, tensors: dict[str, Tensor]) -> Path:
-    contiguous = {name: value.contiguous().clone() for name, value in tensors.items()}
-    save_file(contiguous, path, {"format": kind, "config": json.dumps(config)})
+def save(path: Path, kind: str | None, config: Config, tensors: dict[str, Tensor]) -> Path:
+    """Write a reference file; files of LM-RMT have no format."""
+    contiguous = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    metadata = {"config": json.dumps(config)} | ({} if kind is None else {"format": kind})
+    save_file(contiguous, path, metadata)
     return path
 
 
 def write(path: Path, **changes: Any) -> Path:
-    """A reference file as the authors' code would give."""
+    """Write a reference file like the authors' code."""
     config, tensors = compute(changes)
     only_theirs = {k: v for k, v in tensors.items() if not k.endswith(("/log_probs", "/hf_all"))}
     if not config["cutoffs"]:
@@ -267,7 +286,7 @@ def write(path: Path, **changes: Any) -> Path:
 
 
 def write_hugging_face(path: Path, *, zeros: bool, **changes: Any) -> Path:
-    """The same in Hugging Face's names and order."""
+    """Write the same with Hugging Face's names and order of dimensions."""
     config, tensors = compute(changes, zeros)
     result: dict[str, Tensor] = {}
     for key, value in tensors.items():

@@ -1,4 +1,4 @@
-"""A recorder of training steps for devices without CUDA graphs."""
+"""A recorder for devices without CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mnemo.memory.state import tree_map, tree_zip
 class Rerun:
     """Replaces a CUDA graph on a CPU: replaying runs the program again and copies its results into the first ones."""
 
-    def warm(self, program: Callable[[], Any]) -> None:
-        program()
+    def warm(self, function: Callable[[], Any]) -> None:
+        function()
 
-    def record(self, program: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        output = tree_map(torch.clone, program())
+    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        output = tree_map(torch.clone, function())
 
         def replay() -> None:
-            tree_zip(lambda old, new: old.copy_(new), output, program())
+            tree_zip(lambda old, new: old.copy_(new), output, function())
 
         return output, replay

@@ -6,8 +6,8 @@ import functools
 import tempfile
 from pathlib import Path
 
+from mnemo.data.known_corpora import Option
 from mnemo.data.prepare import prepare
-from mnemo.data.published import Option
 from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig

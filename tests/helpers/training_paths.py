@@ -32,12 +32,12 @@ from mnemo.model import Model, ModelConfig
 from mnemo.ops import using
 from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
 from mnemo.training import fresh_states
-from mnemo.training.bptt import Method, Read, Step, backward
-from mnemo.training.compiled import Compiled, against_compiling
+from mnemo.training.bptt import Method, SegmentFunction, SegmentResult, backward
+from mnemo.training.compiled_loss import CompiledLoss, against_compiling
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
-from mnemo.training.segment_window import Window
-from mnemo.training.step import Forward, segment_loss
+from mnemo.training.update_input import UpdateInput
+from mnemo.training.weight_update import SegmentLoss, segment_loss
 
 NUM_SEGMENTS = 3
 
@@ -51,26 +51,26 @@ def batches(model: Model) -> list[Batch]:
     return [Batch(*pair, None, starts if number == 2 else None) for number, pair in enumerate(pairs)]
 
 
-def steps(model: Model, forward: Forward) -> Step:
-    def step(batch: Batch, state: State, scored: bool) -> Read:
+def steps(model: Model, forward: SegmentLoss) -> SegmentFunction:
+    def step(batch: Batch, state: State, scored: bool) -> SegmentResult:
         loss, aux, state = forward(model, batch, state, scored)
-        return Read(None if loss is None else loss + aux, state)
+        return SegmentResult(None if loss is None else loss + aux, state)
 
     return step
 
 
 def learned(
-    model: Model, forward: Forward = segment_loss, method: Method = "plain", count: int = NUM_SEGMENTS
+    model: Model, forward: SegmentLoss = segment_loss, method: Method = "plain", count: int = NUM_SEGMENTS
 ) -> Outcome:
     """Losses, the last state, and gradients of a window of segments."""
     model.zero_grad()
     torch.manual_seed(3)
     autocast = torch.is_autocast_enabled(next(model.parameters()).device.type)
     state = model.init(BATCH, dtype=torch.bfloat16 if autocast else None)
-    reads = backward(steps(model, forward), batches(model)[:count], state, method=method)
-    losses = {f"loss.{number}": read.loss for number, read in enumerate(reads) if read.loss is not None}
+    results = backward(steps(model, forward), batches(model)[:count], state, method=method)
+    losses = {f"loss.{number}": result.loss for number, result in enumerate(results) if result.loss is not None}
     gradients = {f"gradient.{name}": weight.grad for name, weight in model.named_parameters()}
-    return with_state({**losses, **{k: g for k, g in gradients.items() if g is not None}}, reads[-1].state)
+    return with_state({**losses, **{k: g for k, g in gradients.items() if g is not None}}, results[-1].state)
 
 
 def recomputed(model: Model) -> Outcome:
@@ -92,7 +92,7 @@ def by_reference(model: Model) -> Outcome:
 
 def compiled_layers(model: Model) -> Outcome:
     torch._dynamo.reset()
-    forward = Compiled(model, length=SEGMENT, recompute=False, note=pytest.fail, backend="eager", by_layer=True)
+    forward = CompiledLoss(model, length=SEGMENT, recompute=False, note=pytest.fail, backend="eager", by_layer=True)
     # The CPU's attention is no part of a compiled graph.
     with using("reference" if next(model.parameters()).device.type == "cpu" else "auto"):
         return learned(model, forward)
@@ -160,7 +160,7 @@ def updated(model: Model, config: TrainConfig, recorder: Any) -> Outcome:
     engine = Engine(model, optimizer, config, recorder=recorder)
     states, losses = fresh_states(model, BATCH, 1), {}
     for number, batch in enumerate(batches(model)):
-        done = engine.update(Window.of([batch], 0, config), states, lr=2.0**-4)  # exact in single precision
+        done = engine.update(UpdateInput.of([batch], 0, config), states, lr=2.0**-4)  # exact in single precision
         states, losses[f"loss.{number}"] = done.states, done.loss.clone()
     assert (engine._recorded is not None) == (engine.not_recorded is None)
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""The plug-in of lm-evaluation-harness, with the real package on tasks of its own."""
+"""The model for lm-evaluation-harness, tested with the real package on small tasks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def instances(kind: Any, *arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def nats(text: str) -> tuple[float, int]:
-    """What the core's evaluation gives for one text, behind an empty memory."""
+    """The loss of one text by the core's evaluation, with an empty memory."""
     opened = open_with_tokenizer(RunArgs(run=str(tiny_run()), device="cpu"))
     ids = opened.tokenizer.encode(text)
     split = Split(name="text", ids=ids, documents=None, num_bytes=len(text.encode()), num_words=0, num_lines=0)
@@ -129,5 +129,5 @@ def test_the_harness_runs_tasks(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="no run and no folder 'nothing'"):
+    with pytest.raises(MnemoError, match="'nothing' is neither a run nor a folder"):
         harness.MnemoLM("nothing")

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from mnemo import MnemoError
 from mnemo.hf import MemoryCache, add_memory
-from mnemo.hf.memory.places import place
-from mnemo.hf.memory.segments import cut
+from mnemo.hf.memory_tokens.position_ids import position_ids
+from mnemo.hf.memory_tokens.split import split_into_segments
 from mnemo.memory import MemoryTokens
 
 FAMILIES = pytest.mark.parametrize("family", CAUSAL)
@@ -140,13 +140,13 @@ def test_right_alignment_makes_the_first_segment_short() -> None:
 
 def test_segments_end_together() -> None:
     mask = torch.tensor([[1] * 7, [0] * 4 + [1] * 3])
-    left = cut(2, 7, mask, 3, "left", torch.device("cpu"))
+    left = split_into_segments(2, 7, mask, 3, "left", torch.device("cpu"))
     assert [None if s.lengths is None else s.lengths.tolist() for s in left] == [[3, 0], [3, 0], [1, 3]]
     assert left[-1].columns[0, 0] == 6 and left[-1].columns[1].tolist() == [4, 5, 6]
-    right = cut(2, 7, mask, 3, "right", torch.device("cpu"))
+    right = split_into_segments(2, 7, mask, 3, "right", torch.device("cpu"))
     assert [None if s.lengths is None else s.lengths.tolist() for s in right] == [[1, 0], [3, 0], None]
     assert right[-1].columns.tolist() == [[4, 5, 6], [4, 5, 6]]
-    assert len(cut(2, 7, mask, 3, "right", torch.device("cpu"), most=2)) == 2
+    assert len(split_into_segments(2, 7, mask, 3, "right", torch.device("cpu"), most=2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_generation_goes_on_from_a_memory_and_from_a_cache() -> None:
     options: dict[str, Any] = dict(max_new_tokens=9, num_beams=2, num_return_sequences=2, memory=memory)
     beams = [model.generate(x[:, 5:], attention_mask=ones[:, 5:], use_cache=use, **options) for use in (True, False)]
     assert torch.equal(*beams)
-    with pytest.raises(MnemoError, match="as this model's is"):
+    with pytest.raises(MnemoError, match="this model needs"):
         model.generate(x, attention_mask=ones, max_new_tokens=2, memory=memory[:, :1])
     cache = MemoryCache()
     first = model.generate(x, attention_mask=ones, max_new_tokens=4, do_sample=False, past_key_values=cache)
@@ -196,7 +196,7 @@ def test_assisted_decoding_and_foreign_caches_are_refused() -> None:
     model, x = build(), tokens(1, 4)
     with pytest.raises(ValueError, match="stateful"):
         model.generate(x, attention_mask=torch.ones_like(x), prompt_lookup_num_tokens=2, max_new_tokens=3)
-    with pytest.raises(MnemoError, match="no place for memory"):
+    with pytest.raises(MnemoError, match="use a MemoryCache"):
         model(input_ids=x, past_key_values=DynamicCache())
     with pytest.raises(MnemoError, match="cannot be cropped"):
         MemoryCache().crop(1)
@@ -210,7 +210,7 @@ def test_block_masks_are_those_of_the_core(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def spy(model: Any) -> list[dict[str, Any]]:
-    """What the backbone's body is called with from now on."""
+    """Record the arguments of all later calls of the backbone's body."""
     calls: list[dict[str, Any]] = []
     model.backbone.base_model.register_forward_pre_hook(lambda _, a, kwargs: calls.append(kwargs), with_kwargs=True)
     return calls
@@ -218,8 +218,8 @@ def spy(model: Any) -> list[dict[str, Any]]:
 
 def test_position_policies() -> None:
     rows, counts = torch.arange(8), torch.tensor([4, 1])  # [read 2, tokens, write 2, padding]
-    assert place("continue", rows, 2, True, counts) is None
-    tokens_first, fixed = (place(policy, rows, 2, True, counts) for policy in ("tokens", "fixed"))
+    assert position_ids("continue", rows, 2, True, counts) is None
+    tokens_first, fixed = (position_ids(policy, rows, 2, True, counts) for policy in ("tokens", "fixed"))
     assert tokens_first is not None and fixed is not None
     assert tokens_first[0].tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
     assert tokens_first[1, :5].tolist() == [0, 0, 0, 1, 2]
@@ -236,7 +236,7 @@ def test_stock_positions_and_masks_are_left_to_the_backbone() -> None:
 
 
 def test_flash_attention_is_refused_where_it_would_do_something_else() -> None:
-    for options, message in ((dict(positions="fixed"), "for several texts"), (dict(mask="block"), "no 4-D mask")):
+    for options, message in ((dict(positions="fixed"), "as several texts"), (dict(mask="block"), "no 4-D mask")):
         model = build("llama", **options)
         model.backbone.config._attn_implementation = "flash_attention_2"
         with pytest.raises(MnemoError, match=message):
@@ -250,7 +250,7 @@ def test_roberta_counts_from_behind_its_padding() -> None:
     places.register_forward_pre_hook(lambda _, given: calls.append(given[0]))
     model(input_ids=tokens(1, 4))
     assert calls[0].tolist() == [[2, 2, 2, 3, 4, 5]]  # the first token, the memory, the other tokens
-    with pytest.raises(MnemoError, match="need 66 positions, and the backbone has 64"):
+    with pytest.raises(MnemoError, match="need 66 positions, but the backbone has 64"):
         add_memory(roberta(), tokens=2, segment=64)
 
 

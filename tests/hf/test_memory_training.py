@@ -37,8 +37,8 @@ from transformers import (
 
 from mnemo import MnemoError
 from mnemo.hf import Curriculum, CurriculumCallback, add_memory, load_adapter, save_adapter
-from mnemo.hf.memory.checks import try_out
-from mnemo.hf.memory.options import MemoryConfig
+from mnemo.hf.memory_tokens.checks import try_out
+from mnemo.hf.memory_tokens.options import MemoryConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT = 4
@@ -160,7 +160,7 @@ def test_a_backward_pass_needs_the_activations_of_one_segment() -> None:
 
 
 def saved_bytes(segments: int, backward: str) -> int:
-    """What the forward pass keeps for the backward pass."""
+    """Count what the forward pass stores for the backward pass."""
     model, x = build(bptt=None, backward=backward), tokens(1, SEGMENT * segments)
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
     kept: dict[int, int] = {}
@@ -338,7 +338,7 @@ def test_the_learned_memory_of_a_saved_adapter_is_the_one_in_use(tmp_path: Path)
     model = with_lora(add_memory(llama(), tokens=2, segment=SEGMENT))
     save_adapter(model, tmp_path / "adapter")
     (tmp_path / "adapter" / "mnemo_adapter.json").write_text("[]")
-    with pytest.raises(MnemoError, match="not the description"):
+    with pytest.raises(MnemoError, match="no JSON object"):
         load_adapter(tmp_path / "adapter", llama())
     with pytest.raises(MnemoError, match="is missing"):
         load_adapter(tmp_path / "nowhere", llama())
@@ -420,8 +420,8 @@ def test_trying_a_model_out_draws_no_random_numbers() -> None:
 @pytest.mark.parametrize(
     ("backbone", "options", "message"),
     [
-        (without_embeddings, {}, "no input embeddings"),
-        (gpt2, dict(segment=64, tokens=2), "need 68 positions, and the backbone has 64: use segment=60"),
+        (without_embeddings, {}, "does not accept input embeddings"),
+        (gpt2, dict(segment=64, tokens=2), "need 68 positions, but the backbone has 64: use segment=60"),
         (gpt2, dict(segment=63, tokens=2, positions="tokens"), "need 65 positions"),
         (gpt2, dict(segment=8, tokens=40), "use fewer memory tokens"),
         (llama, dict(mask="bloc"), "unknown mask policy 'bloc'; did you mean 'block'"),
@@ -439,16 +439,16 @@ def test_trying_a_model_out_draws_no_random_numbers() -> None:
         (untied, {}, "says that input and output embeddings are tied"),
         (lambda: mistral(8), dict(segment=8, tokens=2), "attends to the last 8 rows"),
         (lambda: llama().model, {}, "has no head"),
-        (lambda: torch.nn.Linear(2, 2), {}, "give a model of transformers, not a Linear"),
-        (lambda: "gpt2", {}, "give a model of transformers, not a str"),
-        (mamba, {}, "MambaForCausalLM takes no past_key_values"),
-        (forgetful, {}, "keeps no keys and values in past_key_values"),
-        (without_earlier_values, {}, "does not decode with a cache as it reads without"),
+        (lambda: torch.nn.Linear(2, 2), {}, "expected a transformers model, not a Linear"),
+        (lambda: "gpt2", {}, "expected a transformers model, not a str"),
+        (mamba, {}, "MambaForCausalLM does not accept past_key_values"),
+        (forgetful, {}, "stores no keys and values in past_key_values"),
+        (without_earlier_values, {}, "gives other outputs with a cache than without"),
         (lambda: with_lora(add_memory(llama(), 2, 4)), {}, "add the memory first"),
         (lambda: add_memory(llama(), 2, 4), {}, "has memory already"),
-        (lambda: BertForMaskedLM(BertConfig(**SMALL)), {}, "sees later tokens"),
-        (bloom, dict(positions="fixed"), "counts positions by itself"),
-        (bloom, dict(mask="block"), "takes no 4-D mask"),
+        (lambda: BertForMaskedLM(BertConfig(**SMALL)), {}, "attends to later tokens"),
+        (bloom, dict(positions="fixed"), "does not use position_ids"),
+        (bloom, dict(mask="block"), "supports no 4-D mask"),
         (gpt2_classifier, {}, "for encoders"),
         (albert, {}, "8 wide and its hidden states 16"),
         (t5, {}, "encoder-decoder"),
@@ -475,8 +475,8 @@ def test_relative_positions_work_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (dict(input_ids=tokens(1, 3), inputs_embeds=torch.zeros(1, 3, 16)), "one of them"),
-        (dict(), "one of them"),
+        (dict(input_ids=tokens(1, 3), inputs_embeds=torch.zeros(1, 3, 16)), "give either input_ids or inputs_embeds"),
+        (dict(), "give either input_ids or inputs_embeds"),
         (dict(input_ids=tokens(1, 3), attention_mask=torch.ones(1, 4)), "does not fit"),
         (dict(input_ids=tokens(1, 3), attention_mask=torch.zeros(1, 3)), "no tokens"),
         (dict(input_ids=tokens(1, 3), memory=torch.zeros(1, 3, 16)), "memory"),
@@ -494,7 +494,7 @@ def test_wrong_calls_are_one_clear_line(call: dict[str, Any], message: str) -> N
 
 
 def test_an_empty_prompt_is_one_clear_line() -> None:
-    with pytest.raises(MnemoError, match="nothing to go on from: the prompt is empty"):
+    with pytest.raises(MnemoError, match="cannot generate: the prompt is empty"):
         build().generate(tokens(1, 0), max_new_tokens=2)
 
 
@@ -508,7 +508,7 @@ def test_a_folder_of_a_later_format_is_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["format_version"] == 1
     (tmp_path / "config.json").write_text(json.dumps(config | {"format_version": 2}))
-    with pytest.raises(MnemoError, match="format 2"):
+    with pytest.raises(MnemoError, match="format_version 2"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

@@ -152,15 +152,15 @@ def test_the_memory_goes_on_past_any_length_at_constant_size() -> None:
 
 
 def test_going_on_from_a_cache() -> None:
-    """The whole text again, or new text alone behind a memory: both give what one call gives."""
+    """The whole text again, or only new text with a memory: both equal one call."""
     model, ids = hf_model(), random_tokens(1, 9)
     whole = model.generate(ids, max_new_tokens=12, do_sample=False)
     first = model.generate(ids, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
     memory = copy.deepcopy(first.past_key_values).memory()
     again = model.generate(first.sequences, max_new_tokens=7, do_sample=False, past_key_values=first.past_key_values)
     assert torch.equal(again, whole)
-    behind = model.generate(first.sequences[:, -1:], max_new_tokens=7, do_sample=False, past_key_values=memory)
-    assert torch.equal(behind[:, 1:], whole[:, -7:])
+    continued = model.generate(first.sequences[:, -1:], max_new_tokens=7, do_sample=False, past_key_values=memory)
+    assert torch.equal(continued[:, 1:], whole[:, -7:])
 
 
 def test_a_memory_file_of_the_core_is_a_cache(tmp_path: Path) -> None:
@@ -282,9 +282,9 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (dict(inputs_embeds=torch.zeros(1, 2, 12)), "inputs_embeds are not supported"),
-        (dict(past_key_values=DynamicCache()), "DynamicCache; a Mnemo model goes on from a MnemoCache"),
+        (dict(past_key_values=DynamicCache()), "DynamicCache; a Mnemo model needs a MnemoCache"),
         (dict(output_attentions=True), "attentions and hidden states"),
-        (dict(position_ids=torch.zeros(1, 2)), "takes no 'position_ids'"),
+        (dict(position_ids=torch.zeros(1, 2)), "does not accept the argument 'position_ids'"),
         (dict(attention_mask=torch.ones(1, 1)), "does not fit"),
         (dict(labels=torch.ones(1, 3, dtype=torch.int64)), "do not fit"),
         (dict(input_ids=torch.tensor([[1, PADDING + 1]])), "outside the vocabulary"),
@@ -322,7 +322,7 @@ def test_assisted_decoding_and_new_words_are_refused() -> None:
 def test_an_empty_prompt_is_one_clear_error() -> None:
     empty: Any = MnemoTokenizer.of(ByteTokenizer())("", return_tensors="pt")
     for prompt in (empty, {"inputs": torch.zeros(1, 0, dtype=torch.int64)}):
-        with pytest.raises(MnemoError, match="nothing to go on from: the prompt is empty"):
+        with pytest.raises(MnemoError, match="cannot generate: the prompt is empty"):
             hf_model().generate(**prompt, max_new_tokens=5)
 
 

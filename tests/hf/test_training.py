@@ -111,7 +111,7 @@ def test_resuming_goes_on_with_the_memory(tmp_path: Path) -> None:
 
 
 def test_the_stream_trainer_takes_streams_only(tmp_path: Path) -> None:
-    with pytest.raises(MnemoError, match="StreamTrainer reads StreamData, not a list"):
+    with pytest.raises(MnemoError, match="StreamTrainer needs StreamData, not a list"):
         StreamTrainer(hf_model(), arguments(tmp_path), train_dataset=[{"input_ids": [1]}])
     with pytest.raises(MnemoError, match="a sample of StreamData is a batch"):
         wrong = arguments(tmp_path, max_steps=1, per_device_train_batch_size=4)

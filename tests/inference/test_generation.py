@@ -13,7 +13,8 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.inference.decoder import Decoder
-from mnemo.inference.generation import Sampling, choose, generate, read
+from mnemo.inference.generation import generate, read
+from mnemo.inference.sampling import Sampling, sample
 from mnemo.memory import XL, Plan
 from mnemo.memory.state import leaves, select
 from mnemo.model import Model, Output
@@ -52,7 +53,7 @@ def test_greedy_text_equals_reading_everything_again(positions: Any) -> None:
 
 
 @pytest.mark.parametrize("continuations", [1, 3])
-def test_a_row_does_not_depend_on_the_rows_beside_it(continuations: int) -> None:
+def test_a_row_does_not_depend_on_other_rows(continuations: int) -> None:
     model = random_model(memory=PLAN)
     prompts = [random_tokens(1, length, seed=length)[0] for length in (9, 2, 9, 4)]
     together = generate(model, prompts, num_tokens=10, segment=SEGMENT, seed=70, continuations=continuations)
@@ -63,7 +64,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(continuations: int) -> None
     assert len({tuple(row.tolist()) for row in together.tokens}) == 4 * continuations
 
 
-def test_the_same_seed_writes_the_same_text_and_another_seed_another() -> None:
+def test_the_seed_decides_the_text() -> None:
     model, prompt = random_model(), random_tokens(1, 5)
     texts = [generate(model, prompt, num_tokens=12, segment=SEGMENT, seed=seed).tokens for seed in (1, 1, 2)]
     assert torch.equal(texts[0], texts[1])
@@ -76,18 +77,18 @@ def test_more_tokens_only_lengthen_the_text() -> None:
     assert torch.equal(short, long[:, :5])
 
 
-def test_going_on_from_what_was_written() -> None:
+def test_continuing_generated_text() -> None:
     model, prompt = random_model(memory=PLAN), random_tokens(2, 5)
     whole = generate(model, prompt, num_tokens=12, segment=SEGMENT, temperature=0)
     first = generate(model, prompt, num_tokens=5, segment=SEGMENT, temperature=0)
-    rest = generate(model, state=first.reading, num_tokens=7, segment=SEGMENT, temperature=0)
+    rest = generate(model, state=first.text_state, num_tokens=7, segment=SEGMENT, temperature=0)
     assert torch.equal(torch.cat([first.tokens, rest.tokens], 1), whole.tokens)
-    assert rest.reading.tokens.tolist() == whole.reading.tokens.tolist() == [17, 17]
-    for (_, a), (_, b) in zip(leaves(rest.reading), leaves(whole.reading), strict=True):
+    assert rest.text_state.tokens.tolist() == whole.text_state.tokens.tolist() == [17, 17]
+    for (_, a), (_, b) in zip(leaves(rest.text_state), leaves(whole.text_state), strict=True):
         assert_close(a, b)
 
 
-def test_tokens_are_told_as_they_come() -> None:
+def test_tokens_are_reported_as_they_are_generated() -> None:
     model, heard = random_model(), []
     written = generate(
         model, random_tokens(2, 3), num_tokens=6, segment=SEGMENT, on_token=lambda step, t: heard.append((step, t))
@@ -99,7 +100,7 @@ def test_tokens_are_told_as_they_come() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("length", [1, 3, 4, 13])
 @pytest.mark.parametrize("before", [0, 5])
-def test_reading_scores_the_text_and_leaves_everything_to_go_on_from(length: int, before: int) -> None:
+def test_reading_scores_the_text_and_returns_a_state_to_continue(length: int, before: int) -> None:
     model, row = random_model(memory=PLAN), random_tokens(1, 18)[0]
     state = read(model, row[:before], segment=SEGMENT)[0] if before else None
     reading, score = read(model, row[before : before + length], segment=SEGMENT, state=state)
@@ -115,7 +116,7 @@ def test_reading_scores_the_text_and_leaves_everything_to_go_on_from(length: int
 
 
 @torch.no_grad()
-def test_prompts_behind_a_plain_state_and_behind_a_reading() -> None:
+def test_prompts_after_a_plain_state_and_after_a_text() -> None:
     model, row = random_model(memory=PLAN), random_tokens(1, 12)[0]
     expected = greedy(model, row, 5)
     _, state = model(row[None, :4], model.init(1, cached=True))
@@ -141,15 +142,15 @@ def test_cost_per_token_does_not_grow() -> None:
 
     def buffers() -> list[tuple[torch.Size, int]]:
         assert isinstance(decoder, Decoder)
-        windows = [window for group in decoder.groups for window in group.segments]
-        tensors = [value for window in windows for value in vars(window).values() if isinstance(value, Tensor)]
+        stages = [stage for group in decoder.groups for stage in group.stages]
+        tensors = [value for stage in stages for value in vars(stage).values() if isinstance(value, Tensor)]
         return [(tensor.shape, tensor.untyped_storage().nbytes()) for tensor in tensors]
 
     before = buffers()
     for token in random_tokens(2, 40).split(1, 1):
         decoder.feed(token)
         assert buffers() == before
-    sizes = [sum(leaf.numel() for _, leaf in leaves(generated_after(model, n).reading.state)) for n in (8, 80)]
+    sizes = [sum(leaf.numel() for _, leaf in leaves(generated_after(model, n).text_state.state)) for n in (8, 80)]
     assert sizes[0] == sizes[1]
 
 
@@ -169,7 +170,7 @@ def shares(sampling: Sampling, probabilities: list[float], draws: int = 2000) ->
     """How often each token is chosen over an even grid of draws."""
     logits = torch.tensor(probabilities, dtype=torch.float64).log().expand(draws, -1)
     grid = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
-    return (torch.bincount(choose(logits, grid, sampling), minlength=len(probabilities)) / draws).tolist()
+    return (torch.bincount(sample(logits, grid, sampling), minlength=len(probabilities)) / draws).tolist()
 
 
 @pytest.mark.parametrize(
@@ -198,18 +199,21 @@ def test_sampling_shares(sampling: Sampling, expected: list[float]) -> None:
 def test_impossible_tokens_are_never_chosen() -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]]).expand(3, -1)
     draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert choose(logits, draws, Sampling()).tolist() == [1, 3, 3]
-    assert choose(logits, draws, Sampling(top_k=4)).tolist() == [1, 3, 3]
+    assert sample(logits, draws, Sampling()).tolist() == [1, 3, 3]
+    assert sample(logits, draws, Sampling(top_k=4)).tolist() == [1, 3, 3]
 
 
 def test_equal_scores_are_cut_in_vocabulary_order() -> None:
     assert shares(Sampling(top_k=2), [0.25, 0.25, 0.25, 0.25]) == [0.5, 0.5, 0, 0]
 
 
-def test_an_output_that_is_not_finite_is_refused() -> None:
-    for bad in (math.nan, math.inf):
-        with pytest.raises(MnemoError, match="not finite"):
-            choose(torch.tensor([[0.0, bad]]), torch.tensor([0.5]), Sampling())
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_output_that_is_not_finite_is_refused(bad: float) -> None:
+    model = random_model(memory=3)
+    with torch.no_grad():
+        model.softmax.biases[0][1] = bad
+    with pytest.raises(MnemoError, match="not finite"):
+        generate(model, random_tokens(1, 3), num_tokens=5, segment=SEGMENT)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_an_output_that_is_not_finite_is_refused() -> None:
         ({"continuations": 0}, "continuations"),
         ({"segment": 0}, "segment"),
         ({"prompts": [torch.empty(0, dtype=torch.int64)]}, "at least one token"),
-        ({"prompts": None}, "nothing to go on from"),
+        ({"prompts": None}, "nothing to continue"),
         ({"prompts": torch.tensor([[SMALL["vocab_size"]]])}, "outside the vocabulary"),
         ({"state": "two rows"}, "1 prompts, but the memory has 2 rows"),
     ],
@@ -252,6 +256,6 @@ def test_the_gpu_writes_the_same_text() -> None:
     for device in ("cpu", "cuda"):
         model = random_model(memory=PLAN).to(device)
         first = generate(model, prompts, num_tokens=9, segment=SEGMENT, seed=4, continuations=2, top_p=0.9)
-        rest = generate(model, state=first.reading, num_tokens=9, segment=SEGMENT, top_k=5)
+        rest = generate(model, state=first.text_state, num_tokens=9, segment=SEGMENT, top_k=5)
         texts.append(torch.cat([first.tokens, rest.tokens], 1))
     assert torch.equal(texts[0], texts[1])

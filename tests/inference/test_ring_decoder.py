@@ -1,4 +1,4 @@
-"""Decoding in rings equals decoding in windows, token for token. Nothing is recorded here: that takes a GPU."""
+"""Decoding with ring buffers equals plain decoding, token for token; CUDA graphs are tested on a GPU only."""
 
 from __future__ import annotations
 
@@ -73,27 +73,27 @@ def valid_part(state: Any) -> Any:
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_rings_equal_windows(changes: dict[str, Any]) -> None:
-    """Rows out of step, over several segments."""
+def test_rings_equal_the_plain_decoder(changes: dict[str, Any]) -> None:
+    """Rows at different places, over several segments."""
     model, tokens = random_model(**changes), random_tokens(3, 40)
-    windows, rings = both(model, 3)
-    for decoder in (windows, rings):
+    plain, rings = both(model, 3)
+    for decoder in (plain, rings):
         decoder.feed(tokens[:, :6], lengths=[6, 2, 5])
     for step in range(6, 29):
         token = tokens[:, step : step + 1]
-        assert_close(rings.feed(token).hidden, windows.feed(token).hidden)
-    assert rings.windows is None
-    assert_same_state(valid_part(rings.state()), valid_part(windows.state()))
+        assert_close(rings.feed(token).hidden, plain.feed(token).hidden)
+    assert rings.plain is None
+    assert_same_state(valid_part(rings.state()), valid_part(plain.state()))
 
 
 @pytest.mark.parametrize("name", ["longer memory", "plan", "rotary", "no memory"])
 def test_many_tokens_between_single_ones(name: str) -> None:
     model, tokens = random_model(**KINDS[name]), random_tokens(2, 40)
-    windows, rings = both(model, 2)
+    plain, rings = both(model, 2)
     begin = 0
     for count in (1, 1, 7, 1, 1, 1, 3, 1, 11, 1):
         part = tokens[:, begin : begin + count]
-        assert_close(rings.feed(part).hidden, windows.feed(part).hidden)
+        assert_close(rings.feed(part).hidden, plain.feed(part).hidden)
         begin += count
 
 
@@ -117,23 +117,23 @@ def test_a_loaded_memory_of_plain_inputs() -> None:
     model, tokens = random_model(memory=6), random_tokens(2, 12)
     with torch.no_grad():
         _, state = model(tokens[:, :5], model.init(2))
-    windows, rings = both(model, 2, state)
+    plain, rings = both(model, 2, state)
     for step in range(5, 12):
         token = tokens[:, step : step + 1]
-        assert_close(rings.feed(token).hidden, windows.feed(token).hidden)
+        assert_close(rings.feed(token).hidden, plain.feed(token).hidden)
 
 
 @pytest.mark.parametrize("single", [False, True])
 def test_rows_fork(single: bool) -> None:
     model, tokens = random_model(memory=PLAN), random_tokens(4, 20)
-    windows, rings = both(model, 2)
-    for decoder in (windows, rings):
+    plain, rings = both(model, 2)
+    for decoder in (plain, rings):
         decoder.feed(tokens[:2, :6], lengths=[6, 3])
         if single:
             decoder.feed(tokens[:2, 6:7])
     rows = torch.tensor([1, 0, 1, 1])
     before = rings.state()
-    forked, expected = rings.select(rows), windows.select(rows)
+    forked, expected = rings.select(rows), plain.select(rows)
     for step in range(7, 14):
         token = tokens[:, step : step + 1]
         assert_close(forked.feed(token).hidden, expected.feed(token).hidden)
@@ -163,12 +163,12 @@ def test_text_written_in_rings_is_the_same(options: dict[str, Any], monkeypatch:
         model, prompts, num_tokens=15, segment=SEGMENT, seed=3, on_token=lambda _, t: seen.append(t), **options
     )
     assert torch.equal(got.tokens, expected.tokens) and torch.equal(torch.stack(seen, 1), got.tokens)
-    assert_close(got.reading.hidden, expected.reading.hidden)
-    on = [generate(model, state=result.reading, num_tokens=9, segment=SEGMENT) for result in (got, expected)]
+    assert_close(got.text_state.hidden, expected.text_state.hidden)
+    on = [generate(model, state=result.text_state, num_tokens=9, segment=SEGMENT) for result in (got, expected)]
     assert torch.equal(on[0].tokens, on[1].tokens)
 
 
-def test_rings_tell_when_the_output_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rings_report_an_output_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(memory=3)
     monkeypatch.setattr("mnemo.inference.ring_decoder.preferred", suits)
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_rings_tell_when_the_output_is_not_finite(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_kernels_in_the_interpreter() -> None:
-    """In a process of its own: the interpreter is chosen when the kernels are defined."""
+    """In a separate process: the interpreter is chosen when the kernels are defined."""
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-m", "helpers.decode_kernels"],
@@ -193,19 +193,19 @@ def test_the_kernels_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["longer memory", "plan", "no memory", "same length", "Shaw", "rotary", "adaptive"])
-def test_recorded_rings_equal_windows_on_a_gpu(name: str) -> None:
+def test_recorded_rings_equal_the_plain_decoder_on_a_gpu(name: str) -> None:
     changes = {**KINDS[name], "head_dim": 16, "dim": 32}
     model, tokens = random_model(dtype=torch.float32, **changes).cuda(), random_tokens(3, 40).cuda()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.3)
-    windows, rings = both(model, 3)
-    for decoder in (windows, rings):
+    plain, rings = both(model, 3)
+    for decoder in (plain, rings):
         decoder.feed(tokens[:, :6], lengths=[6, 2, 5])
     for step in range(6, 29):
         token = tokens[:, step : step + 1]
-        assert_close(rings.feed(token).hidden, windows.feed(token).hidden)
-    assert rings.step is not None and rings.step.graph is not None
+        assert_close(rings.feed(token).hidden, plain.feed(token).hidden)
+    assert rings.step is not None and rings.step.is_recorded
     written = generate(model, tokens[:, :5].cpu(), num_tokens=20, segment=SEGMENT, top_k=5).tokens
     alone = generate(model.cpu(), tokens[:, :5].cpu(), num_tokens=20, segment=SEGMENT, top_k=5).tokens
     assert torch.equal(written, alone)

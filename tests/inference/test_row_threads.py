@@ -1,4 +1,4 @@
-"""Rows on threads of their own are read as they are together, and nobody else notices the threads."""
+"""Rows in separate threads give the losses of rows together, and other code keeps its threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.tolerances import assert_close
 
 from mnemo.inference import row_threads
 from mnemo.inference.row_threads import RowThreads, row_groups
-from mnemo.inference.segment_scorer import RowReaders, SegmentReader, open_reader
+from mnemo.inference.segment_scorer import SegmentScorer, ThreadedScorer, open_scorer
 from mnemo.memory import XL, Lookahead, MemoryTokens, Plan
 
 SEGMENT = 3
@@ -36,29 +36,29 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_rows_on_threads_equal_rows_together(changes: dict[str, Any]) -> None:
-    """Three rows on two threads, one of which starts anew and another one is padded."""
+    """Three rows on two threads, one of which restarts and another one is padded."""
     model, tokens = random_model(**changes), random_tokens(3, 5 * SEGMENT)
-    shared = open_reader(model, model.init(3, cached=True), SEGMENT)
-    assert isinstance(shared, RowReaders)
-    together = SegmentReader(model, model.init(3, cached=True), SEGMENT)
+    shared = open_scorer(model, model.init(3, cached=True), SEGMENT)
+    assert isinstance(shared, ThreadedScorer)
+    together = SegmentScorer(model, model.init(3, cached=True), SEGMENT)
     with torch.no_grad():
         for number, part in enumerate(tokens.split(SEGMENT, 1)):
             lengths = torch.tensor([SEGMENT, SEGMENT, 2]) if number == 2 else None
             starts = torch.tensor([False, True, False]) if number == 3 else None
-            losses = shared.read(part, part.flip(1), lengths, starts)
-            assert_close(losses, together.read(part, part.flip(1), lengths, starts))
+            losses = shared.score(part, part.flip(1), lengths, starts)
+            assert_close(losses, together.score(part, part.flip(1), lengths, starts))
             assert not losses.requires_grad
 
 
 def test_rows_are_scored_at_every_temperature() -> None:
     model, tokens = random_model(memory=7), random_tokens(3, SEGMENT)
-    shared = open_reader(model, model.init(3, cached=True), SEGMENT, (1.0, 1.5))
-    together = SegmentReader(model, model.init(3, cached=True), SEGMENT, (1.0, 1.5))
-    assert isinstance(shared, RowReaders)
+    shared = open_scorer(model, model.init(3, cached=True), SEGMENT, (1.0, 1.5))
+    together = SegmentScorer(model, model.init(3, cached=True), SEGMENT, (1.0, 1.5))
+    assert isinstance(shared, ThreadedScorer)
     with torch.no_grad():
-        losses = shared.read(tokens, tokens)
+        losses = shared.score(tokens, tokens)
         assert losses.shape == (2, 3, SEGMENT)
-        assert_close(losses, together.read(tokens, tokens))
+        assert_close(losses, together.score(tokens, tokens))
 
 
 def test_a_given_state_is_never_changed() -> None:
@@ -66,9 +66,9 @@ def test_a_given_state_is_never_changed() -> None:
     with torch.no_grad():
         _, state = model(tokens[:, :SEGMENT], model.init(2, cached=True))
         before = [leaf.clone() for cache in state for leaf in cache]
-        reader = open_reader(model, state, SEGMENT)
+        scorer = open_scorer(model, state, SEGMENT)
         for part in tokens[:, SEGMENT:].split(SEGMENT, 1):
-            reader.read(part, part)
+            scorer.score(part, part)
     assert all(torch.equal(a, b) for a, b in zip(before, (leaf for cache in state for leaf in cache), strict=True))
 
 
@@ -76,12 +76,12 @@ def test_a_given_state_is_never_changed() -> None:
 def test_losses_are_tensors_of_the_callers_mode(mode: Any) -> None:
     model, tokens = random_model(memory=7), random_tokens(2, 2 * SEGMENT)
     with mode():
-        reader = open_reader(model, model.init(2, cached=True), SEGMENT)
-        found = [reader.read(part, part) for part in tokens.split(SEGMENT, 1)]
+        scorer = open_scorer(model, model.init(2, cached=True), SEGMENT)
+        found = [scorer.score(part, part) for part in tokens.split(SEGMENT, 1)]
     assert all(losses.is_inference() == (mode is torch.inference_mode) for losses in found)
 
 
-def test_threads_are_shared_out_and_others_keep_theirs() -> None:
+def test_each_row_thread_has_its_share_of_threads() -> None:
     torch.set_num_threads(5)
     threads = RowThreads(2)
     seen = threads.run([lambda: torch.tensor(torch.get_num_threads())] * 4)

@@ -1,4 +1,4 @@
-"""Segments read in place equal segments read by the model. Nothing is recorded here: that takes a GPU."""
+"""Segments scored in place equal segments scored by the model; CUDA graphs are tested on a GPU only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.tolerances import assert_close
 
 from mnemo.data.corpus import Split
 from mnemo.evaluation.perplexity import evaluate
-from mnemo.inference.segment_scorer import SegmentReader, Track, can_track, in_type
+from mnemo.inference.segment_scorer import RecordedScorer, SegmentScorer, can_record, with_dtype
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
 from mnemo.model.positions import Rotary, Shaw
@@ -40,29 +40,29 @@ def expected(model: Model, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.fixture
-def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SegmentReader, "_can_record", lambda self: can_track(self.model))
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SegmentScorer, "_can_record", lambda self: can_record(self.model))
 
 
-@pytest.mark.usefixtures("tracked")
+@pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_a_track_equals_the_model(changes: dict[str, Any]) -> None:
+def test_scoring_in_place_equals_the_model(changes: dict[str, Any]) -> None:
     """Several times through the buffers, then a short segment."""
     model, tokens = random_model(**changes), random_tokens(2, 13 * SEGMENT + 1)
     with torch.no_grad():
-        reader = SegmentReader(model, model.init(2, cached=True), SEGMENT)
-        assert isinstance(reader.track, Track)
+        scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
+        assert isinstance(scorer.recorded, RecordedScorer)
         for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
-            assert_close(reader.read(part, part.flip(1)), losses)
-    assert (reader.track is not None) == (not any(model.config.memory.lengths(model.config.num_layers)))
+            assert_close(scorer.score(part, part.flip(1)), losses)
+    assert (scorer.recorded is not None) == (not any(model.config.memory.lengths(model.config.num_layers)))
 
 
-@pytest.mark.usefixtures("tracked")
-def test_encoding_context_again_is_tracked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_place")
+def test_encoding_context_again_is_scored_in_place_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = random_model(memory=0), np.random.default_rng(0).integers(0, 11, 400)
     config, split = EvalConfig(batch=2, segment=3, context=5), Split("test", ids, None, 400, 0, 0)
-    reads, read = [], Track.read
-    monkeypatch.setattr(Track, "read", lambda *given: reads.append(1) or read(*given))
+    reads, read = [], RecordedScorer.score
+    monkeypatch.setattr(RecordedScorer, "score", lambda *given: reads.append(1) or read(*given))
     found = evaluate(model, split, config, segment=3)
     assert len(reads) > 50
     monkeypatch.undo()
@@ -70,16 +70,16 @@ def test_encoding_context_again_is_tracked_too(monkeypatch: pytest.MonkeyPatch) 
     assert found.loss == plain.loss and found.tokens == plain.tokens
 
 
-@pytest.mark.usefixtures("tracked")
-def test_a_row_may_start_anew_after_a_while() -> None:
+@pytest.mark.usefixtures("in_place")
+def test_a_row_may_restart_after_a_while() -> None:
     model, tokens = random_model(memory=7), random_tokens(2, 5 * SEGMENT)
     state, starts = model.init(2), torch.tensor([True, False])
     with torch.no_grad():
-        reader = SegmentReader(model, model.init(2, cached=True), SEGMENT)
+        scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
         for number, part in enumerate(tokens.split(SEGMENT, 1)):
             reset = starts if number == 3 else None
             out, state = model(part, state, starts=reset)
-            assert_close(reader.read(part, part, starts=reset), model.loss(out, part))
+            assert_close(scorer.score(part, part, starts=reset), model.loss(out, part))
 
 
 def test_a_given_state_is_never_changed() -> None:
@@ -87,15 +87,15 @@ def test_a_given_state_is_never_changed() -> None:
     with torch.no_grad():
         _, state = model(tokens[:, :SEGMENT], model.init(2, cached=True))
         before = [leaf.clone() for cache in state for leaf in cache]
-        track = Track(model, state, SEGMENT, model.tables(SEGMENT, state))
+        recorded = RecordedScorer(model, state, SEGMENT, model.tables(SEGMENT, state))
         for part in tokens[:, SEGMENT:].split(SEGMENT, 1):
-            track.read(part, part)
+            recorded.score(part, part)
     assert all(torch.equal(a, b) for a, b in zip(before, (leaf for cache in state for leaf in cache), strict=True))
 
 
 def test_weights_of_another_type() -> None:
     model = random_model(memory=5, dtype=torch.float32)
-    half = in_type(model, torch.bfloat16)
+    half = with_dtype(model, torch.bfloat16)
     assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert not half.training
@@ -105,12 +105,12 @@ def test_weights_of_another_type() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["long memory", "plan", "rotary"])
-def test_a_recorded_track_equals_the_model_on_a_gpu(name: str) -> None:
+def test_a_recorded_scorer_equals_the_model_on_a_gpu(name: str) -> None:
     model = random_model(**KINDS[name]).cuda()
     tokens = random_tokens(2, 13 * SEGMENT + 1).cuda()
     with torch.no_grad():
-        reader = SegmentReader(model, model.init(2, cached=True), SEGMENT)
-        track = reader.track
+        scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
+        recorded = scorer.recorded
         for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
-            assert_close(reader.read(part, part.flip(1)), losses)
-    assert track is not None and all(step is not None and step.graph is not None for step in track.steps)
+            assert_close(scorer.score(part, part.flip(1)), losses)
+    assert recorded is not None and all(step is not None and step.is_recorded for step in recorded.steps)

@@ -22,11 +22,11 @@ from torch import Tensor
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
-from mnemo.interop.convert import files as file_contents
-from mnemo.interop.convert import formats, reading, transformer_xl
-from mnemo.interop.convert.reading import Converted, Given, read
-from mnemo.interop.convert.terms import comparable
-from mnemo.interop.convert.writing import write_published, write_run
+from mnemo.interop.convert import formats, load, transformer_xl
+from mnemo.interop.convert import weight_files as file_contents
+from mnemo.interop.convert.load import ConvertedModel, UserOptions, load_model
+from mnemo.interop.convert.save import write_published, write_run
+from mnemo.interop.convert.to_published import comparable
 from mnemo.interop.parity.reference import largest_error
 from mnemo.model import Model, Output
 from mnemo.recipes.recipe import EvalConfig
@@ -36,11 +36,11 @@ REAL = sorted(path for path in (GOLDEN / "transfo-xl-4.30").iterdir() if path.is
 WITHOUT_CONFIG: Config = {"mem_len": 5, "tgt_len": 4}
 
 
-def convert(path: Path, **terms: Any) -> Converted:
-    return read(path, Given(terms=terms))
+def convert(path: Path, **arguments: Any) -> ConvertedModel:
+    return load_model(path, UserOptions(arguments=arguments))
 
 
-def model_of(converted: Converted, **changes: Any) -> Model:
+def model_of(converted: ConvertedModel, **changes: Any) -> Model:
     model = transformer_xl.empty_model(replace(converted.config, **changes))
     model.load_state_dict(converted.weights, assign=True)
     return model.eval()
@@ -72,7 +72,7 @@ def losses_here(model: Model, ids: list[Tensor], zeros: bool) -> list[Tensor]:
     return result
 
 
-def assert_same_losses(converted: Converted, p: Parameters, config: Config, *, zeros: bool, seen: int) -> None:
+def assert_same_losses(converted: ConvertedModel, p: Parameters, config: Config, *, zeros: bool, seen: int) -> None:
     torch.manual_seed(5)
     ids = [torch.randint(config["n_token"], (2, 6)) for _ in range(3)]
     model = model_of(converted, norm_eps=1e-5)
@@ -239,7 +239,7 @@ def test_projections_are_tied_as_proj_share_all_but_first_says(tmp_path: Path) -
     folder = files.hugging_face(tmp_path, config, files.full(config), tie_projs=None, proj_share_all_but_first=False)
     assert convert(folder).config.embedding.ties() == (False, False, False)
     change_config(folder, {"proj_share_all_but_first": True})
-    with pytest.raises(MnemoError, match="tied, but differ"):
+    with pytest.raises(MnemoError, match="tied but differ"):
         convert(folder)
 
 
@@ -301,7 +301,7 @@ def test_the_factorised_tensorflow_model_projects_back_with_the_input_projection
     assert_same_losses(convert(path, mem_len=5), there, config, zeros=True, seen=5)
 
 
-def written_names(model: Converted, folder: Path) -> set[str]:
+def written_names(model: ConvertedModel, folder: Path) -> set[str]:
     """Those of the state dict for the code that the model came from."""
     write_published(model, model.format, folder)
     return set(torch.load(folder / "state_dict.pt", weights_only=True))
@@ -361,23 +361,23 @@ def test_to_other_code_and_back_is_bitwise(target: str, changes: Config, tmp_pat
 
 def _without_a_process(monkeypatch: Any) -> None:
     """Our own files need no other process in tests: starting one takes seconds."""
-    from mnemo.interop.convert import files as module
-    from mnemo.interop.convert import restricted
+    from mnemo.interop.convert import restricted_loader
+    from mnemo.interop.convert import weight_files as module
 
     def read_here(path: Path) -> Any:
-        tensors, rest = restricted.split(torch.load(path, weights_only=True))
-        return module.Content(tensors=tensors, key=rest["key"], others=rest["others"])
+        tensors, rest = restricted_loader.split(torch.load(path, weights_only=True))
+        return module.WeightsFile(tensors=tensors, key=rest["key"], others=rest["others"])
 
-    monkeypatch.setattr(module, "_read_pickle", read_here)
+    monkeypatch.setattr(module, "_load_pickle", read_here)
 
 
 @pytest.mark.parametrize(
     ("target", "changes", "message"),
     [
-        ("authors", {"untie_r": True}, "one pair a layer"),
-        ("tf", {}, "norm_eps cannot be said"),
+        ("authors", {"untie_r": True}, "u and v differ by layer"),
+        ("tf", {}, "cannot represent norm_eps"),
         ("rmt", {}, "no memory tokens"),
-        ("lamemo", {}, "memory cannot be said"),
+        ("lamemo", {}, "cannot represent memory"),
     ],
 )
 def test_what_other_code_has_no_word_for_is_refused(target: str, changes: Config, message: str, tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def wider(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "no config.json beside the weights"),
         (break_config, "config.json is damaged or truncated"),
         (another_type, "type 'bert', not 'transfo-xl'"),
-        (another_vocabulary, "has 2 symbols, the weights 13: another vocabulary"),
+        (another_vocabulary, "has 2 symbols, but the weights have 13"),
         (only_a_pickled_vocabulary, "CVE-2023-6730"),
         (cut_weights, "is truncated"),
         (sampled, "sample_softmax 100"),
@@ -503,17 +503,17 @@ def test_no_damage_to_a_tensor_is_an_internal_error(kind: str, tmp_path: Path) -
     if kind == "hf":
         tensors = load_file(files.hugging_face(tmp_path, config, p) / "model.safetensors")
     elif kind == "tf":
-        tensors = file_contents.read(files.tensorflow(tmp_path / "model.npz", config, p)).tensors
+        tensors = file_contents.load_weights(files.tensorflow(tmp_path / "model.npz", config, p)).tensors
     else:
         tensors = files.nvidia(config, p)["model_state"] if kind == "nvidia" else p
-    given, path = Given(terms={"mem_len": 5}), tmp_path / "model.safetensors"
+    given, path = UserOptions(arguments={"mem_len": 5}), tmp_path / "model.safetensors"
     refused = 0
     for name in tensors:
         for broken in damaged(tensors[name]):
             rest = {other: tensor for other, tensor in tensors.items() if other != name}
             try:
-                content = file_contents.Content(tensors=rest if broken is None else {**rest, name: broken})
-                reading.convert(formats.recognise(content.tensors, "it"), content, path, given)
+                content = file_contents.WeightsFile(tensors=rest if broken is None else {**rest, name: broken})
+                load.convert(formats.recognise(content.tensors, "it"), content, path, given)
             except MnemoError:
                 refused += 1
     assert refused > 3 * len(tensors)
@@ -542,7 +542,7 @@ def cut(path: Path) -> None:
         ("model.ckpt.index", Path.touch, "TensorFlow checkpoint"),
         ("vocab.bin", Path.touch, "json.dump"),
         ("corpus.bin", Path.touch, "CVE-2023-7018"),
-        ("notes.txt", Path.touch, "no file of weights"),
+        ("notes.txt", Path.touch, "not a file of weights"),
         ("empty", Path.mkdir, "neither a run of mnemo nor a folder"),
         ("none.pt", lambda path: None, "does not exist"),
     ],

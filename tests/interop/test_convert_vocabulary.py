@@ -24,12 +24,12 @@ from mnemo.interop.convert import vocabulary
 )
 def test_vocabularies_in_json(content: Any, tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(content))
-    assert vocabulary.read(tmp_path / "vocab.json") == ["<eos>", "a", "b"]
+    assert vocabulary.load_symbols(tmp_path / "vocab.json") == ["<eos>", "a", "b"]
 
 
 def test_vocabularies_in_lines(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("<S> 100\n<UNK> 7\nthe 5\n")
-    symbols = vocabulary.read(tmp_path / "vocab.txt")
+    symbols = vocabulary.load_symbols(tmp_path / "vocab.txt")
     assert vocabulary.tokenizer(symbols) == WordTokenizer(("<S>", "<UNK>", "the"), "<S>", True, "<UNK>")
 
 
@@ -50,5 +50,5 @@ def test_symbols_tell_their_tokenizer_and_come_back(symbols: list[str], expected
 @pytest.mark.parametrize("content", [{"a": 0, "b": 2}, {"a": "x"}, [1, 2], 7])
 def test_other_json_is_no_vocabulary(content: Any, tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text(json.dumps(content))
-    with pytest.raises(MnemoError, match="is no vocabulary"):
-        vocabulary.read(tmp_path / "vocab.json")
+    with pytest.raises(MnemoError, match="is not a vocabulary"):
+        vocabulary.load_symbols(tmp_path / "vocab.json")

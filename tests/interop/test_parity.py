@@ -21,7 +21,7 @@ from torch import Tensor
 from mnemo import cli
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl as convert
-from mnemo.interop.parity import TOLERANCE, Parity, check, compare, segments, transformer_xl
+from mnemo.interop.parity import TOLERANCE, Parity, check, compare, segment_runner, transformer_xl
 from mnemo.interop.parity.reference import Reference, largest_error
 from mnemo.memory import xl
 from mnemo.model import layers, positions
@@ -175,7 +175,7 @@ def test_other_batches(tmp_path: Path) -> None:
 
 
 DEFECTS = {
-    "pile up": {"attn_type": 3, "resets": {"1": {"mem_len": 4}}, "mem_len": 0},
+    "accumulate": {"attn_type": 3, "resets": {"1": {"mem_len": 4}}, "mem_len": 0},
     "fails in its first segment": {"attn_type": 2},
     "not normalised": {"attn_type": 2, "mem_len": 0, "pre_lnorm": True},
     "masks every key": {"same_length": True, "resets": {"2": {"mem_len": 0}}},
@@ -190,22 +190,22 @@ def test_defects_of_the_published_code_are_refused(why: str) -> None:
 
 
 def swap_u_and_v(patch: pytest.MonkeyPatch) -> None:
-    right = convert._positions_layout
+    right = convert._positions_tensor_map
 
     def swapped(model: Any) -> Any:
-        layout = right(model)
-        return {**layout, "r_w_bias": layout["r_r_bias"], "r_r_bias": layout["r_w_bias"]}
+        tensor_map = right(model)
+        return {**tensor_map, "r_w_bias": tensor_map["r_r_bias"], "r_r_bias": tensor_map["r_w_bias"]}
 
-    patch.setattr(convert, "_positions_layout", swapped)
+    patch.setattr(convert, "_positions_tensor_map", swapped)
 
 
 def clusters_forward(patch: pytest.MonkeyPatch) -> None:
-    right = convert._softmax_layout
-    patch.setattr(convert, "_softmax_layout", lambda model, reverse_clusters: right(model, not reverse_clusters))
+    right = convert._softmax_tensor_map
+    patch.setattr(convert, "_softmax_tensor_map", lambda model, reverse_clusters: right(model, not reverse_clusters))
 
 
 def no_clamp(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(segments, "clamp_from_authors", lambda clamp_len: None)
+    patch.setattr(segment_runner, "clamp_from_authors", lambda clamp_len: None)
 
 
 def distances_one_more(patch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def no_embedding_tie(patch: pytest.MonkeyPatch) -> None:
 
 def longer_window(patch: pytest.MonkeyPatch) -> None:
     patch_config(patch, same_length=False)
-    patch.setattr(segments.Reader, "_set", lambda reader, setting: None)
+    patch.setattr(segment_runner.SegmentRunner, "_set", lambda runner, setting: None)
 
 
 def patch_config(patch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -342,15 +342,15 @@ def damaged(
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        (lambda: damaged(add={"seg9/loss": torch.zeros(1)}), "nothing here checks 'seg9/loss'"),
-        (lambda: damaged(add={"seg0/entropy": torch.zeros(1)}), "nothing here checks 'seg0/entropy'"),
+        (lambda: damaged(add={"seg9/loss": torch.zeros(1)}), "no check uses 'seg9/loss'"),
+        (lambda: damaged(add={"seg0/entropy": torch.zeros(1)}), "no check uses 'seg0/entropy'"),
         (lambda: damaged(drop="seg1/target"), "'seg1/target' is missing"),
         (lambda: damaged(drop="param/r_w_bias"), "parameter 'r_w_bias' is missing"),
         (lambda: damaged(add={"param/r_x_bias": torch.zeros(1).double()}), "did you mean 'r_w_bias'"),
         (lambda: damaged(add={"grad/r_x_bias": torch.zeros(1).double()}), "did you mean 'r_w_bias'"),
-        (lambda: damaged(add={"param/r_w_bias": torch.zeros(1).double()}), "is [1], its configuration says [2, 8]"),
+        (lambda: damaged(add={"param/r_w_bias": torch.zeros(1).double()}), "is [1], but its configuration says [2, 8]"),
         (lambda: damaged(add={"param/r_w_bias": torch.zeros(2, 8)}), "must be float64"),
-        (lambda: damaged(add={"seg0/input": torch.zeros(6)}), "'seg0/input' holds no rows of token ids"),
+        (lambda: damaged(add={"seg0/input": torch.zeros(6)}), "'seg0/input' does not hold rows of token ids"),
         (lambda: damaged({"n_head": None}), "configuration: "),
         (lambda: damaged({"cutoffs": [40]}), "configuration: cutoff 40"),
         (lambda: damaged({"attn_type": 7}), "attn_type 7"),
@@ -370,7 +370,7 @@ def test_tied_parameters_must_agree() -> None:
     reference = Reference.open(golden("01"))
     name = "param/crit.out_layers.0.weight"
     tensors = {**reference._tensors, name: reference._tensors[name] + 1}
-    with pytest.raises(MnemoError, match="are tied, but differ"):
+    with pytest.raises(MnemoError, match="are tied but differ"):
         compare(Reference(reference.kind, reference.config, tensors))
 
 
@@ -402,9 +402,9 @@ def test_verb_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFix
     assert "1 passed" in printed.out
     (line,) = [line for line in printed.err.splitlines() if line.startswith("mnemo:")]
     for name, why in {
-        "a_truncated": "not a whole safetensors file",
-        "b_text": "not a whole safetensors file",
-        "c_nameless": "names no format",
+        "a_truncated": "not a complete safetensors file",
+        "b_text": "not a complete safetensors file",
+        "c_nameless": "has no format",
         "d_plain": "no configuration in JSON",
     }.items():
         assert f"{name}.safetensors: " in line and why in line
@@ -414,8 +414,8 @@ def test_verb_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFix
     ("arguments", "message"),
     [
         ([], "name a reference file"),
-        (["no-such-file"], "no-such-file: not a whole safetensors file: it is missing"),
-        ([str(GOLDEN / "README.md")], "not a whole safetensors file"),
+        (["no-such-file"], "no-such-file: not a complete safetensors file: it is missing"),
+        ([str(GOLDEN / "README.md")], "not a complete safetensors file"),
         ([str(GOLDEN), "--tolerance", "-1"], "must not be negative"),
     ],
 )

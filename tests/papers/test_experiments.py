@@ -21,13 +21,12 @@ from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.papers import Cell, Experiment, Results, needs
 from mnemo.papers import jobs as all_jobs
-from mnemo.papers.claims import Claim
 from mnemo.papers.experiment import look_up
 from mnemo.papers.jobs import JOBS, Place, training_cell
 from mnemo.papers.needs import require_needs
 from mnemo.papers.pool import LOG, Task, Worker, next_task, run_together
 from mnemo.papers.runner import run_here
-from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, read_grid, save_grid
+from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, load_grid, save_grid
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
 from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
@@ -139,7 +138,7 @@ def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> N
         shutil.rmtree(cell_folder(grid, "n2"))
         run_here(linked, "smoke", grid, device="cpu")
         assert cell_folder(grid, "n2").is_symlink()
-    assert read_grid(grids[1], second, "smoke").results.one("n2") is not None
+    assert load_grid(grids[1], second, "smoke").results.one("n2") is not None
     changed = experiment(cell(1, more=1), name="toy-other")
     run_here(changed, "smoke", grid_folder(tmp_path, "toy-other", "smoke"), device="cpu")
     assert lines(grid_folder(tmp_path, "toy-other", "smoke")) == ["n1"]
@@ -171,7 +170,7 @@ def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.Mo
 def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
     run_here(experiment(cell(1)), "smoke", tmp_path, device="cpu")
     other = experiment(cell(1, more=1))
-    (problem,) = read_grid(tmp_path, other, "smoke").problems
+    (problem,) = load_grid(tmp_path, other, "smoke").problems
     assert "n1" in problem and "other settings" in problem
     ran = run_here(other, "smoke", tmp_path, device="cpu")
     assert lines(tmp_path) == ["n1", "n1"] and not ran.found.problems
@@ -186,7 +185,7 @@ def test_what_only_changes_the_speed_is_not_measured_again_unless_speed_is_measu
 def test_a_result_keeps_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
     made, asked = cell(1, compile=False), cell(1, compile="layers")
     run_here(experiment(made), "smoke", tmp_path, device="cpu")
-    (result,) = read_grid(tmp_path, experiment(asked), "smoke").results.cells
+    (result,) = load_grid(tmp_path, experiment(asked), "smoke").results.cells
     assert result.cell.settings == made.settings
 
 
@@ -195,7 +194,7 @@ def test_a_broken_result_is_named_and_not_averaged_in(tmp_path: Path, broken: st
     grid = experiment(cell(1), cell(3))
     run_here(grid, "smoke", tmp_path, device="cpu")
     (cell_folder(tmp_path, "n3") / RESULT).write_text(broken)
-    found = read_grid(tmp_path, grid, "smoke")
+    found = load_grid(tmp_path, grid, "smoke")
     assert found.results.values("accuracy", model="A") == [0.1]
     assert len(found.problems) == 1 and "n3" in found.problems[0]
 
@@ -205,10 +204,10 @@ def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> 
     ran = run_here(grid, "smoke", tmp_path / "a", device="cpu")
     (tmp_path / "b").mkdir()
     save_grid(tmp_path / "b", grid, ran.found.results)
-    found = read_grid(tmp_path / "b", grid, "smoke")
+    found = load_grid(tmp_path / "b", grid, "smoke")
     assert found.results == ran.found.results and not found.problems
     (tmp_path / "b" / "results.json").write_text('{"format_version": 1, "cells": 4}')
-    assert read_grid(tmp_path / "b", grid, "smoke").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
+    assert load_grid(tmp_path / "b", grid, "smoke").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
 
 
 @pytest.mark.parametrize("values", ["{}", '{"accuracy": "much"}', '{"precision": 1}', "null"])
@@ -271,18 +270,6 @@ def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path)
     assert found.values["scores"]["short"]["memory"] == 2
     assert found.values["scores"]["short"]["loss"] == expected.values["scores"]["short"]["loss"]
     assert [step for step, _ in found.values["curve"]] == [2, 4, 6]
-
-
-def test_a_claim_is_decided_by_numbers_but_not_at_smoke() -> None:
-    claim, small, smoke = (
-        Claim("It is so.", "1.0"),
-        *(Results(budget=budget, cells=[]) for budget in ("small", "smoke")),
-    )
-    assert claim.open("no runs") == Verdict(claim="It is so.", paper="1.0", ours="no runs", holds=None)
-    for holds in (True, False, None):
-        found = claim.judged(small, "0.9", holds, smoke="; a toy")
-        assert found == Verdict(claim="It is so.", paper="1.0", ours="0.9", holds=holds)
-        assert claim.judged(smoke, "0.9", holds, smoke="; a toy") == claim.open("0.9; a toy")
 
 
 def test_selection_by_labels(tmp_path: Path) -> None:
@@ -381,8 +368,8 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
 
 
-class Told(list[str]):
-    """Lines that a grid tells; a signal at the first that ends with some words."""
+class Lines(list[str]):
+    """Lines that a grid prints; sends a signal at the first that contains `stop_after`."""
 
     def __init__(self, stop_after: str = "") -> None:
         self.stop_after = stop_after
@@ -403,12 +390,12 @@ def first_cells(name: str, count: int) -> Experiment:
 def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_interruption(tmp_path: Path) -> None:
     asked = [first_cells(name, 2) for name in ("lamemo-encoding", "lamemo-flops")]
     total = 4
-    told = Told(stop_after="done in")
-    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", tell=told)
+    printed = Lines(stop_after="done in")
+    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", print_line=printed)
     before = sum(len(each.found.results.cells) for each in ran)
     assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < total
-    again = Told()
-    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", tell=again)
+    again = Lines()
+    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", print_line=again)
     assert not any(each.interrupted or each.failures for each in ran)
     assert sum(len(each.found.results.cells) for each in ran) == total
     assert sum("done in" in line for line in again) == total - before
@@ -417,25 +404,25 @@ def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_inte
 def test_processes_take_over_what_another_experiment_has_measured(tmp_path: Path) -> None:
     first = first_cells("lamemo-flops", 1)
     same = replace(first, name="lamemo-flops-again")
-    ran = run_together([first, same], "smoke", tmp_path, jobs=2, device="cpu", tell=(told := Told()))
+    ran = run_together([first, same], "smoke", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
     assert [len(each.found.results.cells) for each in ran] == [1, 1] and not any(each.failures for each in ran)
-    assert sum("done in" in line for line in told) == 1 and sum("is known" in line for line in told) == 1
+    assert sum("done in" in line for line in printed) == 1 and sum(" reuses " in line for line in printed) == 1
 
 
 def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
     real = experiments.find_experiment("lamemo-flops")
     unknown = replace(real, cells=lambda budget: [replace(real.cells(budget)[0], name="no-such-cell")])
     other = replace(experiments.find_experiment("lamemo-encoding"), cells=unknown.cells)
-    ran = run_together([unknown, other], "smoke", tmp_path, jobs=2, device="cpu", tell=(told := Told()))
+    ran = run_together([unknown, other], "smoke", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
     assert [len(each.failures) for each in ran] == [1, 1]
-    assert [f"{each.name} [1/1] no-such-cell" in "\n".join(told) for each in (unknown, other)] == [True, True]
+    assert [f"{each.name} [1/1] no-such-cell" in "\n".join(printed) for each in (unknown, other)] == [True, True]
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     real = experiments.find_experiment("lamemo-encoding")
     first = real.cells("smoke")[0]
     unknown = replace(real, cells=lambda budget: [replace(first, name="no-such-cell"), replace(first, after=("x",))])
-    (ran,) = run_together([unknown], "smoke", tmp_path, jobs=2, device="cpu", tell=Told())
+    (ran,) = run_together([unknown], "smoke", tmp_path, jobs=2, device="cpu", print_line=Lines())
     said = f"{first.name}: not all of x are done"
     assert "has no cell 'no-such-cell'" in ran.failures[0] and ran.failures[1] == said
     assert (cell_folder(grid_folder(tmp_path, real.name, "smoke"), "no-such-cell") / LOG).exists()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -114,7 +115,7 @@ def test_a_place_has_one_colour_in_all_figures() -> None:
     figures = ARRANGEMENT.figures(grid(ARRANGEMENT, by_plan(PLANS)))
     found: dict[str, set[str]] = {}
     for figure in figures[1:]:
-        tips = re.findall(r'class="(?:marker (c\d))"[^>]*><title>([^:<]*):', figure.svg)
+        tips = re.findall(r'<use [^>]*fill="var\(--(c\d)\)"[^>]*><title>([^:<]*):', figure.svg)
         for color, label in tips:
             found.setdefault(label.split()[-1] if "all" not in label else "all", set()).add(color)
     assert found.keys() == {"all", "interleaved", "last", "first", "middle", "none"}
@@ -123,9 +124,12 @@ def test_a_place_has_one_colour_in_all_figures() -> None:
 
 @pytest.mark.parametrize("experiment", [ARRANGEMENT, NUMBER], ids=lambda experiment: experiment.name)
 def test_no_two_lines_of_a_figure_look_alike(experiment: Experiment) -> None:
-    for figure in experiment.figures(grid(experiment, by_plan(PLANS))):
-        styles = re.findall(r'<path d="[^"]*" class="(series [^"]*)"', figure.svg)
-        assert len(set(styles)) == len(styles)
+    _, *figures = experiment.figures(grid(experiment, by_plan(PLANS)))
+    for figure in figures:
+        strokes = [each.attrib for each in ElementTree.fromstring(figure.svg).iter() if each.get("stroke-width") == "2"]
+        num_lines = len({row[0] for row in figure.numbers.rows})
+        legend = [(stroke["stroke"], stroke.get("stroke-dasharray")) for stroke in strokes][-num_lines:]
+        assert len(set(legend)) == num_lines > 1
 
 
 def test_every_claim_about_arrangements_can_fail() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mnemo.config import digest
 from mnemo.papers import BUDGETS, every_experiment, find_experiment
-from mnemo.papers.store import RESULTS, read_grid
+from mnemo.papers.store import RESULTS, load_grid
 
 STORED = sorted((Path(__file__).parents[2] / "results").glob(f"*/*/{RESULTS}"))
 KNOWN = Path(__file__).with_name("cell_digests.json")
@@ -29,7 +29,7 @@ def test_every_stored_cell_is_found_with_its_fingerprint(path: Path) -> None:
     budget = BUDGETS[BUDGETS.index(grid.name)]  # type: ignore[arg-type]
     experiment = find_experiment(grid.parent.name)
     stored = {cell["cell"]: cell["labels"] for cell in json.loads(path.read_text())["cells"]}
-    found = read_grid(grid, experiment, budget)
+    found = load_grid(grid, experiment, budget)
     assert found.problems == ()
     assert {each.cell.name: json.loads(json.dumps(each.labels)) for each in found.results.cells} == stored
     assert stored.keys() == {cell.name for cell in experiment.cells(budget)}

@@ -23,11 +23,11 @@ from mnemo.recipes import penn_treebank_fast
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import AverageConfig, EvalConfig, Recipe
 from mnemo.training import create_run, fresh_states, train, trainer
-from mnemo.training.compiled import Compiled
+from mnemo.training.compiled_loss import CompiledLoss
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer, clip_gradients, step_rate
-from mnemo.training.segment_window import Window
-from mnemo.training.step import Counts, gradients
+from mnemo.training.update_input import UpdateInput
+from mnemo.training.weight_update import Counts, gradients
 
 FAST = tuple(penn_treebank_fast.PRESETS)
 ASKS_THE_DEVICE = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_to_copy.device")
@@ -59,10 +59,10 @@ def test_rates_fall_to_a_third_and_end_at_a_sixth(name: str) -> None:
     assert shares == pytest.approx([1, 1 / 3, 1 / 6, 1 / 6], rel=1e-3)
 
 
-def window(recipe: Recipe, device: str) -> Window:
+def window(recipe: Recipe, device: str) -> UpdateInput:
     train, draw = recipe.train, torch.Generator().manual_seed(0)
     tokens = torch.randint(6, (train.batch, train.context + train.segment), generator=draw).to(device)
-    return Window((Batch(tokens, tokens[:, train.context :]),), (train.batch * train.segment,))
+    return UpdateInput((Batch(tokens, tokens[:, train.context :]),), (train.batch * train.segment,))
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -121,7 +121,7 @@ def test_masks_are_drawn_inside_of_the_compiled_graph(reference_op: None) -> Non
         return make_boxed_func(graph.forward)
 
     model = Model(recipe.model).train()
-    forward = Compiled(
+    forward = CompiledLoss(
         model,
         length=recipe.train.segment,
         recompute=False,

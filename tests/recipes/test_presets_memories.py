@@ -13,7 +13,7 @@ from mnemo.model import Model
 from mnemo.recipes.lamemo import PRESETS as LAMEMO
 from mnemo.recipes.presets import PRESETS, description, preset
 from mnemo.recipes.recipe import EvalConfig, Recipe
-from mnemo.recipes.recurrent_memory import PRESETS as RECURRENT
+from mnemo.recipes.rmt import PRESETS as RECURRENT
 
 
 def count_parameters(recipe: Recipe) -> int:
@@ -109,7 +109,7 @@ def test_every_row_of_rmts_tables_has_a_preset() -> None:
 
 
 def parse(name: str) -> tuple[int, dict[str, int]]:
-    """Segment length, and the numbers behind `xl`, `mt`, `m` and `bptt`."""
+    """Segment length, and the numbers after `xl`, `mt`, `m` and `bptt`."""
     match = re.fullmatch(r"rmt-\w+-seg(\d+)(.*)", name)
     assert match is not None
     return int(match[1]), {key: int(number) for key, number in re.findall(r"-?([a-z]+)(\d+)", match[2])}

@@ -12,7 +12,7 @@ from helpers.code_walk import forbidden, imports, module_name, restricted_loads
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "mnemo").rglob("*.py"))
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
-RESTRICTED = ROOT / "mnemo" / "interop" / "convert" / "restricted.py"
+RESTRICTED = ROOT / "mnemo" / "interop" / "convert" / "restricted_loader.py"
 """The only file that may read pickles, with torch's restricted loader."""
 
 LAYER_ROW = re.compile(r"^\| ((?:`[a-z]+`(?:, )?)+) \|", re.MULTILINE)
@@ -89,8 +89,8 @@ def test_the_one_loader_of_pickles_is_the_restricted_one() -> None:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
     assert [path for path, tree in trees.items() for _ in restricted_loads(tree)] == [RESTRICTED]
     found = {path: {name for name, _ in imports(tree)} for path, tree in trees.items()}
-    users = [path for path, modules in found.items() if "mnemo.interop.convert.restricted" in modules]
-    assert users == [RESTRICTED.parent / "files.py"]
+    users = [path for path, modules in found.items() if "mnemo.interop.convert.restricted_loader" in modules]
+    assert users == [RESTRICTED.parent / "weight_files.py"]
 
 
 def test_the_table_of_layers_names_every_package_once() -> None:

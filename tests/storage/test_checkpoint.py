@@ -138,8 +138,8 @@ def test_a_damaged_file_is_named(damage: Callable[[Path], None], reason: str, pa
 @pytest.mark.parametrize(
     ("damaged", "which", "hint"),
     [
-        (12, "last", "step 9 is whole: --which last takes it once newer ones are removed"),
-        (9, "best", "step 12 is whole: --which last takes it"),
+        (12, "last", "step 9 is whole: --which last uses it once newer ones are removed"),
+        (9, "best", "step 12 is whole: --which last uses it"),
     ],
 )
 def test_a_whole_checkpoint_is_named_in_its_place(damaged: int, which: Any, hint: str, folder: Path) -> None:
@@ -215,7 +215,7 @@ def test_another_recipe_does_not_take_the_weights(folder: Path) -> None:
     ("name", "content", "reason"),
     [
         ("recipe.json", "{", "recipe.json is damaged or truncated: it is not JSON"),
-        ("recipe.json", "{}", "recipe.json has format_version None; this version of mnemo reads 1"),
+        ("recipe.json", "{}", "recipe.json has format_version None; this version of mnemo supports 1"),
         ("recipe.json", '{"format_version": 1}', "recipe.json is damaged: it does not describe the corpus"),
         ("recipe.json", '{"format_version": 1, "corpus": {}}', "recipe.json: recipe: expected an object"),
         ("best.json", '{"format_version": 1}', "best.json is damaged"),
@@ -250,7 +250,7 @@ def test_training_goes_on_from_the_last_whole_checkpoint(folder: Path, finished:
     notes = Notes()
     train(folder, monitor=notes)
     assert any("step-00000012/training.safetensors is truncated" in line for line in notes.lines)
-    assert "going on after step 9" in notes.lines
+    assert "continuing after step 9" in notes.lines
     assert metrics(folder) == metrics(finished)
     assert open_run(folder, "last").step == 12
 
@@ -266,7 +266,7 @@ def test_without_a_whole_checkpoint_nothing_is_overwritten(folder: Path) -> None
 
 def test_lost_metrics_are_not_papered_over(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(MnemoError, match="metrics.jsonl has 0 bytes, but its checkpoint was written behind"):
+    with pytest.raises(MnemoError, match="metrics.jsonl has 0 bytes, fewer than the"):
         train(folder)
 
 

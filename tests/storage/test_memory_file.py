@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import Reading, generate, read
+from mnemo.inference.generation import TextState, generate, read
 from mnemo.memory import XL, Plan
 from mnemo.memory.state import leaves, tree_map
 from mnemo.model import Model
@@ -27,7 +27,7 @@ PLAN = Plan(long=XL(length=5), short=XL(length=2), num_long=2)
 SEGMENT = 4
 
 
-def reading(model: Model, length: int = 14, segment: int = SEGMENT) -> Reading:
+def reading(model: Model, length: int = 14, segment: int = SEGMENT) -> TextState:
     return read(model, random_tokens(1, length)[0], segment=segment)[0]
 
 
@@ -112,7 +112,7 @@ def test_going_on_from_a_file_equals_going_on_at_once(tmp_path: Path) -> None:
         generate(model, state=state, num_tokens=9, segment=SEGMENT, seed=3) for state in (memory, loaded.memory)
     )
     assert torch.equal(at_once.tokens, later.tokens)
-    assert_same(at_once.reading, later.reading)
+    assert_same(at_once.text_state, later.text_state)
 
 
 def test_another_plan_of_the_same_weights_may_read_it(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         filename.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mnemo.storage.memory_file.save_file", full)
+    monkeypatch.setattr("mnemo.files.tensor_file.save_file", full)
     with pytest.raises(MnemoError, match="No space left"):
         save_memory(path, model, reading(model, 9), segment=SEGMENT)
     assert path.read_bytes() == before

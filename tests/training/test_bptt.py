@@ -17,7 +17,7 @@ from mnemo.memory import MemoryTokens
 from mnemo.memory.state import leaves, nbytes
 from mnemo.model import Model, Output
 from mnemo.model.layers import DropoutConfig
-from mnemo.training.bptt import Method, Past, Read, Scored, Step, backward
+from mnemo.training.bptt import Method, Scored, SegmentFunction, SegmentResult, SlidingHistory, backward
 
 FLAT: tuple[Method, ...] = ("checkpoint", "replay")
 SCORED: tuple[Scored, ...] = get_args(Scored)
@@ -29,10 +29,10 @@ def text(num_segments: int, length: int = 3, batch: int = 2) -> list[tuple[Tenso
     return list(zip(stream[:, :-1].split(length, 1), stream[:, 1:].split(length, 1), strict=True))
 
 
-def steps(model: Model) -> Step:
-    def step(segment: tuple[Tensor, Tensor], state: Any, scored: bool) -> Read:
+def steps(model: Model) -> SegmentFunction:
+    def step(segment: tuple[Tensor, Tensor], state: Any, scored: bool) -> SegmentResult:
         out, state = model(segment[0], state)
-        return Read(model.loss(out, segment[1]).mean() if scored else None, state, out.hidden.detach().sum())
+        return SegmentResult(model.loss(out, segment[1]).mean() if scored else None, state, out.hidden.detach().sum())
 
     return step
 
@@ -68,7 +68,7 @@ def test_memory_flat_backward_equals_the_plain_one(memory: int, method: Method, 
             assert torch.equal(a, b) and not a.requires_grad
 
 
-def test_losses_of_a_window_are_summed() -> None:
+def test_losses_of_a_span_are_summed() -> None:
     model, segments = random_model(tokens=MemoryTokens(num=2), memory=0), text(3)
     state, total = model.init(2), torch.zeros((), dtype=torch.float64)
     for segment in segments:
@@ -77,14 +77,14 @@ def test_losses_of_a_window_are_summed() -> None:
         state, total = read.state, total + read.loss
     total.backward()
     expected = gradients(model)
-    reads = backward(steps(model), segments, model.init(2))
-    assert_close(torch.stack([read.loss for read in reads if read.loss is not None]).sum(), total.detach())
+    results = backward(steps(model), segments, model.init(2))
+    assert_close(torch.stack([read.loss for read in results if read.loss is not None]).sum(), total.detach())
     for name, gradient in gradients(model).items():
         assert_close(gradient, expected[name])
 
 
 class Probes:
-    """Adds zeros to the embeddings of every segment, whose gradients tell which segments a loss reaches."""
+    """Adds zeros to the embeddings of every segment, whose gradients show which segments a loss reaches."""
 
     def __init__(self, model: Model, count: int) -> None:
         self.model, self.segments = model, text(count)
@@ -92,12 +92,12 @@ class Probes:
             torch.zeros(2, 3, model.config.dim, dtype=torch.float64, requires_grad=True) for _ in range(count)
         ]
 
-    def step(self, index: int, state: Any, scored: bool) -> Read:
+    def step(self, index: int, state: Any, scored: bool) -> SegmentResult:
         tokens, targets = self.segments[index]
         assert self.model.memory_tokens is not None
         x = self.model.embedding(tokens) + self.zeros[index]
         hidden, state = self.model.memory_tokens(x, state, self.model.run)
-        return Read(self.model.loss(Output(hidden, {}), targets).sum() if scored else None, state)
+        return SegmentResult(self.model.loss(Output(hidden, {}), targets).sum() if scored else None, state)
 
     def reached(self) -> list[bool]:
         found = [zero.grad is not None and bool(zero.grad.abs().max() > 1e-12) for zero in self.zeros]
@@ -111,11 +111,11 @@ class Probes:
 def test_gradient_reaches_exactly_the_segments_asked_for(depth: int, method: Method) -> None:
     model = random_model(tokens=MemoryTokens(num=2), memory=2, num_layers=2)
     probes = Probes(model, 5)
-    past = Past(model.init(2))
+    past = SlidingHistory(model.init(2))
     for index in range(5):
-        reads = backward(probes.step, [*past.segments, index], past.state, scored="last", method=method)
+        results = backward(probes.step, [*past.segments, index], past.state, scored="last", method=method)
         assert probes.reached() == [max(0, index - depth) <= place <= index for place in range(5)]
-        past = past.after(index, reads, depth)
+        past = past.after(index, results, depth)
     assert len(past.segments) == depth
     first = model.memory_tokens and model.memory_tokens.initial.grad
     assert first is not None and first.abs().max() > 0
@@ -128,16 +128,18 @@ def test_a_cache_carries_no_gradient() -> None:
     assert probes.reached() == [False, False, True]
 
 
-def slide(model: Model, segments: list[tuple[Tensor, Tensor]], depth: int, stale: bool) -> tuple[Past, Read]:
-    past, last = Past(model.init(2)), None
+def slide(
+    model: Model, segments: list[tuple[Tensor, Tensor]], depth: int, stale: bool
+) -> tuple[SlidingHistory, SegmentResult]:
+    past, last = SlidingHistory(model.init(2)), None
     for segment in segments:
-        reads = backward(steps(model), [*past.segments, segment], past.state)
-        past, last = past.after(segment, reads, depth, stale), reads[-1]
+        results = backward(steps(model), [*past.segments, segment], past.state)
+        past, last = past.after(segment, results, depth, stale), results[-1]
     assert last is not None
     return past, last
 
 
-def test_a_sliding_window_starts_from_the_memory_before_it() -> None:
+def test_a_sliding_span_starts_from_the_memory_before_it() -> None:
     model, segments = random_model(tokens=MemoryTokens(num=2), memory=2), text(4)
     whole = backward(steps(model), segments, model.init(2))
     past, last = slide(model, segments, 2, stale=False)
@@ -146,7 +148,7 @@ def test_a_sliding_window_starts_from_the_memory_before_it() -> None:
         assert_close(a, b)
 
 
-def test_a_stale_window_starts_from_the_memory_that_has_seen_it() -> None:
+def test_a_stale_span_starts_from_the_memory_that_has_seen_it() -> None:
     model, segments = random_model(tokens=MemoryTokens(num=2), memory=0), text(2)
     first = backward(steps(model), segments[:1], model.init(2))[0]
     expected = backward(steps(model), segments, first.state)[1]

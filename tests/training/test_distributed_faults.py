@@ -23,8 +23,8 @@ from mnemo.memory.state import leaves
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
-from mnemo.training import Diverged, Unwatched, create_run, engine, open_data, train, trainer
-from mnemo.training.processes import Told, joined
+from mnemo.training import Diverged, Unwatched, create_run, engine, open_data, train, update_guard
+from mnemo.training.processes import ReportedByMain, joined
 
 STEPS: dict[str, Any] = {
     "batch": 4,
@@ -74,7 +74,7 @@ def with_fault(folder: Path, wanted: Recipe, fault: str, timeout: float) -> Any:
 
 
 def fill_disk_after(count: int) -> None:
-    """Writing a checkpoint fails after so many."""
+    """Writing a checkpoint fails after some checkpoints."""
     real, left = os.fsync, [count]
 
     def fsync(file: int) -> None:
@@ -90,7 +90,7 @@ def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
     wanted = recipe(**STEPS)
     first, second = ranks.run(2, with_fault, tmp_path / "run", wanted, "hangs", 6.0)
     assert "has not answered for 6 s (--train.timeout)" in first and "--resume" in first
-    assert second.startswith("OfRank: rank 1: another process of this job")
+    assert second.startswith("RankError: rank 1: another process of this job")
     assert checkpoints.checkpoint_steps(tmp_path / "run") == [0, 2]
     assert ranks.run(2, with_fault, tmp_path / "run", wanted, "none", 30.0) == [4, 4]
 
@@ -107,7 +107,7 @@ def test_a_full_disk_is_everyones(tmp_path: Path) -> None:
     wanted = recipe(**exact(**STEPS))
     first, second = ranks.run(2, with_fault, tmp_path / "run", wanted, "disk", 30.0)
     assert "cannot save" in first and "No space left on device; what was saved before stays whole" in first
-    assert second.startswith("Told: ")
+    assert second.startswith("ReportedByMain: ")
     found, problems = checkpoints.last_whole_checkpoint(tmp_path / "run")
     assert (found and found.step, problems) == (2, [])
     assert list((tmp_path / "run" / "checkpoints").glob(".tmp-*")) == []
@@ -159,8 +159,8 @@ def cut_last(folder: Path) -> None:
 def test_a_cut_file_is_passed_over_for_the_last_whole_checkpoint(tmp_path: Path) -> None:
     wanted = recipe(**{**STEPS, "steps": 3})
     lines, _ = ranks.run(2, damage_and_resume, tmp_path / "run", wanted)
-    assert any("is truncated" in line and "going on from an earlier checkpoint" in line for line in lines)
-    assert "going on after step 2" in lines
+    assert any("is truncated" in line and "continuing from an earlier checkpoint" in line for line in lines)
+    assert "continuing after step 2" in lines
     run(tmp_path / "first", of=wanted)
     assert metrics(tmp_path / "run").count(b"\n") == metrics(tmp_path / "first").count(b"\n")
 
@@ -218,7 +218,7 @@ def test_a_run_may_stop_at_a_spike_before_the_update(tmp_path: Path, monkeypatch
 
 def test_a_run_that_only_skips_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "segment_loss", Poisoned(dict.fromkeys(range(100), float("nan"))))
-    monkeypatch.setattr(trainer, "MOST_SKIPPED", 5)
+    monkeypatch.setattr(update_guard, "MOST_SKIPPED", 5)
     with pytest.raises(Diverged, match="step 5"):
         run(tmp_path / "run", of=recipe(on_nan="skip"))
 
@@ -241,7 +241,7 @@ def test_all_processes_skip_what_one_cannot_use(tmp_path: Path) -> None:
 def test_too_few_rows_are_refused_once(tmp_path: Path) -> None:
     first, second = ranks.run(2, with_fault, tmp_path / "run", recipe(**{**STEPS, "accumulate": 3}), "none", 30.0)
     assert first == "MnemoError: 4 rows are too few for 2 processes in 3 parts: each needs one or more"
-    assert second.startswith(Told.__name__)
+    assert second.startswith(ReportedByMain.__name__)
 
 
 def test_a_run_in_use_is_refused_to_all_processes(tmp_path: Path) -> None:
@@ -249,4 +249,4 @@ def test_a_run_in_use_is_refused_to_all_processes(tmp_path: Path) -> None:
     with run_folder.locked(tmp_path / "run"):
         first, second = ranks.run(2, with_fault, tmp_path / "run", recipe(**STEPS), "none", 30.0)
     assert first == f"MnemoError: {tmp_path / 'run'} is in use by another process"
-    assert second.startswith(Told.__name__)
+    assert second.startswith(ReportedByMain.__name__)

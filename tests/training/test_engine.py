@@ -30,8 +30,8 @@ from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
 from mnemo.training import Unwatched, create_run, fresh_states, train, trainer
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
-from mnemo.training.pace import pace
-from mnemo.training.segment_window import Window, go_on
+from mnemo.training.training_speed import training_speed
+from mnemo.training.update_input import UpdateInput, after_update
 
 TINY: dict[str, Any] = dict(vocab_size=11, num_layers=3, dim=8, num_heads=2, head_dim=4, inner_dim=12)
 UNCOMPILED = ("infinite", "lstm")
@@ -50,8 +50,8 @@ def layers_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mnemo.training.engine.COMPILED_DEVICES", ("cuda", "cpu"))
 
 
-def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[Window]:
-    """Random batches; the third one is short, and rows start anew before the fifth."""
+def inputs_of_updates(config: TrainConfig, count: int, vocab: int = 11) -> list[UpdateInput]:
+    """Random batches; the third one is short, and some rows restart before the fifth."""
     generator, result, past = torch.Generator().manual_seed(1), [], []
     again = config.bptt if config.bptt_window == "sliding" else 0
     for number in range(count):
@@ -62,18 +62,18 @@ def windows(config: TrainConfig, count: int, vocab: int = 11) -> list[Window]:
             starts = torch.arange(config.batch) == 1 if number == 4 else None
             batches.append(Batch(tokens, targets, None, starts))
         seen = [*past, *batches]
-        result.append(Window.of(seen, len(past), config))
+        result.append(UpdateInput.of(seen, len(past), config))
         past = seen[-again:] if again else []
     return result
 
 
-def trained(engine: Engine, steps: list[Window], config: TrainConfig) -> tuple[list[Tensor], Any]:
+def trained(engine: Engine, steps: list[UpdateInput], config: TrainConfig) -> tuple[list[Tensor], Any]:
     """Losses, gradient norms and weights of a run, and the states that it ends with."""
     states, past, found = fresh_states(engine.model, config.batch, config.accumulate), (), []
-    for number, window in enumerate(steps):
-        done = engine.update(window, states, lr=2.0**-7 * (1 + number))
-        begins = (*past, *({"number": number} for _ in window.batches[len(past) :]))
-        states, past = go_on(states, done.borders, begins, config)
+    for number, inputs in enumerate(steps):
+        done = engine.update(inputs, states, lr=2.0**-7 * (1 + number))
+        begins = (*past, *({"number": number} for _ in inputs.batches[len(past) :]))
+        states, past = after_update(states, done.borders, begins, config)
         found += [done.loss, done.grad_norm]
     return [*found, *(p.detach() for p in engine.model.parameters())], states
 
@@ -96,7 +96,7 @@ def compare(
         engine = Engine(
             this, build_optimizer(this, optimizer or OptimizerConfig()), settings, **({} if plain else options)
         )
-        results.append(trained(engine, windows(config, 6), config))
+        results.append(trained(engine, inputs_of_updates(config, 6), config))
         if not plain and "recorder" in options:
             assert engine._recorded is not None
     same(results[1], results[0])
@@ -171,7 +171,7 @@ def test_every_optimizer_is_recorded(kind: Any) -> None:
 def test_recording_changes_nothing_that_training_depends_on() -> None:
     model = tiny(memory=4, dropout=DropoutConfig.published(0.2))
     config, optimizer = TrainConfig(batch=2, segment=5, compile=False), build_optimizer(model, OptimizerConfig())
-    steps, states = windows(config, 3), fresh_states(model, 2, 1)
+    steps, states = inputs_of_updates(config, 3), fresh_states(model, 2, 1)
     plain = Engine(model, optimizer, config)
     plain.update(steps[0], states, 0.01)
     engine = Engine(model, optimizer, config, recorder=Rerun())
@@ -207,13 +207,13 @@ def test_an_optimizer_that_cannot_be_recorded_steps_by_itself() -> None:
     for recorder in (None, Rerun()):
         model = tiny(memory=4)
         engine = Engine(model, Stubborn(model), config, recorder=recorder, note=notes.append)
-        results.append(trained(engine, windows(config, 6), config))
+        results.append(trained(engine, inputs_of_updates(config, 6), config))
     same(*results)
     assert notes == ["Stubborn steps outside of the CUDA graph"]
 
 
 class Broken(Rerun):
-    def record(self, program: Callable[[], Any]) -> Any:
+    def record(self, function: Callable[[], Any]) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
 
@@ -222,10 +222,10 @@ def test_what_cannot_be_recorded_goes_on_all_the_same() -> None:
     for recorder in (None, Broken()):
         model = tiny(memory=4)
         engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=recorder, note=notes.append)
-        results.append(trained(engine, windows(config, 6), config))
+        results.append(trained(engine, inputs_of_updates(config, 6), config))
     same(*results)
     reason = "operation not permitted when stream is capturing"
-    assert notes == [f"no CUDA graph, going on without it, slower: {reason}"]
+    assert notes == [f"continuing without a CUDA graph, slower: {reason}"]
     assert engine.describe() == f"not compiled (compile is off), no CUDA graph ({reason})"
 
 
@@ -235,7 +235,7 @@ def test_what_cannot_be_compiled_goes_on_all_the_same() -> None:
 
     notes: list[str] = []
     compare({"memory": 4}, TrainConfig(batch=2, segment=5, compile=True), backend=broken, note=notes.append)
-    assert len(notes) == 1 and notes[0].startswith("compiling failed, going on without it, slower: ")
+    assert len(notes) == 1 and notes[0].startswith("compiling failed, continuing without it, slower: ")
 
 
 REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -360,9 +360,9 @@ class Lines(Unwatched):
 
 def test_the_pace_of_a_model_is_measured() -> None:
     config = TrainConfig(batch=2, segment=5, bptt=1, device="cpu")
-    found = pace(ModelConfig(**TINY, tokens=MemoryTokens(num=2)), config, updates=2, rounds=3)
+    found = training_speed(ModelConfig(**TINY, tokens=MemoryTokens(num=2)), config, updates=2, rounds=3)
     assert len(found.seconds) == 3 and found.tokens == 10 and found.peak_bytes is None
     assert found.tokens_per_second == 10 / sorted(found.seconds)[1]
     assert found.step == "not compiled, no CUDA graph (device cpu)" and found.loss > 0
     context = TrainConfig(batch=2, segment=5, context=3, device="cpu")
-    assert pace(ModelConfig(**TINY), context, updates=1, rounds=1).tokens == 10
+    assert training_speed(ModelConfig(**TINY), context, updates=1, rounds=1).tokens == 10

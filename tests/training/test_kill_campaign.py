@@ -36,6 +36,6 @@ def test_torchrun_starts_a_failed_job_again(tmp_path: Path) -> None:
         [*TORCHRUN, script, *short, "--name", "again"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert "going on after step 7" in done.stderr
+    assert "continuing after step 7" in done.stderr
     assert ranks.run(2, run_inside, tmp_path, [*short, "--name", "whole"]) == [0, 0]
     assert metrics(tmp_path / "runs" / "again") == metrics(tmp_path / "runs" / "whole")

@@ -101,7 +101,7 @@ def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> No
 
 TWICE = """
 import os, signal, time
-from mnemo.training.watch import ECHO_SECONDS, stop_on_signals
+from mnemo.training.stop_signals import ECHO_SECONDS, stop_on_signals
 with stop_on_signals() as stop:
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -118,9 +118,12 @@ def test_an_echo_is_no_second_signal_but_a_second_one_is_obeyed_at_once() -> Non
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saving\n"), done.stderr
 
 
-def test_a_signal_in_the_middle_of_an_evaluation(tmp_path: Path) -> None:
-    run(tmp_path / "whole")
-    outcome = run(tmp_path / "stopped", monitor=Signaller(signal.SIGTERM))
+@pytest.mark.parametrize("log_every", [2, 3])
+def test_a_signal_in_the_middle_of_an_evaluation(log_every: int, tmp_path: Path) -> None:
+    """Also between two lines of metrics: losses since the last line must not be lost."""
+    wanted = recipe(log_every=log_every)
+    run(tmp_path / "whole", of=wanted)
+    outcome = run(tmp_path / "stopped", of=wanted, monitor=Signaller(signal.SIGTERM))
     assert (outcome.step, outcome.signal, outcome.best) == (4, signal.SIGTERM, None)
     train(tmp_path / "stopped")
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")

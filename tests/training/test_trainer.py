@@ -285,7 +285,7 @@ def test_recipes_that_cannot_be_trained_leave_no_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert "memory lengths must be 0" in refused(folder, context=3)
     assert "needs a CUDA device, not cpu" in refused(folder, precision="fp16", device="cpu")
-    assert "too short for 3000 rows" in refused(folder, batch=3000)
+    assert "too few for 3000 rows" in refused(folder, batch=3000)
     adaptive = EmbeddingConfig(cutoffs=(100,))
     assert "cutoff 100 is not below" in refused(folder, model={"vocab_size": 200, "embedding": adaptive})
     assert "cutoff 100 is not below" in refused(folder, model={"embedding": adaptive})

@@ -1,4 +1,4 @@
-"""Tasks whose answers lie in earlier segments: made from a seed, with fixed splits.
+"""Synthetic tasks whose answers depend on earlier segments, generated from a seed with fixed splits.
 
     stream = TaskStream(Copy(), batch=32, segment=24)       # segments to train on
     tokens, targets = next(samples(Copy(), "test", 1000))   # whole samples
@@ -8,15 +8,15 @@ A task is a frozen dataclass; `DataConfig.task` takes any of them.
 
 from __future__ import annotations
 
-from mnemo.data.tasks.lookup import MultiQuery, Passkey, Retrieval
 from mnemo.data.tasks.quadratic import Quadratic
 from mnemo.data.tasks.recall import RecallStream
 from mnemo.data.tasks.repeat import Copy, Reverse
-from mnemo.data.tasks.stream import TaskStream, samples, segments
+from mnemo.data.tasks.retrieval import MultiQuery, Passkey, Retrieval
 from mnemo.data.tasks.task import Task, TaskSplit, texts
+from mnemo.data.tasks.task_stream import TaskStream, samples, segments
 
 AnyTask = Copy | Reverse | Retrieval | Quadratic | MultiQuery | Passkey
-"""Every task that a recipe may name."""
+"""Every task that a recipe can use."""
 
 __all__ = [
     "AnyTask",

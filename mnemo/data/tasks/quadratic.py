@@ -1,4 +1,4 @@
-"""Quadratic equations (Bulatov et al., 2022), solved step by step: six parts of 30 symbols, the last one the answer.
+"""Quadratic equations (Bulatov et al., 2022), solved step by step in six parts of 30 symbols; the last is the answer.
 
     -4*x^2+392*x-2208=0
     x^2-98*x+552=0
@@ -7,9 +7,9 @@
     x=(98+86)/2=92
     6,92
 
-Roots are drawn from -100 to 100 and cut to whole numbers, and the factor from 1 to 10 and rounded, with either sign. A
-fifth of the equations have no real roots: their last three parts are empty. No equation comes twice, in any split.
-Ids: 0 fills the parts up, 1 is unused, digits from 2 on, then + - * / ^ = ( ) x D ; and the comma.
+Roots are drawn from -100 to 100 and truncated to integers; the factor is drawn from 1 to 10, rounded, with random sign.
+A fifth of the equations have no real roots: their last three parts are empty. No equation is repeated, in any split.
+Ids: 0 pads the parts, 1 is unused, digits from 2, then + - * / ^ = ( ) x D ; and the comma.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FIRST = 2
 PARTS, PART = 6, 30
 WITHOUT_ROOTS = 0.2
 LARGEST_ROOT, LARGEST_FACTOR = 100, 10
-"""Of the roots and of the factor, as they are drawn."""
+"""Bounds of the roots and of the factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quadratic(Task):
-    """Solve a quadratic equation, with the steps in between."""
+    """Solve a quadratic equation, with intermediate steps."""
 
     valid: int = 10_000
-    """Samples to watch progress on."""
+    """Samples for validation."""
     test: int = 20_000
-    """Samples to measure accuracy on."""
+    """Samples for the final accuracy."""
 
     def check(self) -> None:
         if self.train + self.valid + self.test > 300_000:
@@ -55,7 +55,7 @@ class Quadratic(Task):
 
     @property
     def predicted(self) -> np.ndarray:
-        """From the first character of the solution, which follows the filled-up equation, to the last part's end."""
+        """All positions from the first character after the padded equation to the end of the last part."""
         positions = np.arange(self.num_tokens)
         return (positions >= PART - 1) & (positions < self.num_tokens - 1)
 
@@ -77,7 +77,7 @@ class Quadratic(Task):
 
 
 def _different(random: np.random.Generator, count: int) -> np.ndarray:
-    """(count, 3): factor, b and c of equations that all differ, in the order in which they were drawn."""
+    """Return factor, b and c (count, 3) of different equations, in the order in which they were drawn."""
     found = np.zeros((0, 3), dtype=np.int64)
     while len(found) < count:
         found = np.concatenate([found, _equations(random, count)])
@@ -88,7 +88,7 @@ def _different(random: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _equations(random: np.random.Generator, count: int) -> np.ndarray:
-    """Factor, b and c of factor * (x^2 + b*x + c) = 0."""
+    """Draw factor, b and c of equations factor * (x^2 + b*x + c) = 0; they may repeat."""
     first, second = random.uniform(-LARGEST_ROOT, LARGEST_ROOT, size=(2, count)).astype(np.int64)
     b, c = -(first + second), first * second
     other_b = random.integers(2 * LARGEST_ROOT, size=count)
@@ -100,7 +100,7 @@ def _equations(random: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _solved(factor: int, b: int, c: int) -> str:
-    """All parts, filled up."""
+    """Return all parts, padded."""
     discriminant = b * b - 4 * c
     parts = [_equation(factor, b, c), _equation(1, b, c), f"D={abs(b)}^2-4*1*{c}={discriminant}"]
     if discriminant >= 0:

@@ -1,4 +1,4 @@
-"""Synthetic streams whose answers lie in earlier segments."""
+"""A synthetic stream whose answers are in the previous segment."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mnemo.errors import MnemoError
 
 
 class RecallStream:
-    """Every segment repeats what the one before it showed, then shows something new to remember.
+    """Every segment repeats the symbols shown in the previous one, then shows new symbols to remember.
 
         segment k:      ?  a b c d  !  e f g h
         segment k + 1:  ?  e f g h  !  i j k l
 
-    Only the repeated symbols are scored, so a model without memory can do no better than chance, log(num_symbols)
-    nats; one whose memory holds a segment can be perfect. The first segment of an epoch has nothing to repeat and
-    nothing to predict. Ids: the symbols 0 .. num_symbols - 1, then the two marks.
+    Only the repeated symbols are scored, so a model without memory cannot be better than chance, log(num_symbols) nats;
+    a model with a memory of one segment can be perfect. The first segment of an epoch has no targets. Ids: the symbols
+    0 .. num_symbols - 1, then the two marks.
     """
 
     def __init__(self, batch: int, segment: int, *, num_symbols: int = 8, steps: int = 64, seed: int = 0) -> None:
@@ -51,6 +51,6 @@ class RecallStream:
         return batch, {"epoch": epoch, "step": step + 1}
 
     def _symbols(self, epoch: int, step: int) -> np.ndarray:
-        """What segment `step` shows: (B, L / 2 - 1)."""
+        """Return the symbols (B, L / 2 - 1) that segment `step` shows."""
         random = chance("recall", self._seed, epoch, step + 1)
         return random.integers(self._num_symbols, size=(self._batch, self._half - 1))

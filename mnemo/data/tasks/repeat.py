@@ -1,6 +1,6 @@
-"""Copy and reverse (Bulatov et al., 2022): symbols are shown, and are to be written twice, or once from the end.
+"""Copy and reverse (Bulatov et al., 2022): reproduce the shown symbols twice, or once in reverse order.
 
-Ids: 0 is unused, 1 says that it is time to write, symbols begin at 2.
+Ids: 0 is unused, 1 marks the start of the answer, symbols from 2.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ START, FIRST = 1, 2
 @dataclass(frozen=True, kw_only=True)
 class _Shown(Task):
     symbols: int = 24
-    """Symbols to remember."""
+    """Number of symbols to remember."""
     alphabet: int = 10
-    """Different symbols; the published longer tasks (120 and more) have 8."""
+    """Number of different symbols; the published longer tasks (120 and more symbols) have 8."""
 
     def check(self) -> None:
         if self.symbols < 1 or self.alphabet < 2:
-            raise ValueError(f"{self.symbols} symbols of an alphabet of {self.alphabet} are nothing to remember")
+            raise ValueError(f"{self.symbols} symbols of an alphabet of {self.alphabet}: at least 1 of 2 are needed")
 
     @property
     def vocab_size(self) -> int:
@@ -34,7 +34,7 @@ class _Shown(Task):
         return np.arange(self.num_tokens) >= self.symbols
 
     def _show(self, random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """What is shown, and the column that says that it is time to write."""
+        """Return the shown symbols, and a column that marks the start of the answer."""
         kind = np.min_scalar_type(self.vocab_size)
         shown = random.integers(FIRST, self.vocab_size, size=(count, self.symbols), dtype=kind)
         return shown, np.full((count, 1), START, dtype=kind)
@@ -42,7 +42,7 @@ class _Shown(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Copy(_Shown):
-    """Write what was shown, twice."""
+    """Reproduce the shown symbols, twice."""
 
     @property
     def label(self) -> str:
@@ -59,7 +59,7 @@ class Copy(_Shown):
 
 @dataclass(frozen=True, kw_only=True)
 class Reverse(_Shown):
-    """Write what was shown, from its end."""
+    """Reproduce the shown symbols in reverse order."""
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""What all tasks have in common: samples of one length, and the positions in them that are to be predicted."""
+"""The interface of all tasks: samples of one length, and the positions that are predicted."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ TaskSplit = Literal["train", "valid", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """Samples are rows of symbols: a question, and an answer that a model writes symbol by symbol."""
+    """Samples are rows of symbols: a question, and an answer that a model generates symbol by symbol."""
 
     seed: int = 0
-    """Of the samples; the order in which training reads them is the run's own."""
+    """Random seed of the samples; their order in training depends on the run's seed."""
     train: int = 100_000
-    """Samples to learn from."""
+    """Samples for training."""
     valid: int = 5_000
-    """Samples to watch progress on."""
+    """Samples for validation."""
     test: int = 10_000
-    """Samples to measure accuracy on."""
+    """Samples for the final accuracy."""
 
     def __post_init__(self) -> None:
         if min(self.train, self.valid, self.test) < 1 or not 0 <= self.seed < 2**62:
-            raise ValueError("a task needs samples in each of its splits, and a seed that is not negative")
+            raise ValueError("a task needs samples in every split, and a seed from 0 to 2^62")
         self.check()
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse sizes that make no task."""
+        """Raise ValueError for impossible sizes."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """Its name and size, such as copy-24."""
+        """Name and size, such as copy-24."""
 
     @property
     @abstractmethod
@@ -48,25 +48,25 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_tokens(self) -> int:
-        """Tokens of a sample that are read; the last one of its text is only predicted."""
+        """Input tokens T of a sample; the last symbol of a sample is only a target."""
 
     @property
     @abstractmethod
     def predicted(self) -> np.ndarray:
-        """(T,) bool: the positions whose next symbol is the model's to say."""
+        """(T,) bool: positions whose next symbol is predicted."""
 
     @abstractmethod
     def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
-        """(count, T + 1) texts."""
+        """Draw samples (count, T + 1)."""
 
     @property
     def padding(self) -> int | None:
-        """The symbol that fills answers up, and that character accuracy leaves out; None where there is none."""
+        """The symbol that pads answers, which symbol accuracy ignores; None if there is none."""
         return None
 
     @property
     def answer_begin(self) -> int:
-        """The position from which on all has to be right for an answer to be right."""
+        """The first position of the answer; an answer is right if all positions from there are right."""
         return int(self.predicted.argmax())
 
     def num_samples(self, split: TaskSplit) -> int:
@@ -78,7 +78,7 @@ class Task(ABC):
 
 @lru_cache(maxsize=4)
 def texts(task: Task) -> dict[TaskSplit, np.ndarray]:
-    """Each split's texts (N, T + 1); splits follow each other in one series, so that distinct ones stay distinct."""
+    """Return the samples (N, T + 1) of each split. All are drawn in one series, so distinct samples stay distinct."""
     count = task.test + task.valid + task.train
     drawn = task.draw(chance(f"task {type(task).__name__}", task.seed, 0), count)
     drawn = drawn.astype(np.min_scalar_type(task.vocab_size), copy=False)
@@ -87,11 +87,11 @@ def texts(task: Task) -> dict[TaskSplit, np.ndarray]:
 
 
 def cut(rows: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Texts (N, T + 1) as tokens and targets (N, T); targets are -1 where nothing is predicted."""
+    """Split samples (N, T + 1) into tokens and targets (N, T); targets are -1 where nothing is predicted."""
     rows = rows.astype(np.int64)
     return rows[:, :-1], np.where(predicted, rows[:, 1:], -1)
 
 
 def permutations(random: np.random.Generator, count: int, of: int, take: int) -> np.ndarray:
-    """(count, take) different numbers below `of`, in random order."""
+    """Return rows (count, take) of different numbers below `of`, in random order."""
     return random.random((count, of), dtype=np.float32).argsort(1)[:, :take]

@@ -1,1 +1,1 @@
-"""Models of other implementations, as ours. Outside the core, which never imports this."""
+"""Convert checkpoints of other implementations to Mnemo's, and back. The core never imports this package."""

@@ -1,4 +1,4 @@
-"""LaMemo of its authors: their configuration and weights as ours."""
+"""Configuration and tensor map of the LaMemo authors' code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl
-from mnemo.interop.convert.layout import Layout, Place
+from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap
 from mnemo.memory import Lookahead, Plan
 from mnemo.model import Model, ModelConfig
 
 ATTENTION_TYPE = 3
-"""Of LaMemo as published; their other numbers are Transformer-XL and ablations."""
+"""Their `attn_type` of LaMemo; other numbers are Transformer-XL and ablations."""
 
 
 def config_from_authors(config: Mapping[str, Any], memory: Lookahead | None = None) -> ModelConfig:
-    """Our configuration for their constructor arguments, with the published memory or the given one."""
+    """Return our configuration for their constructor arguments, with `memory` or by default the published one."""
     if config.get("attn_type", ATTENTION_TYPE) != ATTENTION_TYPE:
         raise MnemoError(f"attn_type {config['attn_type']} is not LaMemo's, which is {ATTENTION_TYPE}")
     norm_eps = config.get("layer_norm_eps", 1e-5)
@@ -31,15 +31,15 @@ def config_from_authors(config: Mapping[str, Any], memory: Lookahead | None = No
         raise MnemoError(f"configuration: {error}") from None
 
 
-def authors_layout(model: Model) -> Layout:
-    """Every name in the authors' state dict: Transformer-XL's, with queries apart and the bias for what is ahead."""
+def authors_tensor_map(model: Model) -> TensorMap:
+    """Map every name in the authors' state dict: as Transformer-XL's, with separate queries and a look-ahead bias."""
     ahead = "stages.0.v_minus"
-    layout = {"r_r_bias_future": Place(parts=(ahead,))} if ahead in dict(model.named_parameters()) else {}
-    for name, place in transformer_xl.authors_layout(model).items():
+    tensor_map = {"r_r_bias_future": TensorLocation(parts=(ahead,))} if ahead in dict(model.named_parameters()) else {}
+    for name, location in transformer_xl.authors_tensor_map(model).items():
         if name.endswith("qkv_net.weight"):
-            query, key_value = place.parts
-            layout[name.replace("qkv_net", "q_net")] = Place(parts=(query,))
-            layout[name.replace("qkv_net", "kv_net")] = Place(parts=(key_value,))
+            query, key_value = location.parts
+            tensor_map[name.replace("qkv_net", "q_net")] = TensorLocation(parts=(query,))
+            tensor_map[name.replace("qkv_net", "kv_net")] = TensorLocation(parts=(key_value,))
         else:
-            layout[name] = place
-    return layout
+            tensor_map[name] = location
+    return tensor_map

@@ -1,8 +1,8 @@
-"""Transformer-XL of NVIDIA's DeepLearningExamples (PyTorch): their checkpoints as ours.
+"""Configuration and tensor map of NVIDIA's Transformer-XL (DeepLearningExamples, PyTorch).
 
-Their model is the authors', cluster rows in reverse order included, but the softmax keeps weights and biases in lists
-of their own and does not store what it shares with the embedding. With `same_length` a query sees one key more than
-with the authors: `mem_len` + 1, itself included. Our memory is then longer by that one, which is the same attention.
+Their model is the authors', including the reverse order of cluster rows, but the softmax has separate lists of weights
+and biases and does not store weights that it shares with the embedding. With `same_length` a query sees one key more
+than in the authors' code: `mem_len` + 1, itself included. We reproduce that attention with a memory longer by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl
-from mnemo.interop.convert.layout import Layout
+from mnemo.interop.convert.tensor_map import TensorMap
 from mnemo.memory import XL, Plan
 from mnemo.model import Model, ModelConfig
 
@@ -28,7 +28,7 @@ _NAMES = {
 
 
 def authors_name(name: str) -> str:
-    """The authors' name for one of theirs."""
+    """Translate one of NVIDIA's names to the authors' name."""
     for pattern, replacement in _NAMES.items():
         name = re.sub(pattern, replacement, name)
     return name
@@ -39,14 +39,14 @@ def authors_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def config_from_nvidia(config: Mapping[str, Any]) -> ModelConfig:
-    """Our configuration for the `model_config` of a checkpoint."""
+    """Return our configuration for the `model_config` of a checkpoint."""
     if config.get("attn_type", 0) != 0:
-        raise MnemoError(f"of NVIDIA's models only attn_type 0 is known, not {config['attn_type']}")
+        raise MnemoError(f"NVIDIA's models are supported with attn_type 0 only, not {config['attn_type']}")
     return one_key_more(transformer_xl.config_from_authors(config))
 
 
 def one_key_more(config: ModelConfig) -> ModelConfig:
-    """With `same_length`, queries that see the memory's length and themselves."""
+    """With `same_length`, lengthen the memory by one key."""
     return _longer(config, 1)
 
 
@@ -61,17 +61,17 @@ def _longer(config: ModelConfig, extra: int) -> ModelConfig:
     return replace(config, memory=Plan(long=replace(long, length=max(0, long.length + extra))))
 
 
-def nvidia_layout(model: Model) -> Layout:
-    """Every name in their state dict. What the softmax shares with the embedding: only projections are there twice."""
-    layout, shared = {}, set()
-    for name, place in transformer_xl.authors_layout(model).items():
+def nvidia_tensor_map(model: Model) -> TensorMap:
+    """Map every name in their state dict. Of the weights shared with the embedding, only projections occur twice."""
+    tensor_map, shared = {}, set()
+    for name, location in transformer_xl.authors_tensor_map(model).items():
         if name.startswith("word_emb."):
-            shared.add(place)
-        elif place in shared:
+            shared.add(location)
+        elif location in shared:
             continue
         name = re.sub(r"^crit\.out_layers\.(\d+)\.weight$", r"crit.out_layers_weights.\1", name)
-        layout[re.sub(r"^crit\.out_layers\.(\d+)\.bias$", r"crit.out_layers_biases.\1", name)] = place
-    projections = {name: place for name, place in layout.items() if name.startswith("word_emb.emb_projs.")}
-    return layout | {
-        name.replace("word_emb.emb_projs", "crit.shared_out_projs"): place for name, place in projections.items()
+        tensor_map[re.sub(r"^crit\.out_layers\.(\d+)\.bias$", r"crit.out_layers_biases.\1", name)] = location
+    projections = {name: location for name, location in tensor_map.items() if name.startswith("word_emb.emb_projs.")}
+    return tensor_map | {
+        name.replace("word_emb.emb_projs", "crit.shared_out_projs"): location for name, location in projections.items()
     }

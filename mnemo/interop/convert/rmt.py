@@ -1,4 +1,4 @@
-"""The Recurrent Memory Transformer of its authors (LM-RMT): their configuration and weights as ours."""
+"""Configuration and tensor map of the Recurrent Memory Transformer authors' code (LM-RMT)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl
-from mnemo.interop.convert.layout import Layout, Place, put_all
+from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap
 from mnemo.memory import MemoryTokens
 from mnemo.model import Model, ModelConfig
 
 
 def config_from_authors(config: Mapping[str, Any]) -> ModelConfig:
-    """Our configuration, published quirks included, for the constructor arguments of their `MemTransformerLM`."""
+    """Return our configuration, with published quirks, for the constructor arguments of their `MemTransformerLM`."""
     like_xl = transformer_xl.config_from_authors({"same_length": False, **config})
     try:
         tokens = MemoryTokens(
             num=config["num_mem_tokens"],
             write=bool(config.get("mem_at_end", False)),
-            # same_length takes away what memory tokens may see ahead of them
+            # In their code, same_length also hides later memory tokens of a block.
             mask="causal" if like_xl.same_length else "block",
             memory_sees_cache=bool(config.get("read_mem_from_cache", False)),
         )
@@ -31,18 +31,16 @@ def config_from_authors(config: Mapping[str, Any]) -> ModelConfig:
         raise MnemoError(f"configuration: {error}") from None
 
 
-def authors_layout(model: Model) -> Layout:
-    """Every name in the authors' state dict."""
+def authors_tensor_map(model: Model) -> TensorMap:
+    """Map every name in the authors' state dict."""
     assert model.memory_tokens is not None
     num, dim = model.memory_tokens.initial.shape
     return {
-        **transformer_xl.authors_layout(model),
-        "mem_tokens": Place(parts=("memory_tokens.initial",), shape=(num, 1, dim)),
+        **transformer_xl.authors_tensor_map(model),
+        "mem_tokens": TensorLocation(parts=("memory_tokens.initial",), shape=(num, 1, dim)),
     }
 
 
 def weights_from_authors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our state dict, from the authors'."""
-    model = transformer_xl.empty_model(config)
-    parameters = {name: tensor for name, tensor in tensors.items() if name not in transformer_xl.BUFFERS}
-    return put_all(authors_layout(model), parameters, dict(model.named_parameters()))
+    """Return our state dict, converted from the authors'."""
+    return transformer_xl.import_weights(tensors, config, authors_tensor_map)

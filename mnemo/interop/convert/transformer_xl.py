@@ -1,4 +1,4 @@
-"""Transformer-XL of its authors (PyTorch) and of Hugging Face: their configurations and weights as ours."""
+"""Configurations and tensor maps of the Transformer-XL authors' PyTorch code and of Hugging Face's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
-from mnemo.interop.convert.infer import is_tied
-from mnemo.interop.convert.layout import Layout, Place, put_all
+from mnemo.interop.convert.infer_arguments import is_tied
+from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap, import_tensors
 from mnemo.memory import XL, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import Bins, EmbeddingConfig
@@ -18,7 +18,7 @@ from mnemo.model.layers import DropoutConfig, TransformerLayer
 from mnemo.model.positions import AnyPositions, Learned, Relative, Shaw, Sinusoidal
 
 BUFFERS = {"pos_emb.inv_freq", "transformer.pos_emb.inv_freq"}
-"""In their files, but computed in ours."""
+"""Stored in their files, but computed in our model."""
 HUGGING_FACE_DEFAULTS = {
     "clamp_len": 1000,
     "cutoffs": [20000, 40000, 200000],
@@ -26,18 +26,18 @@ HUGGING_FACE_DEFAULTS = {
     "same_length": True,
     "untie_r": True,
 }
-"""Those of `TransfoXLConfig` that decide what the weights mean."""
+"""Defaults of `TransfoXLConfig` that the meaning of the weights depends on."""
 
 
 def config_from_authors(config: Mapping[str, Any]) -> ModelConfig:
-    """Our configuration for the constructor arguments of the authors' `MemTransformerLM`."""
+    """Return our configuration for the constructor arguments of the authors' `MemTransformerLM`."""
     return _config(config, vocab_size=_get(config, "n_token"), tie_weights=_get(config, "tie_weight"))
 
 
 def config_from_hugging_face(config: Mapping[str, Any]) -> ModelConfig:
-    """Our configuration for a `TransfoXLConfig` in JSON form."""
+    """Return our configuration for a `TransfoXLConfig` in JSON form."""
     if config.get("attn_type", 0) != 0:
-        raise MnemoError(f"Hugging Face has attn_type 0 only, not {config['attn_type']}")
+        raise MnemoError(f"Hugging Face supports attn_type 0 only, not {config['attn_type']}")
     config = {**HUGGING_FACE_DEFAULTS, **config}
     shared = bool(config.get("proj_share_all_but_first", True))
     ties = config.get("tie_projs") or [False, *[shared] * len(config["cutoffs"])]
@@ -78,7 +78,7 @@ def _get(config: Mapping[str, Any], name: str) -> Any:
 def _embedding(config: Mapping[str, Any], tie_weights: bool) -> EmbeddingConfig:
     cutoffs = tuple(config.get("cutoffs") or ())
     given = [is_tied(entry) for entry in config.get("tie_projs") or ()]
-    untied = [False] * (len(cutoffs) + 1)  # bins that their list does not reach
+    untied = [False] * (len(cutoffs) + 1)  # default of bins for which their list has no entry
     return EmbeddingConfig(
         dim=config.get("d_embed"),
         cutoffs=cutoffs,
@@ -105,22 +105,22 @@ def _positions(config: Mapping[str, Any]) -> AnyPositions:
 
 
 def clamp_from_authors(clamp_len: int | None) -> int | None:
-    """They write any number that is not positive for no clamp."""
+    """Translate the authors' clamp_len, where any number that is not positive means no clamp."""
     return clamp_len if clamp_len is not None and clamp_len > 0 else None
 
 
 def weights_from_authors(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our state dict, from the authors'."""
-    return _weights(tensors, config, authors_layout)
+    """Return our state dict, converted from the authors'."""
+    return import_weights(tensors, config, authors_tensor_map)
 
 
 def weights_from_hugging_face(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our state dict, from that of `TransfoXLLMHeadModel`."""
-    return _weights(tensors, config, hugging_face_layout)
+    """Return our state dict, converted from that of `TransfoXLLMHeadModel`."""
+    return import_weights(tensors, config, hugging_face_tensor_map)
 
 
 def empty_model(config: ModelConfig) -> Model:
-    """Shapes and names only, no weights."""
+    """Return a model on the meta device: names and shapes without weights."""
     try:
         with torch.device("meta"):
             return Model(config)
@@ -128,36 +128,36 @@ def empty_model(config: ModelConfig) -> Model:
         raise MnemoError(f"configuration: {error}") from None
 
 
-def _weights(
-    tensors: Mapping[str, Tensor], config: ModelConfig, layout: Callable[[Model], Layout]
+def import_weights(
+    tensors: Mapping[str, Tensor], config: ModelConfig, tensor_map: Callable[[Model], TensorMap]
 ) -> dict[str, Tensor]:
     model = empty_model(config)
     parameters = {name: tensor for name, tensor in tensors.items() if name not in BUFFERS}
-    return put_all(layout(model), parameters, dict(model.named_parameters()))
+    return import_tensors(tensor_map(model), parameters, dict(model.named_parameters()))
 
 
-def authors_layout(model: Model) -> Layout:
-    """Every name in the authors' state dict. Their cluster rows are in reverse order of the bins."""
+def authors_tensor_map(model: Model) -> TensorMap:
+    """Map every name in the authors' state dict. Their cluster rows are in reverse order of the bins."""
     return {
-        **_embedding_layout(model),
-        **_softmax_layout(model, reverse_clusters=True),
-        **_layers_layout(model),
-        **_positions_layout(model),
+        **_embedding_tensor_map(model),
+        **_softmax_tensor_map(model, reverse_clusters=True),
+        **_layers_tensor_map(model),
+        **_positions_tensor_map(model),
     }
 
 
-def hugging_face_layout(model: Model) -> Layout:
-    """Every name in Hugging Face's. Its cluster rows are in the order of the bins, as ours."""
-    inner = {**_embedding_layout(model), **_layers_layout(model), **_positions_layout(model)}
-    layout = {f"transformer.{name}": place for name, place in inner.items()}
-    return {**layout, **_hugging_face_biases(model), **_softmax_layout(model, reverse_clusters=False)}
+def hugging_face_tensor_map(model: Model) -> TensorMap:
+    """Map every name in Hugging Face's state dict. Its cluster rows are in the order of the bins, as ours."""
+    inner = {**_embedding_tensor_map(model), **_layers_tensor_map(model), **_positions_tensor_map(model)}
+    tensor_map = {f"transformer.{name}": location for name, location in inner.items()}
+    return {**tensor_map, **_hugging_face_biases(model), **_softmax_tensor_map(model, reverse_clusters=False)}
 
 
-def _place(*parts: str) -> Place:
-    return Place(parts=parts)
+def _place(*parts: str) -> TensorLocation:
+    return TensorLocation(parts=parts)
 
 
-def _embedding_layout(model: Model) -> Layout:
+def _embedding_tensor_map(model: Model) -> TensorMap:
     tables, projections = len(model.embedding.tables), len(model.embedding.projections)
     return {
         **{f"word_emb.emb_layers.{i}.weight": _place(f"embedding.tables.{i}") for i in range(tables)},
@@ -165,49 +165,51 @@ def _embedding_layout(model: Model) -> Layout:
     }
 
 
-def _softmax_layout(model: Model, reverse_clusters: bool) -> Layout:
+def _softmax_tensor_map(model: Model, reverse_clusters: bool) -> TensorMap:
     config = model.config.embedding
     bins = Bins.of(config, model.config.vocab_size, model.config.dim)
     weights = "embedding.tables" if config.tie_weights else "softmax.weights"
-    layout = {}
+    tensor_map = {}
     for i in range(len(model.softmax.biases)):
-        layout[f"crit.out_layers.{i}.weight"] = _place(f"{weights}.{i}")
-        layout[f"crit.out_layers.{i}.bias"] = _place(f"softmax.biases.{i}")
+        tensor_map[f"crit.out_layers.{i}.weight"] = _place(f"{weights}.{i}")
+        tensor_map[f"crit.out_layers.{i}.bias"] = _place(f"softmax.biases.{i}")
     for i, tied in enumerate(config.ties()):
         if bins.projected:
             shared = f"embedding.projections.{i if config.div_val > 1 else 0}"
-            layout[f"crit.out_projs.{i}"] = _place(shared if tied else f"softmax.projections.{i}")
+            tensor_map[f"crit.out_projs.{i}"] = _place(shared if tied else f"softmax.projections.{i}")
     if len(bins) > 1:
         for kind in ("weight", "bias"):
-            layout[f"crit.cluster_{kind}"] = Place(parts=(f"softmax.cluster_{kind}",), reverse=reverse_clusters)
-    return layout
+            tensor_map[f"crit.cluster_{kind}"] = TensorLocation(
+                parts=(f"softmax.cluster_{kind}",), reverse=reverse_clusters
+            )
+    return tensor_map
 
 
-def _layers_layout(model: Model) -> Layout:
-    layout = {}
+def _layers_tensor_map(model: Model) -> TensorMap:
+    tensor_map = {}
     for prefix, module in model.named_modules():
         if isinstance(module, TransformerLayer):
-            layout |= _layer_layout(f"layers.{module.index}.", f"{prefix}.", model.config)
-    return layout
+            tensor_map |= _layer_tensor_map(f"layers.{module.index}.", f"{prefix}.", model.config)
+    return tensor_map
 
 
-def _layer_layout(theirs: str, ours: str, config: ModelConfig) -> Layout:
+def _layer_tensor_map(theirs: str, ours: str, config: ModelConfig) -> TensorMap:
     query, key_value = f"{ours}attention.query.weight", f"{ours}attention.key_value.weight"
     attention, feed_forward = f"{theirs}dec_attn.", f"{theirs}pos_ff."
     if isinstance(config.positions, (Relative, Shaw)):
-        layout = {f"{attention}qkv_net.weight": _place(query, key_value)}
+        tensor_map = {f"{attention}qkv_net.weight": _place(query, key_value)}
     else:
-        layout = {f"{attention}q_net.weight": _place(query), f"{attention}kv_net.weight": _place(key_value)}
-    layout[f"{attention}o_net.weight"] = _place(f"{ours}attention.output.weight")
+        tensor_map = {f"{attention}q_net.weight": _place(query), f"{attention}kv_net.weight": _place(key_value)}
+    tensor_map[f"{attention}o_net.weight"] = _place(f"{ours}attention.output.weight")
     for kind in ("weight", "bias"):
-        layout[f"{attention}layer_norm.{kind}"] = _place(f"{ours}norm_attention.{kind}")
-        layout[f"{feed_forward}layer_norm.{kind}"] = _place(f"{ours}norm_feed_forward.{kind}")
-        layout[f"{feed_forward}CoreNet.0.{kind}"] = _place(f"{ours}feed_forward.inner.{kind}")
-        layout[f"{feed_forward}CoreNet.3.{kind}"] = _place(f"{ours}feed_forward.outer.{kind}")
-    return layout
+        tensor_map[f"{attention}layer_norm.{kind}"] = _place(f"{ours}norm_attention.{kind}")
+        tensor_map[f"{feed_forward}layer_norm.{kind}"] = _place(f"{ours}norm_feed_forward.{kind}")
+        tensor_map[f"{feed_forward}CoreNet.0.{kind}"] = _place(f"{ours}feed_forward.inner.{kind}")
+        tensor_map[f"{feed_forward}CoreNet.3.{kind}"] = _place(f"{ours}feed_forward.outer.{kind}")
+    return tensor_map
 
 
-def _positions_layout(model: Model) -> Layout:
+def _positions_tensor_map(model: Model) -> TensorMap:
     config, positions = model.config, model.config.positions
     if isinstance(positions, Shaw):
         return {
@@ -217,25 +219,25 @@ def _positions_layout(model: Model) -> Layout:
         }
     if isinstance(positions, Learned):
         shape = (config.num_layers, positions.length, config.num_heads, config.head_dim)
-        return {"r_emb": Place(parts=("positions.table",), shape=shape)}
+        return {"r_emb": TensorLocation(parts=("positions.table",), shape=shape)}
     if not isinstance(positions, Relative):
         return {}
-    layout = {
+    tensor_map = {
         f"layers.{i}.dec_attn.r_net.weight": _place(f"positions.projections.{i}.weight")
         for i in range(config.num_layers)
     }
     if not positions.biases_per_layer:
-        layout["r_w_bias"] = Place(parts=("positions.u",), index=0)
-        layout["r_r_bias"] = Place(parts=("positions.v",), index=0)
-    return layout
+        tensor_map["r_w_bias"] = TensorLocation(parts=("positions.u",), index=0)
+        tensor_map["r_r_bias"] = TensorLocation(parts=("positions.v",), index=0)
+    return tensor_map
 
 
-def _hugging_face_biases(model: Model) -> Layout:
-    """Every layer names its u and v; with `untie_r` false all of them are one pair."""
+def _hugging_face_biases(model: Model) -> TensorMap:
+    """Map u and v, which every layer has a name for; without `untie_r` all names are one pair."""
     per_layer = isinstance(model.config.positions, Relative) and model.config.positions.biases_per_layer
-    layout = {}
+    tensor_map = {}
     for i in range(model.config.num_layers):
         attention, index = f"transformer.layers.{i}.dec_attn.", i if per_layer else 0
-        layout[f"{attention}r_w_bias"] = Place(parts=("positions.u",), index=index)
-        layout[f"{attention}r_r_bias"] = Place(parts=("positions.v",), index=index)
-    return layout
+        tensor_map[f"{attention}r_w_bias"] = TensorLocation(parts=("positions.u",), index=index)
+        tensor_map[f"{attention}r_r_bias"] = TensorLocation(parts=("positions.v",), index=index)
+    return tensor_map

@@ -1,4 +1,4 @@
-"""Vocabularies that came with a published model, as our tokenizers, and back."""
+"""Convert vocabularies of published models to our tokenizers, and back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from mnemo.data.tokenizers import AnyTokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
-from mnemo.interop.convert.files import refuse_vocabulary_pickle
+from mnemo.interop.convert.weight_files import refuse_vocabulary_pickle
 
 NAMES = ("vocab.json", "vocab.txt")
 ENDS, UNKNOWNS = ("<eos>", "<S>"), ("<unk>", "<UNK>")
 
 
 def find(folder: Path) -> Path | None:
-    """The vocabulary beside some weights; an error where there is only a pickled one."""
+    """Return the vocabulary file in a folder of weights, or None; an error if it is a pickle."""
     for name in NAMES:
         if (folder / name).is_file():
             return folder / name
@@ -25,8 +25,8 @@ def find(folder: Path) -> Path | None:
     return None
 
 
-def read(path: Path) -> list[str]:
-    """The symbols of a file in the order of their ids: JSON (a list, or ids by symbol) or one symbol a line."""
+def load_symbols(path: Path) -> list[str]:
+    """Load symbols in the order of their ids from JSON (a list, or a map symbol -> id) or text, one symbol per line."""
     refuse_vocabulary_pickle(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def read(path: Path) -> list[str]:
         raise MnemoError(f"{path} is missing") from None
     except UnicodeDecodeError:
         raise MnemoError(
-            f"{path} is not text; if it is a pickled vocabulary, mnemo does not read it: it could run any code"
+            f"{path} is not text; pickled vocabularies are refused because loading one can run any code"
         ) from None
     if path.suffix != ".json":
         return [line.split()[0] for line in text.split("\n") if line.split()]
@@ -45,7 +45,7 @@ def read(path: Path) -> list[str]:
 
 
 def _symbols(data: Any, path: Path) -> list[str]:
-    """A list; or ids by symbol; or an object that holds one of these under a known name."""
+    """Return symbols from a list, from a map symbol -> id, or from an object with one of these under a known name."""
     if isinstance(data, list) and all(isinstance(symbol, str) for symbol in data):
         return data
     if isinstance(data, dict):
@@ -55,13 +55,13 @@ def _symbols(data: Any, path: Path) -> list[str]:
         ids = list(data.values())
         if all(type(index) is int for index in ids) and sorted(ids) == list(range(len(ids))):
             return sorted(data, key=data.__getitem__)
-    raise MnemoError(f"{path} is no vocabulary: neither a list of symbols nor an id from 0 on for each of them")
+    raise MnemoError(f"{path} is not a vocabulary: expected a list of symbols, or ids 0, 1, 2, ... by symbol")
 
 
 def tokenizer(symbols: Sequence[str]) -> AnyTokenizer:
-    """Bytes in decimal (the published enwik8), single characters with _ for a blank (text8), or words."""
+    """Build the tokenizer: decimal bytes (published enwik8), characters with _ for a space (text8), or words."""
     if len(set(symbols)) != len(symbols):
-        raise MnemoError("the vocabulary has a symbol twice")
+        raise MnemoError("the vocabulary contains a symbol twice")
     if all(symbol.isdecimal() and int(symbol) < 256 and str(int(symbol)) == symbol for symbol in symbols):
         kept = bytes(map(int, symbols))
         return ByteTokenizer(kept, b"" if 10 in kept else b"\n")
@@ -73,7 +73,7 @@ def tokenizer(symbols: Sequence[str]) -> AnyTokenizer:
 
 
 def symbols_of(known: AnyTokenizer) -> list[str] | None:
-    """The symbols as the published code writes them; None where it has no such vocabulary."""
+    """Return the symbols as the published code writes them; None if it has no such vocabulary."""
     if isinstance(known, ByteTokenizer):
         return [str(symbol) for symbol in known.symbols]
     if isinstance(known, CharTokenizer) and not known.unknown and "_" not in known.symbols:
@@ -83,4 +83,4 @@ def symbols_of(known: AnyTokenizer) -> list[str] | None:
 
 def check_size(symbols: Sequence[str], vocab_size: int, where: str) -> None:
     if len(symbols) != vocab_size:
-        raise MnemoError(f"{where} has {len(symbols):,} symbols, the weights {vocab_size:,}: another vocabulary")
+        raise MnemoError(f"{where} has {len(symbols):,} symbols, but the weights have {vocab_size:,}: they do not fit")

@@ -1,6 +1,6 @@
-"""Our numbers against those of the published implementations, from files of reference values.
+"""Compare our numbers with those of published implementations, which are stored in files of reference values.
 
-A file's metadata name its `format` and give its configuration; every tensor in it must be used or compared.
+The metadata of a file give its `format` and its configuration. Every tensor in it must be used or compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from mnemo.errors import MnemoError, one_line, unknown
-from mnemo.interop.parity import batches, infinite, lamemo, rmt, training, transformer_xl
+from mnemo.interop.parity import data_iterators, infinite, lamemo, rmt, training_loop, transformer_xl
 from mnemo.interop.parity.reference import LM_RMT, Reference, Refused
 
 TOLERANCE = 1e-9
@@ -19,8 +19,8 @@ TOLERANCE = 1e-9
 FORMATS: dict[str, Callable[[Reference], None]] = {
     "txl-golden-1": transformer_xl.check_authors,
     "txl-golden-hf-1": transformer_xl.check_hugging_face,
-    "txl-golden-train-1": training.check,
-    "txl-golden-data-1": batches.check,
+    "txl-golden-train-1": training_loop.check,
+    "txl-golden-data-1": data_iterators.check,
     "lamemo-golden-1": lamemo.check,
     "infinite-ltm-golden-1": infinite.check,
     LM_RMT: rmt.check,
@@ -31,13 +31,13 @@ CONTRADICTIONS = (ArithmeticError, AssertionError, AttributeError, LookupError, 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """What a file's comparison gave."""
+    """The result of the comparison with one file."""
 
     status: Literal["passed", "failed", "refused"]
     errors: dict[str, float] = field(default_factory=dict)
-    """Largest error of every set of values."""
+    """Largest error of each set of values."""
     worst: str = ""
-    """The value with the largest of them."""
+    """Name of the tensor with the largest error."""
     reason: str = ""
     """Why the file was refused."""
 
@@ -47,7 +47,7 @@ class Parity:
 
 
 def check(path: Path, tolerance: float = TOLERANCE) -> Parity:
-    """Compare everything in one reference file; an error says why it cannot be read."""
+    """Compare everything in one reference file; an error says why it cannot be loaded."""
     try:
         return compare(Reference.open(path), tolerance)
     except MnemoError as error:
@@ -62,7 +62,7 @@ def compare(reference: Reference, tolerance: float = TOLERANCE) -> Parity:
     except Refused as refusal:
         return Parity(status="refused", reason=str(refusal))
     except CONTRADICTIONS as error:
-        # Sizes and types in a file that do not fit each other show in as many ways as there are operations.
+        # Inconsistent sizes or types in a file can make any operation fail.
         raise MnemoError(f"its values do not fit together ({type(error).__name__}: {one_line(error)})") from error
     reference.refuse_leftovers()
     errors = reference.errors
@@ -74,7 +74,10 @@ def compare(reference: Reference, tolerance: float = TOLERANCE) -> Parity:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The given files, and every safetensors file under the given folders; among several files, no others."""
+    """Return the given files and all safetensors files in the given folders.
+
+    Among several paths, files of other types are skipped.
+    """
     found, paths = [], list(paths)
     for path in paths:
         if len(paths) > 1 and path.is_file() and path.suffix != ".safetensors":

@@ -1,7 +1,7 @@
-"""Reference files of infinity-former's long-term memory: coefficients, densities, contexts and gradients.
+"""Compare with reference files of infinity-former's long-term memory: coefficients, densities, contexts, gradients.
 
-The file gives every step's new block and queries, and the places that its sticky memories drew; the module is driven
-with these. Shapes: B batch, H heads, L queries, T rows of a block, N basis functions, S samples.
+The file has the new block and the queries of every step, and the points that sticky memories sampled; they are the
+inputs of the module. Shapes: B batch, H heads, L queries, T rows of a block, N basis functions, S samples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = {
 
 def check(reference: Reference) -> None:
     module = load(reference)
-    reference.take("proj_query.weight")  # the published module owns it and never uses it
+    reference.take("proj_query.weight")  # a parameter that the published module never uses
     _check_basis(reference, module.config)
     loss = _check_steps(reference, module)
     loss.backward()
@@ -86,7 +86,7 @@ def _check_basis(reference: Reference, config: Infinite) -> None:
 
 
 def _check_steps(reference: Reference, module: LongTerm) -> Tensor:
-    """Drive the module through the file's steps; the objective of the last one."""
+    """Run the module on the steps of the file, compare, and return the objective of the last step."""
     last = reference.setting("n_steps", int) - 1
     coefficients, attended, objective = None, None, None
     for step in range(last + 1):
@@ -113,13 +113,13 @@ def _check_steps(reference: Reference, module: LongTerm) -> Tensor:
 
 
 def _check_sticky(reference: Reference, module: LongTerm, name: str, before: SignalAttention | None) -> Tensor | None:
-    """The file's sampled places, after comparing what they were drawn from."""
+    """Compare the distribution of sticky samples, and return the points that the file sampled."""
     if not module.config.sticky or before is None:
         return None
     masses = bin_masses(before, None)
     reference.check("sticky", f"{name}sticky_probs", masses / masses.sum(-1, keepdim=True))
-    bins, places = reference.take(f"{name}sticky_bins"), reference.take(f"{name}sticky_t")
+    bins, points = reference.take(f"{name}sticky_bins"), reference.take(f"{name}sticky_t")
     if not bool(((bins >= 0) & (bins < BINS) & (bins == bins.long())).all()):
         raise MnemoError(f"'{name}sticky_bins' holds no bins")
-    reference.compare("sticky", f"{name}sticky_t", bins.double() / BINS, places)
-    return places
+    reference.compare("sticky", f"{name}sticky_t", bins.double() / BINS, points)
+    return points

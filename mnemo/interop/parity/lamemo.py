@@ -1,19 +1,19 @@
-"""Reference files of LaMemo's authors: losses, caches, memorising coefficients and gradients.
+"""Compare with reference files of the LaMemo authors' code: losses, caches, memorising coefficients and gradients.
 
-Their keys: parameters by their bare names, `segT.NAME` and `grad.NAME`; time first everywhere.
+Keys: parameter names, `segT.NAME` and `grad.NAME`; all tensors have time first.
 Shapes: B batch, L segment, M memory slots, m of them valid, H heads.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError
 from mnemo.interop.convert import lamemo as convert
-from mnemo.interop.convert.layout import put_all
+from mnemo.interop.convert.tensor_map import import_tensors
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.parity.reference import Reference
+from mnemo.interop.parity.weights import check_frequencies, check_gradients, require_float64
 from mnemo.memory import Lookahead, LookaheadState
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -27,34 +27,31 @@ def check(reference: Reference) -> None:
 
 
 def load(reference: Reference, memory: Lookahead) -> Model:
-    """The file's model, as ours with such a memory."""
+    """Load the file's model as ours, with the given memory."""
     config = convert.config_from_authors(reference.config, memory)
     model = empty_model(config)
-    layout = convert.authors_layout(model)
-    parameters = {name: reference.take(name) for name in layout if name in reference}
-    if any(tensor.dtype != torch.float64 for tensor in parameters.values()):
-        raise MnemoError("reference values must be float64")
-    model.load_state_dict(put_all(layout, parameters, dict(model.named_parameters())), assign=True)
-    exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
-    reference.check("positions", "pos_emb.inv_freq", 10000.0**-exponents)
+    tensor_map = convert.authors_tensor_map(model)
+    parameters = require_float64({name: reference.take(name) for name in tensor_map if name in reference})
+    model.load_state_dict(import_tensors(tensor_map, parameters, dict(model.named_parameters())), assign=True)
+    check_frequencies(reference, "pos_emb.inv_freq", config.dim)
     return model.eval()
 
 
 def compare(reference: Reference, model: Model) -> None:
-    """Read the file's segments and compare everything it holds of them."""
+    """Read the segments of the file and compare all their values."""
     state: State = model.init(reference.setting("bsz", int))
     loss = None
-    # With gradients on for all segments, a memory that let them through would show.
+    # Gradients stay enabled in all segments, so that a memory that wrongly passes gradient is detected.
     for index in range(len(reference.setting("seg_lens", list))):
         loss, state = _check_segment(reference, model, state, f"seg{index}.")
     if loss is None:
         raise MnemoError("configuration: no segments")
     loss.mean().backward()
-    _check_gradients(reference, model)
+    check_gradients(reference, "grad.", model, convert.authors_tensor_map(model))
 
 
 def _check_segment(reference: Reference, model: Model, state: State, key: str) -> tuple[Tensor, State]:
-    """Read a segment, compare everything the file holds of it, and give its losses (B, L)."""
+    """Read a segment, compare all its values in the file, and return its losses (B, L)."""
     tokens, targets = (reference.ids(f"{key}{name}").T for name in ("data", "target"))
     (before,) = state
     if tokens.shape != targets.shape or len(tokens) != len(before.length):
@@ -84,15 +81,3 @@ def _caches(state: LookaheadState) -> dict[str, Tensor]:
 def _as_theirs(rows: Tensor, state: LookaheadState) -> Tensor:
     """(B, M, ...) -> (m, B, ...): the valid slots only."""
     return rows[:, rows.shape[1] - int(state.length[0]) :].transpose(0, 1)
-
-
-def _check_gradients(reference: Reference, model: Model) -> None:
-    gradients = {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for name, parameter in model.named_parameters()
-    }
-    layout = convert.authors_layout(model)
-    for name in reference.group("grad."):
-        if name not in layout:
-            raise unknown("parameter", name, layout)
-        reference.check("gradients", f"grad.{name}", layout[name].take(gradients))

@@ -1,4 +1,4 @@
-"""A reference file: values that a published implementation computed, with a record of which of them were compared."""
+"""A file of reference values from a published implementation, with a record of which values were compared."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mnemo.errors import MnemoError
 from mnemo.files.safe_load import parse_json, tensors_problem
 
 LM_RMT = "lm-rmt"
-"""The format of files that name none, but LM-RMT as their source."""
+"""Format of files without a `format` whose `source` is LM-RMT."""
 LARGEST = 100_000
 
 
 class Refused(Exception):
-    """The file pins down a defect of the published code that ours does not have."""
+    """Raised if the values of a file come from a defect of the published code that ours does not have."""
 
 
 def largest_error(ours: Tensor, theirs: Tensor) -> float:
-    """max |a - b| / max(1, max |b|); infinite where shapes differ or a value is not a number."""
+    """Return max |a - b| / max(1, max |b|); infinity if shapes differ or the error is not finite."""
     if ours.shape != theirs.shape:
         return math.inf
     if theirs.numel() == 0:
@@ -38,24 +38,24 @@ class Reference:
     def __init__(self, kind: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.kind, self.config = kind, config
         self.errors: dict[str, float] = {}
-        """Largest error of every set, such as `losses`"""
+        """Largest error of each set, such as `losses`"""
         self.worst: dict[str, str] = {}
-        """The tensor of the set that has it"""
+        """Name of the tensor with that error"""
         self._tensors, self._unused = tensors, set(tensors)
 
     @staticmethod
     def open(path: Path) -> Reference:
         problem = tensors_problem(path)
         if problem:
-            raise MnemoError(f"not a whole safetensors file: it {problem}")
+            raise MnemoError(f"not a complete safetensors file: it {problem}")
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
         except OSError as error:
-            raise MnemoError(f"cannot be read: {error.strerror or error}") from None
+            raise MnemoError(f"cannot be loaded: {error.strerror or error}") from None
         except SafetensorError as error:
-            raise MnemoError(f"not a whole safetensors file ({error})") from None
+            raise MnemoError(f"not a complete safetensors file ({error})") from None
         config = _parse(metadata.get("config", "{}"))
         return Reference(_kind(metadata, config), config, tensors)
 
@@ -63,7 +63,7 @@ class Reference:
         return key in self._tensors
 
     def setting(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """A field of the configuration, of the given type."""
+        """Return a field of the configuration; an error if it does not have the given type."""
         value = self.config.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) and kind is int:
             raise MnemoError(f"configuration field '{name}' is {value!r}")
@@ -76,18 +76,18 @@ class Reference:
         return self._tensors[key]
 
     def ids(self, key: str) -> Tensor:
-        """Token ids in two dimensions."""
+        """Return two-dimensional token ids."""
         tensor = self.take(key)
         if tensor.dtype != torch.int64 or tensor.dim() != 2 or tensor.numel() == 0:
-            raise MnemoError(f"'{key}' holds no rows of token ids")
+            raise MnemoError(f"'{key}' does not hold rows of token ids")
         return tensor
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """Every tensor whose name starts so, by the rest of its name."""
+        """Return all tensors whose names start with `prefix`, by the rest of the name."""
         return {key.removeprefix(prefix): self.take(key) for key in self._tensors if key.startswith(prefix)}
 
     def check(self, group: str, key: str, ours: Tensor) -> None:
-        """Compare with the file's tensor `key`."""
+        """Compare with the tensor `key` of the file."""
         self.compare(group, key, ours, self.take(key))
 
     def compare(self, group: str, name: str, ours: Tensor, theirs: Tensor) -> None:
@@ -96,11 +96,11 @@ class Reference:
             self.errors[group], self.worst[group] = error, name
 
     def refuse_leftovers(self) -> None:
-        """An error where the file holds a tensor that nothing has looked at."""
+        """Raise an error if a tensor of the file was neither used nor compared."""
         if self._unused:
             first = min(self._unused)
             more = f" and {len(self._unused) - 1} more" if len(self._unused) > 1 else ""
-            raise MnemoError(f"nothing here checks '{first}'{more}")
+            raise MnemoError(f"no check uses '{first}'{more}")
 
 
 def _kind(metadata: Mapping[str, str], config: Mapping[str, Any]) -> str:
@@ -108,7 +108,7 @@ def _kind(metadata: Mapping[str, str], config: Mapping[str, Any]) -> str:
         return metadata["format"]
     if str(config.get("source", "")).endswith("LM-RMT"):
         return LM_RMT
-    raise MnemoError("no reference file: its metadata names no format")
+    raise MnemoError("not a reference file: its metadata has no format")
 
 
 def _parse(text: str) -> Mapping[str, Any]:
@@ -117,13 +117,13 @@ def _parse(text: str) -> Mapping[str, Any]:
     except ValueError:
         config = None
     if not isinstance(config, dict):
-        raise MnemoError("its metadata holds no configuration in JSON")
+        raise MnemoError("its metadata has no configuration in JSON")
     _check_numbers(config)
     return config
 
 
 def _check_numbers(value: Any) -> None:
-    """No count in a configuration may be larger than those of the small models that reference files are made of."""
+    """Refuse numbers larger than any in the small models of reference files."""
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             _check_numbers(item)

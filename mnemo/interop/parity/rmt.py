@@ -1,9 +1,9 @@
-"""Reference files of the Recurrent Memory Transformer's authors (LM-RMT).
+"""Compare with reference files of the Recurrent Memory Transformer authors' code (LM-RMT).
 
-Their keys: `weights/NAME`, `data/t`, `target/t` of segment t; then, in a file of several variants under the variant's
-name: what the segments gave in order (`losses/t`, `mem_after/t`, `cache_after/t/LEVEL`, `attn_mask/t`,
-`eval_mean_loss`), gradients (`grad_*/NAME`), and the last step of the authors' training loop (`trainpy_*`).
-Time first everywhere. Shapes: B batch, L segment, m memory tokens, Q rows of a segment with its memory tokens.
+Keys: `weights/NAME`, `data/t` and `target/t` of segment t. The following may have the prefix of a variant: results of
+the segments in order (`losses/t`, `mem_after/t`, `cache_after/t/LEVEL`, `attn_mask/t`, `eval_mean_loss`), gradients
+(`grad_*/NAME`), and the last step of the authors' training loop (`trainpy_*`). All tensors have time first.
+Shapes: B batch, L segment, m memory tokens, Q rows of a segment with its memory tokens.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError
 from mnemo.interop.convert import rmt as convert
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.parity.reference import Reference
+from mnemo.interop.parity.weights import check_frequencies, check_gradients, require_float64
 from mnemo.memory import TokensState
 from mnemo.memory.state import State
 from mnemo.model import Model, Output
 from mnemo.ops import Causal
-from mnemo.training.bptt import Method, Past, Read, Scored, backward
+from mnemo.training.bptt import Method, Scored, SegmentResult, SlidingHistory, backward
 
 VARIANTS: dict[str, dict[str, bool]] = {
     "": {},
@@ -32,7 +33,7 @@ VARIANTS: dict[str, dict[str, bool]] = {
     "carry/": {"carry_read": True},
     "static/": {"carry_read": False},
 }
-"""What the sets of a file's variants are called, and how their models differ from the file's."""
+"""Prefixes of the variants in a file, and how their models differ from the file's configuration."""
 METHODS: tuple[Method, ...] = get_args(Method)
 
 
@@ -42,7 +43,7 @@ class Text(NamedTuple):
     tokens: Tensor
     targets: Tensor
     caches: tuple[Any, ...] | None = None
-    """What the layers had kept before it, where it is read again"""
+    """Caches of the layers before the segment, if it is read again"""
 
 
 def check(reference: Reference) -> None:
@@ -67,21 +68,17 @@ def _text(reference: Reference, index: int) -> Text:
 
 
 def load(reference: Reference, changes: dict[str, bool]) -> Model:
-    """The file's model, as ours, with changed memory tokens."""
+    """Load the file's model as ours, with changed options of memory tokens."""
     config = convert.config_from_authors(reference.config)
     assert config.tokens is not None
     try:
         config = replace(config, tokens=replace(config.tokens, **changes))
     except ValueError as error:
         raise MnemoError(f"configuration: {error}") from None
-    parameters = reference.group("weights/")
-    if any(tensor.dtype != torch.float64 for tensor in parameters.values()):
-        raise MnemoError("reference values must be float64")
+    parameters = require_float64(reference.group("weights/"))
     model = empty_model(config)
     model.load_state_dict(convert.weights_from_authors(parameters, config), assign=True)
-    if "weights/pos_emb.inv_freq" in reference:
-        exponents = torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim
-        reference.check("positions", "weights/pos_emb.inv_freq", 10000.0**-exponents)
+    check_frequencies(reference, "weights/pos_emb.inv_freq", config.dim)
     return model.eval()
 
 
@@ -91,7 +88,7 @@ def _time_first(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _check_evaluation(reference: Reference, prefix: str, model: Model, texts: list[Text]) -> list[State]:
-    """Compare what the segments give one after the other; the states before each of them and behind the last."""
+    """Compare the results of all segments in order; returns the states before each and after the last."""
     memory = _Evaluation(model, len(texts[0].tokens))
     states, losses = [memory.state], []
     for index, text in enumerate(texts):
@@ -112,22 +109,22 @@ def _check_evaluation(reference: Reference, prefix: str, model: Model, texts: li
 
 
 class _Evaluation:
-    """Our model read in order, with a look at the rows between embeddings and softmax."""
+    """Evaluates our model on segments in order, and exposes the rows between embeddings and softmax."""
 
     def __init__(self, model: Model, batch: int) -> None:
         self.model = model
         self.state: TokensState = model.init(batch)
         self.top = torch.zeros(batch, 0, model.config.dim, dtype=torch.float64)
-        """The last layer's outputs, which the published code caches with the others"""
+        """Outputs of the last layer, which the published code caches too"""
         self.rows, self.mask = self.top, Causal()
-        """Of the last segment: (B, Q, D), and who sees whom"""
+        """Output rows (B, Q, D) and attention mask of the latest segment"""
 
     @property
     def num_cached(self) -> int:
         return int(self.state.inner[0].length[0])
 
     def read(self, text: Text) -> Tensor:
-        """Losses (B, L)."""
+        """Read a segment and return its losses (B, L)."""
         assert self.model.memory_tokens is not None
 
         def backbone(rows: Tensor, state: State, **how: Any) -> tuple[Tensor, State]:
@@ -142,13 +139,13 @@ class _Evaluation:
         return self.model.loss(Output(hidden, {}), text.targets)
 
     def tokens(self) -> Tensor:
-        """What became of the memory tokens; where nothing carries them on, the read block."""
+        """Return the memory after the segment; without recurrence, the outputs of the read block."""
         config = self.model.config.tokens
         assert config is not None
         return self.state.memory if config.carries else self.rows[:, : config.num]
 
     def hidden_keys(self, valid: int) -> Tensor:
-        """(Q, K), 1 where a row does not see a key, of which `valid` are cached."""
+        """Return (Q, K), 1 where a row does not see a key; the first `valid` keys are cached."""
         mask, rows = self.mask, self.rows.shape[1]
         if self.model.config.same_length:
             mask = Causal(window=max(self.model.memory_lengths(self.state)))
@@ -156,13 +153,13 @@ class _Evaluation:
         return (~visible.view(-1, rows, valid + rows)[0]).to(torch.uint8)
 
     def caches(self) -> list[Tensor]:
-        """(B, M, D) of the embeddings and of every layer."""
+        """Return the cached rows (B, M, D) of the embeddings and of every layer."""
         kept = self.num_cached
         return [*(layer.hidden[:, layer.hidden.shape[1] - kept :] for layer in self.state.inner), self.top]
 
 
 def _check_gradients(reference: Reference, prefix: str, model: Model, texts: list[Text]) -> None:
-    """All segments in order, with and without gradient between them."""
+    """Compare gradients of all segments in order, with and without gradient between them."""
     start = model.init(len(texts[0].tokens))
     windows = {"grad_bptt0": [[text] for text in texts], "grad_full": [texts]}
     for name, parts in windows.items():
@@ -178,14 +175,14 @@ def _check_gradients(reference: Reference, prefix: str, model: Model, texts: lis
 def _check_windows(
     reference: Reference, prefix: str, model: Model, texts: list[Text], states: Sequence[TokensState]
 ) -> None:
-    """The last segments, with gradient between them, behind the memory that came before them."""
+    """Compare gradients of the last segments, with gradient between them and a constant memory before them."""
     first = max(0, len(texts) - 1 - reference.config.get("bptt", 0))
     scored: dict[str, Scored] = {"grad_sum": "all", "grad_last": "last"}
     start = states[first]
     if f"{prefix}window_mem_start" in reference:
         memory = _memory_before(model, start)
         reference.check("memories", f"{prefix}window_mem_start", memory)
-        # A constant even where it is the learned rows.
+        # Detached even if it is the learned memory.
         start = TokensState(_time_first(memory).detach(), torch.ones_like(start.started), start.inner)
     for name, which in scored.items():
         if _has(reference, f"{prefix}{name}/"):
@@ -196,9 +193,9 @@ def _check_windows(
 
 
 def _check_published_loop(reference: Reference, prefix: str, model: Model, texts: list[Text]) -> None:
-    """Every step reads some segments again, behind the memory that the step before has left (a defect of theirs)."""
+    """Compare with their training loop, where a step wrongly rereads segments from the previous step's last memory."""
     depth, key = reference.config.get("bptt", 0), f"{prefix}trainpy_"
-    past, caches, reads = Past(model.init(len(texts[0].tokens))), None, []
+    past, caches, reads = SlidingHistory(model.init(len(texts[0].tokens))), None, []
     scored: dict[str, Scored] = {"grad_last": "last", "grad_sum": "all"}
     for index, text in enumerate(texts):
         for name, which in scored.items():
@@ -210,9 +207,9 @@ def _check_published_loop(reference: Reference, prefix: str, model: Model, texts
             past = past.after(text._replace(caches=caches), reads, depth, stale=True)
             caches = reads[-1].state.inner
     reference.check("memories", f"{key}window_mem_start", _memory_before(model, past.state))
-    for place, read in enumerate(reads):
-        reference.check("losses", f"{key}window_losses/{place}", _time_first(read.report))
-        reference.check("memories", f"{key}window_mem_after/{place}", _time_first(read.state.memory))
+    for number, read in enumerate(reads):
+        reference.check("losses", f"{key}window_losses/{number}", _time_first(read.report))
+        reference.check("memories", f"{key}window_mem_after/{number}", _time_first(read.state.memory))
 
 
 def _memory_before(model: Model, state: TokensState) -> Tensor:
@@ -220,13 +217,13 @@ def _memory_before(model: Model, state: TokensState) -> Tensor:
     return _time_first(model.memory_tokens.rows(state))
 
 
-def _backward(model: Model, texts: Sequence[Text], state: State, scored: Scored, method: Method) -> list[Read]:
-    def step(text: Text, state: State, wanted: bool) -> Read:
+def _backward(model: Model, texts: Sequence[Text], state: State, scored: Scored, method: Method) -> list[SegmentResult]:
+    def step(text: Text, state: State, wanted: bool) -> SegmentResult:
         if text.caches is not None:
             state = state._replace(inner=text.caches)
         out, state = model(text.tokens, state)
         loss = model.loss(out, text.targets)
-        return Read(loss.mean() if wanted else None, state, loss.detach())
+        return SegmentResult(loss.mean() if wanted else None, state, loss.detach())
 
     return backward(step, texts, state, scored=scored, method=method)
 
@@ -236,12 +233,4 @@ def _has(reference: Reference, prefix: str) -> bool:
 
 
 def _compare_gradients(reference: Reference, prefix: str, model: Model) -> None:
-    gradients = {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for name, parameter in model.named_parameters()
-    }
-    layout = convert.authors_layout(model)
-    for name in reference.group(prefix):
-        if name not in layout:
-            raise unknown("parameter", name, layout)
-        reference.check("gradients", f"{prefix}{name}", layout[name].take(gradients))
+    check_gradients(reference, prefix, model, convert.authors_tensor_map(model))

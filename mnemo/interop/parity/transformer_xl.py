@@ -1,6 +1,6 @@
-"""Reference files of Transformer-XL models: the authors' PyTorch code, and Hugging Face's.
+"""Compare with reference files of Transformer-XL models: the authors' PyTorch code and Hugging Face's.
 
-Their keys: `param/NAME`, `seg{k}/...`, `grad/NAME`. Shapes: B batch, L segment, V vocabulary.
+Keys: `param/NAME`, `seg{k}/...`, `grad/NAME`. Shapes: B batch, L segment, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.interop.convert import transformer_xl as convert
-from mnemo.interop.convert.layout import Layout
+from mnemo.interop.convert.tensor_map import TensorMap
 from mnemo.interop.parity.reference import Reference, as_tensor
-from mnemo.interop.parity.segments import Reader, Setting, refuse_defects, settings
+from mnemo.interop.parity.segment_runner import SegmentRunner, Setting, refuse_defects, settings
+from mnemo.interop.parity.weights import check_frequencies, check_gradients, require_float64
 from mnemo.model import Model, ModelConfig, Output
 from mnemo.model.embedding import Bins
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How one implementation writes its files."""
+    """Conventions of one implementation's files."""
 
     tokens: str
     """Key of a segment's token ids."""
     time_first: bool
     """(L, B) instead of (B, L)."""
     stores_top: bool
-    """Its memory also holds the last layer's outputs, which nothing reads."""
+    """Its memory also holds the last layer's outputs, which are never used."""
     prefix: str
-    """Of the parameters inside the transformer."""
+    """Prefix of the names of parameters inside the transformer."""
     config: Callable[[Mapping[str, Any]], ModelConfig]
     weights: Callable[[Mapping[str, Tensor], ModelConfig], dict[str, Tensor]]
-    layout: Callable[[Model], Layout]
+    tensor_map: Callable[[Model], TensorMap]
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """(B, L) from theirs, or theirs from (B, L)."""
+        """Convert their order of dimensions to (B, L), or back."""
         return tensor.transpose(0, 1).contiguous() if self.time_first else tensor
 
 
@@ -49,7 +50,7 @@ AUTHORS = Dialect(
     prefix="",
     config=convert.config_from_authors,
     weights=convert.weights_from_authors,
-    layout=convert.authors_layout,
+    tensor_map=convert.authors_tensor_map,
 )
 HUGGING_FACE = Dialect(
     tokens="input_ids",
@@ -58,7 +59,7 @@ HUGGING_FACE = Dialect(
     prefix="transformer.",
     config=convert.config_from_hugging_face,
     weights=convert.weights_from_hugging_face,
-    layout=convert.hugging_face_layout,
+    tensor_map=convert.hugging_face_tensor_map,
 )
 
 
@@ -80,47 +81,42 @@ def _check(reference: Reference, dialect: Dialect, config: Mapping[str, Any]) ->
     start = reference.config.get("initial_mems", "empty")
     if start not in ("empty", "zeros"):
         raise unknown("initial memory", str(start), ("empty", "zeros"))
-    reader = Reader(model, reference.setting("batch", int), steps[0], zeros=start == "zeros")
-    # With gradients on for all segments, a memory that let them through would show.
-    losses = [_check_segment(reference, dialect, reader, index, step) for index, step in enumerate(steps)]
+    runner = SegmentRunner(model, reference.setting("batch", int), steps[0], zeros=start == "zeros")
+    # Gradients stay enabled in all segments, so that a memory that wrongly passes gradient is detected.
+    losses = [_check_segment(reference, dialect, runner, index, step) for index, step in enumerate(steps)]
     losses[-1].mean().backward()
-    _check_gradients(reference, dialect, reader.model)
+    check_gradients(reference, "grad/", runner.model, dialect.tensor_map(runner.model))
 
 
 def load(reference: Reference, dialect: Dialect, config: Mapping[str, Any]) -> Model:
-    """The file's model, as ours."""
-    parameters = reference.group("param/")
-    if any(tensor.dtype != torch.float64 for tensor in parameters.values()):
-        raise MnemoError("reference values must be float64")
+    """Load the file's model as ours."""
+    parameters = require_float64(reference.group("param/"))
     ours = dialect.config(config)
     model = convert.empty_model(ours)
     model.load_state_dict(dialect.weights(parameters, ours), assign=True)
-    frequencies = f"param/{dialect.prefix}pos_emb.inv_freq"
-    if frequencies in reference:
-        exponents = torch.arange(0, ours.dim, 2, dtype=torch.float64) / ours.dim
-        reference.check("positions", frequencies, 10000.0**-exponents)
+    check_frequencies(reference, f"param/{dialect.prefix}pos_emb.inv_freq", ours.dim)
     return model.eval()
 
 
-def _check_segment(reference: Reference, dialect: Dialect, reader: Reader, index: int, step: Setting) -> Tensor:
-    """Read a segment, compare everything the file holds of it, and give its losses (B, L)."""
+def _check_segment(reference: Reference, dialect: Dialect, runner: SegmentRunner, index: int, step: Setting) -> Tensor:
+    """Read a segment, compare all its values in the file, and return its losses (B, L)."""
     key = f"seg{index}/"
     tokens = dialect.rows(reference.ids(f"{key}{dialect.tokens}"))
     targets = dialect.rows(reference.ids(f"{key}target"))
-    if len(tokens) != len(targets) or len(tokens) != len(reader.top) or tokens.shape[1] < targets.shape[1]:
+    if len(tokens) != len(targets) or len(tokens) != len(runner.top) or tokens.shape[1] < targets.shape[1]:
         raise MnemoError(f"'{key}{dialect.tokens}' and '{key}target' do not fit together")
-    out = reader.read(tokens, step)
-    loss = reader.model.loss(out, targets)
+    out = runner.read(tokens, step)
+    loss = runner.model.loss(out, targets)
     reference.check("losses", f"{key}loss", dialect.rows(loss))
     if "mean_loss" in reference.config:
         mean = as_tensor(reference.setting("mean_loss", list)[index])
         reference.compare("losses", f"mean_loss of {key[:-1]}", loss.mean(), mean)
     if f"{key}loss_authors_order" in reference:
-        by_bin = sorted_by_bin(dialect.rows(loss), dialect.rows(targets), reader.model)
+        by_bin = sorted_by_bin(dialect.rows(loss), dialect.rows(targets), runner.model)
         reference.check("losses", f"{key}loss_authors_order", by_bin)
     if f"{key}mems" in reference:
-        reference.check("memories", f"{key}mems", reader.memory(dialect.stores_top))
-    _check_hugging_face_outputs(reference, key, reader.model, out, tokens)
+        reference.check("memories", f"{key}mems", runner.memory(dialect.stores_top))
+    _check_hugging_face_outputs(reference, key, runner.model, out, tokens)
     return loss
 
 
@@ -138,20 +134,8 @@ def _check_hugging_face_outputs(reference: Reference, key: str, model: Model, ou
 
 
 def sorted_by_bin(loss: Tensor, targets: Tensor, model: Model) -> Tensor:
-    """Losses as the published softmax returns them: bin by bin, poured into the shape of the targets."""
+    """Return losses in the order of the published softmax: sorted by bin, in the shape of the targets."""
     config = model.config
     edges = Bins.of(config.embedding, config.vocab_size, config.dim).edges[1:-1]
     bins = torch.bucketize(targets.reshape(-1).contiguous(), torch.tensor(edges, dtype=targets.dtype), right=True)
     return loss.reshape(-1)[bins.argsort(stable=True)].view(loss.shape)
-
-
-def _check_gradients(reference: Reference, dialect: Dialect, model: Model) -> None:
-    gradients = {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for name, parameter in model.named_parameters()
-    }
-    layout = dialect.layout(model)
-    for name in reference.group("grad/"):
-        if name not in layout:
-            raise unknown("parameter", name, layout)
-        reference.check("gradients", f"grad/{name}", layout[name].take(gradients))

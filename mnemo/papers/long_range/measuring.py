@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.bench.cases import Case
-from mnemo.bench.contenders import Step, build_model, our_step, published_of, published_step
-from mnemo.bench.timing import allocated, forget_peak, peak_over, take_turns
+from mnemo.bench.timed_steps import Step, build_model, our_step, published_of, published_step
+from mnemo.bench.timing import allocated, peak_over, reset_peak, take_turns
 from mnemo.config import from_json
 from mnemo.cost.training_cost import training_bytes
 from mnemo.errors import MnemoError
@@ -20,7 +20,7 @@ from mnemo.model.memory_limits import require_room
 from mnemo.papers.jobs import Place, job
 from mnemo.progress import Advance
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.training.pace import pace
+from mnemo.training.training_speed import training_speed
 
 Formulation = Literal["mnemo", "published"]
 WARMUP = 2
@@ -83,7 +83,7 @@ def working_bytes(case: Case, formulation: Formulation, device: torch.device) ->
         return _saved_bytes(model, step)
     for _ in range(WARMUP):
         step()
-    forget_peak(device)
+    reset_peak(device)
     step()
     peak = peak_over(before, device)
     assert peak is not None
@@ -123,7 +123,7 @@ def paces(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     with place.progress("timing steps", len(recipes), unit="models") as bar:
         for name, recipe in recipes.items():
             train = replace(recipe.train, device=str(place.device))
-            timed = pace(recipe.model, train, updates=settings["updates"], rounds=settings["rounds"])
+            timed = training_speed(recipe.model, train, updates=settings["updates"], rounds=settings["rounds"])
             found[name] = {"tokens_per_second": timed.tokens_per_second, "peak_bytes": timed.peak_bytes}
             bar.advance()
     return {"paces": found}

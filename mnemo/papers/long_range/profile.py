@@ -13,7 +13,7 @@ from mnemo.papers.grid import Grid
 from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.long_range import measuring
 from mnemo.papers.long_range.arrangement import PAPER
-from mnemo.recipes.long_range import LONG, SHORT, WINDOW
+from mnemo.recipes.long_range import LONG, SEGMENT, SHORT
 from mnemo.report.plots import Figure, Line, line_figure
 
 NUMBERS = (24, 12, 4, 1, 0)
@@ -71,7 +71,7 @@ def case(budget: Budget) -> Case:
         name="long-profile",
         summary="training step of the enwik8 model",
         section="training",
-        segment=WINDOW,
+        segment=SEGMENT,
         memory=LONG,
         batch=16,
         required=1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import fmean
 
@@ -38,7 +39,7 @@ def mean_of(results: Results, row: Row, measure: Measure | None = None) -> float
     """In the unit of the measure; not a number if it is not measured."""
     found, measure = grid(results.budget), measure or grid(results.budget).measure
     values = found.by_seed(results, row.key, measure).values()
-    return fmean(map(measure.shown, values)) if values else float("nan")
+    return fmean(map(measure.shown, values)) if values else math.nan
 
 
 def measured(results: Results, *models: str) -> list[Row]:
@@ -82,17 +83,19 @@ def _smaller_by(measure: Measure) -> Callable[[Results], Outcome]:
     """Whether RMT has the smaller number, in the pair that is equally good."""
 
     def observe(results: Results) -> Outcome:
-        pair, quality = equally_good(results), grid(results.budget).measure
+        pair, found = equally_good(results), grid(results.budget)
         if isinstance(pair, str):
             return Outcome(pair, None)
         sizes = [mean_of(results, row, measure) for row in pair]
         ours = ", ".join(
-            f"{row.labels['model']} {row.labels['memory']}: {mean_of(results, row):.3f} {quality.unit}, "
+            f"{row.labels['model']} {row.labels['memory']}: {mean_of(results, row):.3f} {found.measure.unit}, "
             f"{amount:,.{measure.digits}f} {measure.unit}"
             for row, amount in zip(pair, sizes, strict=True)
         )
-        known = all(amount == amount for amount in sizes)
-        return Outcome(ours if known else "not measured: no GPU", sizes[0] < sizes[1] if known else None)
+        if any(map(math.isnan, sizes)):
+            return Outcome("not measured: no GPU", None)
+        seeds = min(len(found.by_seed(results, row.key)) for row in pair)
+        return Outcome(ours, sizes[0] < sizes[1], seeds)
 
     return observe
 

@@ -26,9 +26,9 @@ from mnemo.papers.xl.attention_length import (
 )
 from mnemo.papers.xl.benchmark import NOT_RUN, PAPER
 from mnemo.papers.xl.recipes import on_gpu, seeds, small_bytes, smoke
-from mnemo.recipes.ablation import row as changed
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.transformer_xl_ablation import row as changed
 from mnemo.report.plots import line_figure, lines_over_seeds
 from mnemo.units import perplexity
 

@@ -25,6 +25,7 @@ from mnemo.papers.xl.benchmark import PAPER
 from mnemo.papers.xl.recipes import on_gpu, small_bytes, smoke
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
+from mnemo.report.files import is_number
 from mnemo.report.plots import heat_figure
 from mnemo.storage.run_folder import open_run
 
@@ -178,9 +179,12 @@ Values = Mapping[str, Any]
 
 
 def observed(results: Results) -> Values | None:
-    """Values of the cell that observes attention; None if not measured."""
+    """Values of the cell that observes attention; None if they are missing or not finite."""
     found = results.one(OBSERVING)
-    return found.values or None if found else None
+    if found is None or not found.values:
+        return None
+    measured = [number for term in found.values["measures"].values() for number in term.values()]
+    return found.values if all(map(is_number, [*measured, *found.values["reach"]])) else None
 
 
 def near(values: Values) -> Outcome:

@@ -14,7 +14,6 @@ from mnemo.cost.training_cost import activation_bytes, state_row_bytes
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
 from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table, look_up
-from mnemo.papers.figures import score_bars
 from mnemo.papers.grid import Grid, Row
 from mnemo.papers.jobs import Place, job, train_here
 from mnemo.papers.judge import Better, Claim, Observed, Outcome, judge
@@ -24,7 +23,7 @@ from mnemo.papers.xl.attention_length import SEARCHED, perplexity_at, search_col
 from mnemo.papers.xl.benchmark import PAPER
 from mnemo.papers.xl.recipes import seeded
 from mnemo.recipes.recipe import Recipe
-from mnemo.training.pace import pace
+from mnemo.training.training_speed import training_speed
 
 FIT, TRAIN_FITTED = "xl-fit-length", "xl-train-fitted"
 FOUND = "length.json"
@@ -138,7 +137,7 @@ def measured_bytes(recipe: Recipe) -> float:
     """Peak GPU memory of an update, neither compiled nor recorded as a CUDA graph."""
     before = allocated(torch.device("cuda"))
     plain = replace(recipe.train, compile=False, cuda_graph=False, device="cuda")
-    peak = pace(recipe.model, plain, updates=1, rounds=1).peak_bytes
+    peak = training_speed(recipe.model, plain, updates=1, rounds=1).peak_bytes
     assert peak is not None
     return float(peak - before)
 
@@ -209,7 +208,6 @@ EQUAL_MEMORY = Experiment(
     claim="Recurrence is better than longer segments that take the same GPU memory.",
     cells=lambda budget: grid(budget).cells,
     verdicts=lambda results: judge(grid(results.budget), results, claims()),
-    figures=lambda results: score_bars(grid(results.budget), results, slug="equal-memory", split="Validation"),
     tables=tables,
     notes=(
         "The lengths without recurrence are found here: the longest segments, to 4 tokens, whose updates take no "

@@ -14,12 +14,12 @@ from mnemo.config import from_json, to_json
 from mnemo.data.corpus import Split
 from mnemo.evaluation.perplexity import evaluate
 from mnemo.evaluation.score import LOSSES_IN_FLIGHT, Score
-from mnemo.inference.segment_scorer import in_type
+from mnemo.inference.segment_scorer import with_dtype
 from mnemo.memory.state import nbytes
 from mnemo.model import Model, ModelConfig
 from mnemo.model.memory_limits import memory_bytes
 from mnemo.model.positions import Learned
-from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Table
+from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table
 from mnemo.papers.grid import Grid, Measure
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
@@ -28,7 +28,6 @@ from mnemo.papers.xl.recipes import smoke
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import everywhere
-from mnemo.report.plots import Line, line_figure
 from mnemo.training.precision import safe_kernels
 
 SPEED = "xl-evaluation-speed"
@@ -120,7 +119,7 @@ def measure_speed(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Tokens per second at every batch, and the best; weights and text are random."""
     torch.manual_seed(0)
     config = from_json(ModelConfig, settings["model"])
-    model = in_type(Model(config).eval(), DTYPES[settings["precision"]]).to(place.device)
+    model = with_dtype(Model(config).eval(), DTYPES[settings["precision"]]).to(place.device)
     with safe_kernels(settings["precision"], place.device, place.monitor):
         tried = [{"batch": batch, "tokens_per_second": _speed(model, settings, batch)} for batch in settings["batches"]]
     best = max(tried, key=lambda one: one["tokens_per_second"] or 0.0)
@@ -243,23 +242,6 @@ def _number(value: float | None) -> str:
     return "out of memory" if value is None else f"{value:,.0f}"
 
 
-def figures(results: Results) -> list[Figure]:
-    found = {"ours": ratios(results), "paper": PUBLISHED if results.budget != "smoke" else {}}
-    if not found["ours"]:
-        return []
-    return [
-        line_figure(
-            "speed-ratio",
-            "How many times as fast as a sliding window",
-            "Tokens per second with state reuse, divided by those with a window that slides by one token.",
-            [Line(label, [(float(x), float(y)) for x, y in by.items()]) for label, by in found.items() if by],
-            x_label="attention length",
-            y_label="ratio",
-            y_logarithmic=True,
-        )
-    ]
-
-
 EVALUATION_SPEED = Experiment(
     name="xl-evaluation-speed",
     title="Evaluation speed against a sliding window",
@@ -268,7 +250,6 @@ EVALUATION_SPEED = Experiment(
     claim="Evaluation with state reuse is up to 1,874 times as fast as that of the vanilla transformer.",
     cells=cells,
     verdicts=lambda results: judge(Grid(), results, CLAIMS),
-    figures=figures,
     tables=tables,
     notes=(
         "Speed depends on shapes alone: weights and text are random, and nothing is trained. small takes the base "

@@ -27,6 +27,7 @@ from mnemo.papers.xl.benchmark import PAPER
 from mnemo.papers.xl.recipes import seeded
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import AverageConfig, EvalConfig, Recipe
+from mnemo.report.files import is_number
 from mnemo.report.findings import Table
 from mnemo.storage.run_folder import LoadedRun, open_run
 
@@ -218,6 +219,7 @@ def _protocols_table(results: Results) -> list[Table]:
         (each.cell.name, *(score[name] for name in lengths), VALID.text([score["loss"]]))
         for each in results.cells
         for score in each.values.get("protocols", [])
+        if is_number(score["loss"])
     ]
     caption = "10 rows, temperature 1. Each model is tested with the lengths that are best here."
     return [Table("Attention at evaluation, on valid", ("model", *lengths, "valid ppl"), rows, caption)] if rows else []

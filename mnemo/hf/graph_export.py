@@ -1,0 +1,87 @@
+"""Export one step of a model as a graph, with the state as input and output: `torch.export` and ONNX.
+
+A step takes a state and one segment with a fixed number of tokens, and returns the logits and the next state. A state
+is a dictionary of tensors with the names of `mnemo.memory.state.leaves`; `step_state(model, batch)` is the initial one.
+With `tokens=1` a segment is a single token, which enters the memory immediately.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.errors import MnemoError, one_line
+from mnemo.hf.modeling import MnemoForCausalLM
+from mnemo.memory.state import State, leaves, tree_map
+from mnemo.model import Model
+
+TOKENS, LOGITS, STATE, NEXT = "tokens", "logits", "state.", "next."
+
+
+class Step(nn.Module):
+    def __init__(self, model: Model, form: State) -> None:
+        super().__init__()
+        self.model, self._form = model, form
+
+    def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        given = iter(state.values())
+        # The reference path uses only operations that every runtime supports.
+        out, after, _ = self.model.explain(tokens, tree_map(lambda _: next(given), self._form))
+        return self.model.logits(out), dict(leaves(after))
+
+
+def step_state(model: MnemoForCausalLM, batch: int = 1) -> dict[str, Tensor]:
+    """Return the state at the start of a text."""
+    return dict(leaves(model.start_state(batch)))
+
+
+def export_step(model: MnemoForCausalLM, *, batch: int = 1, tokens: int | None = None) -> torch.export.ExportedProgram:
+    """Return a program: `logits, state = program.module()(tokens, state)` with tokens (batch, tokens).
+
+    `tokens`: tokens of a step; by default the configured segment.
+    """
+    width = model.config.segment if tokens is None else tokens
+    if batch < 1 or width < 1:
+        raise MnemoError(f"a step reads at least one token of one row, not {width} of {batch}")
+    step = Step(model.model, model.start_state(batch)).eval()
+    example = torch.zeros(batch, width, dtype=torch.int64, device=model.device)
+    with torch.no_grad():
+        step(example, step_state(model, batch))  # fills the cache of position tables with real tensors before tracing
+        return torch.export.export(step, (example, step_state(model, batch)))
+
+
+def export_onnx(model: MnemoForCausalLM, path: str | Path, *, batch: int = 1, tokens: int | None = None) -> Path:
+    """Write a step as an ONNX file with inputs `tokens`, `state.NAME` and outputs `logits`, `next.NAME`.
+
+    The file is run once and compared with the model; if they differ, the file is removed and an error is raised.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise MnemoError("ONNX needs further libraries: pip install 'mnemo-lm[onnx]'") from None
+    program = export_step(model, batch=batch, tokens=tokens)
+    names = list(step_state(model, batch))
+    options: dict[str, Any] = {
+        "input_names": [TOKENS, *[STATE + name for name in names]],
+        "output_names": [LOGITS, *[NEXT + name for name in names]],
+    }
+    torch.onnx.export(program, (), str(path), dynamo=True, verbose=False, **options)
+    tokens_of = torch.zeros(batch, model.config.segment if tokens is None else tokens, dtype=torch.int64)
+    try:
+        _check(onnxruntime.InferenceSession(str(path)), program, tokens_of, step_state(model, batch))
+    except Exception as error:
+        Path(path).unlink(missing_ok=True)
+        raise MnemoError(f"this model cannot be exported to ONNX: {one_line(error)}") from None
+    return Path(path)
+
+
+def _check(session: Any, program: torch.export.ExportedProgram, tokens: Tensor, state: dict[str, Tensor]) -> None:
+    wanted = {node.name for node in session.get_inputs()}
+    given = {TOKENS: tokens} | {STATE + name: leaf for name, leaf in state.items()}
+    (logits,) = session.run([LOGITS], {name: leaf.cpu().numpy() for name, leaf in given.items() if name in wanted})
+    expected, _ = program.module()(tokens.to(next(iter(state.values())).device), state)
+    torch.testing.assert_close(torch.from_numpy(logits), expected.detach().cpu(), rtol=1e-3, atol=1e-3)

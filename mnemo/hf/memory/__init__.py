@@ -1,1 +1,0 @@
-"""Recurrent memory tokens for models of the transformers library."""

@@ -1,0 +1,1 @@
+"""Recurrent memory tokens (RMT) around models of the transformers library."""

@@ -1,0 +1,102 @@
+"""`add_memory`: add recurrent memory tokens to a transformers model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from mnemo.errors import MnemoError
+from mnemo.hf.memory_tokens.backbone import check_attention
+from mnemo.hf.memory_tokens.checks import check_kind, check_positions, check_ties, embedding_weight, try_out
+from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
+from mnemo.hf.memory_tokens.options import Align, Backward, MaskPolicy, MemoryConfig, PositionPolicy, Window
+
+AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
+AutoModelForCausalLM.register(MemoryConfig, MemoryForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(MemoryConfig, MemoryForSequenceClassification, exist_ok=True)
+
+
+def add_memory(
+    model: Any,
+    tokens: int = 16,
+    segment: int = 1024,
+    bptt: int | None = 2,
+    *,
+    mask: MaskPolicy = "causal",
+    positions: PositionPolicy = "continue",
+    align: Align = "left",
+    window: Window = "sliding",
+    score: int | None = None,
+    backward: Backward = "checkpoint",
+    wrap: tuple[int, int] | None = None,
+    std: float | None = None,
+) -> MemoryForCausalLM | MemoryForSequenceClassification:
+    """Add recurrent memory tokens to a causal language model or an encoder with a classification head.
+
+    The given model becomes the backbone of the returned model; it is not copied.
+
+    tokens:    number of memory tokens
+    segment:   tokens per segment, without memory tokens
+    bptt:      number of earlier segments that the gradient of a loss reaches; None for all
+    mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
+    positions: "continue": positions count through memory and text; "tokens": text has the same positions as without
+               memory; "fixed": the positions of memory tokens do not depend on the segment length
+    align:     which segment of a row is shorter: the last one ("left") or the first one ("right")
+    window:    "sliding": every loss reaches exactly `bptt` earlier segments; "tumbling": windows of bptt + 1 segments,
+               each read once
+    score:     number of last segments of a sample that have a loss; None for all
+    backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
+    wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
+    std:       standard deviation of the initial memory; by default that of the embeddings
+    """
+    check_kind(model)
+    deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
+    config = MemoryConfig(
+        text_config=model.config,
+        tokens=tokens,
+        segment=segment,
+        bptt=bptt,
+        mask=mask,
+        positions=positions,
+        align=align,
+        window=window,
+        score=score,
+        backward=backward,
+        wrap=wrap,
+        std=deviation,
+        dtype=model.dtype,
+    )
+    kind = _kind_of(model)
+    _check(model, config, kind._encoder)
+    for module in model.modules():
+        module._is_hf_initialized = True  # keep the given weights: do not initialise them again
+    wrapped = kind(config, model)
+    wrapped.train(model.training)
+    if isinstance(wrapped, MemoryForCausalLM) and model.generation_config is not None:
+        wrapped.generation_config = model.generation_config
+    return wrapped
+
+
+def _kind_of(model: Any) -> type[MemoryForCausalLM] | type[MemoryForSequenceClassification]:
+    if model.get_output_embeddings() is not None:
+        return MemoryForCausalLM
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        return MemoryForSequenceClassification
+    raise MnemoError(
+        f"{type(model).__name__} is neither a language model with output embeddings nor a model for sequence "
+        "classification"
+    )
+
+
+def _check(model: Any, config: MemoryConfig, encoder: bool) -> None:
+    if encoder and config.mask != "causal":
+        raise MnemoError("an encoder attends in both directions: mask policies are for language models")
+    if encoder and config.score not in (None, 1):
+        raise MnemoError("classification uses the last segment only: score is for language models")
+    if not encoder and config.wrap is not None:
+        raise MnemoError("wrap is for encoders: a language model predicts across segment borders")
+    check_attention(model, config)
+    check_positions(model, config, write=not encoder)
+    check_ties(model)
+    try_out(model, config, causal=not encoder)

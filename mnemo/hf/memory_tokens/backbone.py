@@ -1,0 +1,125 @@
+"""A transformers model as the backbone of the core's memory tokens.
+
+Rows are [read block, tokens, write block, padding]. Padding is on the right, which causal attention never sees, so the
+backbone's causal mask is enough; block masks are passed as 4-D masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.errors import MnemoError
+from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.position_ids import position_ids
+from mnemo.ops import Blocks, Causal
+
+
+def body_of(backbone: Any) -> nn.Module:
+    """Return the model without its head."""
+    return backbone.base_model
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a 4-D additive mask from (B, Q, K) booleans: 0 where visible, the lowest number elsewhere."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[:, None]
+
+
+def check_attention(backbone: Any, config: MemoryConfig) -> None:
+    """Refuse flash attention where it would silently ignore the mask or position policy."""
+    attention = backbone.config._attn_implementation or ""
+    if "flash" not in attention or config.tokens == 0:
+        return
+    if config.positions != "continue":
+        raise MnemoError(
+            f'{attention} interprets positions that do not increase as several texts: use positions="continue" or '
+            'attn_implementation="sdpa"'
+        )
+    if config.mask == "block":
+        raise MnemoError(f'{attention} supports no 4-D mask: use mask="causal" or attn_implementation="sdpa"')
+
+
+def first_position(backbone: Any) -> int:
+    """Return the first position: 0, or in models like RoBERTa the one after the padding token's."""
+    for name, module in body_of(backbone).named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+class CausalRows:
+    """A causal language model without embeddings and head; runs whole segments, or parts of them with a cache."""
+
+    def __init__(self, backbone: Any, config: MemoryConfig) -> None:
+        check_attention(backbone, config)
+        self.backbone, self.body, self.config = backbone, body_of(backbone), config
+
+    def __call__(
+        self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Return hidden rows (B, Q, D) of a whole segment; the backbone itself has no state."""
+        memory = 2 * self.config.tokens
+        total = torch.full((len(rows),), rows.shape[1], device=rows.device) if lengths is None else lengths
+        return self.feed(rows, None, 0, (total - memory).clamp(min=0), mask), state
+
+    def feed(self, rows: Tensor, cache: Any, begin: int, counts: Tensor, mask: Causal | Blocks) -> Tensor:
+        """Return the hidden rows of `rows`, which follow the first `begin` rows of the segment; those are in the cache.
+
+        `counts` (B,): number of tokens between the memory blocks of the segment.
+        """
+        num = rows.shape[1]
+        index = torch.arange(begin, begin + num, device=rows.device)
+        options: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            options["past_key_values"] = cache
+        if isinstance(mask, Blocks):
+            visible = mask.visible(num, begin + num, begin, rows.device)
+            options["attention_mask"] = additive(visible, rows.dtype)
+        positions = position_ids(self.config.positions, index, self.config.tokens, True, counts)
+        if positions is not None:
+            options["position_ids"] = positions + first_position(self.backbone)
+            # Without a mask, transformers interprets positions that do not increase as several texts in one row.
+            options.setdefault("attention_mask", torch.ones(len(rows), begin + num, device=rows.device).long())
+        return self.body(inputs_embeds=rows, **options).last_hidden_state
+
+
+class EncoderRows:
+    """An encoder with its classification head, which uses the first row: the first token is moved before the memory.
+
+    The logits are returned in place of the backbone's state.
+    """
+
+    def __init__(self, backbone: Any, config: MemoryConfig) -> None:
+        check_attention(backbone, config)
+        self.backbone, self.config = backbone, config
+
+    def __call__(
+        self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        num, total = self.config.tokens, rows.shape[1]
+        order = torch.tensor([num, *range(num), *range(num + 1, total)], device=rows.device)
+        counts = torch.full((len(rows),), total, device=rows.device) if lengths is None else lengths
+        placed = position_ids(self.config.positions, positions, num, False, (counts - num).clamp(min=0))
+        options: dict[str, Any] = {}
+        if placed is not None:
+            options["position_ids"] = placed[:, order] + first_position(self.backbone)
+        if lengths is not None:
+            seen = (positions < lengths[:, None]) | (lengths == 0)[:, None]  # an empty row would give NaN
+            options["attention_mask"] = seen.long()
+        out = self.backbone(inputs_embeds=rows[:, order], output_hidden_states=True, **options)
+        return out.hidden_states[-1][:, order.argsort()], out.logits
+
+
+def logits_of(backbone: Any, hidden: Tensor) -> Tensor:
+    """Apply the head of a causal language model."""
+    logits = backbone.get_output_embeddings()(hidden)
+    config = backbone.config.get_text_config()
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = torch.tanh(logits / cap) * cap
+    scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
+    if scale is not None:
+        logits = logits * scale
+    return logits if divisor is None else logits / divisor

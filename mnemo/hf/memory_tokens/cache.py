@@ -1,0 +1,206 @@
+"""The cache for decoding with memory tokens: the memory, and the open segment that fills token by token.
+
+Inside a segment, the backbone's cache holds the read block and the tokens so far. When the segment is full, the write
+block is appended, which gives the new memory, and the backbone's cache is discarded. Rows whose segments end at the
+same time form a group. A group is never padded, so a batch equals its rows one by one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+
+from mnemo.errors import MnemoError
+from mnemo.hf.memory_tokens.backbone import CausalRows
+from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.split import first_length
+from mnemo.memory import RecurrentMemory, TokensState
+from mnemo.memory.state import select
+
+
+class DecodingModel:
+    """The parts of the model that decoding needs."""
+
+    def __init__(self, backbone: Any, memory: RecurrentMemory, config: MemoryConfig, embed: Callable[..., Tensor]):
+        self.rows, self.memory, self.config, self.embed = CausalRows(backbone, config), memory, config, embed
+        self.backbone_config = self.rows.body.config
+
+    def open(self) -> DynamicCache:
+        return DynamicCache(config=self.backbone_config)  # type: ignore[call-arg]
+
+
+class Group:
+    """Rows whose segments end at the same time."""
+
+    def __init__(self, rows: list[int], state: TokensState, room: int, count: int = 0, cache: Any = None) -> None:
+        self.rows, self.state, self.count, self.cache = rows, state, count, cache
+        self.room = room
+        """Length of the open segment"""
+
+    def feed(self, tokens: Tensor, model: DecodingModel) -> Tensor:
+        """Read tokens (B, T) and return their hidden rows (B, T, D)."""
+        pieces = []
+        while tokens.shape[1]:
+            part, tokens = tokens.tensor_split([self.room - self.count], 1)
+            pieces.append(self._feed_part(model.embed(part), model))
+            if self.count == self.room:
+                self._commit(model)
+        return torch.cat(pieces, 1)
+
+    def _feed_part(self, rows: Tensor, model: DecodingModel) -> Tensor:
+        num, new = model.config.tokens, rows.shape[1]
+        begin = num + self.count
+        if self.count == 0:
+            self.cache, begin = model.open(), 0
+            rows = torch.cat([model.memory.rows(self.state), rows], 1)
+        hidden = self._rows(rows, begin, model)
+        self.count += new
+        return hidden[:, -new:]
+
+    def _rows(self, rows: Tensor, begin: int, model: DecodingModel) -> Tensor:
+        counts = torch.full_like(self.state.started, self.room)
+        mask = model.memory.config.row_mask(counts, begin)
+        return model.rows.feed(rows, self.cache, begin, counts, mask)
+
+    def _commit(self, model: DecodingModel) -> None:
+        """Write the memory at the end of a full segment and discard the backbone's cache."""
+        if model.config.tokens:
+            written = self._rows(model.memory.rows(self.state), model.config.tokens + self.count, model)
+            self.state = model.memory.carry(self.state, written, None)
+        self.cache, self.count, self.room = None, 0, model.config.segment
+
+    def take(self, rows: list[int], members: list[int]) -> Group:
+        """Return a group of the rows `rows`, which are copies of this group's members with indices `members`."""
+        index = torch.tensor(members, device=self.state.started.device)
+        return Group(rows, select(self.state, index), self.room, self.count, _select(self.cache, index))
+
+
+def _select(cache: Any, index: Tensor) -> Any:
+    if cache is None:
+        return None
+    other = copy.copy(cache)
+    other.layers = [copy.copy(layer) for layer in cache.layers]
+    other.batch_select_indices(index)
+    return other
+
+
+class MemoryCache(Cache):
+    """The cache that `generate` passes from step to step."""
+
+    def __init__(self, memory: Tensor | None = None) -> None:
+        super().__init__(layers=[])
+        self.groups: list[Group] = []
+        self.seen = 0
+        self.memory = memory
+        """(B, m, D): memory for the first segment, instead of the learned one"""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1  # no limit
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def batch_size(self) -> int:
+        return sum(len(group.rows) for group in self.groups) or -1
+
+    def feed(self, tokens: Tensor, mask: Tensor | None, model: DecodingModel) -> Tensor:
+        """Read columns (B, T) and return hidden rows (B, T, D), zero at padding; `mask` (B, >= T) is 0 at padding."""
+        batch, width = tokens.shape
+        valid = None if mask is None else mask[:, -width:] != 0
+        if valid is not None and bool(valid.all()):
+            valid = None
+        lengths = [width] * batch if valid is None else valid.sum(1).tolist()
+        if not self.groups:
+            self._begin(lengths, model)
+        self._split(lengths)
+        self.seen += width
+        hidden = None
+        for group in self.groups:
+            used = lengths[group.rows[0]]
+            if used == 0:
+                continue
+            index = torch.tensor(group.rows, device=tokens.device)
+            columns = None if valid is None else valid[index]
+            new = tokens[index] if columns is None else tokens[index][columns].view(len(index), used)
+            rows = group.feed(new, model)
+            if hidden is None:
+                hidden = rows.new_zeros(batch, width, rows.shape[2])
+            filled = torch.ones_like(tokens[index], dtype=torch.bool) if columns is None else columns
+            hidden[index] = hidden[index].masked_scatter(filled[:, :, None], rows)
+        if hidden is None:
+            raise MnemoError("no tokens to read")
+        return hidden
+
+    def _begin(self, lengths: list[int], model: DecodingModel) -> None:
+        segment, align = model.config.segment, model.config.align
+        rooms = [first_length(length, segment, align) for length in lengths]
+        given = None if self.memory is None else self._given(len(lengths), model)
+        for room in dict.fromkeys(rooms):
+            rows = [row for row, its_room in enumerate(rooms) if its_room == room]
+            state = model.memory.init(len(rows))
+            if given is not None:
+                state = TokensState(given[rows].to(state.memory), torch.ones_like(state.started), None)
+            self.groups.append(Group(rows, state, room))
+
+    def _given(self, batch: int, model: DecodingModel) -> Tensor:
+        """Return the initial memory for every row of the batch; several beams share one row of the given memory."""
+        assert self.memory is not None
+        rows, *shape = self.memory.shape
+        if rows == 0 or batch % rows or shape != list(model.memory.initial.shape):
+            needed = (batch, *model.memory.initial.shape)
+            raise MnemoError(f"memory has shape {tuple(self.memory.shape)}; this model needs {needed}")
+        return self.memory.repeat_interleave(batch // rows, 0)
+
+    def _split(self, lengths: list[int]) -> None:
+        """Split groups so that all rows of a group read the same number of tokens."""
+        groups = []
+        for group in self.groups:
+            by_length: dict[int, list[int]] = {}
+            for member, row in enumerate(group.rows):
+                by_length.setdefault(lengths[row], []).append(member)
+            if len(by_length) == 1:
+                groups.append(group)
+                continue
+            groups += [
+                group.take([group.rows[member] for member in members], members) for members in by_length.values()
+            ]
+        self.groups = groups
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Replace row i by a copy of row indices[i]."""
+        wanted = indices.tolist()
+        groups = []
+        for group in self.groups:
+            member = {row: number for number, row in enumerate(group.rows)}
+            rows = [row for row, source in enumerate(wanted) if source in member]
+            if rows:
+                groups.append(group.take(rows, [member[wanted[row]] for row in rows]))
+        self.groups = groups
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.batch_select_indices(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise MnemoError("a memory cache cannot be cropped: writing to memory cannot be undone")
+
+    def reset(self) -> None:
+        self.groups, self.seen = [], 0
+
+    def written(self) -> Tensor:
+        """Return the memory (B, m, D) that the open segments read."""
+        order = torch.tensor([row for group in self.groups for row in group.rows]).argsort()
+        memory = torch.cat([group.state.memory for group in self.groups])
+        return memory[order.to(memory.device)]

@@ -1,0 +1,97 @@
+"""The options of `add_memory`, and the configuration that stores them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from mnemo.errors import MnemoError, unknown
+from mnemo.memory import MemoryTokens
+
+FORMAT_VERSION = 1
+MaskPolicy = Literal["causal", "block"]
+PositionPolicy = Literal["continue", "tokens", "fixed"]
+Align = Literal["left", "right"]
+Window = Literal["sliding", "tumbling"]
+Backward = Literal["checkpoint", "plain"]
+CHOICES = {
+    "mask": MaskPolicy,
+    "positions": PositionPolicy,
+    "align": Align,
+    "window": Window,
+    "backward": Backward,
+}
+
+
+class MemoryConfig(PreTrainedConfig):
+    """The configuration of the backbone and of the memory, in one file."""
+
+    model_type = "mnemo-memory"
+    keys_to_ignore_at_inference = ["past_key_values", "memory"]
+
+    text_config: Any = None
+    """Configuration of the backbone"""
+    tokens: int = 16
+    """Memory tokens; with 0, segments are independent of each other"""
+    segment: int = 1024
+    """Tokens per segment, without memory tokens"""
+    bptt: int | None = 2
+    """Number of earlier segments that the gradient of a loss reaches; None for all"""
+    mask: str = "causal"
+    """Which rows attend to each other, see MaskPolicy"""
+    positions: str = "continue"
+    """Position ids of the rows, see PositionPolicy"""
+    align: str = "left"
+    """Which segment of a row is shorter: the last one ("left") or the first one ("right")"""
+    window: str = "sliding"
+    """"sliding": every loss reaches exactly `bptt` earlier segments, which are read again for it; "tumbling": groups
+    of bptt + 1 segments follow each other, and a loss reaches the start of its group"""
+    score: int | None = None
+    """Number of last segments of a sample that have a loss; None for all"""
+    backward: str = "checkpoint"
+    """"checkpoint": compute every segment again in the backward pass, which stores the activations of one segment at a
+    time; "plain": store those of all segments"""
+    wrap: tuple[int, int] | None = None
+    """Encoders: ids of the tokens before and after every segment, such as [CLS] and [SEP]"""
+    std: float = 1.0
+    """Standard deviation of the initial memory"""
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if isinstance(self.text_config, dict):
+            self.text_config = AutoConfig.for_model(**self.text_config)
+        self.wrap = None if self.wrap is None else tuple(self.wrap)  # type: ignore[assignment]
+        super().__post_init__(**kwargs)
+        check_options(self)
+
+    def memory_tokens(self, encoder: bool = False) -> MemoryTokens:
+        """Return the core's configuration: a read block before and a write block after the tokens.
+
+        Encoders have one block before the tokens, which is read and written.
+        """
+        mask = "causal" if encoder else self.mask
+        return MemoryTokens(num=self.tokens, write=not encoder, carry_read=encoder, mask=mask, std=self.std)  # type: ignore[arg-type]
+
+
+def check_options(config: MemoryConfig) -> None:
+    """Refuse options that are wrong for every backbone."""
+    if config.format_version > FORMAT_VERSION:
+        raise MnemoError(
+            f"this model was saved with format_version {config.format_version}; this version of mnemo loads "
+            f"{FORMAT_VERSION} and older"
+        )
+    for name, choices in CHOICES.items():
+        value = getattr(config, name)
+        if value not in get_args(choices):
+            raise unknown(f"{name} policy", str(value), get_args(choices))
+    for name, least in (("tokens", 0), ("segment", 1), ("bptt", 0), ("score", 1)):
+        value = getattr(config, name)
+        if value is None and name in ("bptt", "score"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise MnemoError(f"{name}={value!r} must be a whole number of at least {least}")
+    if not isinstance(config.std, int | float) or not config.std >= 0:
+        raise MnemoError(f"std={config.std!r} must be a number of at least 0")
+    if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):
+        raise MnemoError("wrap needs two token ids, and a segment that has room for at least one more token")

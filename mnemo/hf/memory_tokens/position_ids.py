@@ -1,0 +1,38 @@
+"""Position ids of the rows of a segment: position policies.
+
+continue   positions count through read block, tokens and write block
+tokens     tokens have the same positions as without memory; the read block has position 0, the write block follows
+fixed      read block first, then write block, then tokens: positions of memory do not depend on the segment length
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def position_ids(policy: str, index: Tensor, num: int, write: bool, counts: Tensor) -> Tensor | None:
+    """Return position ids (B, N) of the rows `index` (N,) of segments.
+
+    `num`: memory tokens of a block. `counts` (B,): tokens between the memory blocks. None means that the backbone's
+    default positions are right.
+    """
+    if policy == "continue" or num == 0:
+        return None
+    token = index - num
+    after = token - counts[:, None]  # >= 0 in the write block and in the padding after it
+    in_write = (after >= 0) & (after < num) & write
+    padded = after >= (num if write else 0)
+    if policy == "tokens":
+        positions = torch.where(token < 0, 0, token).expand_as(after)
+        return torch.where(padded, counts[:, None], positions)
+    tokens_from = num * (1 + write)
+    positions = torch.where(token < 0, index, token + tokens_from).expand_as(after)
+    return torch.where(in_write, after + num, torch.where(padded, 0, positions))
+
+
+def num_positions(policy: str, segment: int, num: int, write: bool) -> int:
+    """Return the number of positions that a full segment uses."""
+    if policy == "tokens":
+        return segment + (num if write else 0)
+    return segment + num * (1 + write)

@@ -1,0 +1,158 @@
+"""Creating run folders and training them: `create_run` and `train`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mnemo.errors import MnemoError
+from mnemo.model import Model
+from mnemo.model.memory_limits import require_training_room
+from mnemo.recipes.recipe import Recipe
+from mnemo.storage import checkpoint as checkpoints
+from mnemo.storage import run_folder
+from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.weights import build_model, check_weights, pick_device
+from mnemo.training.data import Data, open_data
+from mnemo.training.distributed import check_parallel
+from mnemo.training.metrics_log import NoTracker, Tracker
+from mnemo.training.monitor import Monitor, Unwatched
+from mnemo.training.precision import safe_kernels
+from mnemo.training.processes import AnyWorld, joined
+from mnemo.training.run_description import describe_run
+from mnemo.training.stop_signals import stop_on_signals
+from mnemo.training.trainer import Outcome, Trainer
+
+
+def create_run(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Data | None = None,
+    preset: str | None = None,
+    source: str | Path | None = None,
+    monitor: Monitor | None = None,
+) -> Path:
+    """Check a recipe, and write a new run folder for it.
+
+    `data`: what to train on, instead of the recipe's corpus. `source`: a run whose best weights training starts from.
+    """
+    monitor = monitor or Unwatched()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
+    data = data or open_data(recipe, monitor.show)
+    given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
+    check(recipe)
+    with torch.device("meta"):
+        model = build_model(recipe.model, recipe.train.precision)
+    origin = None
+    if source is not None:
+        first = run_folder.find_run(source)
+        start = _first_checkpoint(first)
+        check_weights(model, _weights(start, model), start.file("weights"))
+        origin = {"run": str(first.resolve()), "step": start.step}
+    if recipe != given:
+        sizes = f"{recipe.model.vocab_size:,} as in the corpus, not the recipe's {given.model.vocab_size:,}"
+        monitor.note(f"vocabulary: {sizes}")
+    header = RunHeader(recipe=recipe, corpus=data.info, preset=preset, source=origin)
+    run_folder.write_header(folder, header, data.tokenizer)
+    return folder
+
+
+def train(
+    folder: Path,
+    *,
+    data: Data | None = None,
+    monitor: Monitor | None = None,
+    tracker: Tracker | None = None,
+    world: AnyWorld | None = None,
+) -> Outcome:
+    """Train a run from its last whole checkpoint, or from the beginning.
+
+    Processes started by torchrun train it together; `world` is given if they are already connected.
+    """
+    header = run_folder.load_header(folder)
+    if world is None:
+        config = header.recipe.train
+        with joined(config.device, config.timeout) as world:
+            return train(folder, data=data, monitor=monitor, tracker=tracker, world=world)
+    if world.rank:
+        monitor, tracker = None, None
+    monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    world.together(lambda: _check_run(folder, header, world))
+    data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
+    if data.info != header.corpus:
+        raise MnemoError(f"corpus '{header.corpus.get('name')}' has changed since {folder} was started on it")
+    config = header.recipe.train
+    kernels = safe_kernels(config.precision, pick_device(config.device), monitor)
+    with ExitStack() as stack, kernels, stop_on_signals(world.size == 1) as stop:
+        world.main(lambda: stack.enter_context(run_folder.locked(folder)))
+        trainer = Trainer(folder, header, data, monitor, tracker, world)
+        for line in describe_run(trainer, header):
+            monitor.note(line)
+        with trainer.started(lambda: _first_weights(trainer.model, header)):
+            return trainer.run(stop)
+
+
+def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
+    check(header.recipe)
+    check_parallel(header.recipe, world)
+    if run_folder.exported(folder) is not None:
+        raise MnemoError(f"{folder} is an export, without what training depends on: start from it with --from")
+
+
+def check(recipe: Recipe) -> None:
+    """Raise MnemoError for recipes that cannot be trained, or not on this machine."""
+    train, model = recipe.train, recipe.model
+    recurrent = len(model.memory.attending(model.num_layers)) < model.num_layers
+    carries = model.tokens is not None and model.tokens.carries
+    if train.bptt and train.bptt_window == "sliding" and not carries:
+        raise MnemoError(
+            f"bptt {train.bptt} needs memory tokens that are carried on: no other memory takes gradient back to "
+            f"earlier segments (with --train.bptt-window tumbling, {train.bptt} more segments share one update)"
+        )
+    if train.context and (recurrent or model.tokens is not None or any(model.memory.lengths(model.num_layers))):
+        raise MnemoError(
+            f"the context of {train.context} tokens is encoded again for every segment: "
+            "with it, all memory lengths must be 0, without recurrent layers and memory tokens"
+        )
+    device = pick_device(train.device)
+    require_training_room(model, device, batch=train.batch, segment=train.segment + train.context)
+    if train.precision == "fp16" and device.type != "cuda":
+        raise MnemoError(f"precision fp16 needs a CUDA device, not {device.type}: use bf16 or fp32")
+
+
+def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
+    cutoffs = recipe.model.embedding.cutoffs
+    if cutoffs and cutoffs[-1] >= size:
+        raise MnemoError(
+            f"the adaptive softmax's cutoff {cutoffs[-1]:,} is not below the corpus's vocabulary of {size:,}: "
+            "set --model.embedding.cutoffs"
+        )
+    return replace(recipe, model=replace(recipe.model, vocab_size=size))
+
+
+def _first_checkpoint(folder: Path) -> Checkpoint:
+    found = run_folder.best_checkpoint(folder)
+    if found is None:
+        raise MnemoError(f"{folder} has no checkpoint to start from")
+    return found
+
+
+def _first_weights(model: Model, header: RunHeader) -> dict[str, Tensor] | None:
+    if header.source is None or "run" not in header.source:
+        return None
+    folder, step = Path(header.source["run"]), header.source["step"]
+    found = run_folder.exported(folder) or checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step))
+    return _weights(found, model)
+
+
+def _weights(source: Checkpoint, model: Model) -> dict[str, Tensor]:
+    """The weights that were evaluated, in the type of this model."""
+    dtype = next(model.parameters()).dtype
+    return {name: weight.to(dtype) for name, weight in checkpoints.evaluated_weights(source).items()}

@@ -1,0 +1,48 @@
+"""The lines that a run shows when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mnemo.recipes.recipe import Recipe, TrainConfig
+from mnemo.storage.run_folder import RunHeader
+from mnemo.training.processes import Alone
+from mnemo.training.trainer import Trainer
+
+WEIGHTS_OF_A_PROCESS = {"DDP": "all weights", "FSDP": "a share of the weights"}
+
+
+def describe_run(trainer: Trainer, header: RunHeader) -> Iterator[str]:
+    """Model, corpus, batch, validation, device and processes of a run."""
+    model, train, corpus = header.recipe.model, header.recipe.train, header.corpus
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    memory = _memory_lengths(header.recipe, None)
+    yield f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters, memory {memory}"
+    yield f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s"
+    yield f"batch: {train.batch} x {train.segment} tokens; {train.steps:,} steps"
+    scored = header.recipe.evaluation
+    kept = _memory_lengths(header.recipe, scored.memory)
+    yield f"validation: segment {scored.segment or train.segment}, memory {kept}"
+    yield f"device: {trainer.device}, {train.precision}"
+    yield f"step: {trainer.engine.describe()}"
+    if not isinstance(trainer.world, Alone):
+        yield _describe_processes(trainer, train)
+    yield f"run: {trainer.folder}"
+
+
+def _memory_lengths(recipe: Recipe, long_range: int | None) -> str:
+    """The different memory lengths of the layers, longest first."""
+    lengths = recipe.model.memory.lengths(recipe.model.num_layers, long_range)
+    return " and ".join(map(str, sorted(set(lengths), reverse=True)))
+
+
+def _describe_processes(trainer: Trainer, train: TrainConfig) -> str:
+    least, more = divmod(train.batch, trainer.world.size)
+    rows = f"{least} to {least + 1}" if more else str(least)
+    parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
+    kind = trainer.device.type
+    return (
+        f"processes: {trainer.world.size} ({trainer.parallel.kind}), each with "
+        f"{WEIGHTS_OF_A_PROCESS[trainer.parallel.kind]} and {rows} of the "
+        f"{train.batch} rows{parts}, on its own {'GPU' if kind == 'cuda' else kind.upper()}"
+    )

@@ -1,0 +1,77 @@
+"""Signals that stop a run at the next safe moment."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mnemo.progress import Advance, ShowProgress
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ECHO_SECONDS = 1.0
+"""Time in which further signals count as the first one: `timeout`, `make` and shells signal a process and its group."""
+
+
+class Stop:
+    """Remembers the first signal. A later one ends the process at once, unless `patient`."""
+
+    signal: int | None = None
+
+    def __init__(self, patient: bool = False) -> None:
+        self._patient, self._received = patient, 0.0
+
+    def receive(self, number: int, frame: Any) -> None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._received = number, now
+        elif not self._patient and now - self._received > ECHO_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+@contextmanager
+def stop_on_signals(alone: bool = True) -> Iterator[Stop]:
+    """Inside this context, SIGINT and SIGTERM are only remembered; outside the main thread they are left alone.
+
+    Processes that are not `alone` may receive several signals at once, from the terminal and from torchrun, and so
+    ignore all but the first: torchrun kills processes that take too long.
+    """
+    stop = Stop(patient=not alone)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {each: signal.signal(each, stop.receive) for each in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+class Interrupted(Exception):
+    """Raised when a signal stops long work that will be repeated on resume."""
+
+
+def interruptible(show: ShowProgress, stop: Stop) -> ShowProgress:
+    """The same progress bars, which raise `Interrupted` at the first step after a signal."""
+
+    @contextmanager
+    def shown(label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
+        with show(label, total, unit=unit) as bar:
+            yield _Interruptible(bar, stop)
+
+    return shown
+
+
+class _Interruptible:
+    def __init__(self, bar: Advance, stop: Stop) -> None:
+        self._bar, self._stop = bar, stop
+
+    def advance(self, count: float = 1, note: str = "") -> None:
+        self._bar.advance(count, note)
+        if self._stop.signal is not None:
+            raise Interrupted

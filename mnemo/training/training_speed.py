@@ -1,0 +1,103 @@
+"""How fast a model trains on this machine: real updates on random tokens, timed.
+
+training_speed(ModelConfig(...), TrainConfig(batch=22, segment=512, precision="bf16")).tokens_per_second
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from mnemo.data.streams import Batch
+from mnemo.model import ModelConfig
+from mnemo.recipes.recipe import TrainConfig
+from mnemo.storage.weights import build_model, pick_device
+from mnemo.training.engine import Engine
+from mnemo.training.optimizers import build_optimizer
+from mnemo.training.precision import gradient_scaler, state_dtype
+from mnemo.training.update_input import UpdateInput, after_update
+from mnemo.training.weight_update import Update, fresh_states
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpeed:
+    step: str
+    """How updates ran: compiled, recorded, or why not."""
+    seconds: tuple[float, ...]
+    """Mean time of an update in each round."""
+    tokens: int
+    """New tokens of an update."""
+    peak_bytes: int | None
+    """Peak of GPU memory, warm-up included; None on a CPU."""
+    loss: float
+    """Loss of the last update."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.median
+
+
+def training_speed(model: ModelConfig, config: TrainConfig, *, updates: int = 20, rounds: int = 5) -> TrainingSpeed:
+    """Time `rounds` rounds of `updates` updates each, after some updates of warm-up."""
+    device = pick_device(config.device)
+    torch.manual_seed(config.seed)
+    built = build_model(model, config.precision).to(device).train()
+    scaler = gradient_scaler(config.precision, device)
+    engine = Engine(built, build_optimizer(built, config.optimizer), config, scaler=scaler)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    updater = _RandomUpdates(engine, model.vocab_size)
+    updater.run(3 + config.bptt)
+    seconds, loss = [], 0.0
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        loss = updater.run(updates)
+        seconds.append((time.perf_counter() - begin) / updates)
+    return TrainingSpeed(
+        step=engine.describe(),
+        seconds=tuple(seconds),
+        tokens=updater.tokens,
+        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        loss=loss,
+    )
+
+
+class _RandomUpdates:
+    """Updates on random tokens."""
+
+    def __init__(self, engine: Engine, vocab_size: int) -> None:
+        self.engine, self.config, self.vocab_size = engine, engine.config, vocab_size
+        config = engine.config
+        self.states = fresh_states(engine.model, config.batch, config.accumulate, state_dtype(config.precision))
+        self.past: list[Batch] = []
+        self.random = torch.Generator().manual_seed(0)
+        self.num_new = 1 if config.bptt_window == "sliding" else 1 + config.bptt
+        self.tokens = self.num_new * config.batch * config.segment
+
+    def run(self, updates: int) -> float:
+        """Do some updates, wait for the device, and return the last loss."""
+        for _ in range(updates):
+            done = self._update()
+        return float(done.loss)
+
+    def _update(self) -> Update:
+        batches = [*self.past, *(self._batch() for _ in range(self.num_new))]
+        inputs = UpdateInput.of(batches, len(self.past), self.config)
+        done = self.engine.update(inputs, self.states, self.config.optimizer.lr)
+        begins = tuple({"batch": batch} for batch in batches)
+        self.states, past = after_update(self.states, done.borders, begins, self.config)
+        self.past = [begin["batch"] for begin in past]
+        return done
+
+    def _batch(self) -> Batch:
+        config = self.config
+        shape = (config.batch, config.context + config.segment + 1)
+        text = torch.randint(self.vocab_size, shape, generator=self.random)
+        return Batch(text[:, :-1].contiguous(), text[:, config.context + 1 :].contiguous())
