@@ -12,18 +12,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
 from helpers import cpu_times
+from helpers.attention import by_the_equation
 from helpers.golden import GOLDEN
 from helpers.record import Record
-from torch import Tensor
 
-from mnemo import ops
 from mnemo.model import layers
 
 if not torch.cuda.is_available():
@@ -79,12 +77,7 @@ def same_start() -> Iterator[None]:
 @pytest.fixture
 def reference_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention by the paper's equation, because compiled graphs cannot contain the CPU's own operations."""
-
-    def reference(*tensors: Tensor, with_lse: bool = False, impl: str = "auto", **see: Any) -> tuple[Tensor, Tensor]:
-        attended = ops.relative_attention_reference(*tensors, **see)
-        return attended.out, attended.lse
-
-    monkeypatch.setattr(layers, "relative_attention", reference)
+    monkeypatch.setattr(layers, "relative_attention", by_the_equation)
 
 
 @pytest.fixture(scope="session")

@@ -166,7 +166,7 @@ def test_no_model_is_built_of_a_huge_number(name: str) -> None:
         (("model", "vocab_size"), 10**15, "vocab_size = 1000000000000000 is out of range"),
         (("model", "vocab_size"), 2**30, "is of another configuration"),
         (("train", "batch"), -1, "must be positive"),
-        (("test", "batch"), 10**9, "too short"),
+        (("test", "batch"), 10**9, "too few for 1000000000 rows"),
         (("model", "memory", "long", "type"), ["XL"], "unknown type"),
     ],
 )
