@@ -169,7 +169,8 @@ def bench_efficiency(path: Path, gpu: Gpu, precision: str) -> Efficiency:
     share = statistics.median(known)
     name = machine.get("name") if isinstance(machine, dict) else None
     if not 0 < share <= 1:
-        raise MnemoError(f"{path}: {share:.2g} of one {gpu.name}'s peak is impossible: it was measured on {name!r}")
+        where = name or "an unnamed machine"
+        raise MnemoError(f"{path}: {share:.2g} times the peak of one {gpu.name} is impossible; measured on {where}")
     return Efficiency(share, f"{path}, measured on {name}")
 
 

@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_costs_the_file_only(
         (["--by-position", "--sliding-window"], "--by-position"),
         (["--sweep-memory", "1,x"], "--sweep-memory takes lengths"),
         (["--sweep-memory", "-4,1"], "negative"),
-        (["--batch", "999999"], "too short"),
+        (["--batch", "999999"], "too few"),
         (["--segment", "0"], "segment length 0"),
         (["--device", "nonsense"], "device 'nonsense'"),
         (["--temperature", "0"], "temperature 0.0 must be positive"),

@@ -122,10 +122,10 @@ def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(word in text for word in ("--resume RUN", "--from RUN", "--list", "130 or 143", "--train.steps 100"))
     assert cli.main(["train", "tiny-bytes", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "Transformer-XL, bytes of your own Python's source text" in text
+    assert "Transformer-XL, bytes of Python's standard library" in text
     assert "--model.positions {relative,shaw,sinusoidal,learned,rotary" in text
     assert "--train.average {average,none} (now: none)" in text
-    assert "Updates of the weights. (default: 1000)" in text
+    assert "Number of updates. (default: 1000)" in text
     for flag in overrides.known_flags(NewRun(recipe=preset("tiny-bytes"))):
         assert flag in text or flag in ("--train.average", "--model.tokens")
 

@@ -353,7 +353,7 @@ def test_find_length_runs_a_real_model() -> None:
         (EvalConfig(memory=-1), {}, "negative"),
         (EvalConfig(segment=0), {}, "segment length 0"),
         (EvalConfig(batch=0), {}, "batch 0"),
-        (EvalConfig(batch=60), {}, "too short"),
+        (EvalConfig(batch=60), {}, "too few"),
         (EvalConfig(clamp=0), {}, "clamp 0"),
         (EvalConfig(), {"limit": 0}, "limit 0"),
         (EvalConfig(), {"documents": "reset"}, "no documents"),

@@ -341,7 +341,7 @@ def test_evaluation_refuses_what_does_not_fit_memory_tokens() -> None:
     model = random_model(tokens=MemoryTokens(num=2), memory=0)
     split = Split("valid", random_tokens(1, 60)[0].numpy(), None, 60, 0, 0)
     assert evaluate(model, split, EvalConfig(batch=2), segment=4).tokens == 58
-    with pytest.raises(MnemoError, match="none can be encoded again"):
+    with pytest.raises(MnemoError, match="cannot encode earlier tokens again"):
         evaluate(model, split, EvalConfig(batch=2, context=3), segment=4)
     with pytest.raises(MnemoError, match="same_length"):
         evaluate(model, split, EvalConfig(batch=2, same_length=True), segment=4)
