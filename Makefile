@@ -22,7 +22,8 @@ test: lint
 test-all: lint
 	.venv/bin/pytest -n $(WORKERS)
 
-# Needs no .venv: machines with a GPU often bring their own torch, and plugins of pytest that are not ours. `make test-gpu PYTHON=python3 COMMIT=...`
+# Needs no .venv, because machines with a GPU often bring their own torch; their own pytest plugins are not loaded.
+# `make test-gpu PYTHON=python3 COMMIT=... GPU_WORKERS=8`
 test-gpu:
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(or $(PYTHON),.venv/bin/python) -m pytest -m "(gpu or native) and not thorough" \
 	    --continue-on-collection-errors $(if $(GPU_WORKERS),-p xdist.plugin -n $(GPU_WORKERS)) --record docs/measurements/test-gpu.json $(if $(COMMIT),--commit $(COMMIT)) \
