@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -63,11 +64,29 @@ def _rank(variables: dict[str, Any], results: Any, work: Callable[..., Any], arg
         results.put((variables["RANK"], result))
 
 
+def _collect(results: Any, processes: Sequence[BaseProcess]) -> dict[int, Any]:
+    """Results by rank; a rank that was killed, for example by its time limit, has none."""
+    found: dict[int, Any] = {}
+    while len(found) < len(processes):
+        alive = any(process.is_alive() for process in processes)
+        if not results.empty():
+            rank, result = results.get()
+            found[rank] = result
+        elif not alive:
+            raise RuntimeError(f"{len(processes) - len(found)} of {len(processes)} ranks ended without a result")
+        else:
+            time.sleep(0.01)
+    return found
+
+
 def run(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return each rank's result of `work`, or the `MnemoError` that it raised there."""
+    """Return each rank's result of `work`, or the `MnemoError` that it raised there.
+
+    `work` may form one process group only: a second one on the same port can meet the store of the first.
+    """
     results = parent().SimpleQueue()
     processes = start(size, work, *arguments, results=results)
-    found = dict(results.get() for _ in processes)
+    found = _collect(results, processes)
     for process in processes:
         process.join()
     wrong = [result for result in found.values() if isinstance(result, RuntimeError)]
