@@ -17,10 +17,10 @@ demo: venv
 	.venv/bin/mnemo demo
 
 test: lint
-	.venv/bin/pytest -n $(WORKERS) -m "not thorough"
+	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "not thorough"
 
 test-all: lint
-	.venv/bin/pytest -n $(WORKERS)
+	.venv/bin/pytest -n $(WORKERS) --dist worksteal
 
 # Needs no .venv, because machines with a GPU often bring their own torch; their own pytest plugins are not loaded.
 # `make test-gpu PYTHON=python3 COMMIT=... GPU_WORKERS=8`

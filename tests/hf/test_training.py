@@ -199,7 +199,7 @@ def test_lora_trains_saves_and_loads(tmp_path: Path) -> None:
     assert torch.equal(written, loaded.merge_and_unload().generate(ids, max_new_tokens=6, do_sample=False))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
 def test_a_compiled_model_gives_the_same_gradients() -> None:
     model, ids = hf_model(num_layers=1), random_tokens(2, SEGMENT)

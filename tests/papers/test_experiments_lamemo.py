@@ -348,7 +348,13 @@ def test_samples() -> None:
     assert [sample.title for sample in shown] == ["Prompt 1", "LaMemo, prompt 1", "Transformer-XL, prompt 1"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Experiments whose code another smoke run covers (lamemo-wikitext103), and one that takes long.
+FURTHER = ("lamemo-enwik8", "lamemo-text8", "lamemo-novels", "lamemo-flops")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in FURTHER else ()) for name in NAMES]
+)
 def test_the_smoke_run_passes(name: str, tmp_path: Path) -> None:
     experiment = BY_NAME[name]
     ran = run_here(experiment, "smoke", tmp_path, device="cpu")

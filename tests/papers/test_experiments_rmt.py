@@ -65,7 +65,13 @@ def test_nothing_measured_leaves_every_verdict_open(name, budget):
     assert all(table.headers for table in experiment.tables(empty))
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+# Experiments whose code the smoke runs of copy, associative recall and the language model cover.
+FURTHER = ("rmt-reverse", "rmt-half-memory", "rmt-passkey", "rmt-context")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name in FURTHER else ()) for name in BY_NAME]
+)
 def test_smoke_runs_pass_and_decide_nothing(name, tmp_path):
     experiment = BY_NAME[name]
     ran = run_here(experiment, "smoke", tmp_path, device="cpu")

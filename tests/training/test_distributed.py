@@ -72,7 +72,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "kind"), [(2, "ddp"), (2, "fsdp"), (4, "ddp"), pytest.param(4, "fsdp", marks=pytest.mark.thorough)]
+    ("size", "kind"),
+    [(2, "ddp"), (2, "fsdp"), *(pytest.param(4, kind, marks=pytest.mark.thorough) for kind in ("ddp", "fsdp"))],
 )
 def test_losses_equal_those_of_one_process(size: int, kind: Any, alone: dict[str, list[float]], tmp_path: Path) -> None:
     chosen = CASES if size == 2 else {name: CASES[name] for name in [*MEMORIES, "adaptive"]}
