@@ -18,7 +18,7 @@ from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage import sharded as shards
-from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.checkpoint import Checkpoint, Reason
 from mnemo.storage.weights import load_weights
 from mnemo.training.checkpoint_tensors import (
     memory_of_rows,
@@ -129,20 +129,17 @@ class RunCheckpoints:
         kept = "no checkpoint" if self.last is None else f"the checkpoint of step {self.last.step}"
         return f"{self.folder} keeps {kept}"
 
-    def is_due(self, progress: Progress) -> bool:
-        return progress.step % self.config.checkpoint_every == 0 or progress.is_best
-
-    def save(self, state: TrainingState, log: TrainingLog) -> None:
+    def save(self, state: TrainingState, log: TrainingLog, reason: Reason) -> None:
         """Save metrics, then the checkpoint that holds their sizes; record the best one; remove old ones last."""
         state.progress, _ = log.fetch(state.progress)
         saved = self.last
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
                 tensors = state.tensors(self.world.rank, self.config.accumulate)
-                path = save_together(self.folder, _json(state, log), tensors, self.world)
+                path = save_together(self.folder, _json(state, log, reason), tensors, self.world)
             self.last = checkpoints.load_checkpoint(path)
         elif saved.progress["evaluated"] != state.progress.evaluated:
-            self.last = self.world.main(lambda: checkpoints.save_progress(saved, _json(state, log)))
+            self.last = self.world.main(lambda: checkpoints.save_progress(saved, _json(state, log, reason)))
         self.world.main(lambda: self._keep(state.progress.best))
 
     def _keep(self, best: Best | None) -> None:
@@ -152,8 +149,8 @@ class RunCheckpoints:
         checkpoints.prune(self.folder, self.config.keep, best.step if best else None)
 
 
-def _json(state: TrainingState, log: TrainingLog) -> dict[str, Any]:
-    return {**state.to_json(log.seconds()), **log.sizes()}
+def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, Any]:
+    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason}
 
 
 def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld) -> Path:

@@ -15,6 +15,7 @@ from mnemo.data.streams import Cursor
 from mnemo.memory.state import to
 from mnemo.storage.run_folder import RunHeader
 from mnemo.storage.weights import build_model
+from mnemo.training.checkpoint_schedule import reason_to_save
 from mnemo.training.checkpoint_tensors import seed_process
 from mnemo.training.checkpointing import RunCheckpoints, TrainingState
 from mnemo.training.data import Data, why_uneven
@@ -110,8 +111,9 @@ class Trainer:
             # Early stopping depends on evaluations, so a run never ends before one that is due.
             finished = progress.is_finished(self.config) and not self.validation.is_due(progress)
             ends = finished or signal is not None
-            if ends or self.checkpoints.is_due(progress):
-                self.checkpoints.save(self.state, self.log)
+            reason = reason_to_save(progress, self.config, finished=finished, signal=signal)
+            if reason is not None:
+                self.checkpoints.save(self.state, self.log, reason)
             if ends:
                 return Outcome(self.folder, progress.step, progress.best, None if finished else signal)
             self._advance()
