@@ -103,18 +103,21 @@ class Trainer:
             return self._run(stop)
         except Diverged as error:
             raise Diverged(f"{error}; training stops, {self.checkpoints.describe()}") from None
+        finally:
+            self.checkpoints.finish()
 
     def _run(self, stop: Stop) -> Outcome:
         while True:
             self._evaluate_if_due(stop)
-            signal, progress = self.world.agree(stop.signal), self.state.progress
+            signal, is_late = self.world.largest([stop.signal or 0, int(self.checkpoints.is_late())])
+            progress = self.state.progress
             # Early stopping depends on evaluations, so a run never ends before one that is due.
             finished = progress.is_finished(self.config) and not self.validation.is_due(progress)
-            ends = finished or signal is not None
-            reason = reason_to_save(progress, self.config, finished=finished, signal=signal)
+            situation = {"finished": finished, "stopped": bool(signal), "is_late": bool(is_late)}
+            reason = reason_to_save(progress, self.config, **situation)
             if reason is not None:
                 self.checkpoints.save(self.state, self.log, reason)
-            if ends:
+            if finished or signal:
                 return Outcome(self.folder, progress.step, progress.best, None if finished else signal)
             self._advance()
 
@@ -129,6 +132,7 @@ class Trainer:
 
     def _advance(self) -> None:
         """Do one update, and log it if a line is due."""
+        self.checkpoints.raise_failure()
         state, config = self.state, self.config
         before = state.progress
         batches, begins, cursor = next_batches(self.data.stream, before.cursor, before.past, config)

@@ -49,6 +49,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "accumulate": 2,
     },
     "documents": {"data": {"documents": "reset"}, "average": AverageConfig(start=5), "log_every": 1},
+    "clock": {"checkpoint_minutes": 1e-9, "checkpoint_every": 6, "eval_every": 6, "keep": 1, "log_every": 5},
     "context-half": {"model": {"memory": NO_MEMORY}, "context": 4, "loss": "half", "keep": 1},
 }
 
