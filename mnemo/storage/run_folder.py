@@ -1,6 +1,7 @@
 """Run folders: everything that belongs to one training run.
 
     runs/NAME/recipe.json     the recipe, the corpus and the origin of the first weights
+    runs/NAME/overrides.json  changes of the recipe on resume, see `mnemo.storage.overrides`
     runs/NAME/tokenizer.json  how its text was cut into tokens
     runs/NAME/checkpoints/    see `mnemo.storage.checkpoint`
     runs/NAME/best.json       the step with the lowest validation loss
@@ -39,6 +40,7 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
+from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -56,14 +58,23 @@ STARTS: tuple[Start, ...] = get_args(Start)
 
 @dataclass(frozen=True, kw_only=True)
 class RunHeader:
-    """The content of recipe.json."""
+    """The content of recipe.json, and the changes of overrides.json."""
 
     recipe: Recipe
+    """With all changes so far."""
     corpus: dict[str, Any]
     """Name, unit, vocab_size and fingerprint of the corpus."""
     preset: str | None = None
     source: dict[str, Any] | None = None
     """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+
+    overrides: tuple[Override, ...] = ()
+    """Changes on resume, oldest first."""
+
+    @property
+    def course(self) -> RateCourse | None:
+        """The present course of the learning rate; None for the recipe's schedule."""
+        return self.overrides[-1].course if self.overrides else None
 
     @property
     def start(self) -> Start:
@@ -147,7 +158,10 @@ def load_header(folder: Path) -> RunHeader:
         },
         path,
     )
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
+    overrides = load_overrides(folder)
+    for override in overrides:
+        recipe = overridden(recipe, override.changes, f"{folder / OVERRIDES}")
+    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source, overrides=overrides)
 
 
 def exported(folder: Path) -> Checkpoint | None:
@@ -166,7 +180,7 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
     if target.exists():
         raise MnemoError(f"{target} exists: choose another folder with --output")
     with saving(target), atomic.new_folder(target) as partial:
-        for name in (RECIPE, TOKENIZER):
+        for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
         write_tensors(partial / "weights.safetensors", evaluated_weights(found))
