@@ -11,7 +11,7 @@ import tyro
 
 from mnemo.cli import console
 from mnemo.cost.flops import Flops
-from mnemo.cost.model_cost import ModelCost, describe, find_recipe
+from mnemo.cost.model_cost import ModelCost, describe, find_overrides, find_recipe
 from mnemo.cost.plan_picture import draw_plan
 from mnemo.cost.state_size import MemoryKind
 from mnemo.errors import MnemoError
@@ -45,10 +45,13 @@ def run(args: Args) -> int:
     if args.name is None:
         raise MnemoError("name a preset or a run; mnemo info --list shows the presets")
     info = describe(args.name, find_recipe(args.name), memory=args.memory, segment=args.segment, batch=args.batch)
+    overrides = find_overrides(args.name)
     if args.json:
-        console.print_json(info.to_json())
+        recorded = {"overrides": [each.to_json() for each in overrides]} if overrides else {}
+        console.print_json({**info.to_json(), **recorded})
     else:
-        print("\n\n".join(part for part in (_about(args.name), *_sections(info)) if part))
+        changes = "\n".join(f"changed at step {each.step:,}: {each.describe()}" for each in overrides)
+        print("\n\n".join(part for part in (_about(args.name), *_sections(info), changes) if part))
     return 0
 
 

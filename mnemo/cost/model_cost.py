@@ -25,6 +25,7 @@ from mnemo.model import ModelConfig, attention_obstacle
 from mnemo.ops.cpu import eager
 from mnemo.recipes.presets import LISTING, PRESETS, preset
 from mnemo.recipes.recipe import Recipe, TrainConfig
+from mnemo.storage.overrides import Override
 from mnemo.storage.run_folder import RUNS, find_run, load_header
 from mnemo.storage.weights import build_model
 from mnemo.training.precision import state_dtype
@@ -95,6 +96,11 @@ def find_recipe(name: str) -> Recipe:
             raise
     runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
     raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
+
+
+def find_overrides(name: str) -> tuple[Override, ...]:
+    """Changes of a run's recipe on resume; none for a preset."""
+    return () if name.partition("@")[0] in PRESETS else load_header(find_run(name)).overrides
 
 
 def describe(

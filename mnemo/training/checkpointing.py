@@ -34,6 +34,7 @@ from mnemo.training.checkpoint_tensors import (
     whole_or_pieces,
 )
 from mnemo.training.distributed import Rows
+from mnemo.training.environment import environment, environment_note
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import Alone, AnyWorld
@@ -113,6 +114,9 @@ class RunCheckpoints:
             self.monitor.note(
                 f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
             )
+        known = found.progress.get("environment")
+        if isinstance(known, dict) and (note := environment_note(known)) is not None:
+            self.monitor.note(note)
         self.monitor.note(f"continuing after step {state.progress.step:,}")
         return found.progress
 
@@ -194,7 +198,7 @@ class RunCheckpoints:
 
 
 def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, Any]:
-    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason}
+    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason, "environment": environment()}
 
 
 def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld) -> Path:

@@ -24,7 +24,8 @@ from mnemo.training import create_run, train
 
 ENDLESS = ["--train.steps", "100000", "--train.checkpoint-every", "100000", "--name", "run"]
 COMMAND = [sys.executable, "-m", "mnemo", *TRAIN_COMMAND, *ENDLESS]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "mnemo"]
+HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *HANDLED, "-m", "mnemo"]
 
 
 ECHO = """
@@ -84,12 +85,12 @@ def test_nohup_keeps_its_meaning(tmp_path: Path) -> None:
     assert (outcome.signal, outcome.step) == (None, 12)
 
 
-def stopped(command: list[str], number: int, folder: Path, **variables: str) -> tuple[int, str]:
+def stopped(command: list[str], number: int, folder: Path) -> tuple[int, str]:
     """Start a run, send it a signal after 20 lines of metrics, and return its exit code and messages."""
     messages = folder / "messages"
     with (
         messages.open("w") as output,
-        subprocess.Popen(command, cwd=folder, stderr=output, env={**os.environ, **variables}) as process,
+        subprocess.Popen(command, cwd=folder, stderr=output) as process,
     ):
         try:
             wait_for(has_lines(folder / "runs" / "run", 20), process.poll)
@@ -183,10 +184,9 @@ def test_a_signal_to_one_rank_stops_all(number: signal.Signals, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_torchrun_passes_signals_on(number: signal.Signals, tmp_path: Path) -> None:
-    """As docs/preemption.md has it: torchrun handles SIGUSR1 only if a variable says so."""
+    """As docs/preemption.md has it: torchrun passes SIGUSR1 on only with a flag."""
     toy()
-    variables = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"}
-    code, said = stopped([*TORCHRUN, *COMMAND[3:], "--train.device", "cpu"], number, tmp_path, **variables)
+    code, said = stopped([*TORCHRUN, *COMMAND[3:], "--train.device", "cpu"], number, tmp_path)
     assert code != 0
     assert "resume with: mnemo train --resume runs/run" in said
     check_saved(tmp_path / "runs" / "run")
