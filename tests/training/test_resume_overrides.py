@@ -311,7 +311,7 @@ def test_the_command_line_extends_and_refuses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "runs" / "run")
-    assert cli.main(["train", "--resume", "run", "--train.steps", "20", "--train.optimizer.clip", "none"]) == 0
+    assert cli.main(["train", "--resume", "run", "--train.steps", "20", "--train.optimizer.clip", "None"]) == 0
     said = capfd.readouterr()
     assert "changed at step 12: steps 12 -> 20, optimizer.clip 0.25 -> none" in said.err
     assert (
