@@ -28,7 +28,7 @@ from mnemo.evaluation.perplexity import evaluate
 from mnemo.evaluation.score import Score
 from mnemo.interop.convert.load import ConvertedModel, UserOptions, load_model
 from mnemo.interop.convert.save import check_free, unknown_corpus, write_published, write_run
-from mnemo.memory.state import Start
+from mnemo.memory.configuration import Start
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
 from mnemo.storage.run_folder import open_run

@@ -24,8 +24,9 @@ from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
-from mnemo.memory.state import Start
-from mnemo.storage.run_folder import LoadedRun, find_run, load_header
+from mnemo.memory.configuration import Start
+from mnemo.storage.run_folder import LoadedRun
+from mnemo.storage.run_header import find_run, load_header
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli.console import print_json
-from mnemo.storage.run_folder import RUNS, Which, export_run, find_run
+from mnemo.storage.run_folder import export_run
+from mnemo.storage.run_header import RUNS, Which, find_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,8 @@ from mnemo.files.json_file import load_json, write_json
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
-from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
+from mnemo.storage.run_folder import LoadedRun, open_run
+from mnemo.storage.run_header import TOKENIZER, Which
 
 Precision = Literal["auto", "fp32", "bf16"]
 UNKNOWN_CORPUS = "unknown"

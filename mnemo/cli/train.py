@@ -37,7 +37,7 @@ from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.presets import documentation, listing, preset
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
+from mnemo.storage.run_header import RECIPE, RUNS, find_run, load_header
 from mnemo.training import Outcome, Unwatched, create_run, train
 from mnemo.training.metrics_log import Service, open_tracker
 from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_start_again, starts_again

@@ -25,7 +25,7 @@ from mnemo.model import ModelConfig, attention_obstacle
 from mnemo.ops.cpu import eager
 from mnemo.recipes.presets import LISTING, PRESETS, preset
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.run_folder import RUNS, find_run, load_header
+from mnemo.storage.run_header import RUNS, find_run, load_header
 from mnemo.storage.weights import build_model
 from mnemo.training.precision import state_dtype
 

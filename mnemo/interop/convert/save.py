@@ -25,7 +25,8 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Sinusoidal
 from mnemo.recipes.recipe import DataConfig, Recipe, TrainConfig
 from mnemo.storage.checkpoint import save_checkpoint
-from mnemo.storage.run_folder import RunHeader, write_header
+from mnemo.storage.run_folder import write_header
+from mnemo.storage.run_header import RunHeader
 
 
 def check_free(dest: Path) -> None:
