@@ -11,6 +11,7 @@ from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, require
 from mnemo.memory.configuration import Start
+from mnemo.recipes.presets import LISTING, PRESETS, preset
 from mnemo.recipes.recipe import Recipe
 
 RUNS = Path("runs")
@@ -63,3 +64,16 @@ def load_header(folder: Path) -> RunHeader:
         path,
     )
     return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a preset, or of a run by name or folder; presets take precedence."""
+    if name.partition("@")[0] in PRESETS:
+        return preset(name)
+    try:
+        return load_header(find_run(name)).recipe
+    except MnemoError:
+        if (RUNS / name).exists() or "/" in name or name.startswith("."):
+            raise
+    runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
+    raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
