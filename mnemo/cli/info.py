@@ -15,6 +15,7 @@ from mnemo.cost.model_cost import ModelCost, describe, find_recipe
 from mnemo.cost.plan_picture import draw_plan
 from mnemo.cost.state_size import MemoryKind
 from mnemo.errors import MnemoError
+from mnemo.recipes.memory_words import layer_ranges
 from mnemo.recipes.presets import PRESETS, documentation, listing
 
 WIDTH = 100
@@ -127,9 +128,11 @@ def _state(info: ModelCost) -> str:
         [
             console.format_table(rows, headers),
             *_marks(info),
+            f"memory: {info.memory_in_words}",
             *map(_kind, info.memories),
             *_tokens(info),
             f"state of one row in 32-bit numbers: {_size(total)} ({_size(cached)} cached for inference){all_rows}",
+            *(f"hint: {hint}" for hint in info.hints),
         ]
     )
 
@@ -146,24 +149,14 @@ def _kind(kind: MemoryKind) -> str:
     tensors = [f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()]
     settings = [f"{name} {_value(value)}" for name, value in kind.settings.items()]
     kept = [f"{keep} {_list(tensors)}", f"({_size(kind.state_bytes)} in all)"] if tensors else [keep, "nothing"]
-    text = " ".join([f"{kind.memory}: {_ranges(kind.layers)}", *kept]) + (f"; {_list(settings)}" if settings else "")
+    text = " ".join([f"{kind.memory}: {layer_ranges(kind.layers)}", *kept]) + (
+        f"; {_list(settings)}" if settings else ""
+    )
     return textwrap.fill(text, WIDTH, subsequent_indent="  ").replace("\xa0", " ")
 
 
 def _list(items: Sequence[str]) -> str:
     return ", ".join(item.replace(" ", "\xa0") for item in items)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 -> layers 1-3, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"layer {text}" if len(numbers) == 1 else f"layers {text}"
 
 
 def _value(value: Any) -> str:

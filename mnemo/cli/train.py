@@ -32,15 +32,18 @@ import tyro
 
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
 from mnemo.cli.console import print_json
+from mnemo.cli.runs import BITS_PER_SYMBOL
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.presets import documentation, listing, preset
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import tie_lengths
 from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
 from mnemo.training import Outcome, Unwatched, create_run, train
 from mnemo.training.metrics_log import Service, open_tracker
 from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_start_again, starts_again
+from mnemo.units import bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,7 @@ def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
         raise MnemoError("name a preset first: mnemo train PRESET [options]; mnemo train --list shows them")
     runs, _ = overrides.take("--runs", argv)
     folder = find_run(source, Path(runs or RUNS))
-    return folder.name, load_header(folder).recipe, argv
+    return folder.name, tie_lengths(load_header(folder).recipe), argv
 
 
 def _free_name(runs: Path, base: str) -> str:
@@ -160,7 +163,7 @@ def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld)
     if not is_main():
         return 0
     if args.json:
-        print_json(_summary(outcome))
+        print_json(_summary(outcome, watcher.unit))
         return 0
     if outcome.best is not None:
         step, loss = outcome.best
@@ -169,6 +172,8 @@ def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld)
     return 0
 
 
-def _summary(outcome: Outcome) -> dict[str, Any]:
+def _summary(outcome: Outcome, unit: str) -> dict[str, Any]:
     best = None if outcome.best is None else outcome.best._asdict()
+    if best is not None and unit in BITS_PER_SYMBOL:
+        best["bpc"] = bits(best["loss"])
     return {"run": str(outcome.folder), "step": outcome.step, "best": best}

@@ -24,8 +24,19 @@ from mnemo.recipes import (
 )
 from mnemo.recipes.preset_table import Preset
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import tie_lengths
 
-__all__ = ["LISTING", "PRESETS", "Preset", "description", "documentation", "listing", "preset", "published"]
+__all__ = [
+    "LISTING",
+    "PRESETS",
+    "Preset",
+    "description",
+    "documentation",
+    "is_preset",
+    "listing",
+    "preset",
+    "published",
+]
 
 LISTING = "mnemo info --list"
 """The command that lists all presets."""
@@ -45,14 +56,24 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Recipe:
-    """Return the recipe of a preset, given as `NAME` or `NAME@published`."""
+    """Return the recipe of a preset, given as `NAME` or `NAME@published`.
+
+    Its evaluations' memory lengths hold for the preset's memory: if you change the memory, they become those of
+    training.
+    """
     plain, at, suffix = name.partition("@")
     if plain not in PRESETS:
         raise unknown("preset", plain, PRESETS, LISTING)
     if at and suffix != "published":
         raise MnemoError(f"unknown preset '{name}'; the only suffix is '{plain}@published'")
     recipe = PRESETS[plain]()
-    return published(recipe) if at else recipe
+    return tie_lengths(published(recipe) if at else recipe)
+
+
+def is_preset(name: str) -> bool:
+    """Whether `NAME` or `NAME@published` names a preset."""
+    plain, at, suffix = name.partition("@")
+    return plain in PRESETS and (not at or suffix == "published")
 
 
 def published(recipe: Recipe) -> Recipe:

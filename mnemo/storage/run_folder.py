@@ -29,7 +29,10 @@ from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import write_tensors
 from mnemo.memory.state import Start, State
 from mnemo.model import Model
+from mnemo.recipes.presets import is_preset
+from mnemo.recipes.presets import preset as recipe_of
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_inherited_test
 from mnemo.storage.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -126,6 +129,7 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "preset": header.preset,
                 "source": header.source,
                 "corpus": header.corpus,
+                "settled_lengths": True,
                 "recipe": to_json(header.recipe),
             },
         )
@@ -147,6 +151,9 @@ def load_header(folder: Path) -> RunHeader:
         },
         path,
     )
+    if "settled_lengths" not in data and preset is not None and is_preset(preset):
+        # Early files keep the preset's test length even if the memory was overridden.
+        recipe = settle_inherited_test(recipe, recipe_of(preset))
     return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
 
 
