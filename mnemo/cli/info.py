@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import tyro
 
 from mnemo.cli import console
+from mnemo.cli.preset_list import format_presets
 from mnemo.cost.flops import Flops
 from mnemo.cost.model_cost import ModelCost, describe, find_recipe
 from mnemo.cost.plan_picture import draw_plan
 from mnemo.cost.state_size import MemoryKind
 from mnemo.errors import MnemoError
 from mnemo.recipes.memory_words import layer_ranges
-from mnemo.recipes.presets import PRESETS, documentation, listing
+from mnemo.recipes.presets import documentation, grouped_listing, is_preset
 
 WIDTH = 100
 """Characters of a line of wrapped text."""
@@ -33,16 +34,14 @@ class Args:
     batch: int | None = None
     """Rows of text in a batch; if unset, as in training."""
     list: bool = False
-    """List the presets."""
+    """List the presets in groups; with a name, those that match it: `--list enwik8`."""
     json: bool = False
     """Print JSON."""
 
 
 def run(args: Args) -> int:
     if args.list:
-        presets = listing()
-        console.print_json(dict(presets)) if args.json else console.table(presets, ("preset", "what it is"))
-        return 0
+        return _list_presets([] if args.name is None else [args.name], args.json)
     if args.name is None:
         raise MnemoError("name a preset or a run; mnemo info --list shows the presets")
     info = describe(args.name, find_recipe(args.name), memory=args.memory, segment=args.segment, batch=args.batch)
@@ -53,8 +52,17 @@ def run(args: Args) -> int:
     return 0
 
 
+def _list_presets(words: Sequence[str], as_json: bool) -> int:
+    if as_json:
+        groups = grouped_listing(words)
+        console.print_json({name: about for rows in groups.values() for name, about in rows})
+    else:
+        print(format_presets(words))
+    return 0
+
+
 def _about(name: str) -> str:
-    if name.partition("@")[0] not in PRESETS:
+    if not is_preset(name):
         return ""
     return "\n".join(line.strip() for line in documentation(name).strip().splitlines())
 

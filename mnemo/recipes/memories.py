@@ -42,6 +42,8 @@ class Kind:
     """The paper, and the sizes of this memory."""
     aliases: tuple[str, ...]
     """Further names that users may give."""
+    mechanism: str = ""
+    """The kind of configuration that it consists of, as the command line names it; empty if more than one makes it."""
     change: Callable[[ModelConfig, int], ModelConfig]
     """The same model with this memory, given the number of slots."""
 
@@ -104,6 +106,7 @@ KINDS: dict[str, Kind] = {
         about="every layer keeps its last inputs",
         source="Dai et al. (2019): as many slots as a segment has tokens, here also in tests.",
         aliases=("transformer-xl", "txl", "transfo-xl"),
+        mechanism="xl",
         change=_xl,
     ),
     "long-range": Kind(
@@ -119,6 +122,7 @@ KINDS: dict[str, Kind] = {
         about="memory slots attend to later tokens",
         source="Ji et al. (2022): look-ahead memory with as many slots as a segment has tokens.",
         aliases=("lookahead", "look-ahead"),
+        mechanism="lookahead",
         change=_lookahead,
     ),
     "rmt": Kind(
@@ -127,6 +131,7 @@ KINDS: dict[str, Kind] = {
         source=f"Bulatov et al. (2022): {MEMORY_TOKENS} memory tokens, no slots, and gradients through {BPTT} earlier "
         "segments.",
         aliases=("memory-tokens", "recurrent-memory-transformer"),
+        mechanism="memory-tokens",
         change=_rmt,
     ),
     "mt": Kind(
@@ -143,6 +148,7 @@ KINDS: dict[str, Kind] = {
         source=f"Rae et al. (2020): as many slots as a segment has tokens, and as many compressed slots, each of "
         f"{COMPRESSION} rows by a convolution, trained to preserve attention.",
         aliases=("compressive-transformer",),
+        mechanism="compressive",
         change=_compressive,
     ),
     "infinite": Kind(
@@ -151,6 +157,7 @@ KINDS: dict[str, Kind] = {
         source="Martins et al. (2022): as many slots and as many basis functions as a segment has tokens, sticky "
         "memories, one gate for all layers. Widths of the basis functions and the number of samples are our choice.",
         aliases=("infinity-former", "infinite-former", "inf-former"),
+        mechanism="infinite",
         change=_infinite,
     ),
 }
@@ -160,6 +167,18 @@ _NAMES = {name: kind for kind, found in KINDS.items() for name in (kind, *found.
 def memory_kind(name: str) -> str | None:
     """The key in `KINDS` of a memory or its paper, in any spelling that users may give; None if there is none."""
     return _NAMES.get(name.strip().lower().replace("_", "-").replace(" ", "-"))
+
+
+def mechanism_of(name: str) -> str:
+    """The kind of configuration of a paper's memory, as the command line names it; empty if there is none."""
+    kind = memory_kind(name)
+    return "" if kind is None else KINDS[kind].mechanism
+
+
+def names_of(name: str) -> set[str]:
+    """All names of a paper's memory, given one of them; any other name has itself only."""
+    kind = memory_kind(name)
+    return {name.lower()} if kind is None else {kind, KINDS[kind].model.lower(), *KINDS[kind].aliases}
 
 
 def memory_recipe(recipe: Recipe, name: str) -> Recipe:

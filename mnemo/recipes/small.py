@@ -15,6 +15,8 @@ from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()
+TINY_MEMORIES = Table()
+"""tiny-bytes with the memory of each paper."""
 
 
 @PRESETS.add("tiny-bytes")
@@ -38,7 +40,7 @@ def tiny_bytes() -> Recipe:
 
 
 for _name, _kind in KINDS.items():
-    PRESETS.add_variant(
+    TINY_MEMORIES.add_variant(
         f"tiny-bytes-{_name}",
         f"{_kind.model}, bytes of Python's standard library: {_kind.about}.\n\n{_kind.source}",
         tiny_bytes,

@@ -21,7 +21,7 @@ from mnemo.data import corpus as corpora
 from mnemo.errors import MnemoError
 from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Rotary, Shaw, Sinusoidal
-from mnemo.recipes.presets import PRESETS, preset
+from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import AverageConfig, Recipe
 from mnemo.storage.run_folder import load_header, open_run
 from mnemo.training import Status
@@ -128,11 +128,6 @@ def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Number of updates. (default: 1000)" in text
     for flag in overrides.known_flags(NewRun(recipe=preset("tiny-bytes"))):
         assert flag in text or flag in ("--train.average", "--model.tokens")
-
-
-def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PRESETS)
 
 
 def test_a_run_from_start_to_end(capsys: pytest.CaptureFixture[str]) -> None:
