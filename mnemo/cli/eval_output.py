@@ -91,7 +91,7 @@ class EvaluationOutput:
     def _print(self, found: Evaluated) -> None:
         symbol = "bpc" if self.in_bits else "bits"
         with_temperature = any(score.temperature != 1 for score in found.scores)
-        by_word = self.opened.unit != "word" and any(score.word_perplexity is not None for score in found.scores)
+        by_word = self.opened.unit != "word" and any(score.spells for score in found.scores)
         rows = [_row(score, symbol, words=by_word, temperature=with_temperature) for score in found.scores]
         _table([list(row.values()) for row in rows], list(rows[0]))
         for line in filter(None, (self._lengths_remark(found), self._start_remark())):
@@ -140,7 +140,7 @@ def _row(score: Score, symbol: str, words: bool, temperature: bool) -> dict[str,
     if temperature:
         row["temperature"] = f"{score.temperature:g}"
     if words:
-        row["word ppl"] = "-" if score.word_perplexity is None else f"{score.word_perplexity:,.4g}"
+        row["word ppl"] = f"{score.word_perplexity:,.4g}" if score.spells else "-"
     return row | {"tok/s": f"{score.tokens / score.seconds:,.0f}" if score.seconds else "-"}
 
 

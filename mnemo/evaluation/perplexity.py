@@ -3,8 +3,7 @@
 The published protocol cuts the text into `batch` rows that start with an empty memory and are read in step, segment
 by segment; the loss is an exact mean over tokens. Memories keep projected keys and values, positions are projected
 once. Word-level perplexity of a byte, character or BPE model is exp(loss x tokens per word), where words are separated
-by white space and both counts are those of the whole split, even if only its beginning is scored. It is left out if it
-is larger than the vocabulary of WikiText-103: such a model does not spell words yet.
+by white space and both counts are those of the whole split, even if only its beginning is scored.
 """
 
 from __future__ import annotations

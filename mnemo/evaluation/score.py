@@ -17,7 +17,7 @@ LOSSES_IN_FLIGHT = 32
 """Segments whose losses stay on the device before they are copied to the CPU."""
 WORDS_TO_GUESS_FROM = 267_735
 """The vocabulary of WikiText-103. A model whose perplexity by word is larger predicts words worse than a uniform guess
-from this many: it cannot spell yet, and the number says nothing about words."""
+from this many: it cannot spell yet, and the number says nothing about words. `mnemo eval` does not print it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,12 @@ class Score:
 
     @property
     def word_perplexity(self) -> float | None:
-        """None if words were not counted, or if the model predicts them worse than a guess."""
-        if self.tokens_per_word is None:
-            return None
-        by_word = perplexity(self.loss * self.tokens_per_word)
-        return by_word if by_word <= WORDS_TO_GUESS_FROM else None
+        return None if self.tokens_per_word is None else perplexity(self.loss * self.tokens_per_word)
+
+    @property
+    def spells(self) -> bool:
+        """Whether the model predicts words better than a guess, so that its perplexity by word has a meaning."""
+        return self.word_perplexity is not None and self.word_perplexity <= WORDS_TO_GUESS_FROM
 
     @property
     def attention(self) -> int:

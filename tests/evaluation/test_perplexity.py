@@ -18,8 +18,7 @@ from mnemo.data.streams import Batch, stacked
 from mnemo.errors import MnemoError
 from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.perplexity import evaluate, score_split
-from mnemo.evaluation.score import Score
-from mnemo.evaluation.score import WORDS_TO_GUESS_FROM
+from mnemo.evaluation.score import WORDS_TO_GUESS_FROM, Score
 from mnemo.evaluation.settings import resolve
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
@@ -135,18 +134,18 @@ def test_bits_perplexities_and_attention() -> None:
     score = evaluate(model, split, EvalConfig(batch=1), segment=4)
     assert score.bits_per_token == pytest.approx(score.loss / math.log(2), rel=1e-15)
     assert score.perplexity == pytest.approx(math.exp(score.loss), rel=1e-15)
-    assert replace(score, loss=2.0).word_perplexity == pytest.approx(math.exp(2 * 101 / 20), rel=1e-12)
+    assert score.word_perplexity == pytest.approx(math.exp(score.loss * 101 / 20), rel=1e-12)
     assert score.attention == 9
     assert score.to_json()["perplexity"] == score.perplexity
     assert evaluate(model, replace(split, num_words=0), EvalConfig(batch=1), segment=4).word_perplexity is None
 
 
-def test_a_model_that_cannot_spell_has_no_perplexity_by_word() -> None:
+def test_a_model_spells_if_it_predicts_words_better_than_a_guess() -> None:
     score = replace(evaluate(random_model(), text(), EvalConfig(batch=1), segment=4), tokens_per_word=6.0)
     at_the_limit = math.log(WORDS_TO_GUESS_FROM) / 6
-    assert replace(score, loss=at_the_limit - 1e-6).word_perplexity == pytest.approx(WORDS_TO_GUESS_FROM, rel=1e-4)
-    beyond = replace(score, loss=at_the_limit + 1e-6)
-    assert beyond.word_perplexity is None and beyond.to_json()["word_perplexity"] is None
+    assert replace(score, loss=at_the_limit - 1e-6).spells
+    assert not replace(score, loss=at_the_limit + 1e-6).spells
+    assert not replace(score, loss=1.0, tokens_per_word=None).spells
 
 
 def test_a_hopeless_model_has_infinite_perplexity() -> None:
