@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mnemo.errors import MnemoError
-from mnemo.memory.state import Start
+from mnemo.memory.configuration import Start
 from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import EvalConfig, Recipe
 

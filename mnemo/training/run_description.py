@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mnemo.evaluation.settings import trained_memory
 from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.run_header import RunHeader
 from mnemo.training.processes import Alone
 from mnemo.training.trainer import Trainer
 

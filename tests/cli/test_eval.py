@@ -14,7 +14,7 @@ import matplotlib.image
 import pytest
 from helpers.tiny_runs import SEGMENT, tiny_run
 
-from mnemo.cli import eval, main
+from mnemo.cli import eval_text, main
 from mnemo.cli.plots import Curve, draw_curve, save_curve
 from mnemo.data.corpus import Corpus
 from mnemo.evaluation.perplexity import Score, evaluate, score_split
@@ -113,7 +113,7 @@ def test_a_perplexity_by_word_is_shown_for_models_that_spell(
     def scored_as(*arguments: Any) -> list[Score]:
         return [replace(score, loss=bits * math.log(2)) for score in score_split(*arguments)]
 
-    monkeypatch.setattr(eval, "score_split", scored_as)
+    monkeypatch.setattr(eval_text, "score_split", scored_as)
     assert run_eval() == 0
     assert capsys.readouterr().out.splitlines()[0].count("word ppl") == columns
     assert scored(capsys)["score"]["word_perplexity"] > 1, "JSON has the number of every model"
