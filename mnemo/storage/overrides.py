@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError
@@ -19,6 +19,8 @@ from mnemo.files.safe_load import is_count, require
 from mnemo.recipes.recipe import Recipe
 
 OVERRIDES = "overrides.json"
+Rates = Literal["auto", "continue", "rewarm", "recompute"]
+"""How the learning rate goes on after a change of its schedule, as in the help of `mnemo train --resume`."""
 
 
 @dataclass(frozen=True, kw_only=True)

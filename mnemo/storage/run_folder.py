@@ -17,18 +17,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from mnemo import __version__
-from mnemo.config import from_json, to_json
-from mnemo.errors import MnemoError, unknown
+from mnemo.config import to_json
+from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import write_tensors
-from mnemo.memory.state import Start, State
+from mnemo.memory.configuration import Start
+from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.checkpoint import (
@@ -40,7 +41,8 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
-from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
+from mnemo.storage.overrides import OVERRIDES
+from mnemo.storage.run_header import RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -48,37 +50,9 @@ try:
 except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
-RUNS = Path("runs")
-RECIPE, TOKENIZER, BEST = "recipe.json", "tokenizer.json", "best.json"
+BEST = "best.json"
 EXPORT = "export.json"
 """In the folder of an exported model: the run and step of its weights."""
-Which = Literal["best", "last"]
-STARTS: tuple[Start, ...] = get_args(Start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHeader:
-    """The content of recipe.json, and the changes of overrides.json."""
-
-    recipe: Recipe
-    """With all changes so far."""
-    corpus: dict[str, Any]
-    """Name, unit, vocab_size and fingerprint of the corpus."""
-    preset: str | None = None
-    source: dict[str, Any] | None = None
-    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
-
-    overrides: tuple[Override, ...] = ()
-    """Changes on resume, oldest first."""
-
-    @property
-    def course(self) -> RateCourse | None:
-        """The present course of the learning rate; None for the recipe's schedule."""
-        return self.overrides[-1].course if self.overrides else None
-
-    @property
-    def start(self) -> Start:
-        return (self.source or {}).get("starts_from", "empty")
 
 
 @dataclass(frozen=True)
@@ -113,17 +87,6 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
     return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start)
 
 
-def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path or its name under `runs`."""
-    for path in (runs / run, Path(run)):
-        if (path / RECIPE).is_file():
-            return path
-    if Path(run).is_dir():
-        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
-    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
-
-
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
@@ -137,31 +100,10 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "preset": header.preset,
                 "source": header.source,
                 "corpus": header.corpus,
+                "settled_lengths": True,
                 "recipe": to_json(header.recipe),
             },
         )
-
-
-def load_header(folder: Path) -> RunHeader:
-    path = folder / RECIPE
-    data = load_json(path)
-    if not isinstance(data.get("corpus"), dict):
-        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
-    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
-    preset, source = data.get("preset"), data.get("source")
-    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
-    require(
-        {
-            "preset": preset is None or isinstance(preset, str),
-            "source": known and (source is None or is_count(source.get("step", 0))),
-            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
-        },
-        path,
-    )
-    overrides = load_overrides(folder)
-    for override in overrides:
-        recipe = overridden(recipe, override.changes, f"{folder / OVERRIDES}")
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source, overrides=overrides)
 
 
 def exported(folder: Path) -> Checkpoint | None:

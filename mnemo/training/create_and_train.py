@@ -15,10 +15,12 @@ from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_training_room
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
-from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.overrides import Rates
+from mnemo.storage.run_header import RunHeader, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, pick_device
 from mnemo.training.data import Data, open_data
 from mnemo.training.distributed import check_parallel
@@ -26,7 +28,7 @@ from mnemo.training.metrics_log import NoTracker, Tracker
 from mnemo.training.monitor import Monitor, Unwatched
 from mnemo.training.precision import safe_kernels
 from mnemo.training.processes import AnyWorld, joined
-from mnemo.training.resume_overrides import Rates, plan_override, record_override
+from mnemo.training.resume_overrides import plan_override, record_override
 from mnemo.training.run_description import describe_run
 from mnemo.training.stop_signals import stop_on_signals
 from mnemo.training.trainer import Outcome, Trainer
@@ -48,6 +50,7 @@ def create_run(
     monitor = monitor or Unwatched()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
+    recipe = settle_lengths(recipe)
     data = data or open_data(recipe, monitor.show)
     given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
@@ -55,7 +58,7 @@ def create_run(
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
     if source is not None:
-        first = run_folder.find_run(source)
+        first = find_run(source)
         start = _first_checkpoint(first)
         check_weights(model, _weights(start, model), start.file("weights"))
         origin = {"run": str(first.resolve()), "step": start.step}
@@ -83,7 +86,7 @@ def train(
     `overrides`: new values of the recipe from here on, such as `{"train.steps": 400, "train.optimizer.lr": 1e-4}`; the
     run keeps them. `rates`: how the learning rate goes on after a change of steps or schedule.
     """
-    header = run_folder.load_header(folder)
+    header = load_header(folder)
     if world is None:
         config = header.recipe.train
         with joined(config.device, config.timeout) as world:

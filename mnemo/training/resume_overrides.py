@@ -5,52 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage.checkpoint import last_whole_checkpoint
-from mnemo.storage.overrides import Override, RateCourse, differences, overridden, write_overrides
-from mnemo.storage.run_folder import RunHeader, load_header, locked
+from mnemo.storage.overrides import Override, RateCourse, Rates, differences, overridden, write_overrides
+from mnemo.storage.run_folder import locked
+from mnemo.storage.run_header import RunHeader, load_header
+from mnemo.training.changeable_fields import refuse
 from mnemo.training.optimizers import scheduled_rate
 from mnemo.training.run_progress import Progress
-
-Rates = Literal["auto", "continue", "rewarm", "recompute"]
-"""How the learning rate goes on after a change of its schedule, as in the help of `mnemo train --resume`."""
-
-OTHER_RUN = "--from starts a new run from these weights"
-CHANGEABLE = frozenset(
-    f"train.{name}"
-    for name in (
-        *("steps", "accumulate", "bptt_memory", "device", "compile", "cuda_graph", "recompute", "parallel", "timeout"),
-        *("log_every", "eval_every", "checkpoint_every", "checkpoint_minutes", "keep"),
-        *("patience", "goal", "on_nan", "spike"),
-        *(f"schedule.{name}" for name in ("kind", "warmup", "steps", "min_lr", "factor", "patience", "published")),
-        *(f"optimizer.{name}" for name in ("lr", "adam_lr", "betas", "eps", "weight_decay", "momentum", "clip")),
-        *(f"optimizer.{name}" for name in ("embedding_lr_factor", "scale_lr_by_length")),
-    )
-)
-REFUSED = {
-    "model": f"the saved weights and memory belong to this model; {OTHER_RUN}",
-    "data": f"the place in the data is part of the run; {OTHER_RUN}",
-    "evaluation": "validation losses before and after could not be compared; mnemo eval takes these settings",
-    "test": "mnemo eval takes these settings",
-    "train.batch": "each row has a place in the text and a memory; --train.accumulate needs less memory for the same "
-    f"batch, and {OTHER_RUN}",
-    "train.segment": f"the saved memory and the place in the text are those of this segment length; {OTHER_RUN}",
-    "train.context": f"the place in the text is that of this context; {OTHER_RUN}",
-    "train.vary_segment": f"the order of the segments depends on it; {OTHER_RUN}",
-    "train.loss": f"the losses before and after could not be compared; {OTHER_RUN}",
-    "train.bptt": f"the segments of the next update are part of a checkpoint; {OTHER_RUN}",
-    "train.bptt_window": f"the segments of the next update are part of a checkpoint; {OTHER_RUN}",
-    "train.bptt_loss": f"the losses before and after could not be compared; {OTHER_RUN}",
-    "train.bptt_stale": f"the memory before the next update depends on it; {OTHER_RUN}",
-    "train.precision": f"the saved weights, moments and memory have this type; {OTHER_RUN}",
-    "train.seed": f"the order of the data and the dropout depend on it; {OTHER_RUN}",
-    "train.average": f"the averages were summed with these settings; {OTHER_RUN}",
-    "train.optimizer.kind": f"the saved moments are those of this optimizer; {OTHER_RUN}",
-}
-"""The reason why a field, or any field of a group, cannot change."""
 
 ENDED = 0.01
 """A schedule counts as ended when its rate is within this share of the way from its peak to its minimum."""
@@ -80,21 +45,6 @@ def plan_override(folder: Path, header: RunHeader, changes: Mapping[str, Any], r
         course=next_course(header.recipe.train, wanted.train, header.course, step, plateau, rates),
     )
     return replace(header, recipe=wanted, overrides=(*header.overrides, override))
-
-
-def refuse(name: str) -> None:
-    """Raise MnemoError if a field cannot change on resume."""
-    if name in CHANGEABLE:
-        return
-    reason = next((REFUSED[group] for group in _groups(name) if group in REFUSED), f"it cannot change; {OTHER_RUN}")
-    raise MnemoError(f"--{name.replace('_', '-')} cannot change on resume: {reason}")
-
-
-def _groups(name: str) -> Iterator[str]:
-    """`a.b.c`, `a.b`, `a`."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
 
 
 def record_override(folder: Path, planned: RunHeader) -> None:

@@ -95,7 +95,8 @@ def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
 def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
     monkeypatch.setattr(experiments, "every_experiment", lambda: {each.name: each for each in those})
     monkeypatch.setattr("mnemo.papers.pages.every_experiment", lambda: {each.name: each for each in those})
-    monkeypatch.setattr("mnemo.cli.reproduce.every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr("mnemo.cli.reproduction.every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr(experiments, "NAMES", tuple(each.name for each in those))
 
 
 def folders(path: Path) -> list[str]:
@@ -165,6 +166,10 @@ def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**60)
     monkeypatch.setattr(needs, "MOST_COUNTED", 1)
     require_needs(experiments.find_experiment(name), "small", CPU)
+
+
+def test_the_names_that_are_known_without_torch_are_those_of_all_experiments() -> None:
+    assert tuple(experiments.every_experiment()) == experiments.NAMES
 
 
 def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:

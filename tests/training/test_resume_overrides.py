@@ -25,10 +25,11 @@ from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
-from mnemo.storage.overrides import OVERRIDES, RateCourse
+from mnemo.storage.overrides import OVERRIDES, RateCourse, Rates
 from mnemo.training import Unwatched, create_run, train
+from mnemo.training.changeable_fields import CHANGEABLE, REFUSED, refuse
 from mnemo.training.optimizers import scheduled_rate
-from mnemo.training.resume_overrides import CHANGEABLE, REFUSED, Rates, next_course, refuse
+from mnemo.training.resume_overrides import next_course
 
 LONGER = {"train.steps": 20}
 VERSION = '{"format_version": 1'
