@@ -36,8 +36,10 @@ def plan_override(folder: Path, header: RunHeader, changes: Mapping[str, Any], r
     step, plateau = (0, 1.0) if progress is None else (progress.step, progress.plateau.factor)
     if wanted.train.steps < step:
         raise MnemoError(f"--train.steps {wanted.train.steps}: {folder} has already done {step:,} steps")
-    if progress is not None and progress.is_finished(wanted.train) and "train.steps" not in found:
+    if progress is not None and progress.is_finished(wanted.train) and wanted.train.steps == header.recipe.train.steps:
         raise MnemoError(f"{folder} has ended: --train.steps, --train.goal or --train.patience can extend it")
+    if progress is not None and progress.is_finished(wanted.train) and wanted.train.steps > step:
+        raise MnemoError(f"{folder} has ended by --train.goal or --train.patience: change these to extend it")
     override = Override(
         step=step,
         before={name: old for name, (old, _) in found.items()},

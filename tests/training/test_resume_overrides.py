@@ -176,6 +176,8 @@ def test_a_run_that_reached_its_goal_needs_another_goal(tmp_path: Path) -> None:
     assert run(tmp_path / "run", of=wanted, data=data).step == 4
     with pytest.raises(MnemoError, match="has ended: --train.steps, --train.goal or --train.patience"):
         train(tmp_path / "run", overrides={"train.keep": 1})
+    with pytest.raises(MnemoError, match="has ended by --train.goal or --train.patience"):
+        train(tmp_path / "run", overrides=LONGER)
     assert train(tmp_path / "run", data=data, overrides={"train.goal": 1.2}).step == 12
 
 

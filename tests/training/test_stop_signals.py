@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -190,3 +191,35 @@ def test_torchrun_passes_signals_on(number: signal.Signals, tmp_path: Path) -> N
     assert code != 0
     assert "resume with: mnemo train --resume runs/run" in said
     check_saved(tmp_path / "runs" / "run")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "preemption.md"
+
+
+@pytest.mark.slow
+def test_the_slurm_script_requeues_and_resumes(tmp_path: Path) -> None:
+    """The script of the page, with a scheduler that starts commands and writes down what it should requeue."""
+    toy()
+    script = next(block for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "srun mnemo" in block)
+    own = " ".join(TRAIN_COMMAND[1:] + ENDLESS[:-2])
+    (tmp_path / "job").write_text(script.replace("tiny-bytes --name book", f"{own} --name book"))
+    commands = {
+        "srun": 'echo $$ > pid; exec "$@"',
+        "mnemo": f'exec {sys.executable} -m mnemo "$@"',
+        "scontrol": 'echo "$@" >> requeued',
+    }
+    for name, line in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    folder = tmp_path / "runs" / "book"
+    for start in (1, 2):
+        lines = 20 * start + (len(metrics(folder).splitlines()) if start > 1 else 0)
+        with subprocess.Popen(["bash", "job"], cwd=tmp_path, env=variables, stderr=subprocess.DEVNULL) as process:
+            try:
+                wait_for(has_lines(folder, lines), process.poll)
+            finally:
+                os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR1)
+        assert process.returncode == 128 + signal.SIGUSR1
+        assert (tmp_path / "requeued").read_text() == "requeue 7\n" * start
+        check_saved(folder)
