@@ -38,7 +38,8 @@ class Cell:
     @property
     def fingerprint(self) -> str:
         """Equal for measurements that give the same result up to rounding."""
-        settings = self.settings if self.alone else _without_speed(self.settings)
+        ignored = SAVING_ONLY if self.alone else SAVING_ONLY + SPEED_ONLY
+        settings = _without(ignored, self.settings)
         return digest({"job": self.job, "settings": settings, "after": list(self.after)})
 
 
@@ -46,10 +47,14 @@ SPEED_ONLY = ("compile", "cuda_graph")
 """Settings that change only the speed; they count only in cells that measure time."""
 
 
-def _without_speed(value: Any) -> Any:
+SAVING_ONLY = ("checkpoint_minutes",)
+"""Settings that change only when checkpoints are saved, and no number of a run."""
+
+
+def _without(ignored: Sequence[str], value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _without_speed(part) for name, part in value.items() if name not in SPEED_ONLY}
-    return [_without_speed(part) for part in value] if isinstance(value, list) else value
+        return {name: _without(ignored, part) for name, part in value.items() if name not in ignored}
+    return [_without(ignored, part) for part in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)

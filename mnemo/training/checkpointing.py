@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage import sharded as shards
-from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.checkpoint import Checkpoint, Reason
 from mnemo.storage.weights import load_weights
+from mnemo.training.background_save import BackgroundSave, copies, fits_twice
+from mnemo.training.checkpoint_schedule import SaveClock
 from mnemo.training.checkpoint_tensors import (
     memory_of_rows,
     memory_tensors,
@@ -30,6 +34,7 @@ from mnemo.training.checkpoint_tensors import (
     whole_or_pieces,
 )
 from mnemo.training.distributed import Rows
+from mnemo.training.environment import environment, environment_note
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import Alone, AnyWorld
@@ -93,8 +98,10 @@ class RunCheckpoints:
 
     def __init__(self, folder: Path, config: TrainConfig, world: AnyWorld, monitor: Monitor) -> None:
         self.folder, self.config, self.world, self.monitor = folder, config, world, monitor
+        self.clock = SaveClock(config.checkpoint_minutes)
         self.last: Checkpoint | None = None
-        """The newest checkpoint, saved or restored"""
+        """The newest complete checkpoint, saved or restored"""
+        self._writing: BackgroundSave | None = None
 
     def restore_last(self, state: TrainingState, rows: Rows) -> Mapping[str, Any]:
         """Restore the newest checkpoint without damage, and return its JSON; {} if there is no checkpoint."""
@@ -107,6 +114,9 @@ class RunCheckpoints:
             self.monitor.note(
                 f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
             )
+        known = found.progress.get("environment")
+        if isinstance(known, dict) and (note := environment_note(known)) is not None:
+            self.monitor.note(note)
         self.monitor.note(f"continuing after step {state.progress.step:,}")
         return found.progress
 
@@ -126,24 +136,59 @@ class RunCheckpoints:
 
     def describe(self) -> str:
         """The state of the folder, for messages."""
+        with suppress(MnemoError):
+            self.finish()
         kept = "no checkpoint" if self.last is None else f"the checkpoint of step {self.last.step}"
         return f"{self.folder} keeps {kept}"
 
-    def is_due(self, progress: Progress) -> bool:
-        return progress.step % self.config.checkpoint_every == 0 or progress.is_best
+    def save(self, state: TrainingState, log: TrainingLog, reason: Reason) -> None:
+        """Save metrics, then the checkpoint that holds their sizes; record the best one; remove old ones last.
 
-    def save(self, state: TrainingState, log: TrainingLog) -> None:
-        """Save metrics, then the checkpoint that holds their sizes; record the best one; remove old ones last."""
+        A single process writes the checkpoint in the background: `finish` waits for it and raises its errors. Several
+        processes write together before they go on.
+        """
+        begin = time.monotonic()
+        self.finish()
         state.progress, _ = log.fetch(state.progress)
-        saved = self.last
+        saved, progress = self.last, _json(state, log, reason)
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
-                tensors = state.tensors(self.world.rank, self.config.accumulate)
-                path = save_together(self.folder, _json(state, log), tensors, self.world)
-            self.last = checkpoints.load_checkpoint(path)
-        elif saved.progress["evaluated"] != state.progress.evaluated:
-            self.last = self.world.main(lambda: checkpoints.save_progress(saved, _json(state, log)))
+                self._write(state, progress, begin)
+            return
+        if saved.progress["evaluated"] != state.progress.evaluated:
+            self.last = self.world.main(lambda: checkpoints.save_progress(saved, progress))
         self.world.main(lambda: self._keep(state.progress.best))
+
+    def _write(self, state: TrainingState, progress: dict[str, Any], begin: float) -> None:
+        """Write a new checkpoint, in the background if that is safe."""
+        tensors, best = state.tensors(self.world.rank, self.config.accumulate), state.progress.best
+
+        def write(parts: dict[str, dict[str, Tensor]]) -> Checkpoint:
+            found = checkpoints.load_checkpoint(save_together(self.folder, progress, parts, self.world))
+            self.world.main(lambda: self._keep(best))
+            self.clock.saved(time.monotonic() - begin)
+            return found
+
+        if isinstance(self.world, Alone) and fits_twice(tensors):
+            own = copies(tensors)
+            self._writing = BackgroundSave(lambda: write(own))
+        else:
+            self.last = write(tensors)
+
+    def is_late(self) -> bool:
+        """Whether so much time has passed since the last checkpoint that another one is due."""
+        return self._writing is None and self.clock.is_late()
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is written in the background; raise its error."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self.last = writing.result()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a background save that has failed, without waiting for one that still runs."""
+        if self._writing is not None and self._writing.is_done:
+            self.finish()
 
     def _keep(self, best: Best | None) -> None:
         """Record the best checkpoint, and remove old ones."""
@@ -152,8 +197,8 @@ class RunCheckpoints:
         checkpoints.prune(self.folder, self.config.keep, best.step if best else None)
 
 
-def _json(state: TrainingState, log: TrainingLog) -> dict[str, Any]:
-    return {**state.to_json(log.seconds()), **log.sizes()}
+def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, Any]:
+    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason, "environment": environment()}
 
 
 def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld) -> Path:

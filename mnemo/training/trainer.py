@@ -15,6 +15,7 @@ from mnemo.data.streams import Cursor
 from mnemo.memory.state import to
 from mnemo.storage.run_header import RunHeader
 from mnemo.storage.weights import build_model
+from mnemo.training.checkpoint_schedule import reason_to_save
 from mnemo.training.checkpoint_tensors import seed_process
 from mnemo.training.checkpointing import RunCheckpoints, TrainingState
 from mnemo.training.data import Data, why_uneven
@@ -57,6 +58,7 @@ class Trainer:
     ) -> None:
         config, uneven = header.recipe.train, why_uneven(header.recipe)
         self.folder, self.config, self.data, self.monitor, self.tracker = folder, config, data, monitor, tracker
+        self.course = header.course
         self.world = world = world or Alone()
         self.device = device = world.device(config.device)
         torch.manual_seed(config.seed)
@@ -102,17 +104,21 @@ class Trainer:
             return self._run(stop)
         except Diverged as error:
             raise Diverged(f"{error}; training stops, {self.checkpoints.describe()}") from None
+        finally:
+            self.checkpoints.finish()
 
     def _run(self, stop: Stop) -> Outcome:
         while True:
             self._evaluate_if_due(stop)
-            signal, progress = self.world.agree(stop.signal), self.state.progress
+            signal, is_late = self.world.largest([stop.signal or 0, int(self.checkpoints.is_late())])
+            progress = self.state.progress
             # Early stopping depends on evaluations, so a run never ends before one that is due.
             finished = progress.is_finished(self.config) and not self.validation.is_due(progress)
-            ends = finished or signal is not None
-            if ends or self.checkpoints.is_due(progress):
-                self.checkpoints.save(self.state, self.log)
-            if ends:
+            situation = {"finished": finished, "stopped": bool(signal), "is_late": bool(is_late)}
+            reason = reason_to_save(progress, self.config, **situation)
+            if reason is not None:
+                self.checkpoints.save(self.state, self.log, reason)
+            if finished or signal:
                 return Outcome(self.folder, progress.step, progress.best, None if finished else signal)
             self._advance()
 
@@ -127,10 +133,11 @@ class Trainer:
 
     def _advance(self) -> None:
         """Do one update, and log it if a line is due."""
+        self.checkpoints.raise_failure()
         state, config = self.state, self.config
         before = state.progress
         batches, begins, cursor = next_batches(self.data.stream, before.cursor, before.past, config)
-        lr = step_rate(config, before.step, batches[-1].targets.shape[1], before.plateau.factor)
+        lr = step_rate(config, before.step, batches[-1].targets.shape[1], before.plateau.factor, self.course)
         inputs = UpdateInput.of(batches, len(before.past), config)
         done = self._update(inputs, lr)
         state.progress = replace(state.progress, cursor=cursor, step=before.step + 1)
