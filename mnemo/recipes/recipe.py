@@ -10,7 +10,7 @@ from mnemo.data.tasks import AnyTask
 from mnemo.model import ModelConfig
 
 LIMITS = {"steps": 10**12, "seed": 2**62, "start": 10**12, "warmup": 10**12, "patience": 10**12} | dict.fromkeys(
-    ("log_every", "eval_every", "checkpoint_every", "keep"), 10**12
+    ("log_every", "eval_every", "checkpoint_every", "keep", "slower_steps"), 10**12
 )
 """Limits of counts that may exceed `config.LARGEST_SIZE`."""
 
@@ -110,6 +110,43 @@ class AverageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HealthConfig:
+    """When a run counts as diverged, and how it goes back to an earlier checkpoint (docs/divergence.md)."""
+
+    loss_rise: float | None = 0.3
+    """A sustained rise of the loss by this share of what was learned (log of the vocabulary size minus the lowest loss)
+    is a divergence; at least a quarter of the lowest loss and six mean deviations. None: never."""
+    norm_rise: float | None = 10.0
+    """A gradient norm this many times its recent mean, sustained while the loss rises, is a divergence. None: never."""
+    patience: int = 50
+    """Consecutive steps after which a rise counts as sustained."""
+    weight_growth: float = 10.0
+    """A checkpoint is unhealthy if the norm of its weights or optimizer moments is this many times the median of the
+    last five checkpoints."""
+    rollbacks: int = 10
+    """Most rollbacks of a run; the next divergence stops it."""
+    slower: float = 0.5
+    """Factor of the learning rate after each repeated divergence; the first one keeps the rate."""
+    slower_steps: int = 500
+    """Steps after a divergence in which another one counts as repeated, and in which a lowered rate applies."""
+
+    def __post_init__(self) -> None:
+        if self.loss_rise is not None and self.loss_rise <= 0:
+            raise ValueError(f"loss_rise {self.loss_rise} must be positive: it is a share of what was learned")
+        if self.norm_rise is not None and self.norm_rise <= 1:
+            raise ValueError(f"norm_rise {self.norm_rise} must be above 1: it is a multiple of the recent norm")
+        if self.weight_growth <= 1:
+            raise ValueError(f"weight_growth {self.weight_growth} must be above 1: it is a multiple of recent norms")
+        if self.patience < 1 or self.rollbacks < 0 or self.slower_steps < 0:
+            raise ValueError(
+                f"patience {self.patience} must be positive, rollbacks {self.rollbacks} and slower_steps "
+                f"{self.slower_steps} must not be negative"
+            )
+        if not 0 < self.slower <= 1:
+            raise ValueError(f"slower {self.slower} must be in (0, 1]: it multiplies the learning rate")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = 1000
     """Number of updates."""
@@ -166,11 +203,12 @@ class TrainConfig:
     """Stop after this many evaluations without improvement."""
     goal: float | None = None
     """Stop when the validation loss, in nats per token, is at most this."""
-    on_nan: Literal["stop", "skip"] = "stop"
-    """If a loss or gradient is not finite: stop the run, or skip the batch without changing weights or memory (every
-    step then synchronizes with the GPU)."""
+    on_nan: Literal["rollback", "stop", "skip"] = "rollback"
+    """If a loss or gradient is not finite: go back to the last healthy checkpoint and pass over the batches since then,
+    stop the run, or skip the batch without changing weights or memory (every step then synchronizes with the GPU)."""
     spike: float | None = None
-    """Treat a loss that is this many times the recent mean like one that is not finite."""
+    """Treat a single loss that is this many times the recent mean like one that is not finite."""
+    health: HealthConfig = field(default_factory=HealthConfig)
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Several processes (torchrun): replicate the weights (ddp) or shard them (fsdp); auto shards if GPU memory is too
     small."""

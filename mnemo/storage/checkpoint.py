@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,8 +198,15 @@ def remove_partial(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best."""
+def prune(folder: Path, keep: int, needed: Container[int | None]) -> None:
+    """Remove all but the newest `keep` checkpoints and those of the `needed` steps."""
     for step in checkpoint_steps(folder)[: -max(1, keep)]:
-        if step != best:
+        if step not in needed:
             atomic.remove_folder(checkpoint_path(folder, step))
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove all checkpoints of later steps, the newest first."""
+    for later in reversed(checkpoint_steps(folder)):
+        if later > step:
+            atomic.remove_folder(checkpoint_path(folder, later))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from mnemo.training.create_and_train import create_run, train
 from mnemo.training.data import Data, Scored, open_data
+from mnemo.training.divergence import Diverged
 from mnemo.training.monitor import Monitor, Status, Unwatched
 from mnemo.training.run_progress import Best
 from mnemo.training.trainer import Outcome
-from mnemo.training.training_log import Diverged
 from mnemo.training.weight_update import Update, fresh_states, segment_loss, split_rows, update
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import TrainConfig
@@ -30,6 +31,8 @@ from mnemo.training.checkpoint_tensors import (
     whole_or_pieces,
 )
 from mnemo.training.distributed import Rows
+from mnemo.training.divergence import Diverged
+from mnemo.training.health import Health, after_checkpoint, is_finite, judge, measure
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import Alone, AnyWorld
@@ -102,6 +105,8 @@ class RunCheckpoints:
         if found is None:
             return {}
         state.restore(found, rows, self.config, self.world)
+        if not state.progress.healthy:  # saved by a version that did not judge checkpoints
+            state.progress = replace(state.progress, healthy=(found.step,))
         self.last = found
         if found.num_ranks != self.world.size:
             self.monitor.note(
@@ -124,6 +129,25 @@ class RunCheckpoints:
         step = self.world.main(look)
         return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
 
+    def find_whole(self, steps: Sequence[int]) -> Checkpoint | None:
+        """The last of some checkpoints that is whole, or None."""
+
+        def look() -> int | None:
+            return next((step for step in reversed(steps) if _is_whole(self.folder, step)), None)
+
+        step = self.world.main(look)
+        return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+
+    def go_back(self, found: Checkpoint, best: Best | None) -> None:
+        """Make an earlier checkpoint the last one: remove those after it."""
+        self.last = found
+
+        def remove() -> None:
+            run_folder.write_best(self.folder, best.step, best.loss) if best else run_folder.remove_best(self.folder)
+            checkpoints.remove_after(self.folder, found.step)
+
+        self.world.main(remove)
+
     def describe(self) -> str:
         """The state of the folder, for messages."""
         kept = "no checkpoint" if self.last is None else f"the checkpoint of step {self.last.step}"
@@ -138,22 +162,58 @@ class RunCheckpoints:
         saved = self.last
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
+                health = self._judge(state)
                 tensors = state.tensors(self.world.rank, self.config.accumulate)
-                path = save_together(self.folder, _json(state, log), tensors, self.world)
+                progress = {**_json(state, log), "health": health.to_json()}
+                path = save_together(self.folder, progress, tensors, self.world)
             self.last = checkpoints.load_checkpoint(path)
         elif saved.progress["evaluated"] != state.progress.evaluated:
             self.last = self.world.main(lambda: checkpoints.save_progress(saved, _json(state, log)))
-        self.world.main(lambda: self._keep(state.progress.best))
+        self.world.main(lambda: self._keep(state.progress))
 
-    def _keep(self, best: Best | None) -> None:
-        """Record the best checkpoint, and remove old ones."""
+    def _judge(self, state: TrainingState) -> Health:
+        """The health of a state that is to be saved; raise `Diverged` if it is not finite."""
+        progress = state.progress
+        norms = measure(state.model, state.optimizer, state.states, self.world)
+        if not is_finite(norms):
+            message = f"weights, optimizer moments or memories are not finite after step {progress.step}"
+            raise Diverged(message, progress.step, progress.cursor)
+        health = judge(norms, progress, self.config)
+        if progress.step % self.config.checkpoint_every == 0:
+            state.progress = after_checkpoint(progress, health, self.config)
+        if health.problem is not None and progress.healthy:
+            kept = f"the checkpoint of step {progress.healthy[-1]:,} is kept besides"
+            self.monitor.note(f"step {progress.step:,}: {health.problem}; {kept}")
+        return health
+
+    def _keep(self, progress: Progress) -> None:
+        """Record the best checkpoint, and remove old ones that a rollback does not need."""
+        best = progress.best
         if best is not None:
             run_folder.write_best(self.folder, best.step, best.loss)
-        checkpoints.prune(self.folder, self.config.keep, best.step if best else None)
+        needed = {step for healthy in progress.healthy for step in (healthy, _best_at(self.folder, healthy))}
+        checkpoints.prune(self.folder, self.config.keep, needed | {best.step if best else None})
 
 
 def _json(state: TrainingState, log: TrainingLog) -> dict[str, Any]:
     return {**state.to_json(log.seconds()), **log.sizes()}
+
+
+def _is_whole(folder: Path, step: int) -> bool:
+    try:
+        checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step))
+    except MnemoError:
+        return False
+    return True
+
+
+def _best_at(folder: Path, step: int) -> int | None:
+    """The step that was the best when the checkpoint of a step was saved; a rollback makes it the best again."""
+    try:
+        best = load_json(checkpoints.checkpoint_path(folder, step) / checkpoints.PROGRESS).get("best")
+    except MnemoError:  # damaged since then: a rollback will not use it
+        return None
+    return best[0] if best else None
 
 
 def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld) -> Path:

@@ -179,6 +179,10 @@ class Engine:
         nominal = all(batch.tokens.shape[1] == self._length and batch.lengths is None for batch in inputs.batches)
         return nominal and len(inputs.batches) == 1 + self.config.bptt and inputs.num_again == again
 
+    def forget_recording(self) -> None:
+        """Record the next update anew: the recorded one changes tensors that the optimizer no longer has."""
+        self._recorded = None
+
     def prepare(self, inputs: UpdateInput, states: Sequence[State]) -> None:
         """Record the update if inputs have the run's usual shape; nothing that training depends on changes."""
         if not self.needs_preparing(inputs) or self._recorder is None:

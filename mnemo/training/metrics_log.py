@@ -33,7 +33,14 @@ class JsonLines:
         if found < size:
             raise MnemoError(f"{path} has {found:,} bytes, fewer than the {size:,} of its checkpoint")
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
-        self._file.truncate(size)
+        self.cut(size)
+
+    def cut(self, size: int) -> None:
+        """Drop everything after the first `size` bytes."""
+        try:
+            self._file.truncate(size)
+        except OSError as error:
+            raise self._not_written(error) from None
         self._file.seek(size)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -69,6 +76,9 @@ class NoLines:
     """Writes nothing: for processes other than the main one."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
+        pass
+
+    def cut(self, size: int) -> None:
         pass
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -19,15 +19,18 @@ from mnemo.training.checkpoint_tensors import seed_process
 from mnemo.training.checkpointing import RunCheckpoints, TrainingState
 from mnemo.training.data import Data, why_uneven
 from mnemo.training.distributed import Rows, parallelize
+from mnemo.training.divergence import Diverged, Watch
 from mnemo.training.engine import Engine, choose_forward
 from mnemo.training.metrics_log import Tracker
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import build_average, build_optimizer, step_rate
 from mnemo.training.precision import autocast, gradient_scaler, state_dtype
 from mnemo.training.processes import Alone, AnyWorld
+from mnemo.training.recovery import Recovery
+from mnemo.training.rollbacks import rate_factor
 from mnemo.training.run_progress import Best, Progress
 from mnemo.training.stop_signals import Interrupted, Stop
-from mnemo.training.training_log import Diverged, TrainingLog
+from mnemo.training.training_log import PendingStep, TrainingLog
 from mnemo.training.update_guard import UpdateGuard
 from mnemo.training.update_input import UpdateInput, after_update, next_batches
 from mnemo.training.validation import Validation
@@ -84,6 +87,8 @@ class Trainer:
         progress = Progress(cursor=data.stream.start())
         self.state = TrainingState(model, optimizer, average, scaler, to(empty, device), progress)
         self.checkpoints = RunCheckpoints(folder, config, world, monitor)
+        self.recovery = Recovery(config, self.checkpoints, self.rows, monitor)
+        self.watch = Watch(config, model.config.vocab_size, monitor)
         precision = partial(autocast, config.precision, device)
         self.validation = Validation(data, config, world, monitor, self.parallel.whole_model, average, precision)
 
@@ -93,15 +98,21 @@ class Trainer:
         saved = self.checkpoints.restore_last(self.state, self.rows)
         if self.checkpoints.last is None and (weights := first_weights()) is not None:
             self.parallel.load_weights(self.model, weights, self.folder)
-        with TrainingLog.open(self.folder, saved, self.config, self.world, self.monitor, self.tracker) as self.log:
+        with TrainingLog.open(
+            self.folder, saved, self.config, self.world, self.monitor, self.tracker, self.watch
+        ) as self.log:
             yield
 
     def run(self, stop: Stop) -> Outcome:
         """Train to the end, or to the first signal; save a checkpoint in both cases."""
-        try:
-            return self._run(stop)
-        except Diverged as error:
-            raise Diverged(f"{error}; training stops, {self.checkpoints.describe()}") from None
+        while True:
+            try:
+                return self._run(stop)
+            except Diverged as error:
+                divergence = error
+            with self.log.clock.pause():
+                self.recovery.roll_back(divergence, self.state, self.log)
+                self.engine.forget_recording()
 
     def _run(self, stop: Stop) -> Outcome:
         while True:
@@ -131,6 +142,7 @@ class Trainer:
         before = state.progress
         batches, begins, cursor = next_batches(self.data.stream, before.cursor, before.past, config)
         lr = step_rate(config, before.step, batches[-1].targets.shape[1], before.plateau.factor)
+        lr *= rate_factor(before.rollbacks, before.step)
         inputs = UpdateInput.of(batches, len(before.past), config)
         done = self._update(inputs, lr)
         state.progress = replace(state.progress, cursor=cursor, step=before.step + 1)
@@ -161,4 +173,4 @@ class Trainer:
         state = self.state
         state.states, past = after_update(state.states, done.borders, begins, self.config)
         state.progress = replace(state.progress, past=past, tokens=state.progress.tokens + tokens)
-        self.log.add(done.loss, done.grad_norm, tokens)
+        self.log.add(PendingStep(done.loss, done.grad_norm, tokens, state.progress.step, state.progress.cursor))
