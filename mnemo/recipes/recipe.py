@@ -197,8 +197,11 @@ class TrainConfig:
     """Steps between two evaluations; the last step is always evaluated."""
     checkpoint_every: int = 200
     """Steps between two checkpoints; the best and the last step are always saved."""
+    checkpoint_minutes: float | None = 5.0
+    """Also save a checkpoint when this many minutes have passed since the last one; slow saves make the interval
+    longer, so that they take at most 3% of the time. none: save by steps only."""
     keep: int = 2
-    """Number of checkpoints to keep besides the best."""
+    """Number of checkpoints to keep besides the best, and besides one by time or signal if it is the newest."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
     goal: float | None = None
@@ -223,6 +226,8 @@ class TrainConfig:
         if not 0 <= self.seed < 2**62:
             raise ValueError(f"seed {self.seed} is not between 0 and 2^62")
         check_sizes(self, LIMITS)
+        if self.checkpoint_minutes is not None and self.checkpoint_minutes <= 0:
+            raise ValueError(f"checkpoint_minutes {self.checkpoint_minutes} must be positive")
         if self.timeout <= 0:
             raise ValueError(f"timeout {self.timeout} must be positive")
         if self.spike is not None and self.spike <= 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage import sharded as shards
-from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.checkpoint import Checkpoint, Reason
 from mnemo.storage.weights import load_weights
+from mnemo.training.background_save import BackgroundSave, copies, fits_twice
+from mnemo.training.checkpoint_schedule import SaveClock
 from mnemo.training.checkpoint_tensors import (
     memory_of_rows,
     memory_tensors,
@@ -96,8 +100,10 @@ class RunCheckpoints:
 
     def __init__(self, folder: Path, config: TrainConfig, world: AnyWorld, monitor: Monitor) -> None:
         self.folder, self.config, self.world, self.monitor = folder, config, world, monitor
+        self.clock = SaveClock(config.checkpoint_minutes)
         self.last: Checkpoint | None = None
-        """The newest checkpoint, saved or restored"""
+        """The newest complete checkpoint, saved or restored"""
+        self._writing: BackgroundSave | None = None
 
     def restore_last(self, state: TrainingState, rows: Rows) -> Mapping[str, Any]:
         """Restore the newest checkpoint without damage, and return its JSON; {} if there is no checkpoint."""
@@ -131,6 +137,7 @@ class RunCheckpoints:
 
     def find_whole(self, steps: Sequence[int]) -> Checkpoint | None:
         """The last of some checkpoints that is whole, or None."""
+        self.finish()
 
         def look() -> int | None:
             return next((step for step in reversed(steps) if _is_whole(self.folder, step)), None)
@@ -150,25 +157,29 @@ class RunCheckpoints:
 
     def describe(self) -> str:
         """The state of the folder, for messages."""
+        with suppress(MnemoError):
+            self.finish()
         kept = "no checkpoint" if self.last is None else f"the checkpoint of step {self.last.step}"
         return f"{self.folder} keeps {kept}"
 
-    def is_due(self, progress: Progress) -> bool:
-        return progress.step % self.config.checkpoint_every == 0 or progress.is_best
+    def save(self, state: TrainingState, log: TrainingLog, reason: Reason) -> None:
+        """Save metrics, then the checkpoint that holds their sizes; record the best one; remove old ones last.
 
-    def save(self, state: TrainingState, log: TrainingLog) -> None:
-        """Save metrics, then the checkpoint that holds their sizes; record the best one; remove old ones last."""
+        A single process writes the checkpoint in the background: `finish` waits for it and raises its errors. Several
+        processes write together before they go on.
+        """
+        begin = time.monotonic()
+        self.finish()
         state.progress, _ = log.fetch(state.progress)
         saved = self.last
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
                 health = self._judge(state)
-                tensors = state.tensors(self.world.rank, self.config.accumulate)
-                progress = {**_json(state, log), "health": health.to_json()}
-                path = save_together(self.folder, progress, tensors, self.world)
-            self.last = checkpoints.load_checkpoint(path)
-        elif saved.progress["evaluated"] != state.progress.evaluated:
-            self.last = self.world.main(lambda: checkpoints.save_progress(saved, _json(state, log)))
+                self._write(state, {**_json(state, log, reason), "health": health.to_json()}, begin)
+            return
+        if saved.progress["evaluated"] != state.progress.evaluated:
+            progress = _json(state, log, reason)
+            self.last = self.world.main(lambda: checkpoints.save_progress(saved, progress))
         self.world.main(lambda: self._keep(state.progress))
 
     def _judge(self, state: TrainingState) -> Health:
@@ -182,9 +193,40 @@ class RunCheckpoints:
         if progress.step % self.config.checkpoint_every == 0:
             state.progress = after_checkpoint(progress, health, self.config)
         if health.problem is not None and progress.healthy:
-            kept = f"the checkpoint of step {progress.healthy[-1]:,} is kept besides"
+            kept = f"the checkpoint of step {progress.healthy[-1]:,} is kept as well"
             self.monitor.note(f"step {progress.step:,}: {health.problem}; {kept}")
         return health
+
+    def _write(self, state: TrainingState, progress: dict[str, Any], begin: float) -> None:
+        """Write a new checkpoint, in the background if that is safe."""
+        tensors, done = state.tensors(self.world.rank, self.config.accumulate), state.progress
+
+        def write(parts: dict[str, dict[str, Tensor]]) -> Checkpoint:
+            found = checkpoints.load_checkpoint(save_together(self.folder, progress, parts, self.world))
+            self.world.main(lambda: self._keep(done))
+            self.clock.saved(time.monotonic() - begin)
+            return found
+
+        if isinstance(self.world, Alone) and fits_twice(tensors):
+            own = copies(tensors)
+            self._writing = BackgroundSave(lambda: write(own))
+        else:
+            self.last = write(tensors)
+
+    def is_late(self) -> bool:
+        """Whether so much time has passed since the last checkpoint that another one is due."""
+        return self._writing is None and self.clock.is_late()
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is written in the background; raise its error."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self.last = writing.result()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a background save that has failed, without waiting for one that still runs."""
+        if self._writing is not None and self._writing.is_done:
+            self.finish()
 
     def _keep(self, progress: Progress) -> None:
         """Record the best checkpoint, and remove old ones that a rollback does not need."""
@@ -195,8 +237,8 @@ class RunCheckpoints:
         checkpoints.prune(self.folder, self.config.keep, needed | {best.step if best else None})
 
 
-def _json(state: TrainingState, log: TrainingLog) -> dict[str, Any]:
-    return {**state.to_json(log.seconds()), **log.sizes()}
+def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, Any]:
+    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason}
 
 
 def _is_whole(folder: Path, step: int) -> bool:

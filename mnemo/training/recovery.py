@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from mnemo.errors import MnemoError
 from mnemo.memory.state import tree_map
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage.checkpoint import Checkpoint
@@ -45,11 +44,12 @@ class Recovery:
         )
         self.checkpoints.go_back(found, state.progress.best)
         log.go_back(found.progress, [each.event() for each in state.progress.rollbacks[known:]])
-        self.monitor.note(f"rollback {len(state.progress.rollbacks)} of {self.config.health.rollbacks}: {new.describe()}")
+        number = f"rollback {len(rollbacks) + 1} of at most {self.config.health.rollbacks}"
+        self.monitor.note(f"{number}: {new.describe()}")
 
     def _find_target(self, error: Diverged, state: TrainingState) -> Checkpoint:
         progress, config = state.progress, self.config
-        if self.config.on_nan != "rollback":
+        if config.on_nan != "rollback":
             raise self._stop(error)
         if len(progress.rollbacks) >= config.health.rollbacks:
             raise self._stop(error, f" after {len(progress.rollbacks):,} rollbacks")
@@ -59,5 +59,5 @@ class Recovery:
             raise self._stop(error, " without a healthy checkpoint")
         return found
 
-    def _stop(self, error: Diverged, why: str = "") -> MnemoError:
+    def _stop(self, error: Diverged, why: str = "") -> Diverged:
         return Diverged(f"{error}; training stops{why}, {self.checkpoints.describe()}; possible remedies: {REMEDIES}")

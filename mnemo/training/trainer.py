@@ -15,6 +15,7 @@ from mnemo.data.streams import Cursor
 from mnemo.memory.state import to
 from mnemo.storage.run_folder import RunHeader
 from mnemo.storage.weights import build_model
+from mnemo.training.checkpoint_schedule import reason_to_save
 from mnemo.training.checkpoint_tensors import seed_process
 from mnemo.training.checkpointing import RunCheckpoints, TrainingState
 from mnemo.training.data import Data, why_uneven
@@ -105,25 +106,33 @@ class Trainer:
 
     def run(self, stop: Stop) -> Outcome:
         """Train to the end, or to the first signal; save a checkpoint in both cases."""
-        while True:
-            try:
-                return self._run(stop)
-            except Diverged as error:
-                divergence = error
-            with self.log.clock.pause():
-                self.recovery.roll_back(divergence, self.state, self.log)
-                self.engine.forget_recording()
+        try:
+            while True:
+                try:
+                    return self._run(stop)
+                except Diverged as error:
+                    self._recover(error)
+        finally:
+            self.checkpoints.finish()
+
+    def _recover(self, error: Diverged) -> None:
+        """Go back to an earlier checkpoint, or raise the reason to stop."""
+        with self.log.clock.pause():
+            self.recovery.roll_back(error, self.state, self.log)
+            self.engine.forget_recording()
 
     def _run(self, stop: Stop) -> Outcome:
         while True:
             self._evaluate_if_due(stop)
-            signal, progress = self.world.agree(stop.signal), self.state.progress
+            signal, is_late = self.world.largest([stop.signal or 0, int(self.checkpoints.is_late())])
+            progress = self.state.progress
             # Early stopping depends on evaluations, so a run never ends before one that is due.
             finished = progress.is_finished(self.config) and not self.validation.is_due(progress)
-            ends = finished or signal is not None
-            if ends or self.checkpoints.is_due(progress):
-                self.checkpoints.save(self.state, self.log)
-            if ends:
+            situation = {"finished": finished, "stopped": bool(signal), "is_late": bool(is_late)}
+            reason = reason_to_save(progress, self.config, **situation)
+            if reason is not None:
+                self.checkpoints.save(self.state, self.log, reason)
+            if finished or signal:
                 return Outcome(self.folder, progress.step, progress.best, None if finished else signal)
             self._advance()
 
@@ -138,6 +147,7 @@ class Trainer:
 
     def _advance(self) -> None:
         """Do one update, and log it if a line is due."""
+        self.checkpoints.raise_failure()
         state, config = self.state, self.config
         before = state.progress
         batches, begins, cursor = next_batches(self.data.stream, before.cursor, before.past, config)

@@ -357,6 +357,22 @@ def test_pruning_keeps_the_newest_and_the_best(folder: Path) -> None:
     assert checkpoints.checkpoint_steps(folder) == [9, 30, 40]
 
 
+@pytest.mark.parametrize("reason", ["signal", "clock"])
+def test_checkpoints_of_clocks_and_signals_displace_no_others(folder: Path, reason: str) -> None:
+    progress = checkpoints.load_checkpoint(last(folder)).progress
+
+    def save(step: int, reason: str) -> list[int]:
+        content = {**progress, "step": step, "reason": reason}
+        checkpoints.save_checkpoint(folder, content, {part: {} for part in checkpoints.PARTS})
+        checkpoints.prune(folder, 2, best=9)
+        return checkpoints.checkpoint_steps(folder)
+
+    assert save(13, reason) == [9, 12, 13]
+    assert save(14, reason) == [9, 12, 14]
+    assert save(15, "interval") == [9, 12, 15]
+    assert save(16, "end") == [9, 15, 16]
+
+
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "tpu0"])
 def test_devices_that_are_not_there(name: str) -> None:
     with pytest.raises(MnemoError, match=f"device '{name}' cannot be used"):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers import ranks
 from helpers.monitors import Signaller
-from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy, train_and_die
+from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, scored_as, toy, train_and_die
 
 from mnemo import cli
 from mnemo.memory import XL, Plan
@@ -49,6 +49,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "accumulate": 2,
     },
     "documents": {"data": {"documents": "reset"}, "average": AverageConfig(start=5), "log_every": 1},
+    "clock": {"checkpoint_minutes": 1e-9, "checkpoint_every": 6, "eval_every": 6, "keep": 1, "log_every": 5},
     "context-half": {"model": {"memory": NO_MEMORY}, "context": 4, "loss": "half", "keep": 1},
 }
 
@@ -198,3 +199,17 @@ def _wait_for_lines(folder: Path, count: int, process: subprocess.Popen[str]) ->
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert process.poll() is None, "training ended before it could be killed"
         time.sleep(0.01)
+
+
+def test_every_checkpoint_says_why_it_was_saved(tmp_path: Path) -> None:
+    wanted = recipe(checkpoint_every=5, keep=9)
+    scores = scored_as([3.0, 2.0, 4.0], wanted)
+    run(tmp_path / "run", of=wanted, data=scores, monitor=Signaller(signal.SIGTERM, step=6))
+    assert _reasons(tmp_path / "run") == {0: "interval", 4: "best", 5: "interval", 6: "signal"}
+    train(tmp_path / "run", data=scores)
+    assert _reasons(tmp_path / "run") == {0: "interval", 4: "best", 5: "interval", 8: "best", 10: "interval", 12: "end"}
+
+
+def _reasons(folder: Path) -> dict[int, str]:
+    steps = checkpoints.checkpoint_steps(folder)
+    return {step: checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step)).reason for step in steps}
