@@ -19,6 +19,8 @@ SPREAD = 0.98
 """Weight of earlier steps in the mean deviation of single losses."""
 LARGEST_DEVIATION = 4.0
 """A deviation counts as at most this many times the mean one, so that a divergence does not raise its own threshold."""
+FIRST_DEVIATIONS = 5
+"""Number of deviations that count in full."""
 DEVIATIONS = 6.0
 """A rise of fewer mean deviations is noise."""
 SHARE_OF_LOWEST = 0.25
@@ -65,7 +67,7 @@ class Course:
         if self.steps == 0:
             return replace(self, steps=1, loss=loss, slow_loss=loss, lowest=loss)
         deviation = abs(loss - self.loss)
-        if self.steps > 1 / (1 - SPREAD):
+        if self.steps > FIRST_DEVIATIONS:
             deviation = min(deviation, LARGEST_DEVIATION * self.spread)
         # The mean of the first steps has equal weights: a decaying weight would start from a deviation of zero.
         share = max(1 - SPREAD, 1 / self.steps)
