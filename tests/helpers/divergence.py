@@ -30,7 +30,7 @@ def spike_at(begin: int, end: int, factor: float = 10.0) -> Fault:
     return lambda number: factor if begin <= number < end else 1.0
 
 
-def drift_from(begin: int, end: int, growth: float = 1.25) -> Fault:
+def drift_from(begin: int, end: int, growth: float = 1.5) -> Fault:
     return lambda number: growth ** (number - begin) if begin <= number < end else 1.0
 
 
