@@ -51,6 +51,10 @@ class OptimizerConfig:
     """Momentum of sgd and muon (for muon typically 0.95)."""
     clip: float | None = 0.25
     """Largest global gradient norm."""
+    clip_mean: float | None = None
+    """Also limit the gradient norm to this many times its running mean, for example 3."""
+    update_clip: float | None = None
+    """muon: limit the change of a weight matrix in one step to this share of its norm, for example 0.05."""
     embedding_lr_factor: float = 1.0
     """Multiplies the learning rate of the embedding tables."""
     scale_lr_by_length: bool = False
@@ -65,6 +69,10 @@ class OptimizerConfig:
             raise ValueError(f"muon's learning rates {self.lr} and {self.adam_lr} must be positive")
         if self.lr < 0 or (self.clip is not None and self.clip <= 0):
             raise ValueError(f"learning rate {self.lr} and clip {self.clip} must be positive")
+        if self.clip_mean is not None and self.clip_mean <= 1:
+            raise ValueError(f"clip_mean {self.clip_mean} must be above 1: it is a multiple of the mean gradient norm")
+        if self.update_clip is not None and (self.kind != "muon" or self.update_clip <= 0):
+            raise ValueError(f"update_clip {self.update_clip} must be positive, and is for muon only")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +166,9 @@ class TrainConfig:
     """Tokens before the segment that are encoded again, with gradient but without a loss."""
     loss: Literal["full", "half"] = "full"
     """Compute the loss of the whole segment or of its second half."""
+    z_loss: float = 0.0
+    """Weight of the squared log-sum-exp of the logits in the training loss, for example 1e-4: keeps logits small
+    (PaLM). Reported losses do not contain it."""
     vary_segment: bool = False
     """Draw each segment's length near the nominal one (95%) or near half of it (AWD-LSTM's rule)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -232,6 +243,8 @@ class TrainConfig:
             raise ValueError(f"timeout {self.timeout} must be positive")
         if self.spike is not None and self.spike <= 1:
             raise ValueError(f"spike {self.spike} must be above 1: it is a multiple of the recent loss")
+        if self.z_loss < 0:
+            raise ValueError(f"z_loss {self.z_loss} must not be negative")
         if self.context < 0:
             raise ValueError(f"context {self.context} is negative")
         if self.bptt < 0:

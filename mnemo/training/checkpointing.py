@@ -37,11 +37,15 @@ from mnemo.training.checkpoint_tensors import (
 from mnemo.training.distributed import Rows
 from mnemo.training.divergence import Diverged
 from mnemo.training.health import Health, after_checkpoint, is_finite, judge, measure
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.run_progress import Best, Progress
 from mnemo.training.training_log import TrainingLog
+
+MEAN_NORM = "optimizer/mean_norm"
+"""Name of the running mean of gradient norms among a checkpoint's tensors."""
 
 
 @dataclass
@@ -55,6 +59,7 @@ class TrainingState:
     states: tuple[State, ...]
     """The memories of each part of this process's rows"""
     progress: Progress
+    mean_norm: MeanNorm | None = None
 
     def to_json(self, seconds: float) -> dict[str, Any]:
         """Everything that is not a tensor; `seconds` is the time trained so far."""
@@ -68,9 +73,12 @@ class TrainingState:
         """The tensors by part of a checkpoint and name."""
         return {
             "weights": self.model.state_dict(),
-            "training": training_tensors(self.model, self.optimizer, self.average, rank),
+            "training": training_tensors(self.model, self.optimizer, self.average, rank) | self._mean_norm_tensors(),
             "memory": memory_tensors(self.states, rank * accumulate),
         }
+
+    def _mean_norm_tensors(self) -> dict[str, Tensor]:
+        return {} if self.mean_norm is None else {MEAN_NORM: self.mean_norm.mean}
 
     def restore(self, found: Checkpoint, rows: Rows, config: TrainConfig, world: AnyWorld) -> None:
         """Restore a checkpoint, of as many processes as now or of others."""
@@ -82,8 +90,12 @@ class TrainingState:
             self.scaler.load_state_dict(found.progress["scaler"])
         # Last, because it sets the random generators.
         is_same_world = found.num_ranks == world.size
+        tensors = whole_or_pieces(found, "training", self.model)
+        if self.mean_norm is not None:
+            # A run that was begun without it starts with no mean.
+            self.mean_norm.mean.copy_(tensors.get(MEAN_NORM, torch.zeros(())))
         restore_training(
-            whole_or_pieces(found, "training", self.model),
+            tensors,
             self.model,
             self.optimizer,
             self.average,

@@ -22,6 +22,7 @@ from mnemo.training.data import Data, why_uneven
 from mnemo.training.distributed import Rows, parallelize
 from mnemo.training.divergence import Diverged, Watch
 from mnemo.training.engine import Engine, choose_forward
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.metrics_log import Tracker
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import build_average, build_optimizer, step_rate
@@ -74,6 +75,7 @@ class Trainer:
         optimizer = build_optimizer(model, config.optimizer)
         average = build_average(model.parameters(), config.average)
         scaler = gradient_scaler(config.precision, device)
+        mean_norm = MeanNorm.of(config.optimizer, device)
         self.guard = UpdateGuard(config, world, monitor)
         self.engine = Engine(
             model,
@@ -84,9 +86,10 @@ class Trainer:
             uneven=uneven,
             unrecordable=self.parallel.unrecordable or self.guard.unrecordable,
             note=monitor.note,
+            mean_norm=mean_norm,
         )
         progress = Progress(cursor=data.stream.start())
-        self.state = TrainingState(model, optimizer, average, scaler, to(empty, device), progress)
+        self.state = TrainingState(model, optimizer, average, scaler, to(empty, device), progress, mean_norm)
         self.checkpoints = RunCheckpoints(folder, config, world, monitor)
         self.recovery = Recovery(config, self.checkpoints, self.rows, monitor)
         self.watch = Watch(config, model.config.vocab_size, monitor)
