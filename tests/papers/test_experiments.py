@@ -168,6 +168,10 @@ def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.Mo
     require_needs(experiments.find_experiment(name), "small", CPU)
 
 
+def test_the_names_that_are_known_without_torch_are_those_of_all_experiments() -> None:
+    assert tuple(experiments.every_experiment()) == experiments.NAMES
+
+
 def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
     run_here(experiment(cell(1)), "smoke", tmp_path, device="cpu")
     other = experiment(cell(1, more=1))
