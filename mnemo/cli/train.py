@@ -13,8 +13,9 @@ a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation a
 training, unless the preset's paper tests at another length and you leave its memory as it is, or you set --test.memory.
 
 RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C or SIGTERM finishes the step, saves
-and prints the command that resumes the run (exit code 130 or 143); a second one stops at once. A loss that is not
-finite ends the run with exit code 1; its last checkpoint stays usable. --json prints the result as JSON.
+and prints the command that resumes the run (exit code 130 or 143); a second one stops at once. After a loss
+that is not finite or has risen for long, the run goes back to a healthy checkpoint; after ten rollbacks it ends with
+exit code 1 (docs/divergence.md). --json prints the result as JSON.
 
 Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The rows of the
 batch are divided between processes; --resume works with any number of them. With --max-restarts, torchrun restarts a
