@@ -23,7 +23,8 @@ from torch import Tensor
 from mnemo import analysis
 from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceObserver
 from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import STDIN, OpenedRun, TextArgs
+from mnemo.cli.console import STDIN
+from mnemo.cli.opened_run import OpenedRun, TextArgs
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model

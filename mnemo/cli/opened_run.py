@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mnemo import __version__
 from mnemo.cli import console
+from mnemo.cli.console import STDIN, piped_text
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
@@ -31,8 +32,6 @@ from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, find_run, last
 
 TextsT = TypeVar("TextsT", bound="TextArgs")
 Precision = Literal["auto", "fp32", "bf16"]
-STDIN = "-"
-"""In place of a file: the text from a pipe."""
 UNKNOWN_CORPUS = "unknown"
 """Name of the corpus of a run that was converted without one."""
 BITS_PER_SYMBOL = ("byte", "char", "symbol")
@@ -173,12 +172,6 @@ def encode_file(tokenizer: AnyTokenizer, path: Path | str) -> Tensor:
     if not path.is_file():
         raise MnemoError(f"{path} is not a file")
     return encode(tokenizer, Part(path).load().tobytes(), str(path))
-
-
-def piped_text() -> bytes:
-    if sys.stdin.isatty():
-        raise MnemoError("- reads the text from a pipe, but there is none: cat TEXT | mnemo VERB -")
-    return sys.stdin.buffer.read()
 
 
 def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
