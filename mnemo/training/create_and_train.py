@@ -18,7 +18,7 @@ from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
 from mnemo.storage.run_folder import RunHeader
 from mnemo.storage.weights import build_model, check_weights, pick_device
-from mnemo.training.data import Data, open_data
+from mnemo.training.data import Data, check_rows, open_data
 from mnemo.training.distributed import check_parallel
 from mnemo.training.metrics_log import NoTracker, Tracker
 from mnemo.training.monitor import Monitor, Unwatched
@@ -48,6 +48,7 @@ def create_run(
     data = data or open_data(recipe, monitor.show)
     given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
+    check_rows(recipe, data)
     with torch.device("meta"):
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
