@@ -43,7 +43,7 @@ from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.presets import listing
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
+from mnemo.storage.run_folder import RECIPE, RUN_NAME, RUNS, find_run, load_header
 from mnemo.training import Outcome, Unwatched, create_run, train
 from mnemo.training.metrics_log import Service, open_tracker
 from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_start_again, starts_again
@@ -137,7 +137,7 @@ def _train_new(args: NewRun, start: Start) -> int:
     if args.name is None and may_start_again():
         raise MnemoError("torchrun --max-restarts needs --name, so that a restarted job finds its run")
     name = args.name or _free_name(args.runs, start.name)
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(RUN_NAME, name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
     source = None if args.from_ is None else find_run(args.from_, args.runs)
     config = args.recipe.train

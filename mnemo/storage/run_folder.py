@@ -48,9 +48,15 @@ except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
 RUNS = Path("runs")
-RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
+RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+"""Pattern of names that a new run can have."""
+RECIPE, TOKENIZER, BEST = "recipe.json", "tokenizer.json", "best.json"
+METRICS = "metrics.jsonl"
+DIVERGED = "diverged.json"
+"""Why the run has ended by a divergence; removed when it is resumed."""
 EXPORT = "export.json"
 """In the folder of an exported model: the run and step of its weights."""
+LOCK = "lock"
 Which = Literal["best", "last"]
 STARTS: tuple[Start, ...] = get_args(Start)
 
@@ -238,10 +244,37 @@ def write_best(folder: Path, step: int, loss: float) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
-    with os.fdopen(open_own(folder / "lock"), "w") as file:
+    with os.fdopen(open_own(folder / LOCK), "w") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise MnemoError(f"{folder} is in use by another process") from None
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of a run."""
+    if fcntl is None or not (folder / LOCK).is_file():
+        return False
+    with (folder / LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def divergence(folder: Path) -> str | None:
+    """Why training in this folder has ended by a divergence; None if it has not."""
+    if not (folder / DIVERGED).is_file():
+        return None
+    return str(load_json(folder / DIVERGED).get("reason"))
+
+
+def write_divergence(folder: Path, reason: str | None) -> None:
+    """Record that a run has diverged; None: it has not, or is being trained again."""
+    if reason is None:
+        (folder / DIVERGED).unlink(missing_ok=True)
+    else:
+        write_json(folder / DIVERGED, {"reason": reason})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from mnemo.training.processes import AnyWorld, joined
 from mnemo.training.run_description import describe_run
 from mnemo.training.stop_signals import stop_on_signals
 from mnemo.training.trainer import Outcome, Trainer
+from mnemo.training.training_log import Diverged
 
 
 def create_run(
@@ -96,8 +98,22 @@ def train(
         trainer = Trainer(folder, header, data, monitor, tracker, world)
         for line in describe_run(trainer, header):
             monitor.note(line)
-        with trainer.started(lambda: _first_weights(trainer.model, header)):
+        with trainer.started(lambda: _first_weights(trainer.model, header)), _recorded_divergence(folder, world):
             return trainer.run(stop)
+
+
+@contextmanager
+def _recorded_divergence(folder: Path, world: AnyWorld) -> Iterator[None]:
+    """Note in the run's folder that it has diverged, which `mnemo runs` shows; resuming removes the note."""
+    if world.rank:
+        yield
+        return
+    run_folder.write_divergence(folder, None)
+    try:
+        yield
+    except Diverged as error:
+        run_folder.write_divergence(folder, str(error))
+        raise
 
 
 def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:

@@ -110,7 +110,7 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     for argv, line in bad.items():
         assert line in complaint(capsys, "tiny-bytes", *argv)
     assert "unknown preset 'tiny-byte'; did you mean 'tiny-bytes'?" in complaint(capsys, "tiny-byte")
-    assert "name a preset first" in complaint(capsys, "--train.steps", "5")
+    assert "name a preset or your text" in complaint(capsys, "--train.steps", "5")
     assert "no run 'nowhere'" in complaint(capsys, "--resume", "nowhere")
     assert "unknown option '--train.steps'" in complaint(capsys, "--resume", "nowhere", "--train.steps", "5")
     assert not Path("runs").exists()
