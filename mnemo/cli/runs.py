@@ -72,14 +72,11 @@ def _list(args: Args) -> int:
 def _row(run: RunState) -> list[str]:
     recipe = None if run.header is None else run.header.recipe
     best = "-" if run.best is None else format_loss(run.best.loss, _unit(run))
-    steps = (
-        f"{run.step:,}"
-        if recipe is None or run.state in ("converted", "exported")
-        else f"{run.step:,} of {recipe.train.steps:,}"
-    )
+    planned = "" if recipe is None or run.state in ("converted", "exported") else f" of {recipe.train.steps:,}"
     memory = "-" if recipe is None else plan_words(recipe.model)
     written = datetime.fromtimestamp(run.written).strftime("%Y-%m-%d %H:%M")
-    return [run.name, _state_words(run), steps, best, memory, f"{run.num_bytes / 1e6:,.1f} MB", written]
+    size = f"{run.num_bytes / 1e6:,.1f} MB"
+    return [run.name, _state_words(run), f"{run.step:,}{planned}", best, memory, size, written]
 
 
 def _state_words(run: RunState) -> str:

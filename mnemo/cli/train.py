@@ -67,7 +67,7 @@ class NewRun:
     binary: bool = False
     """Take the bytes of all files as they are, also of files that are not text."""
     track: Service = "none"
-    """Also send metrics to a tracking service (pip install 'mnemo-lm[track]')."""
+    """Also send metrics to a tracking service (in a checkout of Mnemo: pip install '.[track]')."""
     json: bool = False
     """Print JSON."""
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from mnemo.data.text_statistics import NUM_CODE_POINTS, SymbolCounter, id_dtype
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError, install_command, unknown
 
 Unit = Literal["byte", "char", "word", "bpe"]
 REPLACEMENT = "\ufffd"
@@ -442,7 +442,7 @@ def _bpe_library() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError:
-        raise MnemoError("BPE needs the 'tokenizers' library: pip install 'mnemo-lm[bpe]'") from None
+        raise MnemoError(f"BPE needs the 'tokenizers' library: {install_command('bpe')}") from None
     return tokenizers
 
 

@@ -209,7 +209,7 @@ def test_metrics_go_to_a_tracker_too(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setitem(sys.modules, "trackio", None)
     capsys.readouterr()
     assert cli.main(["train", "--resume", "x", "--track", "trackio"]) == 2
-    assert "pip install 'mnemo-lm[track]'" in capsys.readouterr().err
+    assert "pip install '.[track]'" in capsys.readouterr().err
 
 
 def test_losses_are_bits_or_perplexities() -> None:

@@ -188,9 +188,9 @@ def test_bpe_is_the_librarys() -> None:
 
 def test_bpe_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MnemoError, match=r"pip install 'mnemo-lm\[bpe\]'"):
+    with pytest.raises(MnemoError, match=r"pip install '.\[bpe\]'"):
         BPETokenizer.train(["a"], vocab_size=300)
-    with pytest.raises(MnemoError, match=r"pip install 'mnemo-lm\[bpe\]'"):
+    with pytest.raises(MnemoError, match=r"pip install '.\[bpe\]'"):
         BPETokenizer("{}").encode("a")
 
 

@@ -400,7 +400,8 @@ def test_without_the_library_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None\nimport mnemo.hf"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith("mnemo.hf needs the transformers library, version 5: pip install 'mnemo-lm[hf]'")
+    assert "mnemo.hf needs the transformers library, version 5" in last
+    assert last.endswith("in a checkout of Mnemo, pip install '.[hf]'")
     assert "transformers" not in sys.modules["mnemo.model"].__dict__
 
 
