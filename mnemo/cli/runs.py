@@ -16,19 +16,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.opened_run import BITS_PER_SYMBOL, format_loss
+from mnemo.cli.run_arguments import BITS_PER_SYMBOL, format_loss
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
-from mnemo.report.run_summary import plan_words
-from mnemo.storage.checkpoint import checkpoint_steps
-from mnemo.storage.run_folder import RECIPE, RUN_NAME, RUNS, TOKENIZER, find_run, locked
-from mnemo.training.run_states import RunState, run_states, state_of
+from mnemo.lazy import LazyModule
+from mnemo.storage.run_header import CHECKPOINTS, RECIPE, RUN_NAME, RUNS, TOKENIZER, find_run
 from mnemo.units import bits
+
+if TYPE_CHECKING:
+    from mnemo.storage import run_folder
+    from mnemo.training import run_states
+    from mnemo.training.run_states import RunState
+else:
+    run_folder, run_states = LazyModule("mnemo.storage.run_folder"), LazyModule("mnemo.training.run_states")
 
 Action = Literal["list", "remove", "rename"]
 
@@ -56,7 +61,7 @@ def run(args: Args) -> int:
 def _list(args: Args) -> int:
     if args.names:
         raise MnemoError(f"unexpected argument '{args.names[0]}': mnemo runs lists all runs in {args.runs}")
-    found = run_states(args.runs)
+    found = run_states.run_states(args.runs)
     if args.json:
         console.print_json([_record(state) for state in found])
     elif found:
@@ -73,14 +78,19 @@ def _row(run: RunState) -> list[str]:
     recipe = None if run.header is None else run.header.recipe
     best = "-" if run.best is None else format_loss(run.best.loss, _unit(run))
     planned = "" if recipe is None or run.state in ("converted", "exported") else f" of {recipe.train.steps:,}"
-    memory = "-" if recipe is None else plan_words(recipe.model)
     written = datetime.fromtimestamp(run.written).strftime("%Y-%m-%d %H:%M")
     size = f"{run.num_bytes / 1e6:,.1f} MB"
-    return [run.name, _state_words(run), f"{run.step:,}{planned}", best, memory, size, written]
+    return [run.name, _state_words(run), f"{run.step:,}{planned}", best, _memory(run) or "-", size, written]
 
 
 def _state_words(run: RunState) -> str:
     return f"{run.state} at step {run.step:,}" if run.state in ("stopped", "diverged") else run.state
+
+
+def _memory(run: RunState) -> str | None:
+    from mnemo.report.run_summary import plan_words
+
+    return None if run.header is None else plan_words(run.header.recipe.model)
 
 
 def _unit(run: RunState) -> str:
@@ -100,7 +110,7 @@ def _record(run: RunState) -> dict[str, Any]:
         "best": None if run.best is None else run.best._asdict(),
         "bpc": bits(run.best.loss) if in_bits and run.best is not None else None,
         "corpus": None if run.header is None else run.header.corpus.get("name"),
-        "memory": None if recipe is None else plan_words(recipe.model),
+        "memory": _memory(run),
         "bytes": run.num_bytes,
         "written": datetime.fromtimestamp(run.written).astimezone().isoformat(timespec="seconds"),
     }
@@ -112,7 +122,7 @@ def _remove(args: Args) -> int:
     folders = [_own_run(name, args.runs) for name in dict.fromkeys(args.names)]
     removed = [str(folder) for folder in folders if args.yes or _confirmed(folder)]
     for folder in map(Path, removed):
-        with locked(folder):
+        with run_folder.locked(folder):
             folder.unlink() if folder.is_symlink() else atomic.remove_folder(folder)
     _report({"removed": removed}, [f"removed {folder}" for folder in removed], args.json)
     return 0
@@ -121,19 +131,19 @@ def _remove(args: Args) -> int:
 def _own_run(name: str, runs: Path) -> Path:
     """The folder of a run; a folder that Mnemo has not written is refused, even if it holds a recipe.json."""
     folder = find_run(name, runs)
-    if not (checkpoint_steps(folder) or (folder / TOKENIZER).is_file() or _has_header(folder)):
+    if not ((folder / CHECKPOINTS).is_dir() or (folder / TOKENIZER).is_file() or _has_header(folder)):
         raise MnemoError(f"{folder} is not a run: its {RECIPE} is not Mnemo's")
     return folder
 
 
 def _has_header(folder: Path) -> bool:
-    return state_of(folder, folder.name).state != "damaged"
+    return run_states.state_of(folder, folder.name).state != "damaged"
 
 
 def _confirmed(folder: Path) -> bool:
     if not sys.stdin.isatty():
         raise MnemoError(f"{folder} is removed only after a question, and there is no terminal to ask on: add --yes")
-    found = state_of(folder, folder.name)
+    found = run_states.state_of(folder, folder.name)
     question = f"remove {folder} ({_state_words(found)}, {found.num_bytes / 1e6:,.1f} MB)? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -149,7 +159,7 @@ def _rename(args: Args) -> int:
     target = folder.with_name(new)
     if target.exists():
         raise MnemoError(f"{target} exists: choose another name, or remove it first")
-    with locked(folder):
+    with run_folder.locked(folder):
         folder.rename(target)
         atomic.sync(target.parent)
     _report({"renamed": str(folder), "to": str(target)}, [f"renamed {folder} to {target}"], args.json)

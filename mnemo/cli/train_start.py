@@ -8,24 +8,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from inspect import cleandoc
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from mnemo.cli import overrides
 from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.prepare import print_files
-from mnemo.data import corpus as corpora
-from mnemo.data.corpus import Corpus
-from mnemo.data.own_text import OwnText, opened_text
-from mnemo.data.text_files import Accepted
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, unknown
 from mnemo.recipes.own_text import own_text_recipe
-from mnemo.recipes.presets import PRESETS, documentation, preset
+from mnemo.recipes.presets import LISTING, PRESETS, documentation, preset
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
-from mnemo.storage.weights import pick_device
-from mnemo.training.processes import is_alone, is_main
+from mnemo.storage.run_header import RECIPE, RUNS, find_run, load_header
+from mnemo.training.launch import is_alone, is_main
+
+if TYPE_CHECKING:
+    from mnemo.data.own_text import OwnText
 
 
 class Given(NamedTuple):
@@ -39,7 +35,8 @@ class Given(NamedTuple):
     """The run of --from."""
     runs: Path
     device: str
-    accepted: Accepted
+    encoding: str | None
+    binary: bool
 
 
 class Start(NamedTuple):
@@ -82,8 +79,7 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
     source, _ = overrides.take("--from", rest)
     runs, _ = overrides.take("--runs", rest)
     device, _ = overrides.take("--train.device", rest)
-    accepted = Accepted(encoding=encoding, binary=binary)
-    return Given(name, data, memory, source, Path(runs or RUNS), device or "auto", accepted), rest
+    return Given(name, data, memory, source, Path(runs or RUNS), device or "auto", encoding, binary), rest
 
 
 def _start_without_memory(given: Given, stack: ExitStack) -> Start:
@@ -128,25 +124,25 @@ def _with_data(start: Start, found: TextOrCorpus | None) -> Start:
 
 
 def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
+    from mnemo.data import corpus as corpora
+
     path = Path(word).expanduser()
     if word == STDIN or (path.exists() and not (path / corpora.HEADER).is_file()):
-        return _own_text(word, given.accepted, stack)
+        return _own_text(word, given, stack)
     if corpora.find(word) is not None:
-        return _corpus(word, Corpus.open(word))
-    if given.name != word or "/" in word or Path(word).suffix in (".txt", ".md", ".gz", ".xz", ".bz2", ".zip", ".tar"):
+        sizes = {name: split.count for name, split in corpora.Corpus.open(word).splits.items()}
+        name, about = Path(word).name, _about(f"the corpus {word}")
+        return TextOrCorpus(name, about, word, sizes["train"], sizes.get("valid", 0), None)
+    if given.name != word or "/" in word or path.suffix in (".txt", ".md", ".gz", ".xz", ".bz2", ".zip", ".tar"):
         raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name")
-    preset(word)  # raises: its message suggests similar names
-    raise AssertionError(word)
+    raise unknown("preset", word.partition("@")[0], PRESETS, LISTING)
 
 
-def _corpus(word: str, corpus: Corpus) -> TextOrCorpus:
-    sizes = {name: split.count for name, split in corpus.splits.items()}
-    about = _about(f"the corpus {corpus.name}")
-    return TextOrCorpus(corpus.name, about, word, sizes["train"], sizes.get("valid", 0), None)
+def _own_text(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
+    from mnemo.data.own_text import opened_text
+    from mnemo.data.text_files import Accepted
 
-
-def _own_text(word: str, accepted: Accepted, stack: ExitStack) -> TextOrCorpus:
-    path = Path(word).expanduser()
+    path, accepted = Path(word).expanduser(), Accepted(encoding=given.encoding, binary=given.binary)
     if (path / RECIPE).is_file():
         raise MnemoError(f"{word} is a run: mnemo train --resume {word} continues it; --from {word} starts a new one")
     if word == STDIN and not is_alone():
@@ -164,6 +160,10 @@ def _about(what: str) -> str:
 
 
 def _recipe_for(found: TextOrCorpus, device: str) -> Recipe:
+    import torch
+
+    from mnemo.storage.weights import pick_device
+
     gpu = pick_device(device).type == "cuda"
     precision = "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32"
     return own_text_recipe(found.corpus, found.num_train, found.num_valid, gpu=gpu, precision=precision)

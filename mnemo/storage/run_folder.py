@@ -16,22 +16,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from mnemo import __version__
-from mnemo.config import from_json, to_json
-from mnemo.errors import MnemoError, unknown
+from mnemo.config import to_json
+from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import write_tensors
-from mnemo.memory.state import Start, State
+from mnemo.memory.configuration import Start
+from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.checkpoint import (
-    CHECKPOINTS,
     Checkpoint,
     checkpoint_path,
     checkpoint_steps,
@@ -40,6 +40,7 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
+from mnemo.storage.run_header import BEST, EXPORT, RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -47,34 +48,9 @@ try:
 except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
-RUNS = Path("runs")
-RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-"""Pattern of names that a new run can have."""
-RECIPE, TOKENIZER, BEST = "recipe.json", "tokenizer.json", "best.json"
-METRICS = "metrics.jsonl"
 DIVERGED = "diverged.json"
 """Why the run has ended by a divergence; removed when it is resumed."""
-EXPORT = "export.json"
-"""In the folder of an exported model: the run and step of its weights."""
 LOCK = "lock"
-Which = Literal["best", "last"]
-STARTS: tuple[Start, ...] = get_args(Start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHeader:
-    """The content of recipe.json."""
-
-    recipe: Recipe
-    corpus: dict[str, Any]
-    """Name, unit, vocab_size and fingerprint of the corpus."""
-    preset: str | None = None
-    source: dict[str, Any] | None = None
-    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
-
-    @property
-    def start(self) -> Start:
-        return (self.source or {}).get("starts_from", "empty")
 
 
 @dataclass(frozen=True)
@@ -109,36 +85,6 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
     return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start)
 
 
-def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path or its name under `runs`."""
-    for path in (runs / run, Path(run)):
-        if (path / RECIPE).is_file():
-            return path
-    if Path(run).is_dir():
-        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    names = [path.name for path in run_folders(runs)]
-    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
-
-
-def last_run(runs: Path = RUNS) -> Path:
-    """The folder under `runs` in which training has written last; only runs with a checkpoint count."""
-    trained = [path for path in run_folders(runs) if (path / EXPORT).is_file() or checkpoint_steps(path)]
-    if not trained:
-        raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
-    return max(trained, key=last_written)
-
-
-def run_folders(runs: Path = RUNS) -> list[Path]:
-    """Every run under `runs`, sorted by name; hidden folders are unfinished ones."""
-    return sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith("."))
-
-
-def last_written(run: Path) -> float:
-    """When training last wrote to a run, in seconds since the epoch; results of other verbs do not count."""
-    names = (RECIPE, BEST, EXPORT, METRICS, CHECKPOINTS)
-    return max((run / name).stat().st_mtime for name in names if (run / name).exists())
-
-
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
@@ -155,25 +101,6 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "recipe": to_json(header.recipe),
             },
         )
-
-
-def load_header(folder: Path) -> RunHeader:
-    path = folder / RECIPE
-    data = load_json(path)
-    if not isinstance(data.get("corpus"), dict):
-        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
-    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
-    preset, source = data.get("preset"), data.get("source")
-    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
-    require(
-        {
-            "preset": preset is None or isinstance(preset, str),
-            "source": known and (source is None or is_count(source.get("step", 0))),
-            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
-        },
-        path,
-    )
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
 
 
 def exported(folder: Path) -> Checkpoint | None:

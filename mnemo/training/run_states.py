@@ -12,7 +12,17 @@ from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, is_finite
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint, last_whole_checkpoint
-from mnemo.storage.run_folder import BEST, METRICS, RUNS, RunHeader, exported, last_written, load_header
+from mnemo.storage.run_folder import exported
+from mnemo.storage.run_header import (
+    BEST,
+    METRICS,
+    RECIPE,
+    RUNS,
+    RunHeader,
+    last_written,
+    load_header,
+    run_folders,
+)
 from mnemo.training.run_progress import Best, Progress
 
 State = Literal[
@@ -42,13 +52,13 @@ class RunState:
 
 def run_states(runs: Path = RUNS) -> list[RunState]:
     """Every run under a folder of runs, and one level deeper, sorted by the time of writing."""
-    found = [path for folder in (runs, *_folders_of_runs(runs)) for path in run_folder.run_folders(folder)]
+    found = [path for folder in (runs, *_folders_of_runs(runs)) for path in run_folders(folder)]
     return sorted((state_of(path, path.relative_to(runs).as_posix()) for path in found), key=lambda run: run.written)
 
 
 def _folders_of_runs(runs: Path) -> list[Path]:
     folders = (path for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
-    return [path for path in folders if not (path / run_folder.RECIPE).is_file()]
+    return [path for path in folders if not (path / RECIPE).is_file()]
 
 
 def state_of(path: Path, name: str) -> RunState:

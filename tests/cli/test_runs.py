@@ -14,9 +14,10 @@ import pytest
 from helpers.tiny_runs import tiny_run
 
 from mnemo import cli
-from mnemo.storage import run_folder
+from mnemo.files.json_file import load_json, write_json
 from mnemo.storage.checkpoint import PARTS, save_checkpoint
-from mnemo.storage.run_folder import RECIPE, locked
+from mnemo.storage.run_folder import locked
+from mnemo.storage.run_header import RECIPE
 from mnemo.training import Diverged, train
 from mnemo.training.trainer import Trainer
 
@@ -25,9 +26,9 @@ def copy_run(target: Path, steps: int | None = None) -> Path:
     """A finished run; `steps`: change its recipe to this number."""
     shutil.copytree(tiny_run(), target, ignore=shutil.ignore_patterns("results", "analyses"))
     if steps is not None:
-        header = run_folder.load_json(target / RECIPE)
+        header = load_json(target / RECIPE)
         header["recipe"]["train"]["steps"] = steps
-        run_folder.write_json(target / RECIPE, header)
+        write_json(target / RECIPE, header)
     return target
 
 
