@@ -14,7 +14,7 @@ from mnemo.cli.console import STDIN
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_header import Which, find_run, last_run
+from mnemo.storage.run_header import RUNS, Which, find_run, last_run
 
 Precision = Literal["auto", "fp32", "bf16"]
 UNKNOWN_CORPUS = "unknown"
@@ -56,9 +56,14 @@ def with_run(args: RunArgsT) -> RunArgsT:
 
 def chosen_run(args: RunArgs) -> Path:
     """The folder of the run that the arguments name; without a name that of the last run, after a line about it."""
-    if args.run is not None:
-        return find_run(args.run)
-    folder = last_run()
+    return run_or_last(args.run)
+
+
+def run_or_last(name: str | None, runs: Path = RUNS) -> Path:
+    """The folder of a run; without a name that of the last run, after a line about it."""
+    if name is not None:
+        return find_run(name, runs)
+    folder = last_run(runs)
     print(f"mnemo: using the last run, {folder}", file=sys.stderr)
     return folder
 
