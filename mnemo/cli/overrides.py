@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import tyro
 
 from mnemo.cli.arguments import flag, one_line_errors, refuse_unknown
+from mnemo.config import kind_name, kinds_of
 from mnemo.errors import MnemoError, unknown
 from mnemo.recipes.memories import mechanism_of, memory_kind
 
@@ -76,9 +76,9 @@ def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
     """The fields of a configuration, at any depth, that hold one of several kinds."""
     for name, hint, item in _fields(value):
         here = path if name == "recipe" else (*path, name)
-        options = [option for option in _options(hint) if option is None or dataclasses.is_dataclass(option)]
-        if len(options) > 1:
-            yield Choice(here, item, {_name(option): option for option in options})  # type: ignore[misc]
+        kinds = kinds_of(hint)
+        if len(kinds) > 1:
+            yield Choice(here, item, {kind_name(kind): kind for kind in kinds})
         if dataclasses.is_dataclass(item):
             yield from choices(item, here)
 
@@ -100,21 +100,8 @@ def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
         yield field.name, hints[field.name], getattr(value, field.name)
 
 
-def _options(hint: Any) -> list[Any]:
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
-        return [hint]
-    return [None if option is type(None) else option for option in typing.get_args(hint)]
-
-
-def _name(kind: type | None) -> str:
-    """`AverageConfig` -> `average`, `XL` -> `xl`."""
-    if kind is None:
-        return "none"
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", kind.__name__.removesuffix("Config")).lower()
-
-
 def _kind_of(choice: Choice) -> str:
-    return _name(None if choice.value is None else type(choice.value))
+    return kind_name(None if choice.value is None else type(choice.value))
 
 
 def _choose(default: T, argv: list[str]) -> tuple[T, list[str]]:
