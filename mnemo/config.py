@@ -21,6 +21,15 @@ T = TypeVar("T")
 LARGEST_SIZE = 2**24
 """Limit of widths, lengths and counts that have no other limit."""
 
+TYPES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "none",
+}
+"""Types of values in messages."""
+
 
 def to_json(value: Any) -> Any:
     """Return a configuration, or any value inside one, as plain JSON data."""
@@ -113,17 +122,26 @@ def _parse_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
             return from_value(hint, data, where)
         except MnemoError:
             continue
-    raise MnemoError(f"{where}: {shorten(repr(data))} fits none of the allowed types")
+    raise MnemoError(f"{where}: expected {_in_words(arguments)}, found {shorten(repr(data))}")
 
 
 def _parse_scalar(hint: Any, data: Any, where: str) -> Any:
     if hint is float and type(data) is int:
         return float(data)
     if type(data) is not hint:
-        raise MnemoError(f"{where}: expected {hint.__name__}, found {shorten(repr(data))}")
+        raise MnemoError(f"{where}: expected {_in_words((hint,))}, found {shorten(repr(data))}")
     if hint is float and not math.isfinite(data):
         raise MnemoError(f"{where}: {data} is not finite")
     return data
+
+
+def _in_words(hints: tuple[Any, ...]) -> str:
+    """`a number or none`."""
+    words = []
+    for hint in hints:
+        literals = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
+        words += [TYPES.get(hint, getattr(hint, "__name__", str(hint)))] if literals is None else map(repr, literals)
+    return " or ".join(words)
 
 
 def check_sizes(config: Any, limits: Mapping[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from mnemo.cli import overrides
 from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.prepare import print_files
+from mnemo.config import to_json
 from mnemo.errors import MnemoError, unknown
+from mnemo.recipes.config_file import ConfigFile, apply_config, load_config
 from mnemo.recipes.memories import KINDS, memory_kind, memory_recipe
 from mnemo.recipes.own_text import own_text_recipe
 from mnemo.recipes.presets import LISTING, PRESETS, documentation, full_name, preset
@@ -39,6 +42,7 @@ class Given(NamedTuple):
     device: str
     encoding: str | None
     binary: bool
+    config: ConfigFile | None = None
 
 
 class Start(NamedTuple):
@@ -49,6 +53,8 @@ class Start(NamedTuple):
     preset: str | None = None
     text: OwnText | None = None
     """The user's own text, whose corpus is to be prepared."""
+    whole_file: bool = False
+    """Whether the recipe comes from a configuration file alone."""
 
 
 class TextOrCorpus(NamedTuple):
@@ -62,7 +68,7 @@ class TextOrCorpus(NamedTuple):
 
 def find_start(given: Given, stack: ExitStack) -> Start:
     """Find the recipe that a new run starts from; temporary files are kept until `stack` closes."""
-    start = _start_without_memory(given, stack)
+    start = _configured(_start_without_memory(given, stack), given)
     recipe = start.recipe if given.memory is None else memory_recipe(start.recipe, given.memory)
     kinds = f"Memory of a paper in place of the recipe's: --memory {{{','.join(KINDS)}}}"
     return start._replace(recipe=recipe, about=f"{start.about}\n\n{kinds}")
@@ -80,11 +86,47 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
     source, _ = overrides.take("--from", rest)
     runs, _ = overrides.take("--runs", rest)
     device, _ = overrides.take("--train.device", rest)
-    return Given(name, data, short or memory, source, Path(runs or RUNS), device or "auto", encoding, binary), rest
+    file, rest = overrides.take("--config", rest)
+    config = None if file is None else load_configuration(Path(file).expanduser())
+    given = Given(
+        name=name,
+        data=data,
+        memory=short or memory,
+        source=source,
+        runs=Path(runs or RUNS),
+        device=device or "auto",
+        encoding=encoding,
+        binary=binary,
+        config=config,
+    )
+    return given, rest
+
+
+def load_configuration(path: Path) -> ConfigFile:
+    """The content of a configuration file; of a run's recipe.json, with the changes on resume."""
+    if path.name != RECIPE or not path.is_file():
+        return load_config(path)
+    return ConfigFile(path, None, None, {**to_json(load_header(path.parent).recipe)})
+
+
+def _configured(start: Start, given: Given) -> Start:
+    """The start with the values of a configuration file; a text on the command line takes precedence."""
+    if given.config is None or start.whole_file:
+        return start
+    recipe = apply_config(start.recipe, given.config)
+    if given.data is not None or (given.name is not None and start.preset is None):
+        before = start.recipe.data
+        recipe = replace(recipe, data=replace(recipe.data, corpus=before.corpus, task=before.task))
+    return start._replace(recipe=recipe)
 
 
 def _start_without_memory(given: Given, stack: ExitStack) -> Start:
-    name = None if given.name is None else _preset_name(given.name)
+    named = given.name
+    if named is None and given.source is None and given.config is not None:
+        named = given.config.preset
+    name = None if named is None else _preset_name(named)
+    if given.name is None and named is not None and name is None:
+        raise unknown(f"preset in {given.config.path}" if given.config else "preset", named, PRESETS, LISTING)
     if given.name is not None and name is None and given.data is not None:
         raise MnemoError(f"name one text: '{given.name}', or the one of --data, '{given.data}'")
     word = given.data if name is not None or given.name is None else given.name
@@ -93,6 +135,13 @@ def _start_without_memory(given: Given, stack: ExitStack) -> Start:
         return _with_data(_preset_start(name), found)
     if given.source is not None:
         return _with_data(_run_start(given.source, given.runs), found)
+    if given.config is not None and given.config.has_model:
+        return _with_data(_file_start(given.config), found)
+    if found is None and given.config is not None:
+        raise MnemoError(
+            f"{given.config.path} does not say what to train: name a preset (mnemo train PRESET --config FILE, or "
+            'preset = "tiny-bytes" in the file) or your text'
+        )
     if found is None:
         raise MnemoError(
             "name a preset or your text: mnemo train PRESET, or mnemo train mybook.txt; mnemo train --list shows the "
@@ -128,6 +177,15 @@ def _run_start(source: str, runs: Path) -> Start:
     folder = find_run(source, runs)
     recipe = tie_lengths(load_header(folder).recipe)
     return Start(folder.name, f"Start from the weights of {folder}.", recipe, preset=folder.name)
+
+
+def _file_start(config: ConfigFile) -> Start:
+    """A start from a file that describes the whole model, such as the output of --dry-run."""
+    recipe = apply_config(None, config)
+    stem = re.sub(
+        r"[^A-Za-z0-9_-]+", "-", config.path.absolute().parent.name if config.path.name == RECIPE else config.path.stem
+    )
+    return Start(stem.strip("-") or "run", f"Train the recipe in {config.path}.", recipe, whole_file=True)
 
 
 def _with_data(start: Start, found: TextOrCorpus | None) -> Start:
