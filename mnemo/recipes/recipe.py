@@ -210,7 +210,7 @@ class TrainConfig:
     """Steps between two checkpoints; the best and the last step are always saved."""
     checkpoint_minutes: float | None = 5.0
     """Also save a checkpoint when this many minutes have passed since the last one; slow saves make the interval
-    longer, so that they take at most 3% of the time. none: save by steps only."""
+    longer, so that they take at most 3% of the time. None: save by steps only."""
     keep: int = 2
     """Number of checkpoints to keep besides the best, and besides one by time or signal if it is the newest."""
     patience: int | None = None

@@ -131,5 +131,6 @@ def _environment(run: Run) -> list[tuple[str, object]]:
         ("Seed", train and train.seed),
         ("Trained", f"{amount(run.tokens)} tokens" if run.tokens else None),
         ("Time", duration(run.seconds)),
+        *((f"Changed at step {each.step:,}", each.describe()) for each in run.overrides),
     ]
     return [(name, value) for name, value in facts if value not in (None, NO_VALUE)]

@@ -18,6 +18,7 @@ from mnemo.recipes.recipe import Recipe
 from mnemo.report.files import Record, is_number, read_json, read_lines
 from mnemo.report.results import Results, read_results
 from mnemo.report.run_files import why_no_run
+from mnemo.storage.overrides import Override, load_overrides, overridden
 
 """A folder is a run if it holds at least one of these."""
 
@@ -39,6 +40,8 @@ class Run:
     parameters: int | None = None
     header: Record = field(default_factory=dict)
     """The whole content of recipe.json."""
+    overrides: tuple[Override, ...] = ()
+    """Changes of the recipe on resume."""
     train: list[Metric] = field(default_factory=list)
     valid: list[Metric] = field(default_factory=list)
     rollbacks: list[str] = field(default_factory=list)
@@ -112,6 +115,9 @@ def _read_recipe(run: Run) -> None:
     run.header = header
     try:
         recipe = from_json(Recipe, header.get("recipe"), "recipe")
+        run.overrides = load_overrides(run.path)
+        for override in run.overrides:
+            recipe = overridden(recipe, override.changes)
         run.parameters = count_parameters(recipe.model)
         run.recipe = recipe
     except Exception as error:  # a recipe of another version may fail in any way; the curves can still be shown

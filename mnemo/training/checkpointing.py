@@ -36,6 +36,7 @@ from mnemo.training.checkpoint_tensors import (
 )
 from mnemo.training.distributed import Rows
 from mnemo.training.divergence import Diverged
+from mnemo.training.environment import environment, environment_note
 from mnemo.training.health import Health, after_checkpoint, is_finite, judge, measure
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.monitor import Monitor
@@ -130,6 +131,9 @@ class RunCheckpoints:
             self.monitor.note(
                 f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
             )
+        known = found.progress.get("environment")
+        if isinstance(known, dict) and (note := environment_note(known)) is not None:
+            self.monitor.note(note)
         self.monitor.note(f"continuing after step {state.progress.step:,}")
         return found.progress
 
@@ -250,7 +254,7 @@ class RunCheckpoints:
 
 
 def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, Any]:
-    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason}
+    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason, "environment": environment()}
 
 
 def _is_whole(folder: Path, step: int) -> bool:

@@ -62,6 +62,7 @@ class Trainer:
     ) -> None:
         config, uneven = header.recipe.train, why_uneven(header.recipe)
         self.folder, self.config, self.data, self.monitor, self.tracker = folder, config, data, monitor, tracker
+        self.course = header.course
         self.world = world = world or Alone()
         self.device = device = world.device(config.device)
         torch.manual_seed(config.seed)
@@ -154,7 +155,7 @@ class Trainer:
         state, config = self.state, self.config
         before = state.progress
         batches, begins, cursor = next_batches(self.data.stream, before.cursor, before.past, config)
-        lr = step_rate(config, before.step, batches[-1].targets.shape[1], before.plateau.factor)
+        lr = step_rate(config, before.step, batches[-1].targets.shape[1], before.plateau.factor, self.course)
         lr *= rate_factor(before.rollbacks, before.step)
         inputs = UpdateInput.of(batches, len(before.past), config)
         done = self._update(inputs, lr)

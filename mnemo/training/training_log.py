@@ -72,6 +72,8 @@ class TrainingLog:
                 lines(folder / METRICS, saved.get("metrics_bytes", 0)) as metrics,
                 lines(folder / TIMING, saved.get("timing_bytes", 0)) as timing,
             ):
+                for note in filter(None, (metrics.lost, timing.lost)):
+                    monitor.note(note)
                 yield TrainingLog(metrics, timing, config, world, monitor, tracker, clock, watch)
         finally:
             tracker.finish()

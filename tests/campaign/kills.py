@@ -39,6 +39,8 @@ from mnemo.storage import run_folder
 from mnemo.training import checkpoint_schedule, create_run, train
 
 STEPS: dict[str, Any] = {"batch": 5, "log_every": 1, "eval_every": 6, "checkpoint_every": 3, "device": "cpu"}
+CHANGES = {"train.optimizer.lr": 1e-3, "train.checkpoint_every": 2}
+"""Changes of the recipe that every life of a run asks for; only the first one records them."""
 LOST = 3
 """Exit code of a process whose job has lost another one."""
 
@@ -75,7 +77,7 @@ def live(folder: Path, operations: dict[int, int]) -> None:
     if rank in operations:
         die_at(operations[rank])
     try:
-        train(folder)
+        train(folder, overrides=CHANGES)
     except MnemoError:
         sys.exit(LOST)
 

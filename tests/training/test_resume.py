@@ -26,7 +26,7 @@ from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.run_folder import open_run
-from mnemo.training import create_run, precision, train
+from mnemo.training import create_run, precision, stop_signals, train
 
 NO_MEMORY = Plan(long=XL(length=0))
 RECIPES: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def _tensors(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", stop_signals.SIGNALS)
 def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> None:
     run(tmp_path / "whole")
     before = signal.getsignal(number)
@@ -98,25 +98,6 @@ def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> No
     assert (outcome.signal, outcome.step) == (None, 12)
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
     assert _tensors(tmp_path / "stopped") == _tensors(tmp_path / "whole")
-
-
-TWICE = """
-import os, signal, time
-from mnemo.training.stop_signals import ECHO_SECONDS, stop_on_signals
-with stop_on_signals() as stop:
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.signal == signal.SIGINT
-    print("saving", flush=True)
-    time.sleep(ECHO_SECONDS + 0.1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    print("too late", flush=True)
-"""
-
-
-def test_an_echo_is_no_second_signal_but_a_second_one_is_obeyed_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saving\n"), done.stderr
 
 
 @pytest.mark.parametrize("log_every", [2, 3])
