@@ -17,6 +17,7 @@ from mnemo.papers.experiment import Cell
 from mnemo.papers.store import RUN
 from mnemo.progress import ShowProgress
 from mnemo.recipes.recipe import EvalConfig, Recipe
+from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.report.runs import Metric, read_runs
 from mnemo.storage.run_folder import open_run
 from mnemo.training import Monitor, create_run, train
@@ -92,6 +93,7 @@ def training_cell(
 
 def training_settings(recipe: Recipe, scores: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """Settings of the job `train`."""
+    recipe = settle_lengths(recipe)
     return {"recipe": to_json(recipe), "scores": {key: dict(value) for key, value in (scores or {}).items()}}
 
 
