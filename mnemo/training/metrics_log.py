@@ -43,7 +43,8 @@ class JsonLines:
         self.cut(size)
 
     def cut(self, size: int) -> None:
-        """Drop everything after the first `size` bytes."""
+        """Drop everything after the first `size` bytes; a shorter file, which has lost lines, stays as it is."""
+        size = min(size, os.fstat(self._file.fileno()).st_size)
         try:
             self._file.truncate(size)
         except OSError as error:
