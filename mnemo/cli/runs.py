@@ -21,13 +21,13 @@ from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.data.text_parts import Part
-from mnemo.data.tokenizers import AnyTokenizer, from_json
+from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
-from mnemo.files.json_file import load_json, write_json
+from mnemo.files.json_file import write_json
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
-from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
+from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, load_tokenizer, open_run
 
 Precision = Literal["auto", "fp32", "bf16"]
 UNKNOWN_CORPUS = "unknown"
@@ -62,12 +62,13 @@ class OpenedRun(NamedTuple):
 def open_with_tokenizer(args: RunArgs) -> OpenedRun:
     """Open a run with the tokenizer in its folder; the corpus need not be on this machine."""
     run = open_run(args.run, args.which, args.device)
-    path = run.path / TOKENIZER
-    if not path.exists():
+    tokenizer = load_tokenizer(run.path)
+    if tokenizer is None:
         raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
-    tokenizer = from_json(load_json(path).get("tokenizer"))
     if tokenizer.vocab_size != run.model.config.vocab_size:
-        raise MnemoError(f"{path} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}")
+        raise MnemoError(
+            f"{run.path / TOKENIZER} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}"
+        )
     return OpenedRun(run, tokenizer)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
-from mnemo.files.safe_load import is_finite, parse_json, read_bytes
+from mnemo.files.safe_load import MAX_JSON_BYTES, MAX_LINES_BYTES, is_finite, parse_json, read_bytes
 from mnemo.report.svg import clean
 
 Record = dict[str, Any]
@@ -26,7 +26,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 def read_json(path: Path, notes: list[str]) -> Record | None:
     """The object in a JSON file, or None and a note about the problem."""
-    text = _read_text(path, notes)
+    text = _read_text(path, notes, MAX_JSON_BYTES)
     if text is None:
         return None
     try:
@@ -42,7 +42,7 @@ def read_json(path: Path, notes: list[str]) -> Record | None:
 
 def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Record]]:
     """Line numbers and objects of a file with one JSON object per line; a note for every other line."""
-    text = _read_text(path, notes)
+    text = _read_text(path, notes, MAX_LINES_BYTES)
     if text is not None and not text.strip():
         notes.append(f"{path.name} is empty")
     for number, line in enumerate((text or "").splitlines(), 1):
@@ -58,9 +58,9 @@ def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, Record]]:
             notes.append(f"{path.name}, line {number} is not a JSON object; skipped")
 
 
-def _read_text(path: Path, notes: list[str]) -> str | None:
+def _read_text(path: Path, notes: list[str], limit: int) -> str | None:
     try:
-        return read_bytes(path).decode("utf-8", "replace")
+        return read_bytes(path, limit).decode("utf-8", "replace")
     except MnemoError as error:
         notes.append(str(error).replace(str(path), path.name))
     return None

@@ -2,16 +2,18 @@
 
     checkpoints/step-00000200/   weights, training (optimizer, averages, generators) and memory: .safetensors
                                  (several processes: shard-*.safetensors, with the same tensors)
-                                 progress.json: step, cursors, counters, and the sizes of the other files
+                                 progress.json: step, id of the run, cursors, counters, and the sizes and checksums
+                                 of the other files
 
 A checkpoint is written under a temporary name, flushed to the disk and then renamed: under its name it is complete.
+The checksums of its tensors are verified when they are loaded, and before a run resumes from it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,12 @@ from typing import Any
 from torch import Tensor
 
 from mnemo.errors import MnemoError, shorten
-from mnemo.files import atomic
+from mnemo.files import atomic, checksum
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, require, tensors_problem
-from mnemo.files.tensor_file import Tensors, load_tensors, write_tensors
+from mnemo.files.tensor_file import Tensors, load_tensors, require_whole, stored_checksum, write_tensors
+from mnemo.progress import Advance
+from mnemo.storage import run_identity
 from mnemo.storage import sharded as shards
 
 PROGRESS, CHECKPOINTS, STEP_PREFIX = "progress.json", "checkpoints", "step-"
@@ -54,10 +58,32 @@ class Checkpoint:
     def layout(self, part: str) -> dict[str, shards.Stored]:
         return {name: stored for name, stored in shards.layout(self.path).items() if part_of(name) == part}
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The checksum of each tensor file; none in checkpoints of earlier versions."""
+        return self.progress.get("checksums", {})
+
+    @property
+    def evaluated_files(self) -> list[str]:
+        """Names of the files that hold the weights as they are evaluated."""
+        if self.is_sharded:
+            return sorted(self.progress["files"])
+        parts = ("weights", "training") if self.progress["average_count"] else ("weights",)
+        return [f"{part}.safetensors" for part in parts]
+
+    def verify(self, names: Iterable[str] | None = None, bar: Advance | None = None) -> None:
+        """Raise MnemoError if one of the files, by default any file, is not the one that was saved."""
+        if not self.checksums:
+            checksum.note_unchecked(self.path, "checkpoint")
+        for name in sorted(self.progress.get("files", ())) if names is None else names:
+            require_whole(self.path / name, self.checksums.get(name), bar)
+
     def tensors(self, part: str, prefix: str = "") -> dict[str, Tensor]:
-        """Load the tensors of a part whose names begin with `prefix`."""
+        """Load the tensors of a part whose names begin with `prefix`, from files whose checksums are verified."""
         if not self.is_sharded:
+            self.verify([self.file(part).name])
             return load_tensors(self.file(part), prefix)
+        self.verify()
         wanted = {name: stored for name, stored in self.layout(part).items() if name.startswith(prefix)}
         return shards.read(self.path, wanted)
 
@@ -86,7 +112,8 @@ def save_checkpoint(folder: Path, progress: dict[str, Any], parts: Mapping[str, 
     with saving(target), atomic.new_folder(target, replace=True) as partial:
         for part, tensors in parts.items():
             write_tensors(partial / f"{part}.safetensors", tensors)
-        _write_progress(partial, progress)
+        checksums = {path.name: stored_checksum(path) for path in partial.iterdir()}
+        _write_progress(partial, target, progress, checksums)
     return target
 
 
@@ -96,16 +123,17 @@ def begin_checkpoint(target: Path) -> Path:
         return atomic.begin_folder(target)
 
 
-def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any]) -> None:
+def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any], checksums: Mapping[str, str]) -> None:
     """Complete a checkpoint whose tensors all processes have written, and give it its name."""
     with saving(target):
-        _write_progress(partial, progress)
+        _write_progress(partial, target, progress, checksums)
         atomic.commit_folder(partial, target, replace=True)
 
 
-def _write_progress(partial: Path, progress: dict[str, Any]) -> None:
+def _write_progress(partial: Path, target: Path, progress: dict[str, Any], checksums: Mapping[str, str | None]) -> None:
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-    write_json(partial / PROGRESS, {**progress, "files": sizes})
+    about = {"files": sizes, "checksums": dict(sorted(checksums.items()))}
+    write_json(partial / PROGRESS, {**progress, **run_identity.of_run(run_of(target)), **about})
 
 
 @contextmanager
@@ -119,7 +147,8 @@ def saving(path: Path) -> Iterator[None]:
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace the progress of a checkpoint and keep its tensors."""
-    kept = {name: checkpoint.progress[name] for name in ("files", "ranks") if name in checkpoint.progress}
+    names = ("files", "checksums", "ranks", run_identity.FIELD)
+    kept = {name: checkpoint.progress[name] for name in names if name in checkpoint.progress}
     progress = {**progress, **kept}
     with saving(checkpoint.path):
         write_json(checkpoint.path / PROGRESS, progress)
@@ -127,7 +156,16 @@ def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoin
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    return folder / CHECKPOINTS / f"{STEP_PREFIX}{step:08d}"
+    return folder / CHECKPOINTS / step_name(step)
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The folder of the run that holds a checkpoint; `checkpoints` may be a link to another disk."""
+    return checkpoint.parent.parent
+
+
+def step_name(step: int) -> str:
+    return f"{STEP_PREFIX}{step:08d}"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -137,20 +175,27 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint's progress, and check that its files exist in full length."""
+    """Load a checkpoint's progress; check its step, its run, and that its files exist in full length.
+
+    The content of the files is verified later, by `Checkpoint.verify` or when tensors are loaded.
+    """
     _refuse_outside(path / PROGRESS)
     progress = load_json(path / PROGRESS)
-    sizes, ranks = progress.get("files"), progress.get("ranks", 0)
+    sizes, ranks, checksums = progress.get("files"), progress.get("ranks", 0), progress.get("checksums", {})
     require(
         {
             "step": is_count(progress.get("step")),
             "ranks": is_count(ranks),
             "files": isinstance(sizes, dict),
+            "checksums": isinstance(checksums, dict) and (not checksums or checksums.keys() == sizes.keys()),
             "average_count": is_count(progress.get("average_count")),
         },
         path / PROGRESS,
     )
     assert isinstance(sizes, dict)
+    if path.name != step_name(progress["step"]):
+        raise MnemoError(f"{path} is damaged: it holds the checkpoint of step {progress['step']}")
+    run_identity.require_same(path, run_of(path), progress)
     for name in _tensor_files(path, sizes, ranks):
         file = path / name
         _refuse_outside(file)
@@ -167,7 +212,7 @@ def _refuse_outside(file: Path) -> None:
     if not file.is_symlink():
         return
     target, checkpoint = os.path.realpath(file), file.parent
-    homes = (checkpoint, checkpoint.parent, checkpoint.parent.parent)
+    homes = (checkpoint, checkpoint.parent, run_of(checkpoint))
     if not any(Path(target).is_relative_to(os.path.realpath(home)) for home in homes):
         raise MnemoError(f"{file} is a link that leads out of its run, to {shorten(target, 300)}")
 
@@ -186,7 +231,9 @@ def last_whole_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     problems = []
     for step in reversed(checkpoint_steps(folder)):
         try:
-            return load_checkpoint(checkpoint_path(folder, step)), problems
+            found = load_checkpoint(checkpoint_path(folder, step))
+            found.verify()
+            return found, problems
         except MnemoError as error:
             problems.append(str(error))
     return None, problems

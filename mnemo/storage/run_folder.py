@@ -22,14 +22,17 @@ import torch
 
 from mnemo import __version__
 from mnemo.config import from_json, to_json
+from mnemo.data import tokenizers
+from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError, unknown
 from mnemo.files import atomic
-from mnemo.files.json_file import load_json, write_json
+from mnemo.files.json_file import content_checksum, load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
-from mnemo.files.tensor_file import write_tensors
+from mnemo.files.tensor_file import stored_checksum, write_tensors
 from mnemo.memory.state import Start, State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
+from mnemo.storage import run_identity
 from mnemo.storage.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -39,6 +42,7 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
+from mnemo.storage.run_identity import RECIPE
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -47,8 +51,8 @@ except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
 RUNS = Path("runs")
-RECIPE, TOKENIZER, BEST = "recipe.json", "tokenizer.json", "best.json"
-EXPORT = "export.json"
+TOKENIZER, BEST = "tokenizer.json", "best.json"
+WEIGHTS, EXPORT = "weights.safetensors", "export.json"
 """In the folder of an exported model: the run and step of its weights."""
 Which = Literal["best", "last"]
 STARTS: tuple[Start, ...] = get_args(Start)
@@ -64,6 +68,10 @@ class RunHeader:
     preset: str | None = None
     source: dict[str, Any] | None = None
     """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+    run_id: str | None = None
+    """Random id that the checkpoints repeat; None for a run of an earlier version, and for a new one."""
+    checksums: dict[str, str] | None = None
+    """Checksum of the tokenizer's file; None for a run of an earlier version, and for a new one."""
 
     @property
     def start(self) -> Start:
@@ -121,6 +129,8 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
         write_json(
             partial / RECIPE,
             {
+                run_identity.FIELD: header.run_id or run_identity.new(),
+                "checksums": {} if tokenizer is None else {TOKENIZER: content_checksum(load_json(partial / TOKENIZER))},
                 "mnemo_version": __version__,
                 "torch_version": torch.__version__,
                 "preset": header.preset,
@@ -142,12 +152,32 @@ def load_header(folder: Path) -> RunHeader:
     require(
         {
             "preset": preset is None or isinstance(preset, str),
+            "run_id": isinstance(data.get("run_id"), str | None),
+            "checksums": isinstance(data.get("checksums"), dict | None),
             "source": known and (source is None or is_count(source.get("step", 0))),
             "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
         },
         path,
     )
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
+    return RunHeader(
+        recipe=recipe,
+        corpus=data["corpus"],
+        preset=preset,
+        source=source,
+        run_id=data.get("run_id"),
+        checksums=data.get("checksums"),
+    )
+
+
+def load_tokenizer(folder: Path) -> AnyTokenizer | None:
+    """The tokenizer of a run; None for a run that was not trained on text."""
+    path = folder / TOKENIZER
+    if not path.exists():
+        return None
+    content, expected = load_json(path), (load_header(folder).checksums or {}).get(TOKENIZER)
+    if expected is not None and content_checksum(content) != expected:
+        raise MnemoError(f"{path} is not the tokenizer that {folder} was created with: its checksum is another one")
+    return tokenizers.from_json(content.get("tokenizer"))
 
 
 def exported(folder: Path) -> Checkpoint | None:
@@ -155,9 +185,12 @@ def exported(folder: Path) -> Checkpoint | None:
     if not (folder / EXPORT).is_file():
         return None
     data = load_json(folder / EXPORT)
-    if type(data.get("step")) is not int:
+    if not is_count(data.get("step")) or not isinstance(data.get("checksums", {}), dict):
         raise MnemoError(f"{folder / EXPORT} is damaged")
-    return Checkpoint(folder, {"step": data["step"], "average_count": 0})
+    if "checksums" in data:
+        run_identity.require_same(folder / EXPORT, folder, data)
+    about = {"step": data["step"], "average_count": 0, "files": [WEIGHTS], "checksums": data.get("checksums", {})}
+    return Checkpoint(folder, about)
 
 
 def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
@@ -169,8 +202,10 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
         for name in (RECIPE, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
-        write_tensors(partial / "weights.safetensors", evaluated_weights(found))
-        write_json(partial / EXPORT, {"run": run.name, "step": found.step})
+        write_tensors(partial / WEIGHTS, evaluated_weights(found))
+        checksums = {WEIGHTS: stored_checksum(partial / WEIGHTS)}
+        about = {"run": run.name, **run_identity.of_run(run), "step": found.step, "checksums": checksums}
+        write_json(partial / EXPORT, about)
     return found
 
 
@@ -202,7 +237,9 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
 def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:
     """Load the checkpoint of a step; if it is damaged, the error names the newest whole one."""
     try:
-        return load_checkpoint(checkpoint_path(folder, step))
+        found = load_checkpoint(checkpoint_path(folder, step))
+        found.verify(found.evaluated_files)
+        return found
     except MnemoError as error:
         whole, newer = last_whole_checkpoint(folder)
         if whole is None:

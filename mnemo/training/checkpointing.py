@@ -168,14 +168,14 @@ def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[
     partial = Path(world.main(lambda: str(checkpoints.begin_checkpoint(target))))
     tensors = {name: tensor for part in parts.values() for name, tensor in part.items()}
 
-    def write() -> None:
+    def write() -> dict[str, str]:
         with checkpoints.saving(target):
-            shards.write(partial, tensors, world.group)
+            return shards.write(partial, tensors, world.group)
 
     try:
-        world.together(write)
+        checksums = shards.gather(world.together(write), world.group)
         whole = {**progress, "ranks": world.size}
-        world.main(lambda: checkpoints.commit_checkpoint(partial, target, whole))
+        world.main(lambda: checkpoints.commit_checkpoint(partial, target, whole, checksums))
     finally:
         if world.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
