@@ -1,10 +1,11 @@
 """A prepared corpus: a folder with header.json and one memory-mapped file of ids per split.
 
-    NAME/header.json            tokenizer, sizes, checksums
+    NAME/header.json            tokenizer, sizes, checksums of the files and of each megabyte of ids
     NAME/train.bin              ids, little-endian, 1, 2 or 4 bytes each
     NAME/train.documents.bin    index of the first token of each document (int64), if the text has documents
 
-Opening a corpus checks the header and the file sizes; opening a split checks its largest id.
+Opening a corpus checks the header and the file sizes. Ids are verified when they are used for the first time, one
+megabyte at a time. Corpora of earlier versions have no checksums of parts, and are verified by `Corpus.verify` only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,11 @@ from mnemo.data import tokenizers
 from mnemo.data.known_corpora import missing
 from mnemo.data.text_statistics import id_dtype
 from mnemo.errors import MnemoError, shorten, unknown
+from mnemo.files import checksum
+from mnemo.files.checked_map import BlockGuard, BlockHasher, BlockSums, CheckedMap
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, is_inside, require
+from mnemo.progress import Advance, silent
 
 HEADER = "header.json"
 SPLITS = ("train", "valid", "test")
@@ -51,6 +56,8 @@ class DocumentsHeader:
     file: str
     count: int
     sha256: str
+    checksum: str | None = None
+    """None in corpora of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,8 @@ class SplitHeader:
     """Words separated by white space; with lines, the denominator of word-level perplexity."""
     num_lines: int
     documents: DocumentsHeader | None = None
+    blocks: BlockSums | None = None
+    """None in corpora of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -102,20 +111,38 @@ class Corpus:
         return self.tokenizer.vocab_size
 
     def split(self, name: str) -> Split:
-        """Return the ids of one split, memory-mapped."""
+        """Return the ids of one split, memory-mapped; slices of them are verified at first use."""
         if name not in self.splits:
             raise unknown(f"split of corpus '{self.name}'", name, self.splits)
         header = self.splits[name]
         ids = np.memmap(self.path / header.file, dtype=header.dtype, mode="r")
-        largest = max(int(ids[i : i + _BLOCK].max()) for i in range(0, len(ids), _BLOCK))
-        if largest >= self.vocab_size:
-            raise MnemoError(f"{self.path / header.file}: id {largest} is beyond the vocabulary of {self.vocab_size}")
-        documents = None
-        if header.documents is not None:
-            documents = np.fromfile(self.path / header.documents.file, dtype=DOCUMENT_DTYPE)
-            if documents[0] < 0 or documents[-1] >= len(ids) or (np.diff(documents) <= 0).any():
-                raise MnemoError(f"{self.path / header.documents.file} is damaged: documents are not in order")
+        if header.blocks is None:
+            checksum.note_unchecked(self.path, "corpus")
+            for begin in range(0, len(ids), _BLOCK):
+                self._require_known(np.asarray(ids[begin : begin + _BLOCK]), header.file)
+        else:
+            ids = CheckedMap.of(ids, self._guard(header, ids))
+        documents = None if header.documents is None else self._documents(header.documents, len(ids))
         return Split(name, ids, documents, header.num_bytes, header.num_words, header.num_lines)
+
+    def _guard(self, header: SplitHeader, ids: np.ndarray) -> BlockGuard:
+        assert header.blocks is not None
+        accept = partial(self._require_known, file=header.file)
+        return BlockGuard(self.path / header.file, np.asarray(ids), header.blocks, accept)
+
+    def _require_known(self, ids: np.ndarray, file: str) -> None:
+        largest = int(ids.max())
+        if largest >= self.vocab_size:
+            raise MnemoError(f"{self.path / file}: id {largest} is beyond the vocabulary of {self.vocab_size}")
+
+    def _documents(self, header: DocumentsHeader, count: int) -> np.ndarray:
+        path = self.path / header.file
+        if header.checksum is not None:
+            checksum.require(path, checksum.remembered(path, checksum.of_file), header.checksum)
+        documents = np.fromfile(path, dtype=DOCUMENT_DTYPE)
+        if documents[0] < 0 or documents[-1] >= count or (np.diff(documents) <= 0).any():
+            raise MnemoError(f"{path} is damaged: documents are not in order")
+        return documents
 
     def fingerprint(self) -> str:
         """Return a hash of the ids and the vocabulary, which identifies the text that a run was trained on."""
@@ -124,11 +151,33 @@ class Corpus:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def verify(self) -> None:
-        """Compare the checksum of every file with the header's."""
+        """Raise MnemoError if the content of a file is not the one that was prepared."""
+        with silent("") as bar:
+            for problem in self.problems(bar):
+                raise MnemoError(problem)
+
+    def problems(self, bar: Advance) -> list[str]:
+        """Verify the content of every file; return what is wrong."""
+        found = []
         for split in self.splits.values():
-            for part in (split, split.documents):
-                if part is not None and _sha256(self.path / part.file) != part.sha256:
-                    raise MnemoError(f"{self.path / part.file} has changed since it was prepared: prepare it again")
+            path = self.path / split.file
+            if split.blocks is None:
+                found += _compared(path, _sha256(path), split.sha256, bar)
+            else:
+                found += self._guard(split, np.memmap(path, dtype=split.dtype, mode="r")).damaged(bar)
+            if (part := split.documents) is not None:
+                found += _compared(self.path / part.file, _sha256(self.path / part.file), part.sha256, bar)
+        return found
+
+    def num_bytes(self) -> int:
+        """Size of all files but the header."""
+        parts = [part for split in self.splits.values() for part in (split, split.documents) if part is not None]
+        return sum((self.path / part.file).stat().st_size for part in parts)
+
+
+def _compared(path: Path, found: str, expected: str, bar: Advance) -> list[str]:
+    bar.advance(path.stat().st_size)
+    return [] if found == expected else [f"{path} has changed since it was prepared: prepare it again"]
 
 
 def find(name_or_path: str | Path, root: Path | str | None = None) -> Path | None:
@@ -190,7 +239,10 @@ def _check_files(path: Path, split: SplitHeader, vocab_size: int) -> None:
         kind = shorten(split.dtype)
         raise MnemoError(f"{path / HEADER} is damaged: ids of type {kind} for a vocabulary of {vocab_size}")
     require({name: is_count(getattr(split, name)) for name in ("num_bytes", "num_words", "num_lines")}, path / HEADER)
-    _check_size(path, split.file, split.count, id_dtype(vocab_size).itemsize)
+    itemsize = id_dtype(vocab_size).itemsize
+    _check_size(path, split.file, split.count, itemsize)
+    if split.blocks is not None and not split.blocks.fits(split.count * itemsize, itemsize):
+        raise MnemoError(f"{path / HEADER} is damaged: the checksums of {split.file} do not fit its size")
     if split.documents is not None:
         _check_size(path, split.documents.file, split.documents.count, DOCUMENT_DTYPE.itemsize)
 
@@ -216,7 +268,7 @@ class IdWriter:
         self._folder, self._name, self._vocab_size = folder, name, vocab_size
         self._dtype = id_dtype(vocab_size)
         self._file = (folder / f"{name}.bin").open("wb")
-        self._sha = hashlib.sha256()
+        self._sha, self._blocks = hashlib.sha256(), BlockHasher()
         self._documents: list[np.ndarray] = []
         self.count = 0
 
@@ -226,6 +278,7 @@ class IdWriter:
         data = np.ascontiguousarray(ids, dtype=self._dtype).data
         self._file.write(data)
         self._sha.update(data)
+        self._blocks.update(data)
         self.count += len(ids)
 
     def begin_documents(self, offsets: np.ndarray) -> None:
@@ -246,6 +299,7 @@ class IdWriter:
             num_words=num_words,
             num_lines=num_lines,
             documents=self._write_documents(),
+            blocks=self._blocks.finish(),
         )
 
     def _write_documents(self) -> DocumentsHeader | None:
@@ -255,7 +309,9 @@ class IdWriter:
             return None
         path = self._folder / f"{self._name}.documents.bin"
         path.write_bytes(begins.data)
-        return DocumentsHeader(file=path.name, count=len(begins), sha256=_sha256(path))
+        return DocumentsHeader(
+            file=path.name, count=len(begins), sha256=_sha256(path), checksum=checksum.of_bytes(begins.data)
+        )
 
 
 def write_header(

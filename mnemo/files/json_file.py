@@ -14,16 +14,17 @@ from mnemo.files.safe_load import MAX_JSON_BYTES, load_object
 FORMAT_VERSION = 1
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write an object with its format version and checksum; an earlier file is replaced at once."""
+def write_json(path: Path, data: Mapping[str, Any]) -> str:
+    """Write an object with its format version and checksum, which is returned; an earlier file is replaced at once."""
     content = {"format_version": FORMAT_VERSION, **data}
-    content[checksum.FIELD] = content_checksum(content)
+    found = content[checksum.FIELD] = content_checksum(content)
     with atomic.new_file(path) as partial:
         with partial.open("w", encoding="utf-8") as file:
             json.dump(content, file, indent=1, allow_nan=False)
         size = partial.stat().st_size
         if size > MAX_JSON_BYTES:
             raise MnemoError(f"{path} would have {size:,} bytes: more than the allowed {MAX_JSON_BYTES:,}")
+    return found
 
 
 def load_json(path: Path) -> dict[str, Any]:

@@ -124,13 +124,14 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
+        checksums = {}
         if tokenizer is not None:
-            write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
+            checksums[TOKENIZER] = write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
         write_json(
             partial / RECIPE,
             {
                 run_identity.FIELD: header.run_id or run_identity.new(),
-                "checksums": {} if tokenizer is None else {TOKENIZER: content_checksum(load_json(partial / TOKENIZER))},
+                "checksums": checksums,
                 "mnemo_version": __version__,
                 "torch_version": torch.__version__,
                 "preset": header.preset,
