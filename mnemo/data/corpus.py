@@ -14,8 +14,7 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from mnemo.data.known_corpora import missing
 from mnemo.data.text_statistics import id_dtype
 from mnemo.errors import MnemoError, shorten, unknown
 from mnemo.files import checksum
-from mnemo.files.checked_map import BlockGuard, BlockHasher, BlockSums, CheckedMap
+from mnemo.files.checked_map import Accept, BlockGuard, BlockSums, CheckedMap, accept_all, block_sums
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, is_inside, require
 from mnemo.progress import Advance, silent
@@ -56,8 +55,6 @@ class DocumentsHeader:
     file: str
     count: int
     sha256: str
-    checksum: str | None = None
-    """None in corpora of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +70,6 @@ class SplitHeader:
     """Words separated by white space; with lines, the denominator of word-level perplexity."""
     num_lines: int
     documents: DocumentsHeader | None = None
-    blocks: BlockSums | None = None
-    """None in corpora of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +92,8 @@ class Corpus:
     source: str
     mismatches: tuple[str, ...] = ()
     """Differences from the published corpus of this name."""
+    checksums: dict[str, BlockSums] = field(default_factory=dict)
+    """Of the blocks of each file; empty for corpora of earlier versions."""
 
     @classmethod
     def open(cls, name_or_path: str | Path, root: Path | str | None = None) -> Corpus:
@@ -115,33 +112,32 @@ class Corpus:
         if name not in self.splits:
             raise unknown(f"split of corpus '{self.name}'", name, self.splits)
         header = self.splits[name]
-        ids = np.memmap(self.path / header.file, dtype=header.dtype, mode="r")
-        if header.blocks is None:
+        ids = self._map(header.file, header.dtype, self._require_known)
+        if not self.checksums:
             checksum.note_unchecked(self.path, "corpus")
             for begin in range(0, len(ids), _BLOCK):
-                self._require_known(np.asarray(ids[begin : begin + _BLOCK]), header.file)
-        else:
-            ids = CheckedMap.of(ids, self._guard(header, ids))
+                self._require_known(self.path / header.file, np.asarray(ids[begin : begin + _BLOCK]))
         documents = None if header.documents is None else self._documents(header.documents, len(ids))
         return Split(name, ids, documents, header.num_bytes, header.num_words, header.num_lines)
 
-    def _guard(self, header: SplitHeader, ids: np.ndarray) -> BlockGuard:
-        assert header.blocks is not None
-        accept = partial(self._require_known, file=header.file)
-        return BlockGuard(self.path / header.file, np.asarray(ids), header.blocks, accept)
+    def _map(self, file: str, dtype: str | np.dtype, accept: Accept) -> np.memmap:
+        items = np.memmap(self.path / file, dtype=dtype, mode="r")
+        guard = self._guard(file, items, accept)
+        return items if guard is None else CheckedMap.of(items, guard)
 
-    def _require_known(self, ids: np.ndarray, file: str) -> None:
+    def _guard(self, file: str, items: np.ndarray, accept: Accept) -> BlockGuard | None:
+        sums, path = self.checksums.get(file), self.path / file
+        return None if sums is None else BlockGuard(path, np.asarray(items), sums, accept)
+
+    def _require_known(self, path: Path, ids: np.ndarray) -> None:
         largest = int(ids.max())
         if largest >= self.vocab_size:
-            raise MnemoError(f"{self.path / file}: id {largest} is beyond the vocabulary of {self.vocab_size}")
+            raise MnemoError(f"{path}: id {largest} is beyond the vocabulary of {self.vocab_size}")
 
     def _documents(self, header: DocumentsHeader, count: int) -> np.ndarray:
-        path = self.path / header.file
-        if header.checksum is not None:
-            checksum.require(path, checksum.remembered(path, checksum.of_file), header.checksum)
-        documents = np.fromfile(path, dtype=DOCUMENT_DTYPE)
+        documents = np.array(self._map(header.file, DOCUMENT_DTYPE, accept_all)[:])
         if documents[0] < 0 or documents[-1] >= count or (np.diff(documents) <= 0).any():
-            raise MnemoError(f"{path} is damaged: documents are not in order")
+            raise MnemoError(f"{self.path / header.file} is damaged: documents are not in order")
         return documents
 
     def fingerprint(self) -> str:
@@ -159,23 +155,23 @@ class Corpus:
     def problems(self, bar: Advance) -> list[str]:
         """Verify the content of every file; return what is wrong."""
         found = []
-        for split in self.splits.values():
-            path = self.path / split.file
-            if split.blocks is None:
-                found += _compared(path, _sha256(path), split.sha256, bar)
-            else:
-                found += self._guard(split, np.memmap(path, dtype=split.dtype, mode="r")).damaged(bar)
-            if (part := split.documents) is not None:
-                found += _compared(self.path / part.file, _sha256(self.path / part.file), part.sha256, bar)
+        for part in self._parts():
+            dtype = part.dtype if isinstance(part, SplitHeader) else DOCUMENT_DTYPE
+            accept = self._require_known if isinstance(part, SplitHeader) else accept_all
+            guard = self._guard(part.file, np.memmap(self.path / part.file, dtype=dtype, mode="r"), accept)
+            found += _compare_sha256(self.path / part.file, part.sha256, bar) if guard is None else guard.damaged(bar)
         return found
 
-    def num_bytes(self) -> int:
-        """Size of all files but the header."""
-        parts = [part for split in self.splits.values() for part in (split, split.documents) if part is not None]
-        return sum((self.path / part.file).stat().st_size for part in parts)
+    def files(self) -> list[Path]:
+        """All files but the header."""
+        return [self.path / part.file for part in self._parts()]
+
+    def _parts(self) -> list[SplitHeader | DocumentsHeader]:
+        return [part for split in self.splits.values() for part in (split, split.documents) if part is not None]
 
 
-def _compared(path: Path, found: str, expected: str, bar: Advance) -> list[str]:
+def _compare_sha256(path: Path, expected: str, bar: Advance) -> list[str]:
+    found = _sha256(path)
     bar.advance(path.stat().st_size)
     return [] if found == expected else [f"{path} has changed since it was prepared: prepare it again"]
 
@@ -211,12 +207,24 @@ def _load(path: Path) -> Corpus:
             for name, data in header["splits"].items()
         }
         tokenizer = tokenizers.from_json(header["tokenizer"])
-        corpus = Corpus(path, header["name"], tokenizer, splits, header["source"], tuple(header["mismatches"]))
+        where = f"{path / HEADER}: checksums"
+        checksums = {file: from_json(BlockSums, sums, where) for file, sums in header.get("checksums", {}).items()}
+        mismatches = tuple(header["mismatches"])
+        corpus = Corpus(path, header["name"], tokenizer, splits, header["source"], mismatches, checksums)
     except (KeyError, TypeError, AttributeError) as error:
         raise MnemoError(f"{path / HEADER} is damaged ({error}): prepare the corpus again") from None
     for split in splits.values():
         _check_files(path, split, corpus.vocab_size)
+    _check_checksums(corpus)
     return corpus
+
+
+def _check_checksums(corpus: Corpus) -> None:
+    """Require checksums of every block of every file, or none at all."""
+    sizes = {path.name: path.stat().st_size for path in corpus.files()}
+    sums = corpus.checksums
+    if sums and (sums.keys() != sizes.keys() or not all(sums[name].fits(size) for name, size in sizes.items())):
+        raise MnemoError(f"{corpus.path / HEADER} is damaged: its checksums do not fit the files")
 
 
 def _load_header(path: Path) -> dict[str, Any]:
@@ -239,10 +247,7 @@ def _check_files(path: Path, split: SplitHeader, vocab_size: int) -> None:
         kind = shorten(split.dtype)
         raise MnemoError(f"{path / HEADER} is damaged: ids of type {kind} for a vocabulary of {vocab_size}")
     require({name: is_count(getattr(split, name)) for name in ("num_bytes", "num_words", "num_lines")}, path / HEADER)
-    itemsize = id_dtype(vocab_size).itemsize
-    _check_size(path, split.file, split.count, itemsize)
-    if split.blocks is not None and not split.blocks.fits(split.count * itemsize, itemsize):
-        raise MnemoError(f"{path / HEADER} is damaged: the checksums of {split.file} do not fit its size")
+    _check_size(path, split.file, split.count, id_dtype(vocab_size).itemsize)
     if split.documents is not None:
         _check_size(path, split.documents.file, split.documents.count, DOCUMENT_DTYPE.itemsize)
 
@@ -268,7 +273,7 @@ class IdWriter:
         self._folder, self._name, self._vocab_size = folder, name, vocab_size
         self._dtype = id_dtype(vocab_size)
         self._file = (folder / f"{name}.bin").open("wb")
-        self._sha, self._blocks = hashlib.sha256(), BlockHasher()
+        self._sha = hashlib.sha256()
         self._documents: list[np.ndarray] = []
         self.count = 0
 
@@ -278,7 +283,6 @@ class IdWriter:
         data = np.ascontiguousarray(ids, dtype=self._dtype).data
         self._file.write(data)
         self._sha.update(data)
-        self._blocks.update(data)
         self.count += len(ids)
 
     def begin_documents(self, offsets: np.ndarray) -> None:
@@ -299,7 +303,6 @@ class IdWriter:
             num_words=num_words,
             num_lines=num_lines,
             documents=self._write_documents(),
-            blocks=self._blocks.finish(),
         )
 
     def _write_documents(self) -> DocumentsHeader | None:
@@ -309,9 +312,7 @@ class IdWriter:
             return None
         path = self._folder / f"{self._name}.documents.bin"
         path.write_bytes(begins.data)
-        return DocumentsHeader(
-            file=path.name, count=len(begins), sha256=_sha256(path), checksum=checksum.of_bytes(begins.data)
-        )
+        return DocumentsHeader(file=path.name, count=len(begins), sha256=_sha256(path))
 
 
 def write_header(
@@ -328,6 +329,7 @@ def write_header(
         "source": source,
         "mismatches": list(mismatches),
         "splits": {key: to_json(split) for key, split in splits.items()},
+        "checksums": {path.name: to_json(block_sums(path)) for path in sorted(folder.glob("*.bin"))},
         "tokenizer": tokenizer.to_json(),
     }
     write_json(folder / HEADER, header)

@@ -31,43 +31,30 @@ class BlockSums:
     """Bytes of a block."""
     checksums: tuple[str, ...]
 
-    def fits(self, num_bytes: int, itemsize: int) -> bool:
-        """Whether there is one checksum for each block of a file of this size."""
-        return self.size >= itemsize and self.size % itemsize == 0 and len(self.checksums) == -(-num_bytes // self.size)
+    def fits(self, num_bytes: int) -> bool:
+        """Whether there is one checksum for each block of a file of this size; items have 8 bytes at most."""
+        return self.size > 0 and self.size % 8 == 0 and len(self.checksums) == -(-num_bytes // self.size)
 
 
-class BlockHasher:
-    """Computes the checksums of blocks while a file is written."""
+def block_sums(path: Path) -> BlockSums:
+    """Compute the checksums of the blocks of a file."""
+    with path.open("rb") as file:
+        blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
+        return BlockSums(size=BLOCK_BYTES, checksums=tuple(map(checksum.of_bytes, blocks)))
 
-    def __init__(self, size: int = BLOCK_BYTES) -> None:
-        self._size, self._filled = size, 0
-        self._hasher, self._done = checksum.Hasher(), []
 
-    def update(self, data: memoryview) -> None:
-        data = data.cast("B") if data.nbytes else memoryview(b"")
-        while len(data):
-            part = data[: self._size - self._filled]
-            self._hasher.update(part)
-            self._filled += len(part)
-            if self._filled == self._size:
-                self._close_block()
-            data = data[len(part) :]
+Accept = Callable[[Path, np.ndarray], None]
+"""Checks the values of a block, after its checksum was verified."""
 
-    def finish(self) -> BlockSums:
-        if self._filled:
-            self._close_block()
-        return BlockSums(size=self._size, checksums=tuple(self._done))
 
-    def _close_block(self) -> None:
-        self._done.append(self._hasher.result())
-        self._hasher, self._filled = checksum.Hasher(), 0
+def accept_all(path: Path, items: np.ndarray) -> None:
+    pass
 
 
 class BlockGuard:
     """Verifies the blocks of an array that were not verified before in this process."""
 
-    def __init__(self, path: Path, items: np.ndarray, sums: BlockSums, accept: Callable[[np.ndarray], None]) -> None:
-        """`accept`: called with the items of a block after its checksum was verified, to check their values."""
+    def __init__(self, path: Path, items: np.ndarray, sums: BlockSums, accept: Accept) -> None:
         found = path.stat()
         key = (os.path.realpath(path), found.st_ino, found.st_size, found.st_mtime_ns, sums)
         self._done = _verified.setdefault(key, bytearray(len(sums.checksums)))
@@ -98,7 +85,7 @@ class BlockGuard:
             begin = block * self._sums.size
             place = f"bytes {begin:,} to {begin + items.nbytes:,}"
             raise MnemoError(f"{self._path} {checksum.CHANGED} ({place}): prepare the corpus again")
-        self._accept(items)
+        self._accept(self._path, items)
 
 
 class CheckedMap(np.memmap):

@@ -43,6 +43,12 @@ def load_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def verify_json(path: Path) -> bool:
+    """Raise MnemoError if an object is damaged; return whether it has a checksum."""
+    load_json(path)
+    return checksum.FIELD in load_object(path)
+
+
 def content_checksum(data: Mapping[str, Any]) -> str:
     """The checksum of an object's content, independent of indentation."""
     return checksum.of_bytes(json.dumps(data, separators=(",", ":"), allow_nan=False).encode())

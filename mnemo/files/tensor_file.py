@@ -88,19 +88,23 @@ def stored_checksum(path: Path) -> str | None:
         return checksum.find(_header(file)[1].get(METADATA, {}))
 
 
-def require_whole(path: Path, expected: str | None = None, bar: Advance | None = None) -> None:
-    """Raise MnemoError if a file has another checksum than it holds, or than `expected`."""
+def require_whole(path: Path, expected: str | None = None, bar: Advance | None = None) -> bool:
+    """Raise MnemoError if a file has another checksum than it holds, or than `expected`; return whether it has one.
+
+    With a progress bar the checksum is computed even if this process has verified the file before.
+    """
     problem = tensors_problem(path)
     if problem:
         raise MnemoError(f"{path} {problem}")
     stored = stored_checksum(path)
     if stored is None and expected is None:
-        return
-    found = checksum.remembered(path, lambda path: file_checksum(path, bar))
+        return False
+    found = checksum.remembered(path, file_checksum) if bar is None else file_checksum(path, bar)
     if stored is not None:
         checksum.require(path, found, stored)
     if expected is not None and found != expected:
         raise MnemoError(f"{path} is not the file that was saved: its checksum is another one")
+    return True
 
 
 def _header(file: BinaryIO) -> tuple[int, dict[str, Any]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from mnemo.errors import MnemoError, shorten
 from mnemo.files import atomic, checksum
 from mnemo.files.json_file import load_json, write_json
-from mnemo.files.safe_load import is_count, require, tensors_problem
+from mnemo.files.safe_load import file_size, is_count, require, tensors_problem
 from mnemo.files.tensor_file import Tensors, load_tensors, require_whole, stored_checksum, write_tensors
 from mnemo.progress import Advance
 from mnemo.storage import run_identity
@@ -32,6 +32,7 @@ from mnemo.storage import sharded as shards
 
 PROGRESS, CHECKPOINTS, STEP_PREFIX = "progress.json", "checkpoints", "step-"
 PARTS = ("weights", "training", "memory")
+LOGS = ("metrics.jsonl", "timing.jsonl")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,20 @@ class Checkpoint:
             checksum.note_unchecked(self.path, "checkpoint")
         for name in sorted(self.progress.get("files", ())) if names is None else names:
             require_whole(self.path / name, self.checksums.get(name), bar)
+
+    @property
+    def logs(self) -> dict[str, str]:
+        """The checksum of each file of numbers, such as metrics.jsonl, as long as it was at this step."""
+        return self.progress.get("logs", {})
+
+    def require_log(self, name: str) -> bool:
+        """Raise MnemoError if the lines of a file of numbers up to this step are not those that were written."""
+        path, size = run_of(self.path) / name, self.progress[_size_field(name)]
+        if file_size(path) < size or checksum.of_file(path, size) != self.logs[name]:
+            raise MnemoError(
+                f"{path}: its first {size:,} bytes are not those that were written before {self.path.name}"
+            )
+        return True
 
     def tensors(self, part: str, prefix: str = "") -> dict[str, Tensor]:
         """Load the tensors of a part whose names begin with `prefix`, from files whose checksums are verified."""
@@ -132,8 +147,19 @@ def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any], che
 
 def _write_progress(partial: Path, target: Path, progress: dict[str, Any], checksums: Mapping[str, str | None]) -> None:
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-    about = {"files": sizes, "checksums": dict(sorted(checksums.items()))}
+    about = {"files": sizes, "checksums": dict(sorted(checksums.items())), "logs": _log_checksums(target, progress)}
     write_json(partial / PROGRESS, {**progress, **run_identity.of_run(run_of(target)), **about})
+
+
+def _log_checksums(target: Path, progress: dict[str, Any]) -> dict[str, str]:
+    """The checksums of the run's files of numbers, whose sizes are in the progress."""
+    known = {name: progress[_size_field(name)] for name in LOGS if _size_field(name) in progress}
+    paths = {name: run_of(target) / name for name in known}
+    return {name: checksum.of_file(path, known[name]) for name, path in paths.items() if path.is_file()}
+
+
+def _size_field(log: str) -> str:
+    return log.replace(".jsonl", "_bytes")
 
 
 @contextmanager
@@ -149,7 +175,7 @@ def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoin
     """Replace the progress of a checkpoint and keep its tensors."""
     names = ("files", "checksums", "ranks", run_identity.FIELD)
     kept = {name: checkpoint.progress[name] for name in names if name in checkpoint.progress}
-    progress = {**progress, **kept}
+    progress = {**progress, **kept, "logs": _log_checksums(checkpoint.path, progress)}
     with saving(checkpoint.path):
         write_json(checkpoint.path / PROGRESS, progress)
     return Checkpoint(checkpoint.path, progress)
@@ -187,6 +213,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "step": is_count(progress.get("step")),
             "ranks": is_count(ranks),
             "files": isinstance(sizes, dict),
+            "logs": _are_logs(progress),
             "checksums": isinstance(checksums, dict) and (not checksums or checksums.keys() == sizes.keys()),
             "average_count": is_count(progress.get("average_count")),
         },
@@ -205,6 +232,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if problem:
             raise MnemoError(f"{file} {problem}")
     return Checkpoint(path, progress)
+
+
+def _are_logs(progress: dict[str, Any]) -> bool:
+    logs = progress.get("logs", {})
+    return isinstance(logs, dict) and all(name in LOGS and is_count(progress.get(_size_field(name))) for name in logs)
 
 
 def _refuse_outside(file: Path) -> None:

@@ -227,12 +227,20 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 def best_checkpoint(folder: Path) -> Checkpoint | None:
     if (found := exported(folder)) is not None:
         return found
-    if not (folder / BEST).exists():
-        return last_checkpoint(folder)
+    if (folder / BEST).exists():
+        return _load_or_name_complete(folder, best_step(folder))
+    last = last_checkpoint(folder)
+    # The file is written after the checkpoint, so that a power failure can leave a checkpoint without it.
+    step = None if last is None else (last.progress.get("best") or [None])[0]
+    return _load_or_name_complete(folder, step) if step in checkpoint_steps(folder) else last
+
+
+def best_step(folder: Path) -> int:
+    """The step in the file that names the best checkpoint."""
     step = load_json(folder / BEST).get("step")
     require({"step": is_count(step)}, folder / BEST)
     assert is_count(step)
-    return _load_or_name_complete(folder, step)
+    return step
 
 
 def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:

@@ -107,6 +107,7 @@ class RunCheckpoints:
             self.monitor.note(
                 f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
             )
+        self._note_changed_logs(found)
         self.monitor.note(f"continuing after step {state.progress.step:,}")
         return found.progress
 
@@ -123,6 +124,13 @@ class RunCheckpoints:
 
         step = self.world.main(look)
         return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+
+    def _note_changed_logs(self, found: Checkpoint) -> None:
+        for name in found.logs:
+            try:
+                found.require_log(name)
+            except MnemoError as error:
+                self.monitor.note(f"{error}; training does not depend on them")
 
     def describe(self) -> str:
         """The state of the folder, for messages."""

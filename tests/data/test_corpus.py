@@ -19,7 +19,7 @@ from mnemo.data.streams import ContiguousStream, one_epoch
 from mnemo.data.tokenizers import ByteTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
-from mnemo.files.checked_map import BLOCK_BYTES, BlockHasher
+from mnemo.files.checked_map import BLOCK_BYTES, block_sums
 
 TEXT = b"".join(b"line %d of a book\n" % i for i in range(60)) + b"\0" + b"another book\n" * 30
 
@@ -60,7 +60,16 @@ def test_a_corpus_opens_by_name_or_path(folder: Path, monkeypatch: pytest.Monkey
 def test_the_header_has_a_version_and_checksums(folder: Path) -> None:
     header = json.loads((folder / "header.json").read_text())
     assert header["format_version"] == 1
-    assert set(header) == {"format_version", "name", "source", "mismatches", "splits", "tokenizer", "checksum"}
+    assert set(header) == {
+        "format_version",
+        "name",
+        "source",
+        "mismatches",
+        "splits",
+        "tokenizer",
+        "checksums",
+        "checksum",
+    }
     assert all(len(split["sha256"]) == 64 for split in header["splits"].values())
 
 
@@ -79,6 +88,14 @@ def test_unknown_split(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Any, str]] = {
+    "too few checksums": (
+        lambda f: edit_header(f, lambda h: h["checksums"].pop("train.bin")),
+        "its checksums do not fit the files",
+    ),
+    "changed header": (
+        lambda f: (f / "header.json").write_text((f / "header.json").read_text().replace("books", "bocks")),
+        "header.json does not match its checksum",
+    ),
     "truncated ids": (lambda f: os.truncate(f / "train.bin", 100), "train.bin has 100 bytes, its header says"),
     "truncated documents": (lambda f: os.truncate(f / "train.documents.bin", 8), "documents.bin has 8 bytes"),
     "no ids": (lambda f: (f / "valid.bin").unlink(), "valid.bin is missing"),
@@ -112,12 +129,11 @@ def test_ids_beyond_the_vocabulary_are_found_when_a_split_is_taken(tmp_path: Pat
     ids = np.fromfile(folder / "train.bin", dtype=np.uint8)
     ids[17] = 9
     ids.tofile(folder / "train.bin")
-    forged = BlockHasher()
-    forged.update(ids.data)
-    edit_header(folder, lambda header: header["splits"]["train"].update(blocks=to_json(forged.finish())))
+    forged = {"train.bin": to_json(block_sums(folder / "train.bin"))}
+    edit_header(folder, lambda header: header["checksums"].update(forged))
     with pytest.raises(MnemoError, match="train.bin: id 9 is beyond the vocabulary of 4"):
         Corpus.open(folder).split("train").ids[:5]
-    edit_header(folder, lambda header: header["splits"]["train"].pop("blocks"))
+    edit_header(folder, lambda header: header.pop("checksums"))
     with pytest.raises(MnemoError, match="train.bin: id 9 is beyond the vocabulary of 4"):
         Corpus.open(folder).split("train")
     with pytest.raises(MnemoError, match="train.bin has changed since it was prepared"):

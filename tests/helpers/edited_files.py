@@ -54,7 +54,7 @@ def remove_checksums(folder: Path) -> None:
 
 def _without(value: Any) -> Any:
     if isinstance(value, dict):
-        dropped = (checksum.FIELD, "checksums", "blocks", "run_id")
+        dropped = (checksum.FIELD, "checksums", "logs", "run_id")
         return {key: _without(item) for key, item in value.items() if key not in dropped}
     return value
 
