@@ -23,6 +23,7 @@ from mnemo.data.prepare import load
 from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.files.json_file import write_json
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
@@ -148,7 +149,7 @@ def result_folder(run: LoadedRun) -> Path | None:
     """The run's folder for results; None, after a warning, if it cannot be written."""
     folder = run.path / "results"
     try:
-        folder.mkdir(exist_ok=True)
+        atomic.make_folder(folder)
         probe = folder / ".tmp-probe"
         probe.touch()
         probe.unlink()

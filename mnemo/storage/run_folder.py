@@ -231,8 +231,10 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
         return _load_or_name_complete(folder, best_step(folder))
     last = last_checkpoint(folder)
     # The file is written after the checkpoint, so that a power failure can leave a checkpoint without it.
-    step = None if last is None else (last.progress.get("best") or [None])[0]
-    return _load_or_name_complete(folder, step) if step in checkpoint_steps(folder) else last
+    best = None if last is None else last.progress.get("best")
+    if isinstance(best, list) and best and best[0] in checkpoint_steps(folder):
+        return _load_or_name_complete(folder, best[0])
+    return last
 
 
 def best_step(folder: Path) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.files.safe_load import open_own
 
 FORMAT_VERSION = 1
@@ -35,6 +36,7 @@ class JsonLines:
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
         self._file.truncate(size)
         self._file.seek(size)
+        atomic.sync(path.parent)  # the name of a new file
 
     def append(self, record: Mapping[str, Any]) -> None:
         if self._file.tell() == 0:
