@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import write_json
-from mnemo.inference.generation import AnyState, TextState
+from mnemo.inference.generation import NOT_FINITE, AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
 from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, load_tokenizer, open_run
@@ -143,6 +144,12 @@ def encode_file(tokenizer: AnyTokenizer, path: Path) -> Tensor:
 
 def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
     return hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def require_finite(*losses: float) -> None:
+    """Raise MnemoError for a loss that is NaN or infinite."""
+    if not all(map(math.isfinite, losses)):
+        raise MnemoError(NOT_FINITE)
 
 
 def result_folder(run: LoadedRun) -> Path | None:

@@ -34,13 +34,18 @@ def load_json(path: Path) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         found = shorten(str(version))
         raise MnemoError(f"{path} has format_version {found}; this version of mnemo supports {FORMAT_VERSION}")
-    stored = checksum.find(data)
-    if stored is not None:
-        data.pop(checksum.FIELD, None)
-        if content_checksum(data) != stored:
-            hint = f"; if you have changed it on purpose, remove its line '{checksum.FIELD}'"
-            raise MnemoError(f"{path} {checksum.CHANGED}{hint}")
+    if not matches_checksum(data):
+        hint = f"; if you have changed it on purpose, remove its line '{checksum.FIELD}'"
+        raise MnemoError(f"{path} {checksum.CHANGED}{hint}")
+    data.pop(checksum.FIELD, None)
     return data
+
+
+def matches_checksum(data: Mapping[str, Any]) -> bool:
+    """Whether an object's content has the checksum that is stored in it, or none is stored."""
+    stored = checksum.find(data)
+    content = {name: value for name, value in data.items() if name != checksum.FIELD}
+    return stored is None or content_checksum(content) == stored
 
 
 def verify_json(path: Path) -> bool:
@@ -51,4 +56,4 @@ def verify_json(path: Path) -> bool:
 
 def content_checksum(data: Mapping[str, Any]) -> str:
     """The checksum of an object's content, independent of indentation."""
-    return checksum.of_bytes(json.dumps(data, separators=(",", ":"), allow_nan=False).encode())
+    return checksum.of_bytes(json.dumps(data, separators=(",", ":")).encode())

@@ -10,12 +10,15 @@ from typing import Any, TypeGuard
 
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
+from mnemo.files.checksum import CHANGED
+from mnemo.files.json_file import matches_checksum
 from mnemo.files.safe_load import MAX_JSON_BYTES, MAX_LINES_BYTES, is_finite, parse_json, read_bytes
 from mnemo.report.svg import clean
 
 Record = dict[str, Any]
 
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 LARGEST = 1e15
 """The largest number that is drawn; sums and differences of larger ones are not exact, or overflow."""
 
@@ -36,6 +39,9 @@ def read_json(path: Path, notes: list[str]) -> Record | None:
         return None
     if not isinstance(value, dict):
         notes.append(f"{path.name} holds no JSON object; skipped")
+        return None
+    if not matches_checksum(value):
+        notes.append(f"{path.name} {CHANGED}; skipped")
         return None
     return value
 
@@ -77,5 +83,18 @@ def csv_text(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for row in (headers, *rows):
-        writer.writerow([clean(cell) if isinstance(cell, str) else cell for cell in row])
+        writer.writerow([_harmless(clean(cell)) if isinstance(cell, str) else cell for cell in row])
     return buffer.getvalue()
+
+
+def _harmless(text: str) -> str:
+    """Put an apostrophe before text that a spreadsheet would compute as a formula; numbers stay numbers."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) and not _is_numeric(text) else text
+
+
+def _is_numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

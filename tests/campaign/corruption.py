@@ -82,8 +82,8 @@ def make_seeds(folder: Path) -> None:
     result.rename("runs/a/results/score.json")
 
 
-def flip(path: str) -> Callable[[random.Random], Path]:
-    """Flip one bit of a file; in JSON, one that changes the content."""
+def flip(path: str, end: int | None = None) -> Callable[[random.Random], Path]:
+    """Flip one bit of a file, or of its first `end` bytes; in JSON, one that changes the content."""
 
     def damage(draw: random.Random) -> Path:
         file = Path(path)
@@ -92,7 +92,7 @@ def flip(path: str) -> Callable[[random.Random], Path]:
         begin = 8 + int.from_bytes(before[:8], "little") if file.suffix == ".safetensors" else 0
         while True:
             content = bytearray(before)
-            content[draw.randrange(begin, len(content))] ^= 1 << draw.randrange(8)
+            content[draw.randrange(begin, end or len(content))] ^= 1 << draw.randrange(8)
             if file.suffix != ".json" or _parsed(bytes(content)) != _parsed(before):
                 file.write_bytes(content)
                 return file
@@ -178,7 +178,7 @@ def attacks() -> Iterator[Attack]:
     for path, command in JSON_USERS:
         yield Attack("flipped bit in JSON", flip(path), command)
     yield Attack("other run's JSON", copy("runs/b/recipe.json", "runs/a/recipe.json"), RESUME, False)
-    yield Attack("flipped bit in metrics, resume", flip("runs/a/metrics.jsonl"), RESUME)
+    yield Attack("flipped bit in metrics, resume", flip("runs/a/metrics.jsonl", 300), RESUME)
     yield Attack("flipped bit in a result, report", flip("runs/a/results/score.json"), REPORT)
     for path, command in (*TENSOR_USERS, *JSON_USERS):
         for kind in (truncate, empty, remove):
