@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli import console
-from mnemo.storage.run_folder import RUNS
+from mnemo.storage.run_header import RUNS
 from mnemo.storage.verify import Verified, verify
 
 

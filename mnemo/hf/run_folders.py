@@ -13,7 +13,9 @@ from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.interop.convert.save import unknown_corpus, write_untrained_run
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.run_folder import TOKENIZER, RunHeader, load_tokenizer, open_run
+from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import TOKENIZER, RunHeader
+from mnemo.storage.run_tokenizer import load_tokenizer
 
 
 class Pretrained(NamedTuple):

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-import torch
-
 from mnemo.config import check_sizes
 from mnemo.errors import MnemoError
 from mnemo.memory import AnyInputMemory, Plan
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.model.positions import AnyPositions, Relative, Shaw, Sinusoidal
-from mnemo.ops import call_obstacle, kernel_obstacle
 
 LIMITS = {
     "vocab_size": 2**31,
@@ -87,6 +84,9 @@ class ModelConfig:
     same_length: bool = False
     """Every query sees as many keys as its layer has memory slots, including its own."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    logit_cap: float | None = None
+    """Soft cap of the logits of the softmax: c * tanh(logit / c), for example 30. Logits that grow without bound are a
+    cause of divergence."""
     activation_penalty: float = 0.0
     """Weight of the squared final hidden state in the training loss (AR)."""
     temporal_penalty: float = 0.0
@@ -98,6 +98,8 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")
         check_sizes(self, LIMITS)
+        if self.logit_cap is not None and self.logit_cap <= 0:
+            raise ValueError(f"logit_cap {self.logit_cap} must be positive")
         if self.dim % 2 and self.positions.sinusoidal:
             raise ValueError(f"model width {self.dim} must be even: half are sines, half cosines")
         for memory in set(self.memory.memories(self.num_layers)):
@@ -135,11 +137,5 @@ def _clamped(positions: AnyPositions, clamp: int | None) -> AnyPositions:
 
 def fingerprint_config(config: ModelConfig) -> dict[str, Any]:
     """The fields that determine the meaning of a memory; lengths and dropout do not."""
-    free = {"dropout", "init", "memory", "same_length", "activation_penalty", "temporal_penalty"}
+    free = {"dropout", "init", "memory", "same_length", "logit_cap", "activation_penalty", "temporal_penalty"}
     return {f.name: getattr(config, f.name) for f in fields(config) if f.name not in free}
-
-
-def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the model's attention cannot run in fused kernels on a device; None if it can."""
-    ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
-    return call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)

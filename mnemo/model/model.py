@@ -29,14 +29,14 @@ from mnemo.memory.protocol import (
     widened,
 )
 from mnemo.memory.state import State, reset
-from mnemo.model import positions
 from mnemo.model.config import ModelConfig, fingerprint_config
-from mnemo.model.embedding import Softmax, TokenEmbedding
+from mnemo.model.embedding.modules import Softmax, TokenEmbedding
 from mnemo.model.init import initialize
-from mnemo.model.layers import NORMS, Dropout, TransformerLayer
-from mnemo.model.positions import ProjectedPositions, StoredPositions
+from mnemo.model.layers.modules import NORMS, Dropout, TransformerLayer
+from mnemo.model.positions import modules as positions
+from mnemo.model.positions.modules import ProjectedPositions, StoredPositions
 from mnemo.model.stages import attending_layers, build_stages, recomputed, stage_layers
-from mnemo.ops import Attended, Blocks, Causal
+from mnemo.ops import Attended, Blocks, Causal, call_obstacle, kernel_obstacle
 from mnemo.ops.projection import compute_dtype
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = TokenEmbedding(config.embedding, config.vocab_size, config.dim, config.dropout.word)
-        self.softmax = Softmax(config.embedding, self.embedding, config.dim)
+        self.softmax = Softmax(config.embedding, self.embedding, config.dim, config.logit_cap)
         self.positions = positions.build(config.positions, _sizes(config))
         self._groups = stage_layers(config.memory, config.num_layers)
         self._attending = attending_layers(config.memory, config.num_layers)
@@ -185,6 +185,14 @@ class Model(nn.Module):
         hidden = out.hidden[:, out.hidden.shape[1] - targets.shape[1] :]
         nll = self.softmax.nll(hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.embedding, temperature)
         return nll.view(targets.shape)
+
+    def loss_and_squared_lse(self, out: Output, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """As `loss`, with the squared log-sum-exp of the logits of each position, for the z-loss."""
+        self.check_tokens(targets, lowest=-1)
+        hidden = out.hidden[:, out.hidden.shape[1] - targets.shape[1] :]
+        flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+        nll, squares = self.softmax.nll_and_squared_lse(*flat, self.embedding)
+        return nll.view(targets.shape), squares.view(targets.shape)
 
     def logits(self, out: Output) -> Tensor:
         """(B, L, V); with an adaptive softmax these are log-probabilities."""
@@ -340,3 +348,9 @@ def evaluating(model: Model) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the model's attention cannot run in fused kernels on a device; None if it can."""
+    ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
+    return call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)

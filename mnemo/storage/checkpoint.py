@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from mnemo.errors import MnemoError, shorten
 from mnemo.files import atomic, checksum
 from mnemo.files.json_file import load_json, write_json
-from mnemo.files.safe_load import file_size, is_count, require, tensors_problem
+from mnemo.files.safe_load import is_count, require, tensors_problem
 from mnemo.files.tensor_file import Tensors, load_tensors, require_whole, stored_checksum, write_tensors
 from mnemo.progress import Advance
 from mnemo.storage import run_identity
@@ -33,6 +33,9 @@ from mnemo.storage import sharded as shards
 PROGRESS, CHECKPOINTS, STEP_PREFIX = "progress.json", "checkpoints", "step-"
 PARTS = ("weights", "training", "memory")
 LOGS = ("metrics.jsonl", "timing.jsonl")
+Reason = Literal["interval", "best", "end", "signal", "clock"]
+"""Why a checkpoint was saved: a multiple of the step interval, the lowest validation loss so far, the last step of the
+run, a signal that stops the run, or the time since the last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.progress["step"]
+
+    @property
+    def reason(self) -> Reason:
+        """Why it was saved; checkpoints of version 0.1.0 count as saved at step intervals."""
+        return self.progress.get("reason", "interval")
 
     @property
     def num_ranks(self) -> int:
@@ -84,13 +92,18 @@ class Checkpoint:
         """The checksum of each file of numbers, such as metrics.jsonl, as long as it was at this step."""
         return self.progress.get("logs", {})
 
+    def has_log(self, name: str) -> bool:
+        """Whether a file of numbers is at least as long as it was at this step."""
+        path = run_of(self.path) / name
+        return path.is_file() and path.stat().st_size >= self.progress[_size_field(name)]
+
     def require_log(self, name: str) -> bool:
         """Raise MnemoError if the lines of a file of numbers up to this step are not those that were written."""
         path, size = run_of(self.path) / name, self.progress[_size_field(name)]
-        if file_size(path) < size or checksum.of_file(path, size) != self.logs[name]:
-            raise MnemoError(
-                f"{path}: its first {size:,} bytes are not those that were written before {self.path.name}"
-            )
+        if not self.has_log(name):
+            raise MnemoError(f"{path} has lost lines that were written before {self.path.name}")
+        if checksum.of_file(path, size) != self.logs[name]:
+            raise MnemoError(f"{path} has changed in its first {size:,} bytes since {self.path.name} was saved")
         return True
 
     def tensors(self, part: str, prefix: str = "") -> dict[str, Tensor]:
@@ -173,7 +186,7 @@ def saving(path: Path) -> Iterator[None]:
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace the progress of a checkpoint and keep its tensors."""
-    names = ("files", "checksums", "ranks", run_identity.FIELD)
+    names = ("files", "checksums", "ranks", "health", run_identity.FIELD)
     kept = {name: checkpoint.progress[name] for name in names if name in checkpoint.progress}
     progress = {**progress, **kept, "logs": _log_checksums(checkpoint.path, progress)}
     with saving(checkpoint.path):
@@ -216,6 +229,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "logs": _are_logs(progress),
             "checksums": isinstance(checksums, dict) and (not checksums or checksums.keys() == sizes.keys()),
             "average_count": is_count(progress.get("average_count")),
+            "reason": progress.get("reason", "interval") in get_args(Reason),
         },
         path / PROGRESS,
     )
@@ -277,8 +291,28 @@ def remove_partial(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best."""
-    for step in checkpoint_steps(folder)[: -max(1, keep)]:
-        if step != best:
+def prune(folder: Path, keep: int, needed: Container[int | None]) -> None:
+    """Remove all but the newest `keep` checkpoints and those of the `needed` steps.
+
+    A checkpoint that a signal or the clock made is not counted; it is kept only while it is the newest.
+    """
+    steps = checkpoint_steps(folder)
+    counted = [step for step in steps if _reason(folder, step) not in ("signal", "clock")]
+    for step in {*steps} - {*counted[-max(1, keep) :], *steps[-1:]}:
+        if step not in needed:
             atomic.remove_folder(checkpoint_path(folder, step))
+
+
+def _reason(folder: Path, step: int) -> str | None:
+    """Why the checkpoint of a step was saved; None if its JSON is damaged."""
+    try:
+        return load_json(checkpoint_path(folder, step) / PROGRESS).get("reason", "interval")
+    except MnemoError:
+        return None
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove all checkpoints of later steps, the newest first."""
+    for later in reversed(checkpoint_steps(folder)):
+        if later > step:
+            atomic.remove_folder(checkpoint_path(folder, later))

@@ -1,6 +1,7 @@
 """Run folders: everything that belongs to one training run.
 
     runs/NAME/recipe.json     the recipe, the corpus and the origin of the first weights
+    runs/NAME/overrides.json  changes of the recipe on resume, see `mnemo.storage.overrides`
     runs/NAME/tokenizer.json  how its text was cut into tokens
     runs/NAME/checkpoints/    see `mnemo.storage.checkpoint`
     runs/NAME/best.json       the step with the lowest validation loss
@@ -16,20 +17,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from mnemo import __version__
-from mnemo.config import from_json, to_json
-from mnemo.data import tokenizers
-from mnemo.data.tokenizers import AnyTokenizer
-from mnemo.errors import MnemoError, unknown
+from mnemo.config import to_json
+from mnemo.errors import MnemoError
 from mnemo.files import atomic
-from mnemo.files.json_file import content_checksum, load_json, write_json
+from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import stored_checksum, write_tensors
-from mnemo.memory.state import Start, State
+from mnemo.memory.configuration import Start
+from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage import run_identity
@@ -42,7 +42,8 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
-from mnemo.storage.run_identity import RECIPE
+from mnemo.storage.overrides import OVERRIDES
+from mnemo.storage.run_header import RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -50,32 +51,9 @@ try:
 except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
-RUNS = Path("runs")
-TOKENIZER, BEST = "tokenizer.json", "best.json"
+BEST = "best.json"
 WEIGHTS, EXPORT = "weights.safetensors", "export.json"
-"""In the folder of an exported model: the run and step of its weights."""
-Which = Literal["best", "last"]
-STARTS: tuple[Start, ...] = get_args(Start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHeader:
-    """The content of recipe.json."""
-
-    recipe: Recipe
-    corpus: dict[str, Any]
-    """Name, unit, vocab_size and fingerprint of the corpus."""
-    preset: str | None = None
-    source: dict[str, Any] | None = None
-    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
-    run_id: str | None = None
-    """Random id that the checkpoints repeat; None for a run of an earlier version, and for a new one."""
-    checksums: dict[str, str] | None = None
-    """Checksum of the tokenizer's file; None for a run of an earlier version, and for a new one."""
-
-    @property
-    def start(self) -> Start:
-        return (self.source or {}).get("starts_from", "empty")
+"""In the folder of an exported model: its weights, and the run and step that they come from."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +88,6 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
     return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start)
 
 
-def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path or its name under `runs`."""
-    for path in (runs / run, Path(run)):
-        if (path / RECIPE).is_file():
-            return path
-    if Path(run).is_dir():
-        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
-    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
-
-
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
@@ -137,48 +104,10 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "preset": header.preset,
                 "source": header.source,
                 "corpus": header.corpus,
+                "settled_lengths": True,
                 "recipe": to_json(header.recipe),
             },
         )
-
-
-def load_header(folder: Path) -> RunHeader:
-    path = folder / RECIPE
-    data = load_json(path)
-    if not isinstance(data.get("corpus"), dict):
-        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
-    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
-    preset, source = data.get("preset"), data.get("source")
-    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
-    require(
-        {
-            "preset": preset is None or isinstance(preset, str),
-            "run_id": isinstance(data.get("run_id"), str | None),
-            "checksums": isinstance(data.get("checksums"), dict | None),
-            "source": known and (source is None or is_count(source.get("step", 0))),
-            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
-        },
-        path,
-    )
-    return RunHeader(
-        recipe=recipe,
-        corpus=data["corpus"],
-        preset=preset,
-        source=source,
-        run_id=data.get("run_id"),
-        checksums=data.get("checksums"),
-    )
-
-
-def load_tokenizer(folder: Path) -> AnyTokenizer | None:
-    """The tokenizer of a run; None for a run that was not trained on text."""
-    path = folder / TOKENIZER
-    if not path.exists():
-        return None
-    content, expected = load_json(path), (load_header(folder).checksums or {}).get(TOKENIZER)
-    if expected is not None and content_checksum(content) != expected:
-        raise MnemoError(f"{path} is not the tokenizer that {folder} was created with: its checksum is another one")
-    return tokenizers.from_json(content.get("tokenizer"))
 
 
 def exported(folder: Path) -> Checkpoint | None:
@@ -200,7 +129,7 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
     if target.exists():
         raise MnemoError(f"{target} exists: choose another folder with --output")
     with saving(target), atomic.new_folder(target) as partial:
-        for name in (RECIPE, TOKENIZER):
+        for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
         write_tensors(partial / WEIGHTS, evaluated_weights(found))
@@ -261,6 +190,10 @@ def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:
 
 def write_best(folder: Path, step: int, loss: float) -> None:
     write_json(folder / BEST, {"step": step, "loss": loss})
+
+
+def remove_best(folder: Path) -> None:
+    (folder / BEST).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from typing import Any
 
 from mnemo.errors import MnemoError, shorten
 from mnemo.files.json_file import load_json
+from mnemo.storage.run_header import RECIPE
 
-RECIPE = "recipe.json"
 FIELD = "run_id"
 
 

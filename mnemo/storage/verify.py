@@ -14,7 +14,10 @@ from mnemo.files.tensor_file import require_whole
 from mnemo.progress import Advance, ShowProgress, silent
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import PROGRESS, checkpoint_path, checkpoint_steps, load_checkpoint
-from mnemo.storage.run_folder import BEST, EXPORT, RECIPE, RUNS, TOKENIZER
+from mnemo.storage.overrides import OVERRIDES
+from mnemo.storage.run_folder import BEST, EXPORT
+from mnemo.storage.run_header import RECIPE, RUNS, TOKENIZER, load_header
+from mnemo.storage.run_tokenizer import load_tokenizer
 
 
 @dataclass
@@ -97,12 +100,12 @@ def _verify_run(path: Path, show: ShowProgress) -> Verified:
 
 def _check_descriptions(found: Verified, path: Path) -> None:
     """Check the JSON files of a run, those with results included."""
-    found.check(path / RECIPE, lambda: bool(run_folder.load_header(path)) and verify_json(path / RECIPE))
+    found.check(path / RECIPE, lambda: bool(load_header(path)) and verify_json(path / RECIPE))
     if (path / TOKENIZER).exists():
-        found.check(path / TOKENIZER, lambda: bool(run_folder.load_tokenizer(path)) and verify_json(path / TOKENIZER))
+        found.check(path / TOKENIZER, lambda: bool(load_tokenizer(path)) and verify_json(path / TOKENIZER))
     if (path / BEST).exists():
         found.check(path / BEST, lambda: _verify_best(path))
-    for file in sorted(path.glob("results/*.json")):
+    for file in (*sorted(path.glob(OVERRIDES)), *sorted(path.glob("results/*.json"))):
         found.check(file, lambda file=file: verify_json(file))
 
 

@@ -32,7 +32,7 @@ from mnemo.memory import LSTM, Compressive, Infinite, Lookahead, MemoryTokens, P
 from mnemo.model import ModelConfig
 from mnemo.model.positions import NoPositions
 from mnemo.recipes.recipe import AverageConfig, DataConfig, EvalConfig, Recipe, TrainConfig
-from mnemo.storage.run_folder import load_header
+from mnemo.storage.run_header import load_header
 from mnemo.training import create_run, train
 from mnemo.training.trainer import Trainer
 

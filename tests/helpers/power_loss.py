@@ -10,6 +10,7 @@ flushed; files whose content was not flushed have their earlier content, the new
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,10 +75,12 @@ class Recorder:
         self._names: dict[Name, int] = {}
         self._contents: dict[int, bytes] = {}
         self._next = 1
+        self._lock = threading.RLock()  # checkpoints are written in the background
 
     def mark(self, text: Any) -> None:
-        self.scan()
-        self.events.append(Mark(text))
+        with self._lock:
+            self.scan()
+            self.events.append(Mark(text))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -90,20 +93,22 @@ class Recorder:
 
     def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            self.scan()
-            result = function(*args, **options)
-            self.scan()
-            return result
+            with self._lock:
+                self.scan()
+                result = function(*args, **options)
+                self.scan()
+                return result
 
         return call
 
     def _fsync(self, function: Callable[[int], None]) -> Callable[[int], None]:
         def call(handle: int) -> None:
-            self.scan()
-            function(handle)
-            number = self._numbers.get(os.fstat(handle).st_ino)
-            if number is not None:
-                self.events.append(Sync(number))
+            with self._lock:
+                self.scan()
+                function(handle)
+                number = self._numbers.get(os.fstat(handle).st_ino)
+                if number is not None:
+                    self.events.append(Sync(number))
 
         return call
 

@@ -20,6 +20,8 @@ from mnemo.files import checksum
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
+from mnemo.storage.run_tokenizer import load_tokenizer
 from mnemo.storage.verify import verify
 from mnemo.training import Unwatched, train
 
@@ -63,7 +65,7 @@ def test_repeated_runs_have_equal_tensor_files_and_different_ids(finished: Path,
     first, second = (checkpoints.load_checkpoint(step(each, 12)).progress for each in (finished, tmp_path / "again"))
     assert first["checksums"] == second["checksums"]
     assert first["run_id"] != second["run_id"] and metrics(tmp_path / "again") == metrics(finished)
-    assert first["run_id"] == run_folder.load_header(finished).run_id
+    assert first["run_id"] == load_header(finished).run_id
 
 
 def test_another_runs_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_another_steps_folder_is_refused(folder: Path) -> None:
 def test_another_tokenizer_is_refused(folder: Path) -> None:
     edit_json(folder / "tokenizer.json", lambda content: content["tokenizer"].update(symbols=" abcd\0"))
     with pytest.raises(MnemoError, match="tokenizer.json is not the tokenizer that .* was created with"):
-        run_folder.load_tokenizer(folder)
+        load_tokenizer(folder)
 
 
 def test_a_lost_name_of_the_best_checkpoint_is_found_in_the_newest_one(folder: Path) -> None:
@@ -98,7 +100,9 @@ def test_changed_metrics_are_a_note(folder: Path) -> None:
     flip_bit(folder / "metrics.jsonl", 5)
     notes = Notes()
     train(folder, monitor=notes)
-    assert any("metrics.jsonl: its first" in line and "does not depend on them" in line for line in notes.lines)
+    assert any(
+        "metrics.jsonl has changed in its first" in line and "does not depend on it" in line for line in notes.lines
+    )
 
 
 def test_old_files_load_with_one_note(folder: Path, finished: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,8 +126,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "memory": (lambda f: flip_bit(step(f, 12) / "memory.safetensors", -1), "step-00000012/memory.safetensors"),
     "missing": (lambda f: (step(f, 9) / "training.safetensors").unlink(), "training.safetensors is missing"),
     "progress": (lambda f: flip_bit(step(f, 9) / "progress.json", 30), "progress.json"),
-    "metrics": (lambda f: flip_bit(f / "metrics.jsonl", 9), "metrics.jsonl: its first"),
-    "timing": (lambda f: (f / "timing.jsonl").write_text(""), "timing.jsonl: its first"),
+    "metrics": (lambda f: flip_bit(f / "metrics.jsonl", 9), "metrics.jsonl has changed in its first"),
+    "timing": (lambda f: (f / "timing.jsonl").write_text(""), "timing.jsonl has lost lines"),
     "recipe": (lambda f: edit_json(f / "recipe.json", lambda h: h.update(run_id="x")), "belongs to another run"),
     "best": (lambda f: run_folder.write_best(f, 5, 1.0), "best.json names step 5, which has no checkpoint"),
     "no checkpoint": (lambda f: shutil.rmtree(f / "checkpoints"), "has no checkpoint"),

@@ -13,7 +13,7 @@ from helpers.toy_runs import metrics, recipe
 
 from mnemo.files import atomic
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage import run_folder
+from mnemo.storage.run_header import load_header
 from mnemo.training import create_run, train
 
 CREATED = "created"
@@ -74,7 +74,7 @@ def check(crash: Crash, root: Path, whole: Path) -> None:
     folder = root / "runs" / "run"
     if CREATED not in crash.marks:
         return
-    assert run_folder.load_header(folder).recipe == SHORT
+    assert load_header(folder).recipe == SHORT
     saved = [mark for mark in crash.marks if mark != CREATED]
     found, problems = checkpoints.last_whole_checkpoint(folder)
     assert not problems, problems

@@ -25,8 +25,9 @@ from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.recipe import AverageConfig, DataConfig, OptimizerConfig, Recipe, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage import run_folder, weights
+from mnemo.storage import weights
 from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
 from mnemo.training import Diverged, Unwatched, create_run, open_data, precision, train
 from mnemo.training.optimizers import learning_rate
 
@@ -257,6 +258,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_names_its_step(log_every: 
         model={"norm": "pre"},
         log_every=log_every,
         eval_every=100,
+        on_nan="stop",
         optimizer=OptimizerConfig(kind="sgd", lr=1e30, clip=None),
         schedule=ScheduleConfig(kind="constant", warmup=0),
     )
@@ -269,7 +271,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_names_its_step(log_every: 
 
 
 def test_a_validation_loss_that_is_not_finite_is_no_best(tmp_path: Path) -> None:
-    wanted = recipe()
+    wanted = recipe(on_nan="stop")
     with pytest.raises(Diverged, match="the validation loss is nan at step 8; .* keeps the checkpoint of step 6"):
         run(tmp_path / "run", of=wanted, data=scored_as([3.0, math.nan], wanted))
 
@@ -346,7 +348,7 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
     create_run(recipe(optimizer=OptimizerConfig(lr=0.0)), tmp_path / "tuned", source=tmp_path / "source")
     train(tmp_path / "tuned")
     source, tuned = open_run(tmp_path / "source"), open_run(tmp_path / "tuned", "last")
-    assert tuned.step == 12 and run_folder.load_header(tmp_path / "tuned").source == {
+    assert tuned.step == 12 and load_header(tmp_path / "tuned").source == {
         "run": str((tmp_path / "source").resolve()),
         "step": source.step,
     }

@@ -1,0 +1,120 @@
+"""Find a run by its name and load its recipe.json, without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from mnemo.config import from_json
+from mnemo.errors import MnemoError, unknown
+from mnemo.files.json_file import load_json
+from mnemo.files.safe_load import is_count, require
+from mnemo.memory.configuration import Start
+from mnemo.recipes.memories import memory_kind
+from mnemo.recipes.presets import LISTING, PRESETS, is_preset
+from mnemo.recipes.presets import preset as recipe_of
+from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_inherited_test
+from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
+
+RUNS = Path("runs")
+RECIPE, TOKENIZER = "recipe.json", "tokenizer.json"
+Which = Literal["best", "last"]
+STARTS: tuple[Start, ...] = get_args(Start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHeader:
+    """The content of recipe.json, and the changes of overrides.json."""
+
+    recipe: Recipe
+    """With all changes so far."""
+    corpus: dict[str, Any]
+    """Name, unit, vocab_size and fingerprint of the corpus."""
+    preset: str | None = None
+    source: dict[str, Any] | None = None
+    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+    overrides: tuple[Override, ...] = ()
+    """Changes on resume, oldest first."""
+    run_id: str | None = None
+    """Random id that the checkpoints repeat; None for a run of an earlier version, and for a new one."""
+    checksums: dict[str, str] | None = None
+    """Checksum of the tokenizer's file; None for a run of an earlier version, and for a new one."""
+
+    @property
+    def course(self) -> RateCourse | None:
+        """The present course of the learning rate; None for the recipe's schedule."""
+        return self.overrides[-1].course if self.overrides else None
+
+    @property
+    def start(self) -> Start:
+        return (self.source or {}).get("starts_from", "empty")
+
+
+def find_run(run: str | Path, runs: Path = RUNS) -> Path:
+    """The folder of a run, given its path or its name under `runs`."""
+    for path in (runs / run, Path(run)):
+        if (path / RECIPE).is_file():
+            return path
+    if Path(run).is_dir():
+        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
+    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
+    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+
+
+def load_header(folder: Path) -> RunHeader:
+    path = folder / RECIPE
+    data = load_json(path)
+    if not isinstance(data.get("corpus"), dict):
+        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
+    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
+    preset, source = data.get("preset"), data.get("source")
+    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
+    require(
+        {
+            "preset": preset is None or isinstance(preset, str),
+            "run_id": isinstance(data.get("run_id"), str | None),
+            "checksums": isinstance(data.get("checksums"), dict | None),
+            "source": known and (source is None or is_count(source.get("step", 0))),
+            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
+        },
+        path,
+    )
+    if "settled_lengths" not in data and preset is not None and is_preset(preset):
+        # Early files keep the preset's test length even if the memory was overridden.
+        recipe = settle_inherited_test(recipe, recipe_of(preset))
+    overrides = load_overrides(folder)
+    for override in overrides:
+        recipe = overridden(recipe, override.changes, str(folder / OVERRIDES))
+    return RunHeader(
+        recipe=recipe,
+        corpus=data["corpus"],
+        preset=preset,
+        source=source,
+        overrides=overrides,
+        run_id=data.get("run_id"),
+        checksums=data.get("checksums"),
+    )
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a preset, or of a run by name or folder; presets take precedence, names of memories come last."""
+    if is_preset(name):
+        return recipe_of(name)
+    try:
+        return load_header(find_run(name)).recipe
+    except MnemoError:
+        if (RUNS / name).exists() or "/" in name or name.startswith("."):
+            raise
+    if memory_kind(name) is not None:
+        return recipe_of(name)
+    runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
+    raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
+
+
+def find_overrides(name: str) -> tuple[Override, ...]:
+    """Changes of a run's recipe on resume, for a name as in `find_recipe`; none for a preset."""
+    if is_preset(name) or (memory_kind(name) is not None and not (RUNS / name).exists()):
+        return ()
+    return load_header(find_run(name)).overrides
