@@ -10,7 +10,7 @@ by themselves; this one checks everything, for example after a copy to another d
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +34,7 @@ class Args:
 def run(args: Args) -> int:
     found = [verify(target, runs=args.runs, show=console.progress) for target in args.targets]
     if args.json:
-        console.print_json([asdict(each) | {"path": str(each.path), "whole": not each.problems} for each in found])
+        console.print_json([each.to_json() for each in found])
     else:
         for each in found:
             _print(each)
@@ -46,4 +46,4 @@ def _print(found: Verified) -> None:
         print(f"wrong: {problem}")
     unchecked = f", {len(found.unchecked)} without checksums (of an earlier version)" if found.unchecked else ""
     outcome = f"{len(found.problems)} problem(s)" if found.problems else "whole"
-    print(f"{found.kind} {found.path}: {outcome}; {found.files} file(s) match their checksums{unchecked}")
+    print(f"{found.kind} {found.path}: {outcome}; {len(found.verified)} file(s) match their checksums{unchecked}")

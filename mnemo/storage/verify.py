@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import HEADER, Corpus
@@ -26,8 +27,8 @@ class Verified:
 
     kind: str
     path: Path
-    files: int = 0
-    """Number of files whose content was compared with a checksum."""
+    verified: set[Path] = field(default_factory=set)
+    """Files whose content matches a checksum."""
     unchecked: list[str] = field(default_factory=list)
     """Files of earlier versions, which have no checksum; only their form was checked."""
     problems: list[str] = field(default_factory=list)
@@ -40,9 +41,19 @@ class Verified:
             self.problems.append(str(error))
             return
         if has_checksum:
-            self.files += 1
+            self.verified.add(path)
         else:
             self.unchecked.append(str(path))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "path": str(self.path),
+            "whole": not self.problems,
+            "files": len(self.verified),
+            "unchecked": self.unchecked,
+            "problems": self.problems,
+        }
 
 
 def verify(target: str | Path, *, runs: Path = RUNS, show: ShowProgress = silent) -> Verified:
@@ -76,10 +87,9 @@ def _verify_corpus(path: Path, show: ShowProgress) -> Verified:
         with show(f"verifying {path}", sum(file.stat().st_size for file in corpus.files()), unit="B") as bar:
             problems = corpus.problems(bar)
     except MnemoError as error:
-        problems, files = [str(error)], 0
+        problems = [str(error)]
     else:
-        files = len(corpus.files())
-    found.files += files
+        found.verified |= set(corpus.files()) if not problems else set()
     found.problems += [problem for problem in problems if problem not in found.problems]
     return found
 
@@ -129,4 +139,4 @@ def _check_checkpoint(found: Verified, run: Path, folder: Path, exported: bool, 
         path, expected = folder / name, checkpoint.checksums.get(name)
         found.check(path, lambda path=path, expected=expected: require_whole(path, expected, bar))
     for name in checkpoint.logs:
-        found.check(folder / name, lambda name=name: checkpoint.require_log(name))
+        found.check(run / name, lambda name=name: checkpoint.require_log(name))
