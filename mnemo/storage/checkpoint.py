@@ -227,7 +227,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "ranks": is_count(ranks),
             "files": isinstance(sizes, dict),
             "logs": _are_logs(progress),
-            "checksums": isinstance(checksums, dict) and (not checksums or checksums.keys() == sizes.keys()),
+            "checksums": checksums == {} or _name_the_same(checksums, sizes),
             "average_count": is_count(progress.get("average_count")),
             "reason": progress.get("reason", "interval") in get_args(Reason),
         },
@@ -246,6 +246,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
         if problem:
             raise MnemoError(f"{file} {problem}")
     return Checkpoint(path, progress)
+
+
+def _name_the_same(checksums: Any, sizes: Any) -> bool:
+    return isinstance(checksums, dict) and isinstance(sizes, dict) and checksums.keys() == sizes.keys()
 
 
 def _are_logs(progress: dict[str, Any]) -> bool:

@@ -294,7 +294,7 @@ def test_another_environment_is_noted_once(folder: Path) -> None:
     path = last(folder) / "progress.json"
     saved = json.loads(path.read_text())
     assert saved["environment"] == {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
-    path.write_text(json.dumps({**saved, "environment": {"torch": "1.0", "threads": 64}}))
+    edit_json(path, lambda progress: progress.update(environment={"torch": "1.0", "threads": 64}))
     train(folder, monitor=notes)
     (note,) = [line for line in notes.lines if "last digits" in line]
     assert note.startswith("torch version 1.0 -> ") and "number of threads 64 -> " in note

@@ -121,7 +121,7 @@ def test_old_files_load_with_one_note(folder: Path, finished: Path, caplog: pyte
     assert found.problems == [] and any(path.endswith("step-00000009/weights.safetensors") for path in found.unchecked)
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights": (lambda f: flip_bit(step(f, 9) / "weights.safetensors", -1), "step-00000009/weights.safetensors"),
     "memory": (lambda f: flip_bit(step(f, 12) / "memory.safetensors", -1), "step-00000012/memory.safetensors"),
     "missing": (lambda f: (step(f, 9) / "training.safetensors").unlink(), "training.safetensors is missing"),
