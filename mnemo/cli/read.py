@@ -45,6 +45,7 @@ def run(args: Args) -> int:
     text = runs.encode_file(opened.tokenizer, args.text)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
+    runs.require_finite(score.nats)
     if args.save is not None:
         vocabulary = runs.vocabulary_digest(opened.tokenizer)
         save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)
