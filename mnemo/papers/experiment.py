@@ -14,8 +14,9 @@ from mnemo.config import digest
 from mnemo.report.figure import Figure
 from mnemo.report.findings import Sample, Table, Verdict
 
-Budget = Literal["smoke", "small", "paper"]
+Budget = Literal["self-test", "laptop", "small", "paper"]
 BUDGETS: tuple[Budget, ...] = get_args(Budget)
+SELF_TEST = "self-test: shows that the code runs, says nothing about the claim"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,5 +121,7 @@ class Experiment:
     figures: Callable[[Results], list[Figure]] = nothing
     tables: Callable[[Results], list[Table]] = nothing
     samples: Callable[[Results], list[Sample]] = nothing
+    budgets: tuple[Budget, ...] = ("self-test", "small", "paper")
+    """Those that it can run."""
     notes: tuple[str, ...] = field(default=())
     """Differences from the paper, with reasons."""
