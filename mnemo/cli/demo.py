@@ -28,6 +28,7 @@ from mnemo.errors import MnemoError
 from mnemo.progress import Advance
 from mnemo.report import write_report
 from mnemo.training import Monitor, Status
+from mnemo.training.single_thread import single_threaded
 
 SECONDS_BETWEEN_REPORTS = 1.0
 SAMPLING = ("--prompt", "def ", "--temperature", "0.7", "--seed", "1")
@@ -58,7 +59,7 @@ class Args:
 def run(args: Args) -> int:
     require_minutes(args.minutes)
     demo.create_demo_folder(args.out)
-    with demo.single_threaded():
+    with single_threaded():
         _Demo(args).show()
     print(args.out / "report.html")
     return 0

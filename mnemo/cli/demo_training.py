@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,17 +60,6 @@ FULL = DemoSize()
 QUICK = DemoSize(
     recall_steps=20, short_steps=3, byte_steps=12, byte_eval_every=6, sweep=(0, 64), symbols=2000, sample=40
 )
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Use one CPU thread: small models gain little from more, and results do not depend on the number of cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def create_demo_folder(out: Path) -> None:

@@ -153,6 +153,6 @@ def test_the_last_label_of_an_axis_is_not_cut_off() -> None:
 
 
 def test_text_between_dollars_is_no_mathematics() -> None:
-    lines = [Line("$a^2$ and \\$", [(0.0, 1.0), (3.0, 2.0)])]
+    lines = [Line("$a^2$ and \\$", [(0.0, 0.0), (3.0, 2.0)])]
     figure = line_figure("s", "t", "c", lines, x_label="$x_1$", y_label="$y$ and $z$")
     assert all(f">{words}<" in figure.svg for words in ("$a^2$ and \\$", "$x_1$", "$y$ and $z$"))
