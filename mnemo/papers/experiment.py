@@ -16,6 +16,8 @@ from mnemo.report.findings import Sample, Table, Verdict
 
 Budget = Literal["self-test", "laptop", "small", "paper"]
 BUDGETS: tuple[Budget, ...] = get_args(Budget)
+PAPER_BUDGETS: tuple[Budget, ...] = ("self-test", "small", "paper")
+"""Those of the papers' tables and figures."""
 SELF_TEST = "self-test: shows that the code runs, says nothing about the claim"
 
 
@@ -121,7 +123,7 @@ class Experiment:
     figures: Callable[[Results], list[Figure]] = nothing
     tables: Callable[[Results], list[Table]] = nothing
     samples: Callable[[Results], list[Sample]] = nothing
-    budgets: tuple[Budget, ...] = ("self-test", "small", "paper")
-    """Those that it can run."""
+    budgets: tuple[Budget, ...] = PAPER_BUDGETS
+    """Those that it can run: the self-test, then the default."""
     notes: tuple[str, ...] = field(default=())
     """Differences from the paper, with reasons."""

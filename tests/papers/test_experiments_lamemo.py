@@ -15,7 +15,7 @@ import torch
 from mnemo.config import from_json, to_json
 from mnemo.cost.training_cost import training_bytes
 from mnemo.memory import Plan
-from mnemo.papers.experiment import BUDGETS, Budget, CellResult, Results
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, CellResult, Results
 from mnemo.papers.jobs import Place
 from mnemo.papers.lamemo import EXPERIMENTS, ablation, encoding, flops, models
 from mnemo.papers.lamemo.models import COMPRESSIVE, INFINITE, LAMEMO, TRANSFORMER, TRANSFORMER_XL
@@ -66,7 +66,7 @@ def noise(labels: dict[str, Any], size: float) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_cells_are_plain_data_with_names_of_their_own_and_follow_what_they_need(name: str, budget: Budget) -> None:
     cells = BY_NAME[name].cells(budget)
     seen: set[str] = set()
@@ -79,7 +79,7 @@ def test_cells_are_plain_data_with_names_of_their_own_and_follow_what_they_need(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_nothing_measured_leaves_every_verdict_open(name: str, budget: Budget) -> None:
     experiment, nothing = BY_NAME[name], Results(budget=budget, cells=[])
     verdicts = experiment.verdicts(nothing)

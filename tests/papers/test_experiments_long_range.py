@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mnemo.config import from_json
-from mnemo.papers.experiment import BUDGETS, Budget, Cell, CellResult, Experiment, Results
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, Cell, CellResult, Experiment, Results
 from mnemo.papers.long_range import EXPERIMENTS
 from mnemo.papers.long_range.arrangement import ARRANGEMENT, NUMBER
 from mnemo.papers.long_range.measuring import working_bytes
@@ -25,7 +25,7 @@ from mnemo.papers.runner import run_here
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 
-GRIDS = [(experiment, budget) for experiment in EXPERIMENTS for budget in BUDGETS]
+GRIDS = [(experiment, budget) for experiment in EXPERIMENTS for budget in PAPER_BUDGETS]
 PLANS = {"all 12": 1.60, "6 interleaved": 1.60, "6 last": 1.605, "6 first": 1.68, "2 interleaved": 1.608}
 PLANS |= {"2 last": 1.61, "2 middle": 1.63, "2 first": 1.69, "1 last": 1.65, "1 first": 1.71, "none": 1.70}
 """Bits per character as the paper would have them on another corpus."""
@@ -178,7 +178,7 @@ def test_toys_decide_nothing() -> None:
 
 def test_the_two_grids_share_their_cells() -> None:
     """So that results of one are results of the other."""
-    for budget in BUDGETS:
+    for budget in PAPER_BUDGETS:
         every = {cell.name: cell.fingerprint for cell in ARRANGEMENT.cells(budget)}
         assert {cell.name: cell.fingerprint for cell in NUMBER.cells(budget)}.items() <= every.items()
 

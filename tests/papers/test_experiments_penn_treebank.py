@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mnemo.config import from_json
-from mnemo.papers.experiment import BUDGETS, CellResult, Results
+from mnemo.papers.experiment import PAPER_BUDGETS, CellResult, Results
 from mnemo.papers.jobs import Place, find_job
 from mnemo.papers.xl.penn_treebank import PENN_TREEBANK, protocols
 from mnemo.recipes.presets import preset
@@ -65,7 +65,7 @@ def test_the_table_has_both_temperatures() -> None:
     assert "55.00" in ours and "54.40 at temperature 1.08" in ours and "23,900,000" in ours
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_cells_are_plain_data(budget: Any) -> None:
     found = PENN_TREEBANK.cells(budget)
     assert len({cell.name for cell in found}) == len(found) > 0

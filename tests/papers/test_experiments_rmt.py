@@ -12,7 +12,8 @@ import torch
 
 from mnemo.config import from_json
 from mnemo.model import Model
-from mnemo.papers import BUDGETS, CellResult, Experiment, Results
+from mnemo.papers import CellResult, Experiment, Results
+from mnemo.papers.experiment import PAPER_BUDGETS
 from mnemo.papers.jobs import Place
 from mnemo.papers.rmt import EXPERIMENTS, jobs, maps
 from mnemo.papers.rmt.published import RETRIEVAL, RMT, XL
@@ -44,7 +45,7 @@ def accuracy(by_model):
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_cells_are_plain_and_their_recipes_can_be_read(name, budget):
     cells = BY_NAME[name].cells(budget)
     assert cells and len({cell.name for cell in cells}) == len(cells)
@@ -56,7 +57,7 @@ def test_cells_are_plain_and_their_recipes_can_be_read(name, budget):
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_nothing_measured_leaves_every_verdict_open(name, budget):
     experiment, empty = BY_NAME[name], Results(budget=budget, cells=[])
     verdicts = experiment.verdicts(empty)
@@ -244,7 +245,7 @@ def test_a_number_of_the_result_files_is_not_the_papers():
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 @pytest.mark.parametrize("values", [{}, {"curve": None, "maps": {"write": {}, "cache": {}}}, {"curve": [[1], None]}])
 def test_results_without_values_leave_every_verdict_open(name, budget, values):
     experiment = BY_NAME[name]

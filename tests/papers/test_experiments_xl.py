@@ -18,7 +18,7 @@ from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
 from mnemo.model import Model
-from mnemo.papers.experiment import BUDGETS, Budget, Cell, CellResult, Experiment, Results, Verdict
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, Cell, CellResult, Experiment, Results, Verdict
 from mnemo.papers.jobs import JOBS
 from mnemo.papers.runner import run_here
 from mnemo.papers.xl import (
@@ -70,7 +70,7 @@ def test_every_table_and_figure_of_the_paper_is_covered() -> None:
     assert {f"Table {i}" for i in range(1, 9)} | {f"Figure {i}" for i in range(3, 8)} <= covered
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_grids_are_plain_data_in_an_order_that_can_be_run(experiment: Experiment, budget: Budget) -> None:
     cells, done = experiment.cells(budget), set()
@@ -81,7 +81,7 @@ def test_grids_are_plain_data_in_an_order_that_can_be_run(experiment: Experiment
         done.add(cell.name)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_nothing_is_decided_before_anything_is_measured(experiment: Experiment, budget: Budget) -> None:
     verdicts = shows(experiment, Results(budget=budget, cells=[]))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mnemo.data.tasks import AnyTask
-from mnemo.papers.experiment import BUDGETS, Budget, Experiment, Figure, Results, Table
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, Experiment, Figure, Results, Table
 from mnemo.papers.figures import BANDS, learning_curves, scores_over
 from mnemo.papers.grid import ACCURACY, Grid, Measure, Row
 from mnemo.papers.judge import Claim, Within, far_below, judge, solves
@@ -62,7 +62,7 @@ class Series:
     """Published updates by the number of segments, where they are known."""
     memory_text: str = ""
     """Memory that distinguishes it from the same task in another experiment, for claims."""
-    budgets: tuple[Budget, ...] = BUDGETS
+    budgets: tuple[Budget, ...] = PAPER_BUDGETS
     """Those that run it."""
 
     def build(self, budget: Budget, size: int | None = None) -> AnyTask:
