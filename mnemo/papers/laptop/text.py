@@ -28,7 +28,7 @@ SEEDS = (1, 2, 3)
 LAYERS, SEGMENT = 3, 16
 LONG, SHORT = 64, 8
 """Slots of a long memory, more than a verse of a song, and of a short one."""
-STEPS = 500
+STEPS = 700
 JOB = "laptop-songs"
 CORPUS = "songs"
 
