@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mnemo.cli.demo_training import NUM_SYMBOLS, RECALL_RUNS
-from mnemo.report import Headline, Run
 from mnemo.report.figure import Figure
 from mnemo.report.number_text import percent
+from mnemo.report.page_template import Headline
 from mnemo.report.run_figures import accuracies, grouped
+from mnemo.report.runs import Run
 
 TITLE = "What a memory is worth"
 LEAD = (

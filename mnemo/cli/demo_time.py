@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mnemo.cli.demo_training import Comparison, DemoSize
-from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
 from mnemo.training import Monitor, Outcome, Status, Unwatched
 
@@ -89,8 +88,3 @@ def fit_steps(comparison: Comparison, size: DemoSize, seconds: float) -> Fitted:
 def enough_minutes(minutes: float, slowness: float) -> int:
     """Whole minutes in which the demo would not be cut at the measured speed."""
     return max(math.ceil(minutes * slowness * 1.1), math.floor(minutes) + 1)
-
-
-def require_minutes(minutes: float) -> None:
-    if not (math.isfinite(minutes) and minutes > 0):
-        raise MnemoError(f"--minutes {minutes} must be positive")

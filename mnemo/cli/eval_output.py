@@ -9,7 +9,8 @@ from typing import Any
 
 from mnemo.cli import console, runs
 from mnemo.cli.plots import Curve, save_curve
-from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun
+from mnemo.cli.run_arguments import BITS_PER_SYMBOL
+from mnemo.cli.runs import OpenedRun
 from mnemo.evaluation.length_search import LengthSearch
 from mnemo.evaluation.score import Score
 from mnemo.units import bits, perplexity

@@ -16,7 +16,7 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli.console import print_json
-from mnemo.storage.run_folder import RUNS, Which, export_run, find_run
+from mnemo.storage.run_header import RUNS, Which, find_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ class Args:
 def run(args: Args) -> int:
     folder = find_run(args.run, args.runs)
     target = args.output or folder / "export"
+    from mnemo.storage.run_folder import export_run
+
     found = export_run(folder, target, args.which)
     if args.json:
         print_json({"folder": str(target), "step": found.step})

@@ -10,21 +10,24 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import torch
-from torch import Tensor
-
-from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Precision, RunArgs
+from mnemo.cli import console
+from mnemo.cli.run_arguments import Precision, RunArgs, require_file
 from mnemo.config import digest
-from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import generate, read
-from mnemo.inference.ring_decoder import suits
-from mnemo.inference.sampling import Sampling
-from mnemo.inference.segment_scorer import with_dtype
-from mnemo.memory.state import to
+from mnemo.inference.sampling_options import Sampling
+from mnemo.lazy import LazyModule
+from mnemo.storage.run_header import find_run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mnemo.cli import runs
+    from mnemo.cli.runs import OpenedRun
+    from mnemo.data.tokenizers import AnyTokenizer, Decoder
+else:
+    runs = LazyModule("mnemo.cli.runs")
 
 LONG_PROMPT = 4096
 """Prompts with more tokens show a progress bar."""
@@ -62,6 +65,11 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
+    from mnemo.inference.generation import generate, read
+    from mnemo.inference.ring_decoder import suits
+    from mnemo.inference.segment_scorer import with_dtype
+    from mnemo.memory.state import to
+
     opened = runs.open_with_tokenizer(args)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
     prompt, model = _prompt(args, opened), opened.run.model
@@ -108,6 +116,9 @@ def _check(args: Args) -> None:
     if not 0 <= args.seed < 2**62:
         raise MnemoError(f"seed {args.seed} is not between 0 and 2^62")
     Sampling(args.temperature, args.top_k, args.top_p).check()
+    find_run(args.run)
+    require_file(args.prompt_file)
+    require_file(args.memory)
 
 
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
@@ -127,6 +138,8 @@ def _beginning(opened: OpenedRun) -> Tensor:
             return runs.encode(opened.tokenizer, mark, "the separator")
         except MnemoError:
             continue
+    import torch
+
     return torch.zeros(1, dtype=torch.int64)
 
 

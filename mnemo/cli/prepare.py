@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from mnemo.cli import console
-from mnemo.data import corpus as corpora
-from mnemo.data.corpus import Corpus
 from mnemo.data.known_corpora import CORPORA, command_for
-from mnemo.data.prepare import prepare, target_name
 from mnemo.errors import MnemoError
+from mnemo.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from mnemo.data import corpus as corpora
+    from mnemo.data.corpus import Corpus
+else:
+    corpora = LazyModule("mnemo.data.corpus")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,8 @@ def run(args: Args) -> int:
         return 0
     if args.name is None:
         raise MnemoError("name a corpus to prepare; mnemo prepare --list shows those known by name")
+    from mnemo.data.prepare import prepare
+
     _refuse_to_replace(args)
     _say_before(args)
     corpus = prepare(
@@ -64,6 +70,8 @@ def run(args: Args) -> int:
 
 
 def _refuse_to_replace(args: Args) -> None:
+    from mnemo.data.prepare import target_name
+
     name = args.name or ""
     if args.source is None and name not in CORPORA and Path(name).expanduser().exists():
         raise MnemoError(f"'{name}' is a file or folder: mnemo prepare NAME --from {name}")

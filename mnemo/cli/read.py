@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, RunArgs
+from mnemo.cli import console
+from mnemo.cli.run_arguments import RunArgs, format_loss, require_file
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import TextScore, TextState, read
-from mnemo.memory.state import nbytes
-from mnemo.storage.memory_file import save_memory
+from mnemo.storage.run_header import find_run
+
+if TYPE_CHECKING:
+    from mnemo.cli.runs import OpenedRun
+    from mnemo.inference.generation import TextScore, TextState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,13 @@ class Args(RunArgs):
 def run(args: Args) -> int:
     if args.save is not None and not args.save.absolute().parent.is_dir():
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
+    find_run(args.run)
+    require_file(args.text)
+    require_file(args.memory)
+    from mnemo.cli import runs
+    from mnemo.inference.generation import read
+    from mnemo.storage.memory_file import save_memory
+
     opened = runs.open_with_tokenizer(args)
     text = runs.encode_file(opened.tokenizer, args.text)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
@@ -45,6 +54,8 @@ def run(args: Args) -> int:
 
 
 def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore, num_tokens: int) -> dict[str, Any]:
+    from mnemo.memory.state import nbytes
+
     return {
         "text": str(args.text),
         "tokens": num_tokens,
@@ -58,7 +69,7 @@ def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore,
 
 
 def _print(answer: dict[str, Any], opened: OpenedRun) -> None:
-    loss = "" if answer["loss"] is None else f", {runs.format_loss(answer['loss'], opened.unit)}"
+    loss = "" if answer["loss"] is None else f", {format_loss(answer['loss'], opened.unit)}"
     before = answer["tokens_in_all"] - answer["tokens"]
     earlier = f" after {before:,} earlier ones" if before else ""
     print(f"read {answer['tokens']:,} tokens{earlier}: {answer['nats']:,.1f} nats{loss}")

@@ -6,18 +6,16 @@ import hashlib
 import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 
 from mnemo import __version__
 from mnemo.cli import console
-from mnemo.data import corpus as corpora
+from mnemo.cli.run_arguments import Precision, RunArgs, require_corpus_of
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.data.text_parts import Part
@@ -27,27 +25,8 @@ from mnemo.files.json_file import load_json, write_json
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
-from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
-
-Precision = Literal["auto", "fp32", "bf16"]
-UNKNOWN_CORPUS = "unknown"
-"""Name of the corpus of a run that was converted without one."""
-BITS_PER_SYMBOL = ("byte", "char", "symbol")
-"""Units whose losses are shown in bits; others as perplexity."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunArgs:
-    """The arguments of every verb that uses a trained run."""
-
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name under runs/."""
-    which: Which = "best"
-    """The checkpoint with the lowest validation loss, or the last one."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
-    json: bool = False
-    """Print JSON."""
+from mnemo.storage.run_folder import LoadedRun, open_run
+from mnemo.storage.run_header import TOKENIZER
 
 
 class OpenedRun(NamedTuple):
@@ -74,11 +53,7 @@ def open_with_tokenizer(args: RunArgs) -> OpenedRun:
 def open_with_corpus(args: RunArgs) -> tuple[OpenedRun, Corpus]:
     """Open a run with its corpus; warn if the text has changed since training, fail if its vocabulary has."""
     run = open_run(args.run, args.which, args.device)
-    if run.recipe.data.corpus == UNKNOWN_CORPUS and corpora.find(UNKNOWN_CORPUS) is None:
-        raise MnemoError(
-            f"{run.path} was converted without a corpus: convert it again with --corpus NAME (a prepared one), or "
-            "score a text while converting: mnemo convert SOURCE DEST --eval FILE"
-        )
+    require_corpus_of(run.path, run.recipe)
     corpus = load(run.recipe.data.corpus, show=console.progress)
     if corpus.vocab_size != run.model.config.vocab_size or corpus.tokenizer.unit != run.corpus.get("unit"):
         raise MnemoError(f"corpus '{corpus.name}' has another vocabulary than the one {run.path} was trained on")
@@ -163,8 +138,3 @@ def save_result(folder: Path, name: str, run: LoadedRun, content: dict[str, Any]
     about = {"mnemo_version": __version__, "step": run.step, "corpus": run.corpus.get("name")}
     write_json(path, about | {"unit": run.corpus.get("unit")} | content)
     return path
-
-
-def format_loss(nats: float, unit: str) -> str:
-    """`1.2345 bpc` or `23.45 ppl`."""
-    return console.format_loss(nats, in_bits=unit in BITS_PER_SYMBOL)

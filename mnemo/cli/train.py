@@ -26,21 +26,26 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
 from mnemo.cli.console import print_json
+from mnemo.cli.run_arguments import require_corpus
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.presets import documentation, listing, preset
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
-from mnemo.training import Outcome, Unwatched, create_run, train
+from mnemo.storage.run_header import RECIPE, RUNS, find_run, load_header
+from mnemo.training import Unwatched
+from mnemo.training.launch import RankError, is_main, may_start_again, starts_again
 from mnemo.training.metrics_log import Service, open_tracker
-from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_start_again, starts_again
+
+if TYPE_CHECKING:
+    from mnemo.training import Outcome
+    from mnemo.training.processes import AnyWorld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,11 @@ def _resume(argv: list[str]) -> int:
     default = Resume(resume=tyro.MISSING)
     args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Resume a run.")
     folder = find_run(args.resume, args.runs)
-    config = load_header(folder).recipe.train
+    recipe = load_header(folder).recipe
+    _require_corpus(recipe)
+    config = recipe.train
+    from mnemo.training.processes import joined
+
     with joined(config.device, config.timeout) as world, _watching() as watcher:
         return _run(folder, watcher, args, world)
 
@@ -113,7 +122,11 @@ def _start(argv: list[str]) -> int:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
     source = None if args.from_ is None else find_run(args.from_, args.runs)
+    _require_corpus(args.recipe)
     config = args.recipe.train
+    from mnemo.training import create_run
+    from mnemo.training.processes import joined
+
     with joined(config.device, config.timeout) as world, _watching() as watcher:
 
         def create() -> str:
@@ -123,6 +136,11 @@ def _start(argv: list[str]) -> int:
             return str(folder)
 
         return _run(Path(world.main(create)), watcher, args, world)
+
+
+def _require_corpus(recipe: Recipe) -> None:
+    if recipe.data.task is None:
+        require_corpus(recipe.data.corpus)
 
 
 def _watching() -> AbstractContextManager[Watcher]:
@@ -150,6 +168,8 @@ def _free_name(runs: Path, base: str) -> str:
 
 
 def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld) -> int:
+    from mnemo.training import train
+
     header = load_header(folder)
     watcher.unit = str(header.corpus.get("unit"))
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))

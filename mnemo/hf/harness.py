@@ -24,7 +24,7 @@ from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.run_folders import from_run
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.inference.generation import read
-from mnemo.storage.run_folder import RECIPE, RUNS
+from mnemo.storage.run_header import RECIPE, RUNS
 from mnemo.storage.weights import pick_device
 
 try:

@@ -16,18 +16,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from mnemo import __version__
-from mnemo.config import from_json, to_json
-from mnemo.errors import MnemoError, unknown
+from mnemo.config import to_json
+from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import write_tensors
-from mnemo.memory.state import Start, State
+from mnemo.memory.configuration import Start
+from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.checkpoint import (
@@ -39,6 +40,7 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
+from mnemo.storage.run_header import RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -46,28 +48,9 @@ try:
 except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
-RUNS = Path("runs")
-RECIPE, TOKENIZER, BEST = "recipe.json", "tokenizer.json", "best.json"
+BEST = "best.json"
 EXPORT = "export.json"
 """In the folder of an exported model: the run and step of its weights."""
-Which = Literal["best", "last"]
-STARTS: tuple[Start, ...] = get_args(Start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHeader:
-    """The content of recipe.json."""
-
-    recipe: Recipe
-    corpus: dict[str, Any]
-    """Name, unit, vocab_size and fingerprint of the corpus."""
-    preset: str | None = None
-    source: dict[str, Any] | None = None
-    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
-
-    @property
-    def start(self) -> Start:
-        return (self.source or {}).get("starts_from", "empty")
 
 
 @dataclass(frozen=True)
@@ -102,17 +85,6 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
     return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start)
 
 
-def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path or its name under `runs`."""
-    for path in (runs / run, Path(run)):
-        if (path / RECIPE).is_file():
-            return path
-    if Path(run).is_dir():
-        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
-    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
-
-
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
@@ -129,25 +101,6 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "recipe": to_json(header.recipe),
             },
         )
-
-
-def load_header(folder: Path) -> RunHeader:
-    path = folder / RECIPE
-    data = load_json(path)
-    if not isinstance(data.get("corpus"), dict):
-        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
-    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
-    preset, source = data.get("preset"), data.get("source")
-    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
-    require(
-        {
-            "preset": preset is None or isinstance(preset, str),
-            "source": known and (source is None or is_count(source.get("step", 0))),
-            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
-        },
-        path,
-    )
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
 
 
 def exported(folder: Path) -> Checkpoint | None:

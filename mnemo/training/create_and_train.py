@@ -16,7 +16,7 @@ from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
-from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.run_header import RunHeader, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, pick_device
 from mnemo.training.data import Data, open_data
 from mnemo.training.distributed import check_parallel
@@ -52,7 +52,7 @@ def create_run(
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
     if source is not None:
-        first = run_folder.find_run(source)
+        first = find_run(source)
         start = _first_checkpoint(first)
         check_weights(model, _weights(start, model), start.file("weights"))
         origin = {"run": str(first.resolve()), "step": start.step}
@@ -76,7 +76,7 @@ def train(
 
     Processes started by torchrun train it together; `world` is given if they are already connected.
     """
-    header = run_folder.load_header(folder)
+    header = load_header(folder)
     if world is None:
         config = header.recipe.train
         with joined(config.device, config.timeout) as world:

@@ -13,8 +13,8 @@ import pytest
 from mnemo import cli
 from mnemo.cli import demo_time
 from mnemo.cli import demo_training as demo
-from mnemo.cli.demo import PHASES, Throttled
 from mnemo.cli.demo_page import headline
+from mnemo.cli.demo_phases import PHASES, Throttled
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.number_text import percent
@@ -170,7 +170,7 @@ def test_the_first_sentence_is_computed(tmp_path: Path) -> None:
 
 def test_progress_lines_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Clock(), Recorder()
-    monkeypatch.setattr("mnemo.cli.demo.time.monotonic", clock)
+    monkeypatch.setattr("mnemo.cli.demo_phases.time.monotonic", clock)
     throttled = Throttled(recorder)
     for step in range(1, 11):
         clock.now += 0.3

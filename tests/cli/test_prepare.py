@@ -71,7 +71,7 @@ def test_notes_come_before_a_download(capsys: pytest.CaptureFixture[str], monkey
     def offline(*args: object, **kwargs: object) -> None:
         raise MnemoError("offline")
 
-    monkeypatch.setattr("mnemo.cli.prepare.prepare", offline)
+    monkeypatch.setattr("mnemo.data.prepare.prepare", offline)
     with pytest.raises(MnemoError, match="offline"):
         run(Args(name="ptb"))
     assert "Linguistic Data Consortium" in capsys.readouterr().err

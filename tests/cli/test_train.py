@@ -23,7 +23,8 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Rotary, Shaw, Sinusoidal
 from mnemo.recipes.presets import PRESETS, preset
 from mnemo.recipes.recipe import AverageConfig, Recipe
-from mnemo.storage.run_folder import load_header, open_run
+from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
 from mnemo.training import Status
 
 TINY = [

@@ -122,7 +122,7 @@ def test_without_names_the_laptop_budget_runs_them_all(
         asked.append(([each.name for each in experiments], budget, jobs, device))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mnemo.cli.reproduce.run_together", record)
+    monkeypatch.setattr("mnemo.cli.reproduction.run_together", record)
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     where = ["--out", str(tmp_path / "out"), "--site", str(tmp_path / "site")]
     assert cli.main(["reproduce", "--budget", "laptop", *where]) == 130

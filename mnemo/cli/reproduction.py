@@ -1,0 +1,195 @@
+"""Run experiments, judge their results and write their pages, as the flags of `mnemo reproduce` ask."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mnemo.cli import console
+from mnemo.cli.reproduce import Args
+from mnemo.cli.watching import watching
+from mnemo.errors import CheckFailed, MnemoError
+from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
+from mnemo.papers.experiment import SELF_TEST
+from mnemo.papers.jobs import Stopped
+from mnemo.papers.needs import require_needs
+from mnemo.papers.pages import complete, has_results, judged, results_markdown, write_index, write_page
+from mnemo.papers.pool import run_together
+from mnemo.papers.runner import Ran, run_cell, run_here
+from mnemo.papers.store import Found, grid_folder, load_grid, save_grid
+from mnemo.report.files import write_text
+from mnemo.storage.weights import pick_device
+
+EXIT_INTERRUPTED = 130
+MOST_CORES = 4
+"""Cells of the laptop budget that run at once by default: more processes take too much memory."""
+
+
+class Asked(NamedTuple):
+    experiment: Experiment
+    budget: Budget
+
+
+def reproduce(args: Args, budget: Budget | None) -> int:
+    """`budget`: None for the default of each experiment."""
+    if args.list:
+        return _list(args.json)
+    if args.overview is not None:
+        return _overview(args.overview, args.out)
+    asked = _asked(args, budget)
+    if args.cell is not None:
+        return _one_cell(asked, args, args.cell)
+    if not args.report:
+        _check_machine(asked, args)
+    return _finish(list(zip(asked, _run(asked, args), strict=True)), args)
+
+
+def _asked(args: Args, budget: Budget | None) -> list[Asked]:
+    """The experiments to run or to report, each with a budget that it has."""
+    asked = [Asked(each, budget or each.budgets[1]) for each in _named(args, budget)]
+    for each in asked:
+        if each.budget not in each.experiment.budgets:
+            raise MnemoError(
+                f"{each.experiment.name} has no budget {each.budget}, only {', '.join(each.experiment.budgets)}"
+                f"; mnemo reproduce --budget laptop runs {', '.join(_with_budget('laptop'))}"
+            )
+    if not args.report and len({each.budget for each in asked}) > 1:
+        raise MnemoError("these experiments have different budgets: run them one after the other, or choose a --budget")
+    return asked
+
+
+def _with_budget(budget: Budget) -> dict[str, Experiment]:
+    return {name: each for name, each in every_experiment().items() if budget in each.budgets}
+
+
+def _named(args: Args, budget: Budget | None) -> list[Experiment]:
+    if args.names:
+        return [find_experiment(name) for name in dict.fromkeys(args.names)]
+    if args.report:
+        known = every_experiment().values()
+        stored = [each for each in known if has_results(args.out, each, budget or each.budgets[1])]
+        if not stored:
+            raise _no_results(args.out)
+        return stored
+    return list(_with_budget("laptop").values())
+
+
+def _check_machine(asked: Sequence[Asked], args: Args) -> None:
+    device = pick_device(_device(asked, args))
+    for each in asked:
+        require_needs(each.experiment, each.budget, device)
+    budget = asked[0].budget
+    if device.type != "cuda" and budget in ("small", "paper"):
+        _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
+
+
+def _device(asked: Sequence[Asked], args: Args) -> str:
+    """Models of the laptop budget are too small for a GPU."""
+    return "cpu" if args.device == "auto" and asked[0].budget == "laptop" else args.device
+
+
+def _jobs(asked: Sequence[Asked], args: Args) -> int:
+    if args.jobs is not None:
+        return args.jobs
+    return min(MOST_CORES, os.cpu_count() or 1) if asked[0].budget == "laptop" else 1
+
+
+def _no_results(out: Path) -> MnemoError:
+    return MnemoError(f"there are no results in {out}: mnemo reproduce NAME --out {out} makes some")
+
+
+def _list(as_json: bool) -> int:
+    known = every_experiment()
+    if as_json:
+        fields = ("name", "title", "paper", "covers", "claim")
+        console.print_json([{name: getattr(each, name) for name in fields} for each in known.values()])
+        return 0
+    width = max(len(name) for name in known)
+    for each in known.values():
+        print(f"{each.name:<{width}}  {', '.join(each.covers)}: {each.claim}")
+    return 0
+
+
+def _overview(path: Path, out: Path) -> int:
+    text = results_markdown(out, path.resolve().parent)
+    if text is None:
+        raise _no_results(out)
+    write_text(path, text)
+    print(path)
+    return 0
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(asked: Sequence[Asked], args: Args) -> list[Ran]:
+    grids = [grid_folder(args.out, each.experiment.name, each.budget) for each in asked]
+    if args.report:
+        return [Ran(load_grid(grid, *each), ()) for each, grid in zip(asked, grids, strict=True)]
+    budget, jobs, device = asked[0].budget, _jobs(asked, args), _device(asked, args)
+    experiments = [each.experiment for each in asked]
+    if jobs > 1:
+        return run_together(experiments, budget, args.out, jobs=jobs, device=device, print_line=_print)
+    done = []
+    with watching() as watcher:
+        for each, grid in zip(experiments, grids, strict=True):
+            if done and done[-1].interrupted:
+                done.append(Ran(load_grid(grid, each, budget), (), interrupted=True))
+            else:
+                done.append(run_here(each, budget, grid, device=device, monitor=watcher, print_line=_print))
+    return done
+
+
+def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
+    if len(asked) > 1:
+        raise MnemoError("--cell needs exactly one experiment")
+    ((experiment, budget),) = asked
+    cells = experiment.cells(budget)
+    cell = next((cell for cell in cells if cell.name == name), None)
+    if cell is None:
+        raise MnemoError(f"{experiment.name} has no cell '{name}' at budget {budget}")
+    grid = grid_folder(args.out, experiment.name, budget)
+    try:
+        with watching() as watcher:
+            run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher)
+    except Stopped:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
+    answers = []
+    for (experiment, budget), done in ran:
+        for problem in complete(experiment, done.found).problems:
+            print(f"mnemo: left out: {problem}", file=sys.stderr)
+        if done.found.results.cells and not args.report:
+            save_grid(grid_folder(args.out, experiment.name, budget), experiment, done.found.results)
+        page = write_page(experiment, args.site, budget, done.found)
+        answers.append(_show(experiment, budget, done.found, page, as_json=args.json))
+    write_index(args.out, args.site)
+    if args.json:
+        console.print_json(answers[0] if len(answers) == 1 else answers)
+    if any(done.interrupted for _, done in ran):
+        print("mnemo: interrupted; the same command goes on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    failures = [failure for _, done in ran for failure in done.failures]
+    if failures:
+        raise CheckFailed(f"{len(failures)} of the cells failed: {'; '.join(failures)}")
+    return 0
+
+
+def _show(experiment: Experiment, budget: Budget, found: Found, page: Path, *, as_json: bool) -> dict[str, Any]:
+    """Print verdicts unless JSON is wanted; return them for one JSON object."""
+    verdicts = judged(experiment, found)
+    if not as_json:
+        print(f"{experiment.name} ({budget}): {experiment.claim}")
+        if budget == "self-test":
+            print(SELF_TEST)
+        for answer, claim, paper, ours in verdicts.rows:
+            print(f"{answer}: {claim}\n    paper: {paper}\n    ours: {ours}")
+        print(page)
+    return {"experiment": experiment.name, "budget": budget, "page": str(page), **verdicts.json()}

@@ -1,0 +1,79 @@
+"""Find a run by its name and load its recipe.json, without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from mnemo.config import from_json
+from mnemo.errors import MnemoError, unknown
+from mnemo.files.json_file import load_json
+from mnemo.files.safe_load import is_count, require
+from mnemo.memory.configuration import Start
+from mnemo.recipes.presets import LISTING, PRESETS, preset
+from mnemo.recipes.recipe import Recipe
+
+RUNS = Path("runs")
+RECIPE, TOKENIZER = "recipe.json", "tokenizer.json"
+Which = Literal["best", "last"]
+STARTS: tuple[Start, ...] = get_args(Start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHeader:
+    """The content of recipe.json."""
+
+    recipe: Recipe
+    corpus: dict[str, Any]
+    """Name, unit, vocab_size and fingerprint of the corpus."""
+    preset: str | None = None
+    source: dict[str, Any] | None = None
+    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+
+    @property
+    def start(self) -> Start:
+        return (self.source or {}).get("starts_from", "empty")
+
+
+def find_run(run: str | Path, runs: Path = RUNS) -> Path:
+    """The folder of a run, given its path or its name under `runs`."""
+    for path in (runs / run, Path(run)):
+        if (path / RECIPE).is_file():
+            return path
+    if Path(run).is_dir():
+        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
+    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
+    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+
+
+def load_header(folder: Path) -> RunHeader:
+    path = folder / RECIPE
+    data = load_json(path)
+    if not isinstance(data.get("corpus"), dict):
+        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
+    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
+    preset, source = data.get("preset"), data.get("source")
+    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
+    require(
+        {
+            "preset": preset is None or isinstance(preset, str),
+            "source": known and (source is None or is_count(source.get("step", 0))),
+            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
+        },
+        path,
+    )
+    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a preset, or of a run by name or folder; presets take precedence."""
+    if name.partition("@")[0] in PRESETS:
+        return preset(name)
+    try:
+        return load_header(find_run(name)).recipe
+    except MnemoError:
+        if (RUNS / name).exists() or "/" in name or name.startswith("."):
+            raise
+    runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
+    raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
