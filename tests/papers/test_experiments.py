@@ -208,9 +208,7 @@ def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> 
     found = load_grid(tmp_path / "b", grid, "small")
     assert found.results == ran.found.results and not found.problems
     (tmp_path / "b" / "results.json").write_text('{"format_version": 1, "cells": 4}')
-    assert load_grid(tmp_path / "b", grid, "small").problems == (
-        f"{tmp_path / 'b' / 'results.json'} lists no cells",
-    )
+    assert load_grid(tmp_path / "b", grid, "small").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
 
 
 @pytest.mark.parametrize("values", ["{}", '{"accuracy": "much"}', '{"precision": 1}', "null"])
