@@ -5,7 +5,7 @@ All models are one recipe with different memories. Rows that two experiments sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,7 +118,7 @@ MODELS: dict[str, tuple[str, Plan, int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Song:
+class SongClaims:
     """One paper's claims about models on the songs."""
 
     name: str
@@ -173,7 +173,7 @@ def song_table(grid: Grid, results: Results) -> list[Table]:
     )
 
 
-def song_sample() -> Sequence[Sample]:
+def song_sample() -> list[Sample]:
     note = "Words are made up for every song: a model that does not see the verse before must guess their letters."
     return [Sample("One song of the test set", next(songs("test", 1)), note)]
 
@@ -186,7 +186,7 @@ NOTES = (
     "Norms come before the branches, which learns faster than the published order.",
 )
 EXPERIMENTS = [
-    Song(
+    SongClaims(
         name="laptop-xl",
         title="On a laptop: memory on text",
         paper="Transformer-XL",
@@ -199,7 +199,7 @@ EXPERIMENTS = [
         rows={"none": "1.11", "memory": "1.06"},
         notes=("The paper's model without memory is another one (Al-Rfou et al., 2018), of the same depth.",),
     ).experiment(),
-    Song(
+    SongClaims(
         name="laptop-long-range",
         title="On a laptop: a long memory in one layer",
         paper="Do Transformers Need Deep Long-Range Memory?",
@@ -224,7 +224,7 @@ EXPERIMENTS = [
         rows={"memory": "0.9846", "one long": "0.9916", "short": "-"},
         notes=(f"The paper has 24 layers with memories of 2,304 and 128; here, {LAYERS} with {LONG} and {SHORT}.",),
     ).experiment(),
-    Song(
+    SongClaims(
         name="laptop-lamemo",
         title="On a laptop: a memory that looks ahead",
         paper="LaMemo: Language Modeling with Look-Ahead Memory",
