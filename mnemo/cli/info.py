@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import console
+from mnemo.cli.preset_list import format_presets
 from mnemo.errors import MnemoError
-from mnemo.recipes.presets import PRESETS, documentation, listing
-from mnemo.storage.run_header import find_recipe
+from mnemo.recipes.memory_words import layer_ranges
+from mnemo.recipes.presets import documentation, grouped_listing, is_preset
+from mnemo.storage.run_header import find_overrides, find_recipe
 
 if TYPE_CHECKING:
     from mnemo.cost.flops import Flops
@@ -34,31 +36,40 @@ class Args:
     batch: int | None = None
     """Rows of text in a batch; if unset, as in training."""
     list: bool = False
-    """List the presets."""
+    """List the presets in groups; with a name, those that match it: `--list enwik8`."""
     json: bool = False
     """Print JSON."""
 
 
 def run(args: Args) -> int:
     if args.list:
-        presets = listing()
-        console.print_json(dict(presets)) if args.json else console.table(presets, ("preset", "what it is"))
-        return 0
+        return _list_presets([] if args.name is None else [args.name], args.json)
     if args.name is None:
         raise MnemoError("name a preset or a run; mnemo info --list shows the presets")
-    recipe = find_recipe(args.name)
+    recipe, overrides = find_recipe(args.name), find_overrides(args.name)
     from mnemo.cost.model_cost import describe
 
     info = describe(args.name, recipe, memory=args.memory, segment=args.segment, batch=args.batch)
     if args.json:
-        console.print_json(info.to_json())
+        recorded = {"overrides": [each.to_json() for each in overrides]} if overrides else {}
+        console.print_json({**info.to_json(), **recorded})
     else:
-        print("\n\n".join(part for part in (_about(args.name), *_sections(info)) if part))
+        changes = "\n".join(f"changed at step {each.step:,}: {each.describe()}" for each in overrides)
+        print("\n\n".join(part for part in (_about(args.name), *_sections(info), changes) if part))
+    return 0
+
+
+def _list_presets(words: Sequence[str], as_json: bool) -> int:
+    if as_json:
+        groups = grouped_listing(words)
+        console.print_json({name: about for rows in groups.values() for name, about in rows})
+    else:
+        print(format_presets(words))
     return 0
 
 
 def _about(name: str) -> str:
-    if name.partition("@")[0] not in PRESETS:
+    if not is_preset(name):
         return ""
     return "\n".join(line.strip() for line in documentation(name).strip().splitlines())
 
@@ -134,9 +145,11 @@ def _state(info: ModelCost) -> str:
         [
             console.format_table(rows, headers),
             *_marks(info),
+            f"memory: {info.memory_in_words}",
             *map(_kind, info.memories),
             *_tokens(info),
             f"state of one row in 32-bit numbers: {_size(total)} ({_size(cached)} cached for inference){all_rows}",
+            *(f"hint: {hint}" for hint in info.hints),
         ]
     )
 
@@ -153,24 +166,13 @@ def _kind(kind: MemoryKind) -> str:
     tensors = [f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()]
     settings = [f"{name} {_value(value)}" for name, value in kind.settings.items()]
     kept = [f"{keep} {_list(tensors)}", f"({_size(kind.state_bytes)} in all)"] if tensors else [keep, "nothing"]
-    text = " ".join([f"{kind.memory}: {_ranges(kind.layers)}", *kept]) + (f"; {_list(settings)}" if settings else "")
+    text = " ".join([f"{kind.memory}: {layer_ranges(kind.layers)}", *kept])
+    text += f"; {_list(settings)}" if settings else ""
     return textwrap.fill(text, WIDTH, subsequent_indent="  ").replace("\xa0", " ")
 
 
 def _list(items: Sequence[str]) -> str:
     return ", ".join(item.replace(" ", "\xa0") for item in items)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 -> layers 1-3, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"layer {text}" if len(numbers) == 1 else f"layers {text}"
 
 
 def _value(value: Any) -> str:

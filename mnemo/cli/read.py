@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import RunArgs, format_loss, require_file
+from mnemo.cli.run_arguments import RunArgs, format_loss, require_file, require_memory
 from mnemo.errors import MnemoError
 from mnemo.storage.run_header import find_run
 
@@ -36,7 +36,7 @@ def run(args: Args) -> int:
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
     find_run(args.run)
     require_file(args.text)
-    require_file(args.memory)
+    require_memory(args.memory)
     from mnemo.cli import runs
     from mnemo.inference.generation import read
     from mnemo.storage.memory_file import save_memory

@@ -1,17 +1,26 @@
 """Train a preset, with any field of its recipe overridden; resume a run, or start from its weights.
 
-    mnemo train --list                              list the presets
+    mnemo train --list [WORD ...]                   list the presets in groups, or those that match (enwik8, rmt)
     mnemo train PRESET [--name NAME] [overrides]    start a run in runs/NAME
     mnemo train PRESET --help                       list every field that can be overridden
     mnemo train --resume RUN                        continue exactly after the last checkpoint of a run
+    mnemo train --resume RUN [overrides]            the same with changes from there on, for example more steps
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
 
-Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
+On resume, training fields that do not belong to the saved state can change, and the run records when; --rates (continue,
+rewarm, recompute) selects the course of the learning rate after a change of steps or schedule. docs/resuming.md
 
-RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C or SIGTERM finishes the step, saves
-and prints the command that resumes the run (exit code 130 or 143); a second one stops at once. A loss that is not
-finite ends the run with exit code 1; its last checkpoint stays usable. --json prints the result as JSON.
+Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
+Memory of another paper: --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive, infinite). The name of
+a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation and `mnemo eval` use the memory length of
+training, unless the preset's paper tests at another length and you leave its memory as it is, or you set --test.memory.
+
+RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C, SIGTERM, SIGQUIT, SIGUSR1 (the notice
+of a scheduler) and SIGHUP (a closed terminal) finish the step, save, and print the command that resumes the run; the
+exit code is 128 + the signal. A second Ctrl-C, SIGTERM or SIGQUIT stops at once. After a loss that is not finite or has
+risen for long, the run goes back to a healthy checkpoint; after ten rollbacks it ends with exit code 1
+(docs/divergence.md). --json prints the result as JSON.
 
 Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The rows of the
 batch are divided between processes; --resume works with any number of them. With --max-restarts, torchrun restarts a
@@ -21,6 +30,7 @@ job that has failed, which then resumes from its last checkpoint.
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import cleandoc
@@ -31,21 +41,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
+from mnemo.cli.arguments import refuse_unknown
 from mnemo.cli.console import print_json
-from mnemo.cli.run_arguments import require_corpus
+from mnemo.cli.preset_list import format_presets
+from mnemo.cli.run_arguments import BITS_PER_SYMBOL, require_corpus
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.recipes.presets import documentation, listing, preset
+from mnemo.recipes.memories import KINDS, memory_recipe
+from mnemo.recipes.presets import documentation, full_name, preset
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import tie_lengths
+from mnemo.storage.overrides import Rates, differences
 from mnemo.storage.run_header import RECIPE, RUNS, find_run, load_header
 from mnemo.training import Unwatched
+from mnemo.training.changeable_fields import refuse
 from mnemo.training.launch import RankError, is_main, may_start_again, starts_again
 from mnemo.training.metrics_log import Service, open_tracker
+from mnemo.units import bits
 
 if TYPE_CHECKING:
     from mnemo.training import Outcome
     from mnemo.training.processes import AnyWorld
+
+RESUME_HELP = """Resume a run, with changes of its recipe from here on.
+
+Without changes the run continues exactly. The run keeps changes and records the step at which they began. A field that
+cannot change, such as the model, is refused with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +87,13 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     resume: str
     """Run to resume."""
+    rates: Rates = "auto"
+    """Learning rate after a change of steps or schedule. continue: decay from the present rate; rewarm: rise to the
+    peak again, then decay; recompute: as if the new values had applied from the first step; auto: continue, or
+    rewarm if the rate is at its minimum already."""
     runs: Path = RUNS
     """Folder of runs."""
     track: Service = "none"
@@ -90,31 +117,45 @@ def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: mnemo train PRESET [options]\n\n" + (__doc__ or "").strip())
         return 0
-    if argv == ["--list"]:
-        width = max(len(name) for name, _ in listing())
-        print("\n".join(f"{name:<{width}}  {text}" for name, text in listing()))
+    if "--list" in argv:
+        print(format_presets(_filter(argv)))
         return 0
     if any(word.partition("=")[0] == "--resume" for word in argv):
         return _resume(argv)
     return _start(argv)
 
 
+def _filter(argv: list[str]) -> list[str]:
+    words = [word for word in argv if word != "--list"]
+    refuse_unknown([word for word in words if word.startswith("-")], ["--list"])
+    return words
+
+
 def _resume(argv: list[str]) -> int:
-    default = Resume(resume=tyro.MISSING)
-    args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Resume a run.")
-    folder = find_run(args.resume, args.runs)
+    name, _ = overrides.take("--resume", argv)
+    runs, _ = overrides.take("--runs", argv)
+    folder = find_run(name or "", Path(runs or RUNS))
     recipe = load_header(folder).recipe
+    default = Resume(recipe=recipe, resume=str(name))
+    args = overrides.parse(Resume, default, argv, prog=f"mnemo train --resume {name}", description=RESUME_HELP)
+    changes = {field: new for field, (_, new) in differences(recipe, args.recipe).items()}
+    for field in changes:
+        refuse(field)
     _require_corpus(recipe)
-    config = recipe.train
+    config = args.recipe.train
     from mnemo.training.processes import joined
 
     with joined(config.device, config.timeout) as world, _watching() as watcher:
-        return _run(folder, watcher, args, world)
+        return _run(folder, watcher, args, world, changes, args.rates)
 
 
 def _start(argv: list[str]) -> int:
-    base, recipe, rest = _base(argv)
-    about = cleandoc(documentation(base)) if rest != argv else f"Start from the weights of {base}."
+    base, recipe, left = _base(argv)
+    about = cleandoc(documentation(base)) if left != argv else f"Start from the weights of {base}."
+    memory, rest = overrides.take("--model.memory", left)
+    if memory is not None:
+        recipe = memory_recipe(recipe, memory)
+    about += f"\n\nMemory of a paper in place of the recipe's: --model.memory {{{','.join(KINDS)}}}"
     args = overrides.parse(NewRun, NewRun(recipe=recipe), rest, prog=f"mnemo train {base}", description=about)
     if args.name is None and may_start_again():
         raise MnemoError("torchrun --max-restarts needs --name, so that a restarted job finds its run")
@@ -154,33 +195,48 @@ class _Silent(Unwatched):
 def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
     """Name and recipe to start from, of a preset or of the run of --from, and the other arguments."""
     if not argv[0].startswith("-"):
-        return argv[0], preset(argv[0]), argv[1:]
+        return _full_name(argv[0]), preset(argv[0]), argv[1:]
     source, _ = overrides.take("--from", argv)
     if source is None:
         raise MnemoError("name a preset first: mnemo train PRESET [options]; mnemo train --list shows them")
     runs, _ = overrides.take("--runs", argv)
     folder = find_run(source, Path(runs or RUNS))
-    return folder.name, load_header(folder).recipe, argv
+    return folder.name, tie_lengths(load_header(folder).recipe), argv
+
+
+def _full_name(given: str) -> str:
+    """The preset's name; a note says so if only a memory was named."""
+    name = full_name(given)
+    if name != given and is_main():
+        print(f"{given}: training {name}; mnemo train --list {given} shows related presets", file=sys.stderr)
+    return name
 
 
 def _free_name(runs: Path, base: str) -> str:
     return next(name for name in (f"{base}-{i}" for i in count(1)) if not (runs / name).exists())
 
 
-def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld) -> int:
+def _run(
+    folder: Path,
+    watcher: Watcher,
+    args: NewRun | Resume,
+    world: AnyWorld,
+    changes: dict[str, Any] | None = None,
+    rates: Rates = "auto",
+) -> int:
     from mnemo.training import train
 
     header = load_header(folder)
     watcher.unit = str(header.corpus.get("unit"))
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
-    outcome = train(folder, monitor=watcher, tracker=tracker, world=world)
+    outcome = train(folder, monitor=watcher, tracker=tracker, world=world, overrides=changes, rates=rates)
     if outcome.signal is not None:
         watcher.note(f"stopped and saved after step {outcome.step:,}; resume with: mnemo train --resume {folder}")
         return 128 + outcome.signal
     if not is_main():
         return 0
     if args.json:
-        print_json(_summary(outcome))
+        print_json(_summary(outcome, watcher.unit))
         return 0
     if outcome.best is not None:
         step, loss = outcome.best
@@ -189,6 +245,8 @@ def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld)
     return 0
 
 
-def _summary(outcome: Outcome) -> dict[str, Any]:
+def _summary(outcome: Outcome, unit: str) -> dict[str, Any]:
     best = None if outcome.best is None else outcome.best._asdict()
+    if best is not None and unit in BITS_PER_SYMBOL:
+        best["bpc"] = bits(best["loss"])
     return {"run": str(outcome.folder), "step": outcome.step, "best": best}

@@ -11,8 +11,12 @@ from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, require
 from mnemo.memory.configuration import Start
-from mnemo.recipes.presets import LISTING, PRESETS, preset
+from mnemo.recipes.memories import memory_kind
+from mnemo.recipes.presets import LISTING, PRESETS, is_preset
+from mnemo.recipes.presets import preset as recipe_of
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_inherited_test
+from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
 
 RUNS = Path("runs")
 RECIPE, TOKENIZER = "recipe.json", "tokenizer.json"
@@ -22,14 +26,23 @@ STARTS: tuple[Start, ...] = get_args(Start)
 
 @dataclass(frozen=True, kw_only=True)
 class RunHeader:
-    """The content of recipe.json."""
+    """The content of recipe.json, and the changes of overrides.json."""
 
     recipe: Recipe
+    """With all changes so far."""
     corpus: dict[str, Any]
     """Name, unit, vocab_size and fingerprint of the corpus."""
     preset: str | None = None
     source: dict[str, Any] | None = None
     """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+
+    overrides: tuple[Override, ...] = ()
+    """Changes on resume, oldest first."""
+
+    @property
+    def course(self) -> RateCourse | None:
+        """The present course of the learning rate; None for the recipe's schedule."""
+        return self.overrides[-1].course if self.overrides else None
 
     @property
     def start(self) -> Start:
@@ -63,17 +76,32 @@ def load_header(folder: Path) -> RunHeader:
         },
         path,
     )
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
+    if "settled_lengths" not in data and preset is not None and is_preset(preset):
+        # Early files keep the preset's test length even if the memory was overridden.
+        recipe = settle_inherited_test(recipe, recipe_of(preset))
+    overrides = load_overrides(folder)
+    for override in overrides:
+        recipe = overridden(recipe, override.changes, str(folder / OVERRIDES))
+    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source, overrides=overrides)
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a preset, or of a run by name or folder; presets take precedence."""
-    if name.partition("@")[0] in PRESETS:
-        return preset(name)
+    """The recipe of a preset, or of a run by name or folder; presets take precedence, names of memories come last."""
+    if is_preset(name):
+        return recipe_of(name)
     try:
         return load_header(find_run(name)).recipe
     except MnemoError:
         if (RUNS / name).exists() or "/" in name or name.startswith("."):
             raise
+    if memory_kind(name) is not None:
+        return recipe_of(name)
     runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
     raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
+
+
+def find_overrides(name: str) -> tuple[Override, ...]:
+    """Changes of a run's recipe on resume, for a name as in `find_recipe`; none for a preset."""
+    if is_preset(name) or (memory_kind(name) is not None and not (RUNS / name).exists()):
+        return ()
+    return load_header(find_run(name)).overrides

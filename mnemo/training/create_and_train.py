@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +15,11 @@ from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_training_room
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.overrides import Rates
 from mnemo.storage.run_header import RunHeader, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, pick_device
 from mnemo.training.data import Data, open_data
@@ -24,6 +28,7 @@ from mnemo.training.metrics_log import NoTracker, Tracker
 from mnemo.training.monitor import Monitor, Unwatched
 from mnemo.training.precision import safe_kernels
 from mnemo.training.processes import AnyWorld, joined
+from mnemo.training.resume_overrides import plan_override, record_override
 from mnemo.training.run_description import describe_run
 from mnemo.training.stop_signals import stop_on_signals
 from mnemo.training.trainer import Outcome, Trainer
@@ -45,6 +50,7 @@ def create_run(
     monitor = monitor or Unwatched()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
+    recipe = settle_lengths(recipe)
     data = data or open_data(recipe, monitor.show)
     given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
@@ -71,19 +77,27 @@ def train(
     monitor: Monitor | None = None,
     tracker: Tracker | None = None,
     world: AnyWorld | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    rates: Rates = "auto",
 ) -> Outcome:
     """Train a run from its last whole checkpoint, or from the beginning.
 
     Processes started by torchrun train it together; `world` is given if they are already connected.
+    `overrides`: new values of the recipe from here on, such as `{"train.steps": 400, "train.optimizer.lr": 1e-4}`; the
+    run keeps them. `rates`: how the learning rate goes on after a change of steps or schedule.
     """
     header = load_header(folder)
     if world is None:
         config = header.recipe.train
         with joined(config.device, config.timeout) as world:
-            return train(folder, data=data, monitor=monitor, tracker=tracker, world=world)
+            return train(
+                folder, data=data, monitor=monitor, tracker=tracker, world=world, overrides=overrides, rates=rates
+            )
     if world.rank:
         monitor, tracker = None, None
     monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    if overrides:
+        header = _override(folder, header, overrides, rates, world)
     world.together(lambda: _check_run(folder, header, world))
     data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
     if data.info != header.corpus:
@@ -97,6 +111,15 @@ def train(
             monitor.note(line)
         with trainer.started(lambda: _first_weights(trainer.model, header)):
             return trainer.run(stop)
+
+
+def _override(folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates, world: AnyWorld) -> RunHeader:
+    """Check and record changes of the recipe."""
+    planned = world.together(lambda: plan_override(folder, header, changes, rates))
+    world.together(lambda: _check_run(folder, planned, world))
+    if planned.overrides != header.overrides:
+        world.main(lambda: record_override(folder, planned))
+    return planned
 
 
 def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:
