@@ -14,7 +14,7 @@ from mnemo.recipes.recipe import Recipe
 from mnemo.training import Monitor, Outcome, Status, Unwatched
 
 MEASURED_STEPS = 5
-"""Steps that are trained to measure the speed; the first one is slower and does not count."""
+"""Steps that are trained to measure the speed; the first one is slower, is not reported, and does not count."""
 MEASURED_SHARE = 10
 """A measurement scores one symbol of this many."""
 FEWEST_STEPS = 10
@@ -22,17 +22,22 @@ FEWEST_STEPS = 10
 
 
 class Stopwatch(Unwatched):
-    """Note when the first and the last step and the evaluation after it end."""
+    """Measure the time between the steps that are reported, and that of the evaluation after the last one."""
 
     def __init__(self) -> None:
-        self.first = self.last = self.evaluation = math.nan
+        self._reports: list[tuple[int, float]] = []
+        self.evaluation = 0.0
 
     def trained(self, status: Status) -> None:
-        now = time.monotonic()
-        self.first, self.last = (now if status.step == 1 else self.first), now
+        self._reports.append((status.step, time.monotonic()))
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self.evaluation = time.monotonic()
+        self.evaluation = time.monotonic() - self._reports[-1][1]
+
+    @property
+    def step(self) -> float:
+        (first, begin), (last, end) = self._reports[0], self._reports[-1]
+        return (end - begin) / (last - first)
 
 
 def seconds_per_step(recipe: Recipe, train: Callable[[Path, Recipe, Monitor], Outcome]) -> float:
@@ -52,8 +57,7 @@ def seconds_per_step(recipe: Recipe, train: Callable[[Path, Recipe, Monitor], Ou
         outcome = train(Path(folder) / "run", replace(recipe, train=config, evaluation=few), watch)
     if outcome.signal is not None:
         raise KeyboardInterrupt
-    step = (watch.last - watch.first) / (MEASURED_STEPS - 1)
-    return step + (watch.evaluation - watch.last) * scale / every
+    return watch.step + watch.evaluation * scale / every
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,9 @@ def test_the_speed_counts_steps_and_their_share_of_evaluations(monkeypatch: pyte
 
     def train(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
         assert not folder.exists() and recipe.evaluation.limit == demo.FULL.symbols // demo_time.MEASURED_SHARE
-        for step in range(1, recipe.train.steps + 1):
-            clock.now += 50.0 if step == 1 else 2.0
+        clock.now += 50.0
+        for step in range(2, recipe.train.steps + 1):
+            clock.now += 2.0
             monitor.trained(Status(step, recipe.train.steps, 1.0, 0.1, 1.0, 1.0))
         clock.now += 3.0
         monitor.evaluated(recipe.train.steps, 1.0, True)
@@ -141,6 +142,11 @@ def test_the_speed_counts_steps_and_their_share_of_evaluations(monkeypatch: pyte
 
     whole = 3.0 * demo_time.MEASURED_SHARE / demo.FULL.byte_eval_every
     assert demo_time.seconds_per_step(demo.byte_recipe(demo.FULL), train) == pytest.approx(2.0 + whole)
+
+
+def test_the_speed_of_a_real_model_is_measured() -> None:
+    recipe = demo.recall_recipe(demo.RECALL_SEGMENT, demo.FULL)
+    assert 0 < demo_time.seconds_per_step(recipe, demo.train_task) < 60
 
 
 @pytest.mark.parametrize(
