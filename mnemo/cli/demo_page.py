@@ -33,7 +33,7 @@ def headline(runs: Sequence[Run], cuts: Sequence[str]) -> Headline:
     words = f"With memory: {percent(with_memory)} right; without: {percent(without)}"
     if with_memory - without < VISIBLE:
         steps = max(run.last_step for run in chosen)
-        return Headline(f"Too little was trained to show anything: {words} after {steps:,} steps", None, tuple(cuts))
+        return Headline("Too little was trained to show anything", None, (f"{words}, after {steps:,} steps.", *cuts))
     return Headline(words, _bars(chosen), tuple(cuts))
 
 

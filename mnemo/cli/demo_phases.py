@@ -78,7 +78,7 @@ class _Demo:
             self._fitted.append(fitted)
             size = comparison.with_steps(size, fitted.steps)
             if fitted.is_cut:
-                print(f"cut to fit into {self._args.minutes:g} minutes: {fitted}", file=sys.stderr, flush=True)
+                print(f"cut to fit into {self._time}: {fitted}", file=sys.stderr, flush=True)
         for name, recipe in comparison.recipes.items():
             with watching() as watcher:
                 watcher.unit = "byte"
@@ -112,16 +112,20 @@ class _Demo:
         if self._args.quick:
             return ["--quick trains a few steps, which teach the models nothing: mnemo demo without it shows a memory"]
         cut = [str(each) for each in self._fitted if each.is_cut]
-        skipped = [f"not measured: {what}" for what in self._skipped]
-        if not (cut or skipped):
+        if not (cut or self._skipped):
             return []
         slowness = max([each.slowness for each in self._fitted] + [self._phases.lateness])
         enough = enough_minutes(self._args.minutes, slowness)
-        why = f"This machine is too slow or too busy to train everything in {self._args.minutes:g} minutes."
+        trained = f" All models of a comparison were cut alike. Trained: {'; '.join(cut)}." if cut else ""
         return [
-            f"{why} All models of a comparison were cut alike. {'; '.join([*cut, *skipped])}.",
+            f"This machine is too slow or too busy for the whole demo in {self._time}.{trained}",
+            *([f"Not measured: {'; '.join(self._skipped)}."] if self._skipped else []),
             f"For the whole demo: mnemo demo --minutes {enough} (or make demo MINUTES={enough})",
         ]
+
+    @property
+    def _time(self) -> str:
+        return "1 minute" if self._args.minutes == 1 else f"{self._args.minutes:g} minutes"
 
     def _report(self) -> None:
         names = [name for each in (demo.RECALL, demo.SHORT_RECALL, demo.BYTE_MODEL) for name in each.recipes]
