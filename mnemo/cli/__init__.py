@@ -21,11 +21,12 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in three minutes"),
     "prepare": Verb("mnemo.cli.prepare", "download or load a corpus and turn it into token ids"),
-    "train": Verb("mnemo.cli.train", "train a preset, with any field overridden; resume or fine-tune a run"),
+    "train": Verb("mnemo.cli.train", "train on your own text, or a preset; resume or fine-tune a run"),
     "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
     "read": Verb("mnemo.cli.read", "read a text once and save the model's memory of it"),
     "analyse": Verb("mnemo.cli.analyse", "show where memory helps on a text, and the attention, as a page"),
+    "runs": Verb("mnemo.cli.runs", "list, remove and rename runs"),
     "info": Verb("mnemo.cli.info", "show parameters, FLOPs, state size and memory plan of a preset or run"),
     "estimate": Verb("mnemo.cli.estimate", "estimate memory, speed, days and energy of training on given GPUs"),
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),

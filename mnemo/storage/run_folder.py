@@ -43,7 +43,7 @@ from mnemo.storage.checkpoint import (
     saving,
 )
 from mnemo.storage.overrides import OVERRIDES
-from mnemo.storage.run_header import RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
+from mnemo.storage.run_header import BEST, EXPORT, RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -51,9 +51,11 @@ try:
 except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
-BEST = "best.json"
-WEIGHTS, EXPORT = "weights.safetensors", "export.json"
-"""In the folder of an exported model: its weights, and the run and step that they come from."""
+DIVERGED = "diverged.json"
+"""Why the run has ended by a divergence; removed when it is resumed."""
+LOCK = "lock"
+WEIGHTS = "weights.safetensors"
+"""In the folder of an exported model."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +201,37 @@ def remove_best(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
-    with os.fdopen(open_own(folder / "lock"), "w") as file:
+    with os.fdopen(open_own(folder / LOCK), "w") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise MnemoError(f"{folder} is in use by another process") from None
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of a run."""
+    if fcntl is None or not (folder / LOCK).is_file():
+        return False
+    with (folder / LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def divergence(folder: Path) -> str | None:
+    """Why training in this folder has ended by a divergence; None if it has not."""
+    if not (folder / DIVERGED).is_file():
+        return None
+    return str(load_json(folder / DIVERGED).get("reason"))
+
+
+def write_divergence(folder: Path, reason: str | None) -> None:
+    """Record that a run has diverged; None: it has not, or is being trained again."""
+    if reason is None:
+        (folder / DIVERGED).unlink(missing_ok=True)
+    else:
+        write_json(folder / DIVERGED, {"reason": reason})
