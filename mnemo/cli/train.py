@@ -8,8 +8,8 @@
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
 
-On resume, training fields that do not belong to the saved state can change, and the run records when; --rates (continue,
-rewarm, recompute) selects the course of the learning rate after a change of steps or schedule. docs/resuming.md
+On resume, fields of --train that the saved state does not depend on can change; the run records it. --rates (continue,
+rewarm, recompute) selects the course of the learning rate after a change of steps or schedule. See docs/resuming.md.
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
 Memory of another paper: --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive, infinite). The name of

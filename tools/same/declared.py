@@ -64,4 +64,18 @@ DECLARED: tuple[Declared, ...] = (
         after="f94d46e",
         why="`mnemo info` hints at memory tokens that cannot learn",
     ),
+    Declared(
+        case="*",
+        file="*recipe.json",
+        field="recipe.train.checkpoint_minutes",
+        after="f94d46e",
+        why="checkpoints by time: a new field, which changes no number",
+    ),
+    Declared(
+        case="*",
+        file="runs/*/checkpoints/*/progress.json",
+        field="reason",
+        after="f94d46e",
+        why="every checkpoint says why it was saved",
+    ),
 )
