@@ -18,8 +18,9 @@ training, unless the preset's paper tests at another length and you leave its me
 
 RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C, SIGTERM, SIGQUIT, SIGUSR1 (the notice
 of a scheduler) and SIGHUP (a closed terminal) finish the step, save, and print the command that resumes the run; the
-exit code is 128 + the signal. A second Ctrl-C, SIGTERM or SIGQUIT stops at once. A loss that is not finite ends the run
-with exit code 1; its last checkpoint stays usable. --json prints the result as JSON.
+exit code is 128 + the signal. A second Ctrl-C, SIGTERM or SIGQUIT stops at once. After a loss that is not finite or has
+risen for long, the run goes back to a healthy checkpoint; after ten rollbacks it ends with exit code 1
+(docs/divergence.md). --json prints the result as JSON.
 
 Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The rows of the
 batch are divided between processes; --resume works with any number of them. With --max-restarts, torchrun restarts a

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +127,7 @@ def saving(path: Path) -> Iterator[None]:
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace the progress of a checkpoint and keep its tensors."""
-    kept = {name: checkpoint.progress[name] for name in ("files", "ranks") if name in checkpoint.progress}
+    kept = {name: checkpoint.progress[name] for name in ("files", "ranks", "health") if name in checkpoint.progress}
     progress = {**progress, **kept}
     with saving(checkpoint.path):
         write_json(checkpoint.path / PROGRESS, progress)
@@ -207,15 +207,16 @@ def remove_partial(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the best and the newest `keep` checkpoints.
+def prune(folder: Path, keep: int, needed: Container[int | None]) -> None:
+    """Remove all but the newest `keep` checkpoints and those of the `needed` steps.
 
     A checkpoint that a signal or the clock made is not counted; it is kept only while it is the newest.
     """
     steps = checkpoint_steps(folder)
     counted = [step for step in steps if _reason(folder, step) not in ("signal", "clock")]
-    for step in {*steps} - {*counted[-max(1, keep) :], *steps[-1:], best}:
-        atomic.remove_folder(checkpoint_path(folder, step))
+    for step in {*steps} - {*counted[-max(1, keep) :], *steps[-1:]}:
+        if step not in needed:
+            atomic.remove_folder(checkpoint_path(folder, step))
 
 
 def _reason(folder: Path, step: int) -> str | None:
@@ -224,3 +225,10 @@ def _reason(folder: Path, step: int) -> str | None:
         return load_json(checkpoint_path(folder, step) / PROGRESS).get("reason", "interval")
     except MnemoError:
         return None
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove all checkpoints of later steps, the newest first."""
+    for later in reversed(checkpoint_steps(folder)):
+        if later > step:
+            atomic.remove_folder(checkpoint_path(folder, later))

@@ -171,6 +171,10 @@ def write_best(folder: Path, step: int, loss: float) -> None:
     write_json(folder / BEST, {"step": step, "loss": loss})
 
 
+def remove_best(folder: Path) -> None:
+    (folder / BEST).unlink(missing_ok=True)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""

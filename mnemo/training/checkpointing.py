@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import TrainConfig
@@ -34,12 +35,18 @@ from mnemo.training.checkpoint_tensors import (
     whole_or_pieces,
 )
 from mnemo.training.distributed import Rows
+from mnemo.training.divergence import Diverged
 from mnemo.training.environment import environment, environment_note
+from mnemo.training.health import Health, after_checkpoint, is_finite, judge, measure
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.run_progress import Best, Progress
 from mnemo.training.training_log import TrainingLog
+
+MEAN_NORM = "optimizer/mean_norm"
+"""Name of the running mean of gradient norms among a checkpoint's tensors."""
 
 
 @dataclass
@@ -53,6 +60,7 @@ class TrainingState:
     states: tuple[State, ...]
     """The memories of each part of this process's rows"""
     progress: Progress
+    mean_norm: MeanNorm | None = None
 
     def to_json(self, seconds: float) -> dict[str, Any]:
         """Everything that is not a tensor; `seconds` is the time trained so far."""
@@ -66,9 +74,12 @@ class TrainingState:
         """The tensors by part of a checkpoint and name."""
         return {
             "weights": self.model.state_dict(),
-            "training": training_tensors(self.model, self.optimizer, self.average, rank),
+            "training": training_tensors(self.model, self.optimizer, self.average, rank) | self._mean_norm_tensors(),
             "memory": memory_tensors(self.states, rank * accumulate),
         }
+
+    def _mean_norm_tensors(self) -> dict[str, Tensor]:
+        return {} if self.mean_norm is None else {MEAN_NORM: self.mean_norm.mean}
 
     def restore(self, found: Checkpoint, rows: Rows, config: TrainConfig, world: AnyWorld) -> None:
         """Restore a checkpoint, of as many processes as now or of others."""
@@ -80,8 +91,12 @@ class TrainingState:
             self.scaler.load_state_dict(found.progress["scaler"])
         # Last, because it sets the random generators.
         is_same_world = found.num_ranks == world.size
+        tensors = whole_or_pieces(found, "training", self.model)
+        if self.mean_norm is not None:
+            # A run that was begun without it starts with no mean.
+            self.mean_norm.mean.copy_(tensors.get(MEAN_NORM, torch.zeros(())))
         restore_training(
-            whole_or_pieces(found, "training", self.model),
+            tensors,
             self.model,
             self.optimizer,
             self.average,
@@ -109,6 +124,8 @@ class RunCheckpoints:
         if found is None:
             return {}
         state.restore(found, rows, self.config, self.world)
+        if not state.progress.healthy:  # saved by a version that did not judge checkpoints
+            state.progress = replace(state.progress, healthy=(found.step,))
         self.last = found
         if found.num_ranks != self.world.size:
             self.monitor.note(
@@ -134,6 +151,26 @@ class RunCheckpoints:
         step = self.world.main(look)
         return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
 
+    def find_whole(self, steps: Sequence[int]) -> Checkpoint | None:
+        """The last of some checkpoints that is whole, or None."""
+        self.finish()
+
+        def look() -> int | None:
+            return next((step for step in reversed(steps) if _is_whole(self.folder, step)), None)
+
+        step = self.world.main(look)
+        return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+
+    def go_back(self, found: Checkpoint, best: Best | None) -> None:
+        """Make an earlier checkpoint the last one: remove those after it."""
+        self.last = found
+
+        def remove() -> None:
+            run_folder.write_best(self.folder, best.step, best.loss) if best else run_folder.remove_best(self.folder)
+            checkpoints.remove_after(self.folder, found.step)
+
+        self.world.main(remove)
+
     def describe(self) -> str:
         """The state of the folder, for messages."""
         with suppress(MnemoError):
@@ -150,22 +187,39 @@ class RunCheckpoints:
         begin = time.monotonic()
         self.finish()
         state.progress, _ = log.fetch(state.progress)
-        saved, progress = self.last, _json(state, log, reason)
+        saved = self.last
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
-                self._write(state, progress, begin)
+                health = self._judge(state)
+                self._write(state, {**_json(state, log, reason), "health": health.to_json()}, begin)
             return
         if saved.progress["evaluated"] != state.progress.evaluated:
+            progress = _json(state, log, reason)
             self.last = self.world.main(lambda: checkpoints.save_progress(saved, progress))
-        self.world.main(lambda: self._keep(state.progress.best))
+        self.world.main(lambda: self._keep(state.progress))
+
+    def _judge(self, state: TrainingState) -> Health:
+        """The health of a state that is to be saved; raise `Diverged` if it is not finite."""
+        progress = state.progress
+        norms = measure(state.model, state.optimizer, state.states, self.world)
+        if not is_finite(norms):
+            message = f"weights, optimizer moments or memories are not finite after step {progress.step}"
+            raise Diverged(message, progress.step, progress.cursor)
+        health = judge(norms, progress, self.config)
+        if progress.step % self.config.checkpoint_every == 0:
+            state.progress = after_checkpoint(progress, health, self.config)
+        if health.problem is not None and progress.healthy:
+            kept = f"the checkpoint of step {progress.healthy[-1]:,} is kept as well"
+            self.monitor.note(f"step {progress.step:,}: {health.problem}; {kept}")
+        return health
 
     def _write(self, state: TrainingState, progress: dict[str, Any], begin: float) -> None:
         """Write a new checkpoint, in the background if that is safe."""
-        tensors, best = state.tensors(self.world.rank, self.config.accumulate), state.progress.best
+        tensors, done = state.tensors(self.world.rank, self.config.accumulate), state.progress
 
         def write(parts: dict[str, dict[str, Tensor]]) -> Checkpoint:
             found = checkpoints.load_checkpoint(save_together(self.folder, progress, parts, self.world))
-            self.world.main(lambda: self._keep(best))
+            self.world.main(lambda: self._keep(done))
             self.clock.saved(time.monotonic() - begin)
             return found
 
@@ -190,15 +244,34 @@ class RunCheckpoints:
         if self._writing is not None and self._writing.is_done:
             self.finish()
 
-    def _keep(self, best: Best | None) -> None:
-        """Record the best checkpoint, and remove old ones."""
+    def _keep(self, progress: Progress) -> None:
+        """Record the best checkpoint, and remove old ones that a rollback does not need."""
+        best = progress.best
         if best is not None:
             run_folder.write_best(self.folder, best.step, best.loss)
-        checkpoints.prune(self.folder, self.config.keep, best.step if best else None)
+        needed = {step for healthy in progress.healthy for step in (healthy, _best_at(self.folder, healthy))}
+        checkpoints.prune(self.folder, self.config.keep, needed | {best.step if best else None})
 
 
 def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, Any]:
     return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason, "environment": environment()}
+
+
+def _is_whole(folder: Path, step: int) -> bool:
+    try:
+        checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step))
+    except MnemoError:
+        return False
+    return True
+
+
+def _best_at(folder: Path, step: int) -> int | None:
+    """The step that was the best when the checkpoint of a step was saved; a rollback makes it the best again."""
+    try:
+        best = load_json(checkpoints.checkpoint_path(folder, step) / checkpoints.PROGRESS).get("best")
+    except MnemoError:  # damaged since then: a rollback will not use it
+        return None
+    return best[0] if best else None
 
 
 def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld) -> Path:

@@ -40,7 +40,14 @@ class JsonLines:
             self.lost = f"{path} has lost lines: {len(kept.splitlines()):,} are left, and new ones are appended to them"
             size = len(kept) + 1 if kept else 0
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
-        self._file.truncate(size)
+        self.cut(size)
+
+    def cut(self, size: int) -> None:
+        """Drop everything after the first `size` bytes."""
+        try:
+            self._file.truncate(size)
+        except OSError as error:
+            raise self._not_written(error) from None
         self._file.seek(size)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -78,6 +85,9 @@ class NoLines:
     lost = None
 
     def __init__(self, path: Path, size: int = 0) -> None:
+        pass
+
+    def cut(self, size: int) -> None:
         pass
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from mnemo.model import Model
 from mnemo.model.layers.modules import Attention
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mnemo.storage.overrides import RateCourse
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.muon import Muon
 
 PLATEAU_THRESHOLD = 1e-4
@@ -53,6 +54,7 @@ def _build_muon(model: Model, config: OptimizerConfig) -> Muon:
     ]
     beta1, beta2 = config.betas
     options: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    options["update_clip"] = config.update_clip
     return Muon([g for g in groups if g["params"]], config.lr, betas=(beta1, beta2), eps=config.eps, **options)
 
 
@@ -72,8 +74,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = rate
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale gradients by min(1, limit / (norm + 1e-6)), and return the global norm before that."""
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], limit: float | None, mean_norm: MeanNorm | None = None
+) -> Tensor:
+    """Scale gradients by min(1, limit / (norm + 1e-6)), and return the global norm before that.
+
+    `mean_norm` lowers the limit for norms far above their running mean.
+    """
+    if mean_norm is not None:
+        parameters = list(parameters)
+        norm = clip_gradients(parameters, None)
+        mean_norm.limit(parameters, norm, limit)
+        return norm
     if limit is None:
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     else:

@@ -392,7 +392,7 @@ def test_pruning_keeps_the_newest_and_the_best(folder: Path) -> None:
     progress = checkpoints.load_checkpoint(last(folder)).progress
     for step in (20, 30, 40):
         checkpoints.save_checkpoint(folder, {**progress, "step": step}, {part: {} for part in checkpoints.PARTS})
-    checkpoints.prune(folder, 2, best=9)
+    checkpoints.prune(folder, 2, {9})
     assert checkpoints.checkpoint_steps(folder) == [9, 30, 40]
 
 
