@@ -22,7 +22,7 @@ from helpers.toy_runs import metrics, recipe, run, scored_as, train_and_die
 
 from mnemo import cli
 from mnemo.errors import MnemoError
-from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipes.recipe import AverageConfig, HealthConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.overrides import OVERRIDES, RateCourse, Rates
@@ -52,13 +52,13 @@ def rates(folder: Path) -> dict[int, float]:
 def leaf_names(kind: type, name: str) -> Iterator[str]:
     """The names of all fields of a configuration, at any depth."""
     for field in dataclasses.fields(kind):
-        inner = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig}.get(field.name)
+        inner = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "health": HealthConfig}.get(field.name)
         here = f"{name}.{field.name}"
         yield from leaf_names(inner, here) if inner else [here]
 
 
 def test_every_field_either_changes_or_says_why_not() -> None:
-    """A new field of TrainConfig needs a decision in training/resume_overrides.py."""
+    """A new field of TrainConfig needs a decision in training/changeable_fields.py."""
     names = {*leaf_names(TrainConfig, "train")}
     refused = {name for name in REFUSED if name.startswith("train.")}
     assert CHANGEABLE | refused == names and not CHANGEABLE & refused
@@ -95,6 +95,14 @@ VALUES: dict[str, Any] = {
     "train.goal": 0.1,
     "train.on_nan": "skip",
     "train.spike": 3.0,
+    "train.z_loss": 1e-4,
+    "train.health.loss_rise": 0.5,
+    "train.health.norm_rise": None,
+    "train.health.patience": 10,
+    "train.health.weight_growth": 5.0,
+    "train.health.rollbacks": 3,
+    "train.health.slower": 0.7,
+    "train.health.slower_steps": 100,
     "train.schedule.kind": "linear",
     "train.schedule.warmup": 3,
     "train.schedule.steps": 30,
@@ -109,6 +117,7 @@ VALUES: dict[str, Any] = {
     "train.optimizer.weight_decay": 0.1,
     "train.optimizer.momentum": 0.5,
     "train.optimizer.clip": None,
+    "train.optimizer.clip_mean": 3.0,
     "train.optimizer.embedding_lr_factor": 2.0,
     "train.optimizer.scale_lr_by_length": True,
 }
@@ -126,7 +135,7 @@ def copy(source: Path, target: Path) -> Path:
 
 
 def test_the_table_of_values_is_whole() -> None:
-    assert VALUES.keys() == CHANGEABLE
+    assert VALUES.keys() == CHANGEABLE - {"train.optimizer.update_clip"}, "which is for Muon only"
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -140,6 +149,12 @@ def test_every_changeable_field_changes(name: str, half_done: Path, tmp_path: Pa
     assert outcome.step == header.recipe.train.steps or name == "train.patience"
     assert any(line.startswith(f"changed at step 6: {name.removeprefix('train.')} ") for line in notes.lines)
     assert json.loads((folder / "recipe.json").read_text())["recipe"]["train"]["steps"] == 12
+
+
+def test_the_updates_of_muon_can_be_limited_later(tmp_path: Path) -> None:
+    muon = recipe(optimizer=OptimizerConfig(kind="muon", lr=0.02, momentum=0.95))
+    run(tmp_path / "run", of=muon, monitor=Signaller(signal.SIGTERM, step=6))
+    assert train(tmp_path / "run", overrides={"train.optimizer.update_clip": 0.05}).step == 12
 
 
 def test_an_unknown_name_and_a_wrong_type_are_errors(half_done: Path) -> None:
