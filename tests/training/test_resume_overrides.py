@@ -276,7 +276,8 @@ def test_a_decay_goes_on_from_the_present_rate() -> None:
 
 def test_a_decay_that_has_ended_rises_again() -> None:
     course = next_course(COSINE, longer(COSINE), None, 100, 1.0, "auto")
-    assert course == RateCourse(step=100, rate=pytest.approx(0.1), warmup=10, peak=1.0)
+    assert course is not None and course.rate == pytest.approx(0.1)
+    assert course == RateCourse(step=100, rate=course.rate, warmup=10, peak=1.0)
     curve = [scheduled_rate(longer(COSINE), step, 1.0, course) for step in range(100, 201)]
     assert curve[0] == pytest.approx(0.1 + 0.9 / 10) and curve[9] == curve[10] == 1.0
     assert curve[-1] == pytest.approx(0.1) and curve[9:] == sorted(curve[9:], reverse=True)
