@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks
-from helpers.monitors import Signaller
+from helpers.divergence import Killed, contents, diverging, nan_at
+from helpers.monitors import Notes, Signaller
 from helpers.toy_runs import metrics, recipe, run, scored_as, train_and_die
 
 from mnemo import cli
@@ -26,7 +27,7 @@ from mnemo.recipes.recipe import AverageConfig, HealthConfig, OptimizerConfig, R
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.overrides import OVERRIDES, RateCourse, Rates
-from mnemo.training import Unwatched, create_run, train
+from mnemo.training import create_run, train
 from mnemo.training.changeable_fields import CHANGEABLE, REFUSED, refuse
 from mnemo.training.optimizers import scheduled_rate
 from mnemo.training.resume_overrides import next_course
@@ -34,14 +35,6 @@ from mnemo.training.resume_overrides import next_course
 LONGER = {"train.steps": 20}
 VERSION = '{"format_version": 1'
 STEADY = ScheduleConfig(kind="constant")
-
-
-class Notes(Unwatched):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def rates(folder: Path) -> dict[int, float]:
@@ -237,6 +230,22 @@ def _tensors(folder: Path) -> dict[str, bytes]:
         for part in checkpoints.PARTS
         for name, tensor in last.tensors(part).items()
     }
+
+
+@pytest.mark.parametrize("kill_at", [1, 2, 3, 6])
+def test_a_rollback_to_before_a_change_survives_kills(kill_at: int, tmp_path: Path) -> None:
+    """The change is at step 10, the divergence after it, and the healthy checkpoint before both is of step 9."""
+    changes = {"train.steps": 16, "train.optimizer.lr": 1e-3}
+    for name in ("whole", "killed"):
+        run(tmp_path / name, of=recipe(batch=4), monitor=Signaller(signal.SIGTERM, step=10))
+    with diverging(nan_at(11)):
+        train(tmp_path / "whole", overrides=changes)
+    with diverging(nan_at(11), kill_at), pytest.raises(Killed):
+        train(tmp_path / "killed", overrides=changes)
+    with diverging(nan_at(11)):
+        train(tmp_path / "killed")
+    assert '"back_to": 9' in metrics(tmp_path / "whole").decode()
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 def changed(folder: Path) -> list[str]:
