@@ -22,6 +22,7 @@ VERBS = {
     "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in three minutes"),
     "prepare": Verb("mnemo.cli.prepare", "download or load a corpus and turn it into token ids"),
     "train": Verb("mnemo.cli.train", "train on your own text, or a preset; resume or fine-tune a run"),
+    "sweep": Verb("mnemo.cli.sweep", "compare memories on one text over several seeds, with verdicts and a report"),
     "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
     "read": Verb("mnemo.cli.read", "read a text once and save the model's memory of it"),

@@ -169,6 +169,11 @@ def memory_kind(name: str) -> str | None:
     return _NAMES.get(name.strip().lower().replace("_", "-").replace(" ", "-"))
 
 
+def known_memories() -> list[str]:
+    """Names of all memories that `memory_recipe` accepts."""
+    return list(KINDS)
+
+
 def mechanism_of(name: str) -> str:
     """The kind of configuration of a paper's memory, as the command line names it; empty if there is none."""
     kind = memory_kind(name)
