@@ -85,6 +85,7 @@ def _dispatch(argv: list[str]) -> int:
 def _run_verb(verb: str, argv: list[str]) -> int:
     from mnemo.cli import arguments
 
+    argv = arguments.import_files(argv)
     module = importlib.import_module(VERBS[verb].module)
     own_main = getattr(module, "main", None)
     if own_main is not None:
@@ -104,6 +105,7 @@ def _help() -> str:
             *lines,
             "",
             "mnemo VERB --help shows a verb's options; mnemo --version shows the version.",
+            "mnemo VERB ... --import my_memory.py uses a memory of your own (docs/adding-memory.md).",
         ]
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
@@ -24,13 +25,34 @@ KINDS = {"INT": "a whole number", "FLOAT": "a number", "PATH": "a path", "STR": 
 CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone)
 
 
+IMPORT = "--import"
+IMPORT_HELP = "--import FILE, with every verb: a Python file that defines a memory of your own (docs/adding-memory.md)."
+
+
+def import_files(argv: Sequence[str]) -> list[str]:
+    """Execute the files of --import, which define memories, and return the other arguments."""
+    rest, words = [], iter(argv)
+    for word in words:
+        name, equals, file = word.partition("=")
+        if name != IMPORT:
+            rest.append(word)
+            continue
+        file = file if equals else next(words, "")
+        if not file:
+            raise MnemoError("--import needs a Python file")
+        from mnemo.memory.own import import_file
+
+        import_file(Path(file).expanduser())
+    return rest
+
+
 def parse(verb: str, module: Any, argv: Sequence[str]) -> Any:
     """The `Args` of a verb's module."""
     with one_line_errors():
         args, left = tyro.cli(
             module.Args,
             prog=f"mnemo {verb}",
-            description=module.__doc__,
+            description=f"{module.__doc__}\n{IMPORT_HELP}",
             args=argv,
             config=CONFIG,
             return_unknown_args=True,
@@ -47,7 +69,7 @@ def refuse_unknown(left: Sequence[str], known: Iterable[str]) -> None:
     """Raise an error if the parser has left arguments over."""
     for word in left:
         if word.startswith("-"):
-            raise unknown("option", word.partition("=")[0], known)
+            raise unknown("option", word.partition("=")[0], [*known, IMPORT])
     if left:
         raise MnemoError(f"unexpected argument '{left[0]}'")
 

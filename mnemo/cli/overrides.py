@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
-from mnemo.cli.arguments import flag, one_line_errors, refuse_unknown
+from mnemo.cli.arguments import IMPORT_HELP, flag, one_line_errors, refuse_unknown
 from mnemo.config import kind_name, kinds_of
 from mnemo.errors import MnemoError, unknown
 from mnemo.recipes.memories import mechanism_of, memory_kind
@@ -39,7 +39,9 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
     """`default` with the changes in `argv`; a mistake is an error of one line."""
     default, rest = _choose(default, list(argv))
     rows = [f"{choice.flag} {{{','.join(choice.kinds)}}} (now: {_kind_of(choice)})" for choice in choices(default)]
-    text = "\n\n".join([description, "Kinds of configuration, whose fields are listed below:", "\n".join(rows)])
+    text = "\n\n".join(
+        [description, IMPORT_HELP, "Kinds of configuration, whose fields are listed below:", "\n".join(rows)]
+    )
     try:
         with one_line_errors():
             value, left = tyro.cli(

@@ -11,6 +11,8 @@ docs/experiments.md. Fewer than three seeds give a preliminary answer.
 After an interruption, repeat the command: finished runs are kept, and an interrupted one continues from its checkpoint.
 More memories or seeds can be added in the same way. Every run is a folder: mnemo generate
 runs/sweep-NAME/cells/xl-seed1111/run. Values of the recipe are overridden as in `mnemo train`, also by --config FILE.
+
+--import FILE executes a Python file that defines a memory of your own, which --memory can name (docs/adding-memory.md).
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ import tyro
 from mnemo.cli import overrides
 from mnemo.cli.run_arguments import require_corpus
 from mnemo.cli.train_start import find_start, take_given
-from mnemo.errors import MnemoError, unknown
-from mnemo.recipes.memories import KINDS, known_memories, memory_kind
+from mnemo.errors import MnemoError
+from mnemo.recipes.memories import memory_name
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_header import RUN_NAME, RUNS
 
@@ -91,15 +93,10 @@ def main(argv: list[str]) -> int:
 
 def _memories(words: str) -> list[str]:
     """The names of the memories, each once."""
-    names = []
-    for word in filter(None, (word.strip() for word in words.split(","))):
-        kind = memory_kind(word)
-        if kind is None:
-            raise unknown("memory", word, known_memories())
-        names.append(kind)
-    if len(dict.fromkeys(names)) < 2:
-        raise MnemoError(f"name two memories or more, separated by commas: --memory {','.join(list(KINDS)[:2])}")
-    return list(dict.fromkeys(names))
+    names = list(dict.fromkeys(memory_name(word) for word in words.split(",") if word.strip()))
+    if len(names) < 2:
+        raise MnemoError("name two memories or more, separated by commas: --memory none,xl")
+    return names
 
 
 def _check(args: Args) -> None:

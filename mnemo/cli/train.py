@@ -35,6 +35,8 @@ risen for long, the run goes back to a healthy checkpoint; after ten rollbacks i
 Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The rows of the
 batch are divided between processes; --resume works with any number of them. With --max-restarts, torchrun restarts a
 job that has failed, which then resumes from its last checkpoint.
+
+--import FILE executes a Python file that defines a memory of your own, which --memory can name (docs/adding-memory.md).
 """
 
 from __future__ import annotations

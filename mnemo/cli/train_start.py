@@ -16,8 +16,9 @@ from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.prepare import print_files
 from mnemo.config import to_json
 from mnemo.errors import MnemoError, unknown
+from mnemo.memory.own import load_installed
 from mnemo.recipes.config_file import ConfigFile, apply_config, load_config
-from mnemo.recipes.memories import KINDS, memory_kind, memory_recipe
+from mnemo.recipes.memories import known_memories, memory_kind, memory_recipe
 from mnemo.recipes.own_text import own_text_recipe
 from mnemo.recipes.presets import LISTING, PRESETS, documentation, full_name, preset
 from mnemo.recipes.recipe import Recipe
@@ -68,9 +69,11 @@ class TextOrCorpus(NamedTuple):
 
 def find_start(given: Given, stack: ExitStack) -> Start:
     """Find the recipe that a new run starts from; temporary files are kept until `stack` closes."""
+    for problem in load_installed():
+        _say(f"mnemo: warning: {problem}")
     start = _configured(_start_without_memory(given, stack), given)
     recipe = start.recipe if given.memory is None else memory_recipe(start.recipe, given.memory)
-    kinds = f"Memory of a paper in place of the recipe's: --memory {{{','.join(KINDS)}}}"
+    kinds = f"Memory of a paper in place of the recipe's: --memory {{{','.join(known_memories())}}}"
     return start._replace(recipe=recipe, about=f"{start.about}\n\n{kinds}")
 
 

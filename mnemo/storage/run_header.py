@@ -11,6 +11,7 @@ from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, require
 from mnemo.memory.configuration import Start
+from mnemo.memory.own import require_imports
 from mnemo.recipes.memories import memory_kind
 from mnemo.recipes.presets import LISTING, PRESETS, is_preset
 from mnemo.recipes.presets import preset as recipe_of
@@ -96,6 +97,7 @@ def load_header(folder: Path) -> RunHeader:
     data = load_json(path)
     if not isinstance(data.get("corpus"), dict):
         raise MnemoError(f"{path} is damaged: it does not describe the corpus")
+    require_imports(data.get("imports"), str(folder))
     recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
     preset, source = data.get("preset"), data.get("source")
     known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))

@@ -119,7 +119,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         ("sweep", "book.txt", "--memory", "none,rtm"): "unknown memory 'rtm'; did you mean 'rmt'?",
         ("sweep", "book.txt", "--memory", "xl,transformer-xl"): "name two memories or more",
         ("sweep", "nosuch.txt", "--memory", "none,xl"): "no file or folder 'nosuch.txt'",
-        ("sweep", "rmt-copy-rmt", "--memory", "none,xl"): "compares memories on text",
+        ("sweep", "rmt-copy-seg72", "--memory", "none,xl"): "compares memories on text",
         ("sweep", "tiny-bytes", "--from", "x"): "starts from new weights",
     }
     capsys.readouterr()
