@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_an_entry_point(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys:
     own.load_installed.cache_clear()
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(package.parent))
-        importlib.metadata.MetadataPathFinder.invalidate_caches()
+        importlib.invalidate_caches()
         mnemo(*TRAIN, "--memory", "average", "--train.steps", "1", "--name", "own")
         assert "'bad' of the package averages fails: AttributeError" in capsys.readouterr().err
         assert isinstance(load_header(Path("runs/own")).recipe.model.memory.long, own.own_mechanisms()["average"])
