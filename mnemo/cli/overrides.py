@@ -43,7 +43,7 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
         [description, IMPORT_HELP, "Kinds of configuration, whose fields are listed below:", "\n".join(rows)]
     )
     try:
-        with one_line_errors():
+        with one_line_errors(rest):
             value, left = tyro.cli(
                 kind,
                 prog=prog,
@@ -55,7 +55,7 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
             )
     except (MnemoError, ValueError) as error:  # tyro does not catch errors of the outermost configuration
         raise MnemoError(_with_flags(str(error), rest, default)) from None
-    refuse_unknown(left, known_flags(default))
+    refuse_unknown(left, known_flags(default), rest)
     return value
 
 
@@ -143,8 +143,8 @@ def take(name: str, argv: Sequence[str]) -> tuple[str | None, list[str]]:
             found = value
         else:
             found = next(words, None)
-            if found is None:
-                raise MnemoError(f"{name} needs a value")
+            if found is None or (found.startswith("--") and found != "--"):
+                raise MnemoError(f"{name} needs a value after it")
     return found, rest
 
 

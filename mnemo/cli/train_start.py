@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from inspect import cleandoc
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,6 +82,8 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
     """Split a command line into the arguments that decide about the recipe, and all others."""
     named = bool(argv) and (argv[0] == STDIN or not argv[0].startswith("-"))
     name, rest = (argv[0], list(argv[1:])) if named else (None, list(argv))
+    if not named:
+        _refuse_misplaced(rest)
     binary, rest = "--binary" in rest, [word for word in rest if word != "--binary"]
     data, rest = overrides.take("--data", rest)
     short, rest = overrides.take("--memory", rest)
@@ -103,6 +106,13 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
         config=config,
     )
     return given, rest
+
+
+def _refuse_misplaced(argv: Sequence[str]) -> None:
+    """Raise an error if a preset or a text follows the options."""
+    for before, word in pairwise(["", *argv]):
+        if not word.startswith("-") and (word in PRESETS or (Path(word).is_file() and not before.startswith("-"))):
+            raise MnemoError(f"name '{word}' before the options: mnemo train {word} [options]")
 
 
 def load_configuration(path: Path) -> ConfigFile:
@@ -211,6 +221,8 @@ def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
         return TextOrCorpus(name, about, word, sizes["train"], sizes.get("valid", 0), None)
     if given.name != word or "/" in word or path.suffix in (".txt", ".md", ".gz", ".xz", ".bz2", ".zip", ".tar"):
         raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name")
+    if (given.runs / word / RECIPE).is_file():
+        raise MnemoError(f"'{word}' is a run: mnemo train --resume {word} continues it; --from {word} starts a new one")
     raise unknown("preset", word.partition("@")[0], PRESETS, LISTING)
 
 

@@ -132,7 +132,7 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
     """Write a folder with a run's recipe, tokenizer and weights as they were evaluated."""
     found = chosen_checkpoint(run, which)
     if target.exists():
-        raise MnemoError(f"{target} exists: choose another folder with --output")
+        raise MnemoError(f"{target} exists: choose another folder with --out")
     with saving(target), atomic.new_folder(target) as partial:
         for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mnemo.config import from_json
+from mnemo.data.known_corpora import CORPORA, PYTHON
 from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, require
@@ -63,10 +64,24 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
     for path in (runs / run, Path(run)):
         if (path / RECIPE).is_file():
             return path
-    if Path(run).is_dir():
-        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
+    raise _no_run(str(run), runs)
+
+
+def _no_run(name: str, runs: Path) -> MnemoError:
+    """An error that says what a name is instead of a run, or suggests similar names."""
+    inside = [path.name for path in run_folders(Path(name))] if Path(name).is_dir() else []
+    if inside:
+        return MnemoError(f"{name} is a folder of runs, not a run: name one of them, such as {Path(name) / inside[0]}")
+    if Path(name).is_dir():
+        return MnemoError(f"{name} is not a run: it has no {RECIPE}")
+    if Path(name).is_file():
+        return MnemoError(f"{name} is a file, not a run: name the run first; mnemo train {name} trains on a text")
     names = [path.name for path in run_folders(runs)]
-    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+    if is_preset(name) and name not in names:
+        return MnemoError(f"'{name}' is a preset, not a run: mnemo train {name} trains it")
+    if name in CORPORA or name == PYTHON:
+        return MnemoError(f"'{name}' is a corpus, not a run: mnemo train {name} trains on it")
+    return unknown("run", name, names) if names else MnemoError(f"no run '{name}': there are none in {runs}")
 
 
 def run_folders(runs: Path = RUNS) -> list[Path]:
