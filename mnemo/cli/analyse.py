@@ -1,5 +1,12 @@
 """Show where memory helps on a given text: the loss of every token with and without memory, the attention by distance,
-and the alpha of look-ahead memories. Writes an HTML page, its figures as SVG and its numbers as CSV."""
+and the alpha of look-ahead memories. Writes an HTML page, its figures as SVG and its numbers as CSV.
+
+    mnemo analyse                 the validation text of the run that was trained last
+    mnemo analyse FILE            a text, with the run that was trained last
+    mnemo analyse RUN [FILE]      another run
+
+- in place of FILE takes the text from a pipe.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +14,16 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
-import tyro
+import numpy as np
+import torch
 from torch import Tensor
 
 from mnemo import analysis
 from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceObserver
-from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, RunArgs
+from mnemo.cli import console, opened_run
+from mnemo.cli.opened_run import STDIN, OpenedRun, TextArgs
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -26,13 +34,9 @@ from mnemo.report.shaded_text import passages
 from mnemo.report.svg import slugify
 from mnemo.units import bits
 
-STDIN = "-"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RunArgs):
-    text: Annotated[str, tyro.conf.Positional]
-    """A text file; xz, gz and bz2 files are decompressed. - reads from a pipe."""
+class Args(TextArgs):
     out: Path | None = None
     """Folder for report.html and its files; if unset, analyses/TEXT in the run's folder."""
     limit: int = 20_000
@@ -43,15 +47,24 @@ class Args(RunArgs):
     """Memory length of the long-range layers; if unset, as in training."""
 
 
+class Text(NamedTuple):
+    name: str
+    ids: Tensor
+    """The token ids that are analysed."""
+    available: int
+    """Number of tokens of the whole text."""
+
+
 def run(args: Args) -> int:
     _check(args)
-    opened = runs.open_with_tokenizer(args)
-    whole = _read_text(opened, args.text)
+    args = _named(args)
+    opened = opened_run.open_with_tokenizer(args)
+    name, whole = _load_text(opened, args.text)
     ids = whole[: args.limit] if args.limit else whole
     segment = args.segment or opened.run.recipe.train.segment
     _require_two_segments(len(ids), segment)
-    folder = _folder(args.out or opened.run.path / "analyses" / slugify(_name(args.text).partition(".")[0]))
-    found = _analyse(args, opened, ids, segment, len(whole))
+    folder = _folder(args.out or opened.run.path / "analyses" / slugify(name.partition(".")[0]))
+    found = _analyse(args, opened, Text(name, ids, len(whole)), segment)
     page = write_analysis(found, folder)
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}
     console.print_json(answer) if args.json else _print(answer)
@@ -70,8 +83,10 @@ def _check(args: Args) -> None:
         raise MnemoError(f"{args.out} is not a folder")
 
 
-def _name(text: str) -> str:
-    return "stdin" if text == STDIN else Path(text).name
+def _named(args: Args) -> Args:
+    """Decide whether a single name is a text's or a run's."""
+    is_text = args.run is not None and (args.run == STDIN or Path(args.run).is_file())
+    return opened_run.only_text(args) if is_text else args
 
 
 def _require_two_segments(num_tokens: int, segment: int) -> None:
@@ -90,17 +105,18 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _read_text(opened: OpenedRun, text: str) -> Tensor:
-    if text != STDIN:
-        return runs.encode_file(opened.tokenizer, Path(text))
-    if sys.stdin.isatty():
-        raise MnemoError("- reads the text from a pipe, but there is none: cat TEXT | mnemo analyse RUN -")
-    return runs.encode(opened.tokenizer, sys.stdin.buffer.read(), "the text from the pipe")
+def _load_text(opened: OpenedRun, text: str | None) -> tuple[str, Tensor]:
+    """Name and token ids of the text; if unset, of the validation split that the run was trained with."""
+    if text is not None:
+        return "stdin" if text == STDIN else Path(text).name, opened_run.encode_file(opened.tokenizer, text)
+    corpus = opened_run.corpus_of(opened.run)
+    ids = torch.from_numpy(corpus.split("valid").ids.astype(np.int64))
+    return f"{corpus.name}, valid", ids
 
 
-def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available: int) -> TextAnalysis:
+def _analyse(args: Args, opened: OpenedRun, text: Text, segment: int) -> TextAnalysis:
     model = opened.run.model
-    device = model.device
+    device, ids = model.device, text.ids
     require_state_room(model.config, device, batch=1, segment=segment, lengths=args.memory_length, cached=True)
     state = opened.run.first_state(1, args.memory_length, cached=True)
     gain = analysis.gain_from_memory(model, ids, segment=segment, state=state, progress=console.progress)
@@ -110,11 +126,11 @@ def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available
         left_out.append("the gain from memory: this model keeps nothing from one segment to the next")
     return TextAnalysis(
         run=opened.run.path.name,
-        text=_name(args.text),
+        text=text.name,
         ids=ids.tolist(),
         pieces=_pieces(opened, ids),
         unit=opened.unit,
-        facts=_facts(args, opened, segment, len(ids), available),
+        facts=_facts(args, opened, segment, len(ids), text.available),
         gain=gain,
         attention=attention,
         alpha=alpha,

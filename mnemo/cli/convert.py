@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.runs import UNKNOWN_CORPUS, encode_file, format_loss
+from mnemo.cli.opened_run import UNKNOWN_CORPUS, encode_file, format_loss
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 
-from mnemo.cli import console, runs
+from mnemo.cli import console, opened_run
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
 from mnemo.cli.eval_task import score_answers
-from mnemo.cli.runs import BITS_PER_SYMBOL, OpenedRun, Precision, RunArgs
+from mnemo.cli.opened_run import BITS_PER_SYMBOL, OpenedRun, Precision, RunArgs
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
@@ -25,7 +25,7 @@ from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
 from mnemo.memory.state import Start
-from mnemo.storage.run_folder import LoadedRun, find_run, load_header
+from mnemo.storage.run_folder import LoadedRun, load_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +72,21 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
-    task = load_header(find_run(args.run)).recipe.data.task
+    args = replace(args, run=str(opened_run.chosen_run(args)))
+    task = load_header(opened_run.chosen_run(args)).recipe.data.task
     if task is not None:
         return _answer(args, task)
     if args.published:
         raise MnemoError(f"--published is for runs on a task; {args.run} was trained on a text")
-    opened, corpus = runs.open_with_corpus(args)
+    opened, corpus = opened_run.open_with_corpus(args)
     if args.find_length and args.split == "test":
         print(
             "mnemo: warning: a length chosen on test flatters the score there: choose it on valid",
             file=sys.stderr,
         )
-    half = runs.half_precision(args.precision, opened.run)
+    half = opened_run.half_precision(args.precision, opened.run)
     evaluation = _Evaluation(args, opened, corpus)
-    with runs.computing_in(half, opened.run):
+    with opened_run.computing_in(half, opened.run):
         found = evaluation.run()
     _output(args, opened, evaluation.settings, half).finish(found)
     return 0

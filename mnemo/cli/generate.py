@@ -1,7 +1,8 @@
 """Write text with a run, from a prompt or from a memory that `mnemo read` has saved.
 
 Text is printed token by token. Continuation k uses seed + k, so that it can be repeated alone with that seed.
-The sample is saved in the run's `results` folder, where `mnemo report` finds it.
+Without RUN, the run that was trained last is used. The sample is saved in the run's `results` folder, where
+`mnemo report` finds it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, Precision, RunArgs
+from mnemo.cli import console, opened_run
+from mnemo.cli.opened_run import OpenedRun, Precision, RunArgs
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
@@ -37,7 +38,7 @@ class Args(RunArgs):
     prompt: str | None = None
     """Text to continue; without prompt and memory, the start of a document."""
     prompt_file: Path | None = None
-    """A file with the text to continue."""
+    """A file with the text to continue; - takes it from a pipe."""
     memory: Path | None = None
     """Continue from a memory that `mnemo read` has saved with the same run."""
     tokens: int = 256
@@ -62,10 +63,10 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
-    opened = runs.open_with_tokenizer(args)
-    state, segment = runs.start_state(opened, args.memory, args.memory_length)
+    opened = opened_run.open_with_tokenizer(args)
+    state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     prompt, model = _prompt(args, opened), opened.run.model
-    half = runs.half_precision(args.precision, opened.run)
+    half = opened_run.half_precision(args.precision, opened.run)
     if half is not None and suits(model):
         model, state = with_dtype(model, half), to(state, dtype=half)
     if prompt is not None:
@@ -113,9 +114,9 @@ def _check(args: Args) -> None:
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
     """Token ids of the prompt; None to continue from a memory alone."""
     if args.prompt is not None:
-        return runs.encode(opened.tokenizer, args.prompt, "the prompt")
+        return opened_run.encode(opened.tokenizer, args.prompt, "the prompt")
     if args.prompt_file is not None:
-        return runs.encode_file(opened.tokenizer, args.prompt_file)
+        return opened_run.encode_file(opened.tokenizer, args.prompt_file)
     return None if args.memory is not None else _beginning(opened)
 
 
@@ -124,7 +125,7 @@ def _beginning(opened: OpenedRun) -> Tensor:
     marks = ("\0", "\n", " ") if opened.run.corpus.get("documents") else ("\n", " ")
     for mark in marks:
         try:
-            return runs.encode(opened.tokenizer, mark, "the separator")
+            return opened_run.encode(opened.tokenizer, mark, "the separator")
         except MnemoError:
             continue
     return torch.zeros(1, dtype=torch.int64)
@@ -182,8 +183,8 @@ def _record(args: Args, texts: list[str]) -> dict[str, Any]:
 
 def _save(opened: OpenedRun, record: dict[str, Any]) -> None:
     """Save a sample; one with the same settings is replaced."""
-    folder = runs.result_folder(opened.run)
+    folder = opened_run.result_folder(opened.run)
     if folder is not None:
         settings = {name: value for name, value in record.items() if name != "texts"}
-        path = runs.save_result(folder, f"sample-{digest(settings)[:8]}", opened.run, record)
+        path = opened_run.save_result(folder, f"sample-{digest(settings)[:8]}", opened.run, record)
         print(f"saved {path}", file=sys.stderr)

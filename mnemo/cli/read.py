@@ -1,16 +1,20 @@
-"""Read a text once and save the model's memory of it; `mnemo generate --memory` continues from there."""
+"""Read a text once and save the model's memory of it; `mnemo generate --memory` continues from there.
+
+    mnemo read FILE [--save FILE.memory]        with the run that was trained last
+    mnemo read RUN FILE [--save FILE.memory]    with another run
+
+- in place of FILE takes the text from a pipe.
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from mnemo.cli import console, runs
-from mnemo.cli.runs import OpenedRun, RunArgs
+from mnemo.cli import console, opened_run
+from mnemo.cli.opened_run import OpenedRun, TextArgs
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextScore, TextState, read
 from mnemo.memory.state import nbytes
@@ -18,9 +22,7 @@ from mnemo.storage.memory_file import save_memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RunArgs):
-    text: Annotated[Path, tyro.conf.Positional]
-    """A text file; xz, gz and bz2 files are decompressed."""
+class Args(TextArgs):
     save: Path | None = None
     """File for the memory, for example BOOK.memory; without it, the text is only scored."""
     memory: Path | None = None
@@ -32,12 +34,15 @@ class Args(RunArgs):
 def run(args: Args) -> int:
     if args.save is not None and not args.save.absolute().parent.is_dir():
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
-    opened = runs.open_with_tokenizer(args)
-    text = runs.encode_file(opened.tokenizer, args.text)
-    state, segment = runs.start_state(opened, args.memory, args.memory_length)
+    args = opened_run.only_text(args)
+    if args.text is None:
+        raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")
+    opened = opened_run.open_with_tokenizer(args)
+    text = opened_run.encode_file(opened.tokenizer, args.text)
+    state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
     if args.save is not None:
-        vocabulary = runs.vocabulary_digest(opened.tokenizer)
+        vocabulary = opened_run.vocabulary_digest(opened.tokenizer)
         save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)
     answer = _answer(args, opened, reading, score, len(text))
     console.print_json(answer) if args.json else _print(answer, opened)
@@ -46,7 +51,7 @@ def run(args: Args) -> int:
 
 def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore, num_tokens: int) -> dict[str, Any]:
     return {
-        "text": str(args.text),
+        "text": args.text,
         "tokens": num_tokens,
         "tokens_in_all": int(reading.tokens),
         "loss": score.nats / score.tokens if score.tokens else None,
@@ -58,7 +63,7 @@ def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore,
 
 
 def _print(answer: dict[str, Any], opened: OpenedRun) -> None:
-    loss = "" if answer["loss"] is None else f", {runs.format_loss(answer['loss'], opened.unit)}"
+    loss = "" if answer["loss"] is None else f", {opened_run.format_loss(answer['loss'], opened.unit)}"
     before = answer["tokens_in_all"] - answer["tokens"]
     earlier = f" after {before:,} earlier ones" if before else ""
     print(f"read {answer['tokens']:,} tokens{earlier}: {answer['nats']:,.1f} nats{loss}")

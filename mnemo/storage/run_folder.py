@@ -31,6 +31,7 @@ from mnemo.memory.state import Start, State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.checkpoint import (
+    CHECKPOINTS,
     Checkpoint,
     checkpoint_path,
     checkpoint_steps,
@@ -47,7 +48,7 @@ except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
 RUNS = Path("runs")
-RECIPE, TOKENIZER, BEST = "recipe.json", "tokenizer.json", "best.json"
+RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
 EXPORT = "export.json"
 """In the folder of an exported model: the run and step of its weights."""
 Which = Literal["best", "last"]
@@ -109,8 +110,27 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
             return path
     if Path(run).is_dir():
         raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
+    names = [path.name for path in run_folders(runs)]
     raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+
+
+def last_run(runs: Path = RUNS) -> Path:
+    """The folder under `runs` in which training has written last; only runs with a checkpoint count."""
+    trained = [path for path in run_folders(runs) if (path / EXPORT).is_file() or checkpoint_steps(path)]
+    if not trained:
+        raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
+    return max(trained, key=last_written)
+
+
+def run_folders(runs: Path = RUNS) -> list[Path]:
+    """Every run under `runs`, sorted by name; hidden folders are unfinished ones."""
+    return sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith("."))
+
+
+def last_written(run: Path) -> float:
+    """When training last wrote to a run, in seconds since the epoch; results of other verbs do not count."""
+    names = (RECIPE, BEST, EXPORT, METRICS, CHECKPOINTS)
+    return max((run / name).stat().st_mtime for name in names if (run / name).exists())
 
 
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, TextStreamer, pipeline
 
 import mnemo
-from mnemo.cli.runs import RunArgs, open_with_tokenizer
+from mnemo.cli.opened_run import RunArgs, open_with_tokenizer
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.errors import MnemoError
 from mnemo.hf import MnemoCache, MnemoConfig, MnemoForCausalLM, MnemoTokenizer, from_run, to_run

@@ -6,9 +6,9 @@ import hashlib
 import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,9 +27,12 @@ from mnemo.files.json_file import load_json, write_json
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
-from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, open_run
+from mnemo.storage.run_folder import TOKENIZER, LoadedRun, Which, find_run, last_run, open_run
 
+TextsT = TypeVar("TextsT", bound="TextArgs")
 Precision = Literal["auto", "fp32", "bf16"]
+STDIN = "-"
+"""In place of a file: the text from a pipe."""
 UNKNOWN_CORPUS = "unknown"
 """Name of the corpus of a run that was converted without one."""
 BITS_PER_SYMBOL = ("byte", "char", "symbol")
@@ -40,14 +43,29 @@ BITS_PER_SYMBOL = ("byte", "char", "symbol")
 class RunArgs:
     """The arguments of every verb that uses a trained run."""
 
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name under runs/."""
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    """A run's folder, or its name under runs/; if unset, the run that was trained last."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
     """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
     json: bool = False
     """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextArgs(RunArgs):
+    """The arguments of a verb that uses a run and a text; a single one of the two names may be given."""
+
+    text: Annotated[str | None, tyro.conf.Positional] = None
+    """A text file; xz, gz and bz2 files are decompressed. - takes the text from a pipe."""
+
+
+def only_text(args: TextsT) -> TextsT:
+    """Arguments whose single name is the text's: `mnemo read FILE` means `mnemo read LAST_RUN FILE`."""
+    if args.text is not None or args.run is None:
+        return args
+    return replace(args, run=None, text=args.run)
 
 
 class OpenedRun(NamedTuple):
@@ -59,9 +77,18 @@ class OpenedRun(NamedTuple):
         return self.tokenizer.unit
 
 
+def chosen_run(args: RunArgs) -> Path:
+    """The folder of the run that the arguments name; without a name the last run under runs/, after a line about it."""
+    if args.run is not None:
+        return find_run(args.run)
+    folder = last_run()
+    print(f"mnemo: using the last run, {folder}", file=sys.stderr)
+    return folder
+
+
 def open_with_tokenizer(args: RunArgs) -> OpenedRun:
     """Open a run with the tokenizer in its folder; the corpus need not be on this machine."""
-    run = open_run(args.run, args.which, args.device)
+    run = open_run(chosen_run(args), args.which, args.device)
     path = run.path / TOKENIZER
     if not path.exists():
         raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
@@ -73,7 +100,13 @@ def open_with_tokenizer(args: RunArgs) -> OpenedRun:
 
 def open_with_corpus(args: RunArgs) -> tuple[OpenedRun, Corpus]:
     """Open a run with its corpus; warn if the text has changed since training, fail if its vocabulary has."""
-    run = open_run(args.run, args.which, args.device)
+    run = open_run(chosen_run(args), args.which, args.device)
+    corpus = corpus_of(run)
+    return OpenedRun(run, corpus.tokenizer), corpus
+
+
+def corpus_of(run: LoadedRun) -> Corpus:
+    """The corpus that a run was trained on; a changed text is a warning, a changed vocabulary an error."""
     if run.recipe.data.corpus == UNKNOWN_CORPUS and corpora.find(UNKNOWN_CORPUS) is None:
         raise MnemoError(
             f"{run.path} was converted without a corpus: convert it again with --corpus NAME (a prepared one), or "
@@ -84,7 +117,7 @@ def open_with_corpus(args: RunArgs) -> tuple[OpenedRun, Corpus]:
         raise MnemoError(f"corpus '{corpus.name}' has another vocabulary than the one {run.path} was trained on")
     if run.corpus.get("fingerprint") not in (None, corpus.fingerprint()):
         print(f"mnemo: warning: corpus '{corpus.name}' has changed since {run.path} was trained on it", file=sys.stderr)
-    return OpenedRun(run, corpus.tokenizer), corpus
+    return corpus
 
 
 def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | None) -> tuple[AnyState, int]:
@@ -132,11 +165,20 @@ def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:
     return torch.from_numpy(ids.astype(np.int64))
 
 
-def encode_file(tokenizer: AnyTokenizer, path: Path) -> Tensor:
-    """Token ids of a text file, compressed or not."""
+def encode_file(tokenizer: AnyTokenizer, path: Path | str) -> Tensor:
+    """Token ids of a text file, compressed or not; `-` is the text from a pipe."""
+    if str(path) == STDIN:
+        return encode(tokenizer, piped_text(), "the text from the pipe")
+    path = Path(path)
     if not path.is_file():
         raise MnemoError(f"{path} is not a file")
     return encode(tokenizer, Part(path).load().tobytes(), str(path))
+
+
+def piped_text() -> bytes:
+    if sys.stdin.isatty():
+        raise MnemoError("- reads the text from a pipe, but there is none: cat TEXT | mnemo VERB -")
+    return sys.stdin.buffer.read()
 
 
 def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
