@@ -23,7 +23,7 @@ from torch import Tensor
 from mnemo import analysis
 from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceObserver
 from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import STDIN, OpenedRun, TextArgs
+from mnemo.cli.opened_run import STDIN, TextArgs
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -32,6 +32,7 @@ from mnemo.report.analysis_page import TextAnalysis, write_analysis
 from mnemo.report.run_summary import plan_words
 from mnemo.report.shaded_text import passages
 from mnemo.report.svg import slugify
+from mnemo.session.text_run import OpenedRun
 from mnemo.units import bits
 
 
@@ -108,7 +109,7 @@ def _folder(path: Path) -> Path:
 def _load_text(opened: OpenedRun, text: str | None) -> tuple[str, Tensor]:
     """Name and token ids of the text; if unset, of the validation split that the run was trained with."""
     if text is not None:
-        return "stdin" if text == STDIN else Path(text).name, opened_run.encode_file(opened.tokenizer, text)
+        return "stdin" if text == STDIN else Path(text).name, opened_run.encode_text(opened.tokenizer, text)
     corpus = opened_run.corpus_of(opened.run)
     ids = torch.from_numpy(corpus.split("valid").ids.astype(np.int64))
     return f"{corpus.name}, valid", ids

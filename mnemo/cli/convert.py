@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.opened_run import UNKNOWN_CORPUS, encode_file, format_loss
+from mnemo.cli.opened_run import UNKNOWN_CORPUS, format_loss
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
@@ -31,6 +31,7 @@ from mnemo.interop.convert.save import check_free, unknown_corpus, write_publish
 from mnemo.memory.state import Start
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
+from mnemo.session.text_run import encode_file
 from mnemo.storage.run_folder import open_run
 
 PUBLISHED_SIZES = {

@@ -16,7 +16,7 @@ import torch
 from mnemo.cli import console, opened_run
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
 from mnemo.cli.eval_task import score_answers
-from mnemo.cli.opened_run import BITS_PER_SYMBOL, OpenedRun, Precision, RunArgs
+from mnemo.cli.opened_run import BITS_PER_SYMBOL, Precision, RunArgs
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
@@ -25,6 +25,7 @@ from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
 from mnemo.memory.state import Start
+from mnemo.session.text_run import OpenedRun
 from mnemo.storage.run_folder import LoadedRun, load_header
 
 

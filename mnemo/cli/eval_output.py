@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import BITS_PER_SYMBOL, OpenedRun
+from mnemo.cli.opened_run import BITS_PER_SYMBOL
 from mnemo.cli.plots import Curve, save_curve
 from mnemo.evaluation.length_search import LengthSearch
 from mnemo.evaluation.score import Score
+from mnemo.session.text_run import OpenedRun
 from mnemo.units import bits, perplexity
 
 

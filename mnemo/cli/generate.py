@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
 from torch import Tensor
 
 from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import OpenedRun, Precision, RunArgs
+from mnemo.cli.opened_run import Precision, RunArgs
 from mnemo.config import digest
 from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
@@ -26,6 +25,7 @@ from mnemo.inference.ring_decoder import suits
 from mnemo.inference.sampling import Sampling
 from mnemo.inference.segment_scorer import with_dtype
 from mnemo.memory.state import to
+from mnemo.session.text_run import OpenedRun, document_start, encode
 
 LONG_PROMPT = 4096
 """Prompts with more tokens show a progress bar."""
@@ -114,21 +114,10 @@ def _check(args: Args) -> None:
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
     """Token ids of the prompt; None to continue from a memory alone."""
     if args.prompt is not None:
-        return opened_run.encode(opened.tokenizer, args.prompt, "the prompt")
+        return encode(opened.tokenizer, args.prompt, "the prompt")
     if args.prompt_file is not None:
-        return opened_run.encode_file(opened.tokenizer, args.prompt_file)
-    return None if args.memory is not None else _beginning(opened)
-
-
-def _beginning(opened: OpenedRun) -> Tensor:
-    """The token before a document: the separator of documents, or the end of a line."""
-    marks = ("\0", "\n", " ") if opened.run.corpus.get("documents") else ("\n", " ")
-    for mark in marks:
-        try:
-            return opened_run.encode(opened.tokenizer, mark, "the separator")
-        except MnemoError:
-            continue
-    return torch.zeros(1, dtype=torch.int64)
+        return opened_run.encode_text(opened.tokenizer, args.prompt_file)
+    return None if args.memory is not None else document_start(opened)
 
 
 class _Printer:

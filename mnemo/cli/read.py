@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import OpenedRun, TextArgs
+from mnemo.cli.opened_run import TextArgs
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextScore, TextState, read
 from mnemo.memory.state import nbytes
+from mnemo.session.text_run import OpenedRun, vocabulary_digest
 from mnemo.storage.memory_file import save_memory
 
 
@@ -38,11 +39,11 @@ def run(args: Args) -> int:
     if args.text is None:
         raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")
     opened = opened_run.open_with_tokenizer(args)
-    text = opened_run.encode_file(opened.tokenizer, args.text)
+    text = opened_run.encode_text(opened.tokenizer, args.text)
     state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
     if args.save is not None:
-        vocabulary = opened_run.vocabulary_digest(opened.tokenizer)
+        vocabulary = vocabulary_digest(opened.tokenizer)
         save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)
     answer = _answer(args, opened, reading, score, len(text))
     console.print_json(answer) if args.json else _print(answer, opened)

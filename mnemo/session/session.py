@@ -21,7 +21,6 @@ from torch import Tensor
 
 from mnemo.display import Shown, Summary
 from mnemo.errors import MnemoError
-from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import AnyState, TextState, TextWriter, read
 from mnemo.inference.sampling import Sampling
 from mnemo.memory.state import State
@@ -29,7 +28,15 @@ from mnemo.model.memory_limits import require_state_room
 from mnemo.progress import ShowProgress
 from mnemo.session.memory_use import MemoryUse, measure
 from mnemo.session.text_loss import TextLoss
-from mnemo.session.text_run import OpenedRun, document_start, encode, encode_file, load_text_memory, vocabulary_digest
+from mnemo.session.text_run import (
+    OpenedRun,
+    document_start,
+    encode,
+    encode_file,
+    load_text_memory,
+    resized,
+    vocabulary_digest,
+)
 from mnemo.storage.memory_file import save_memory
 
 TAIL = 8
@@ -155,11 +162,16 @@ class Session(Shown):
         """
         lengths, before = self._checked(length), self.state
         if isinstance(before, TextState):
-            layers = self.model.config.memory.lengths(self.model.config.num_layers, lengths)
-            self._continue_from(before, self.model.resize(before.state.state, layers) if on else self._empty(lengths))
+            self.state = self._with_memory(before, lengths, on)
         self._lengths, self.remembers = lengths, on
         if not isinstance(before, TextState):
             self.forget()
+
+    def _with_memory(self, text: TextState, lengths: int | None, on: bool) -> TextState:
+        layers = self.model.config.memory.lengths(self.model.config.num_layers, lengths)
+        if self._open is None and on:
+            return resized(self.model, text, layers, self.segment)
+        return self._reopened(text, self.model.resize(text.state.state, layers) if on else self._empty(lengths))
 
     def memory(self) -> MemoryUse:
         """The use of the memory: slots filled of every layer, tokens read."""
@@ -195,19 +207,17 @@ class Session(Shown):
             self._open = together[len(together) - count :]
         self.state, self._tail = state, (*self._tail, *tokens)[-TAIL:]
         if not self.remembers and not count:
-            self._continue_from(state, self._empty(self._lengths))
+            self.state = self._reopened(state, self._empty(self._lengths))
 
-    def _continue_from(self, before: TextState, committed: State) -> None:
-        """Replace the committed memory; the tokens of the open segment are read again."""
+    def _reopened(self, text: TextState, committed: State) -> TextState:
+        """The text after another memory; the tokens of the open segment are read again."""
         if self._open is None:
-            left = self.segment - int(before.state.count[0])
+            left = self.segment - int(text.state.count[0])
             raise MnemoError(f"the loaded memory ends inside a segment: change it after {left:,} more tokens")
         if self._open:
             after, _ = read(self.model, torch.tensor(self._open), segment=self.segment, state=committed)
-            self.state = after._replace(tokens=before.tokens)
-        else:
-            opened: DecodeState = self.model.decoder(committed, segment=self.segment).state()
-            self.state = before._replace(state=opened)
+            return after._replace(tokens=text.tokens)
+        return text._replace(state=self.model.decoder(committed, segment=self.segment).state())
 
 
 def _generator(seed: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from mnemo.data.tokenizers import AnyTokenizer, from_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json
 from mnemo.inference.generation import TextState
+from mnemo.memory.state import leaves
+from mnemo.model import Model
 from mnemo.storage.memory_file import load_memory
 from mnemo.storage.run_folder import TOKENIZER, LoadedRun
 
@@ -79,3 +82,20 @@ def load_text_memory(path: Path, opened: OpenedRun) -> tuple[TextState, int]:
     if not isinstance(loaded.memory, TextState) or loaded.layout.batch != 1:
         raise MnemoError(f"{path} was not written by `mnemo read`: it is not the memory of one text")
     return loaded.memory, loaded.layout.segment
+
+
+def resized(model: Model, text: TextState, lengths: int | Sequence[int], segment: int) -> TextState:
+    """The state with other memory lengths; the open segment keeps what it has attended to so far."""
+    committed, opened = model.resize(text.state.state, lengths), text.state
+    count = int(opened.count.max())
+    if count:
+        # Tokens of an open segment may hold one value for every memory slot, such as the refreshed memory itself.
+        decoder = model.decoder(committed, segment=segment)
+        decoder.feed(torch.zeros(len(opened.count), count, dtype=torch.int64, device=model.device))
+        pairs = zip(leaves(opened.open), leaves(decoder.state().open), strict=True)
+        if any(mine.shape != theirs.shape for (_, mine), (_, theirs) in pairs):
+            raise MnemoError(
+                f"the text ends inside a segment, {segment - count:,} tokens before its end: with this kind of memory, "
+                "its length can change only where a segment ends"
+            )
+    return text._replace(state=opened._replace(state=committed))

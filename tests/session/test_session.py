@@ -197,11 +197,11 @@ def test_a_loaded_open_segment_cannot_be_computed_again(tmp_path: Path) -> None:
     session.save(tmp_path / "a.memory")
     session.load(tmp_path / "a.memory")
     with pytest.raises(MnemoError, match="after 2 more tokens"):
-        session.set_memory(2)
-    assert session.memory().layers[0].slots == 5
+        session.set_memory(on=False)
+    assert session.remembers and session.memory().layers[0].slots == 5
     session.read("ab")
-    session.set_memory(2)
-    assert session.memory().layers[0].slots == 2
+    session.set_memory(on=False)
+    assert not session.remembers
 
 
 def test_forgetting_and_scoring() -> None:
@@ -286,3 +286,22 @@ def test_draws_continue_from_call_to_call() -> None:
     draws = uniform_draws(4, 1, 6)[:, 0]
     generator = torch.Generator().manual_seed(4)
     assert torch.equal(torch.cat([torch.rand(1, generator=generator, dtype=torch.float64) for _ in range(6)]), draws)
+
+
+@ALL
+def test_a_loaded_memory_takes_another_length_or_says_why_not(name: str, tmp_path: Path) -> None:
+    session = random_session(**MECHANISMS[name])
+    session.read(TEXT[:10])
+    session.save(tmp_path / "a.memory")
+    session.load(tmp_path / "a.memory")
+    try:
+        session.set_memory(2)
+    except MnemoError as error:
+        assert "only where a segment ends" in str(error)
+        session.read(TEXT[:2])
+        session.set_memory(2)
+    long = [
+        layer for layer in session.memory().layers if layer.long and layer.mechanism in ("XL", "Lookahead", "Infinite")
+    ]
+    assert all(layer.slots == 2 for layer in long)
+    assert session.read(TEXT).predicted == len(TEXT)
