@@ -23,6 +23,7 @@ VERBS = {
     "train": Verb("mnemo.cli.train", "train a preset, with any field overridden; resume or fine-tune a run"),
     "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
+    "chat": Verb("mnemo.cli.chat", "type text and a run goes on writing, while its memory fills"),
     "read": Verb("mnemo.cli.read", "read a text once and save the model's memory of it"),
     "analyse": Verb("mnemo.cli.analyse", "show where memory helps on a text, and the attention, as a page"),
     "info": Verb("mnemo.cli.info", "show parameters, FLOPs, state size and memory plan of a preset or run"),

@@ -12,6 +12,9 @@ from typing import Any, Protocol, TextIO
 
 from mnemo.units import bits, perplexity
 
+CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
+"""Control characters, which a terminal would obey, and their replacement."""
+
 
 class Progress(Protocol):
     def advance(self, count: float = 1, note: str = "") -> None:
@@ -147,9 +150,33 @@ def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) ->
     return "  ".join(aligned).rstrip()
 
 
+def print_json_line(value: Any) -> None:
+    """Print one line of JSON to stdout, at once."""
+    print(json.dumps(_finite(value), allow_nan=False), flush=True)
+
+
 def print_json(value: Any) -> None:
     """Print valid JSON to stdout; NaN and infinities, which JSON does not have, become null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def write_text(output: TextIO, text: str) -> None:
+    """Write a model's text at once; control characters, which a terminal would obey, are replaced on one."""
+    shown = text.translate(CONTROL) if output.isatty() else text
+    encoding = output.encoding or "utf-8"
+    output.write(shown.encode(encoding, "replace").decode(encoding))
+    output.flush()
+
+
+def dim(line: str, stream: TextIO | None = None) -> None:
+    """Print a line on stderr, less bright than the text around it if that is a terminal."""
+    from rich.console import Console
+
+    output = stream or sys.stderr
+    if output.isatty():
+        Console(file=output).print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+    else:
+        print(line, file=output, flush=True)
 
 
 def _finite(value: Any) -> Any:

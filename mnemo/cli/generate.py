@@ -29,8 +29,6 @@ from mnemo.session.text_run import OpenedRun, document_start, encode
 
 LONG_PROMPT = 4096
 """Prompts with more tokens show a progress bar."""
-CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
-"""Control characters, which a terminal would obey, and their replacement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,20 +127,14 @@ class _Printer:
 
     def add(self, token: int) -> None:
         if self.prompt is not None:
-            self._write(self.decoder.feed(self.prompt.tolist()))
+            console.write_text(self.output, self.decoder.feed(self.prompt.tolist()))
             self.prompt = None
-        self._write(self.decoder.feed([token]))
+        console.write_text(self.output, self.decoder.feed([token]))
 
     def finish(self, others: Iterable[str]) -> None:
-        self._write(self.decoder.finish() + "\n")
+        console.write_text(self.output, self.decoder.finish() + "\n")
         for number, text in enumerate(others, 2):
-            self._write(f"--- continuation {number} ---\n{text}\n")
-
-    def _write(self, text: str) -> None:
-        shown = text.translate(CONTROL) if self.output.isatty() else text
-        encoding = self.output.encoding or "utf-8"
-        self.output.write(shown.encode(encoding, "replace").decode(encoding))
-        self.output.flush()
+            console.write_text(self.output, f"--- continuation {number} ---\n{text}\n")
 
 
 def _continuation(tokenizer: AnyTokenizer, prompt: Tensor | None, row: Tensor) -> str:
