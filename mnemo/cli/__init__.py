@@ -21,6 +21,7 @@ VERBS = {
     "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in three minutes"),
     "prepare": Verb("mnemo.cli.prepare", "download or load a corpus and turn it into token ids"),
     "train": Verb("mnemo.cli.train", "train a preset, with any field overridden; resume or fine-tune a run"),
+    "watch": Verb("mnemo.cli.watch", "show a run's curves while another process trains it"),
     "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
     "chat": Verb("mnemo.cli.chat", "type text and a run goes on writing, while its memory fills"),

@@ -113,7 +113,9 @@ def format_loss(nats: float, in_bits: bool) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """`8s`, `2m05s`, `3h20m`."""
+    """`8s`, `2m05s`, `3h20m`; `?` for NaN."""
+    if math.isnan(seconds):
+        return "?"
     seconds = max(0, round(seconds))
     if seconds < 60:
         return f"{seconds}s"

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TextIO, get_args
 
 import torch
 
@@ -49,6 +50,9 @@ except ImportError:  # Windows: two processes can then train in one folder
 
 RUNS = Path("runs")
 RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
+LOCK = "lock"
+LOOK_SECONDS = 0.1
+"""How long `locked` waits before its second attempt."""
 EXPORT = "export.json"
 """In the folder of an exported model: the run and step of its weights."""
 Which = Literal["best", "last"]
@@ -238,10 +242,29 @@ def write_best(folder: Path, step: int, loss: float) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
-    with os.fdopen(open_own(folder / "lock"), "w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise MnemoError(f"{folder} is in use by another process") from None
+    with os.fdopen(open_own(folder / LOCK), "w") as file:
+        if not _takes_lock(file):
+            time.sleep(LOOK_SECONDS)  # `is_training` of another process holds the lock for an instant
+            if not _takes_lock(file):
+                raise MnemoError(f"{folder} is in use by another process")
         yield
+
+
+def _takes_lock(file: TextIO, shared: bool = False) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def is_training(folder: Path) -> bool | None:
+    """Whether a process of this machine trains the run now; None if this system cannot tell."""
+    if fcntl is None:
+        return None
+    if not (folder / LOCK).is_file():
+        return False
+    with os.fdopen(open_own(folder / LOCK, os.O_RDONLY)) as file:
+        return not _takes_lock(file, shared=True)
