@@ -29,6 +29,7 @@ from mnemo.session.text_loss import TextLoss
 from mnemo.session.text_run import OpenedRun, with_tokenizer
 from mnemo.storage import run_folder
 from mnemo.storage.run_folder import LoadedRun, Which
+from mnemo.storage.shipped import is_shipped, load_card
 
 TOKENS = 256
 
@@ -105,14 +106,16 @@ class Run(Shown, LoadedRun):
         ]
         if best is not None:
             facts.append(("best validation", f"{number(unit.of(best.loss))} {unit.short} at step {best.step:,}"))
+        if is_shipped(self.path):
+            facts += list(load_card(self.path).items())
         return Summary(f"run {self.path.name}, step {self.step:,}", facts)
 
 
 def open_run(run: str | Path | None = None, which: Which = "best", device: str | torch.device = "auto") -> Run:
     """Load a trained model as it was evaluated: with averaged weights if the run has begun to average them.
 
-    `run`: a folder, or a name under `runs`; None: the run that was trained last. Before the first evaluation the last
-    checkpoint counts as the best.
+    `run`: a folder, a name under `runs`, or a model that comes with the package; None: the run that was trained last,
+    or that model if there is none. Before the first evaluation the last checkpoint counts as the best.
     """
-    loaded = run_folder.open_run(run_folder.last_run() if run is None else run, which, device)
+    loaded = run_folder.open_run(run_folder.default_run() if run is None else run, which, device)
     return Run(loaded.path, loaded.recipe, loaded.model, loaded.step, loaded.corpus, loaded.start)

@@ -33,6 +33,7 @@ from mnemo.report.run_summary import plan_words
 from mnemo.report.shaded_text import passages
 from mnemo.report.svg import slugify
 from mnemo.session.text_run import OpenedRun
+from mnemo.storage.shipped import is_shipped
 from mnemo.units import bits
 
 
@@ -64,7 +65,8 @@ def run(args: Args) -> int:
     ids = whole[: args.limit] if args.limit else whole
     segment = args.segment or opened.run.recipe.train.segment
     _require_two_segments(len(ids), segment)
-    folder = _folder(args.out or opened.run.path / "analyses" / slugify(name.partition(".")[0]))
+    home = Path() if is_shipped(opened.run.path) else opened.run.path
+    folder = _folder(args.out or home / "analyses" / slugify(name.partition(".")[0]))
     found = _analyse(args, opened, Text(name, ids, len(whole)), segment)
     page = write_analysis(found, folder)
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}

@@ -16,6 +16,7 @@ from mnemo.cost.plan_picture import draw_plan
 from mnemo.cost.state_size import MemoryKind
 from mnemo.errors import MnemoError
 from mnemo.recipes.presets import PRESETS, documentation, listing
+from mnemo.storage.shipped import load_card, shipped_model
 from mnemo.units import size_text
 
 WIDTH = 100
@@ -25,7 +26,7 @@ WIDTH = 100
 @dataclass(frozen=True, kw_only=True)
 class Args:
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A preset, or a run's name or folder (runs/NAME if a preset has the same name)."""
+    """A preset, a run's name or folder (runs/NAME if a preset has the same name), or a model that comes with mnemo."""
     memory: int | None = None
     """Memory length of the long-range layers; if unset, as in training."""
     segment: int | None = None
@@ -54,6 +55,10 @@ def run(args: Args) -> int:
 
 
 def _about(name: str) -> str:
+    model = shipped_model(name)
+    if model is not None and name not in PRESETS:
+        card = load_card(model)
+        return "\n".join(textwrap.fill(f"{fact}: {text}", WIDTH, subsequent_indent="  ") for fact, text in card.items())
     if name.partition("@")[0] not in PRESETS:
         return ""
     return "\n".join(line.strip() for line in documentation(name).strip().splitlines())

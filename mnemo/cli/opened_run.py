@@ -23,7 +23,8 @@ from mnemo.files.json_file import write_json
 from mnemo.inference.generation import AnyState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.session.text_run import OpenedRun, encode, encode_file, load_text_memory, resized, with_tokenizer
-from mnemo.storage.run_folder import LoadedRun, Which, find_run, last_run, open_run
+from mnemo.storage.run_folder import RUNS, LoadedRun, Which, default_run, find_run, open_run
+from mnemo.storage.shipped import is_shipped
 
 TextsT = TypeVar("TextsT", bound="TextArgs")
 Precision = Literal["auto", "fp32", "bf16"]
@@ -40,7 +41,7 @@ class RunArgs:
     """The arguments of every verb that uses a trained run."""
 
     run: Annotated[str | None, tyro.conf.Positional] = None
-    """A run's folder, or its name under runs/; if unset, the run that was trained last."""
+    """A run's folder, or its name under runs/; if unset, the run that was trained last, or novels-small if there is none."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
@@ -65,11 +66,17 @@ def only_text(args: TextsT) -> TextsT:
 
 
 def chosen_run(args: RunArgs) -> Path:
-    """The folder of the run that the arguments name; without a name the last run under runs/, after a line about it."""
+    """The folder of the run that the arguments name.
+
+    Without a name: the last run under runs/, or a model that comes with mnemo if there is none, after a line about it.
+    """
     if args.run is not None:
         return find_run(args.run)
-    folder = last_run()
-    print(f"mnemo: using the last run, {folder}", file=sys.stderr)
+    folder = default_run()
+    if is_shipped(folder):
+        print(f"mnemo: there is no trained run in {RUNS}: using {folder.name}, which comes with mnemo", file=sys.stderr)
+    else:
+        print(f"mnemo: using the last run, {folder}", file=sys.stderr)
     return folder
 
 
@@ -142,7 +149,9 @@ def piped_text() -> bytes:
 
 
 def result_folder(run: LoadedRun) -> Path | None:
-    """The run's folder for results; None, after a warning, if it cannot be written."""
+    """The run's folder for results; None for a model that comes with mnemo, or, after a warning, if it is read-only."""
+    if is_shipped(run.path):
+        return None
     folder = run.path / "results"
     try:
         folder.mkdir(exist_ok=True)

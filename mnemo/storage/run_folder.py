@@ -41,6 +41,7 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
+from mnemo.storage.shipped import DEFAULT, shipped_model
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -108,12 +109,14 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
 
 
 def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path or its name under `runs`."""
+    """The folder of a run, given its path, its name under `runs`, or that of a model that comes with the package."""
     for path in (runs / run, Path(run)):
         if (path / RECIPE).is_file():
             return path
     if Path(run).is_dir():
         raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
+    if (model := shipped_model(str(run))) is not None:
+        return model
     names = [path.name for path in run_folders(runs)]
     raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
 
@@ -124,6 +127,17 @@ def last_run(runs: Path = RUNS) -> Path:
     if not trained:
         raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
     return max(trained, key=last_written)
+
+
+def default_run(runs: Path = RUNS) -> Path:
+    """The run that was trained last; if there is none, a model that comes with the package."""
+    model = shipped_model(DEFAULT)
+    try:
+        return last_run(runs)
+    except MnemoError:
+        if model is None:
+            raise
+        return model
 
 
 def run_folders(runs: Path = RUNS) -> list[Path]:
@@ -181,11 +195,15 @@ def exported(folder: Path) -> Checkpoint | None:
     data = load_json(folder / EXPORT)
     if type(data.get("step")) is not int:
         raise MnemoError(f"{folder / EXPORT} is damaged")
-    return Checkpoint(folder, {"step": data["step"], "average_count": 0})
+    require({"half": type(data.get("half", False)) is bool}, folder / EXPORT)
+    return Checkpoint(folder, {"step": data["step"], "average_count": 0, "half": data.get("half", False)})
 
 
-def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
-    """Write a folder with a run's recipe, tokenizer and weights as they were evaluated."""
+def export_run(run: Path, target: Path, which: Which = "best", half: bool = False) -> Checkpoint:
+    """Write a folder with a run's recipe, tokenizer and weights as they were evaluated.
+
+    `half`: store the weights in bfloat16, in half the space; they are loaded as float32.
+    """
     found = chosen_checkpoint(run, which)
     if target.exists():
         raise MnemoError(f"{target} exists: choose another folder with --output")
@@ -193,8 +211,10 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
         for name in (RECIPE, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
-        write_tensors(partial / "weights.safetensors", evaluated_weights(found))
-        write_json(partial / EXPORT, {"run": run.name, "step": found.step})
+        weights = evaluated_weights(found)
+        stored = {name: weight.bfloat16() for name, weight in weights.items()} if half else weights
+        write_tensors(partial / "weights.safetensors", stored)
+        write_json(partial / EXPORT, {"run": run.name, "step": found.step} | ({"half": True} if half else {}))
     return found
 
 

@@ -103,6 +103,6 @@ def test_an_outcome_shows_itself() -> None:
 
 
 def test_a_score_shows_itself(run: Run) -> None:
-    score = mnemo.evaluate(run.model, mnemo.Corpus.open("tiny-bytes").split("valid"), segment=8)
+    score = mnemo.evaluate(run.model, mnemo.Corpus.open("tiny-bytes").split("valid"), run.recipe.evaluation, segment=8)
     shown = repr(score)
     assert shown.startswith("score on valid\n  bits per token   ") and "<table>" in score._repr_html_()
