@@ -41,7 +41,7 @@ class RunArgs:
     """The arguments of every verb that uses a trained run."""
 
     run: Annotated[str | None, tyro.conf.Positional] = None
-    """A run's folder, or its name under runs/; if unset, the run that was trained last, or novels-small if there is none."""
+    """A run's folder, or its name under runs/; if unset, the run that was trained last, else novels-small."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
