@@ -107,7 +107,8 @@ class Run(Shown, LoadedRun):
         if best is not None:
             facts.append(("best validation", f"{number(unit.of(best.loss))} {unit.short} at step {best.step:,}"))
         if is_shipped(self.path):
-            facts += list(load_card(self.path).items())
+            card = load_card(self.path)
+            facts += [("data", card["data"]), ("licence", card["licence"]), ("score", card["score"])]
         return Summary(f"run {self.path.name}, step {self.step:,}", facts)
 
 

@@ -55,13 +55,17 @@ def run(args: Args) -> int:
 
 
 def _about(name: str) -> str:
-    model = shipped_model(name)
-    if model is not None and name not in PRESETS:
-        card = load_card(model)
-        return "\n".join(textwrap.fill(f"{fact}: {text}", WIDTH, subsequent_indent="  ") for fact, text in card.items())
-    if name.partition("@")[0] not in PRESETS:
-        return ""
-    return "\n".join(line.strip() for line in documentation(name).strip().splitlines())
+    """The documentation of a preset, and the card of a model that comes with mnemo; both may have one name."""
+    parts = []
+    if name.partition("@")[0] in PRESETS:
+        parts.append("\n".join(line.strip() for line in documentation(name).strip().splitlines()))
+    if (model := shipped_model(name)) is not None:
+        parts.append("\n".join(_fact(*fact) for fact in load_card(model).items()))
+    return "\n\n".join(parts)
+
+
+def _fact(name: str, text: str) -> str:
+    return textwrap.fill(f"{name}: {text}", WIDTH, subsequent_indent="  ")
 
 
 def _sections(info: ModelCost) -> list[str]:

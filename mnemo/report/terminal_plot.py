@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mnemo.report.number_text import amount, number
+from mnemo.report.number_text import number, plain
 
 BLANK = 0x2800
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of a braille character, by row and column of the dot."""
+SETTLED = 0.06
+"""Values at the first steps, up to this share of them, may lie above the picture."""
 LABEL = 8
 """Characters to the left of the picture for the labels of the y axis."""
 
@@ -59,7 +61,8 @@ class _Canvas:
         self.dots = np.zeros((lines, columns), dtype=int)
         self.owner = np.full((lines, columns), -1)
         self.right = max(float(points[:, 0].max()), 1e-9)
-        self.low, self.high = float(points[:, 1].min()), float(points[:, 1].max())
+        settled = points[points[:, 0] >= SETTLED * self.right, 1]
+        self.low, self.high = float(points[:, 1].min()), float(settled.max())
         if self.low == self.high:
             self.low, self.high = self.low - 0.5, self.high + 0.5
 
@@ -68,11 +71,13 @@ class _Canvas:
         lines, columns = self.dots.shape
         x = points[:, 0] / self.right * (2 * columns - 1)
         y = (self.high - points[:, 1]) / (self.high - self.low) * (4 * lines - 1)
+        y = np.maximum(y, -4 * lines)
         # At least one point for every column of dots and every step between neighbouring points.
         steps = np.concatenate([[0], np.cumsum(np.maximum(np.abs(np.diff(x)), np.abs(np.diff(y))))])
         places = np.unique(np.concatenate([steps, np.arange(0, steps[-1], 0.5)]))
         for column, row in zip(np.interp(places, steps, x).round(), np.interp(places, steps, y).round(), strict=True):
-            self._set(int(column), int(row), curve)
+            if row >= 0:
+                self._set(int(column), int(row), curve)
 
     def _set(self, column: int, row: int, curve: int) -> None:
         self.dots[row // 4, column // 2] |= DOTS[row % 4][column % 2]
@@ -99,5 +104,5 @@ class _Canvas:
 
     def x_axis(self, label: str) -> list[Row]:
         columns = self.dots.shape[1]
-        ends = f"0{f'{label} {amount(self.right)}':>{columns - 1}}"
+        ends = f"0{f'{label} {plain(self.right)}':>{columns - 1}}"
         return [[Piece(" " * (LABEL - 1) + "└" + "─" * columns, None)], [Piece(" " * LABEL + ends, None)]]

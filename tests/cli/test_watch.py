@@ -26,7 +26,7 @@ def test_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     first, legend, *rows = out.splitlines()
     assert first == "mine: finished at step 400 of 400, 2.2029 bpc, best valid 2.2751 bpc"
     assert legend.split() == ["●", "training,", "bpc", "●", "validation,", "bpc"]
-    assert rows[0].startswith(" 7.257 ┤") and rows[-1].endswith("step 400")
+    assert rows[0].startswith(" 6.130 ┤") and rows[-1].endswith("step 400")
     assert sum(BLANK < ord(letter) < BLANK + 256 for letter in out) > 40
 
 
@@ -149,6 +149,14 @@ def test_curves_reach_the_corners(width: int, height: int) -> None:
     assert "● a" in lines[0] and "● b" not in lines[0]
     assert "3.000" in lines[1] and "1.000" in lines[-3]
     assert lines[1].rstrip()[-1] != "┤" and {piece.curve for row in rows for piece in row} == {None, 0, 2}
+
+
+def test_a_steep_beginning_lies_above_the_picture() -> None:
+    curve = Curve("loss", [(1, 1e6), (50, 2.0), (100, 1.0)])
+    lines = as_text(draw([curve], height=12)).splitlines()
+    assert "2.000" in lines[1] and not any(
+        BLANK < ord(letter) < BLANK + 256 for line in lines[1:4] for letter in line[:20]
+    )
 
 
 def test_a_level_curve_and_a_single_point() -> None:

@@ -17,7 +17,7 @@ from mnemo.errors import MnemoError
 from mnemo.files.json_file import write_json
 from mnemo.storage import shipped
 from mnemo.storage.run_folder import default_run, export_run, find_run
-from mnemo.storage.shipped import CARD, load_card, weights_digest
+from mnemo.storage.shipped import CARD, load_card, shipped_names, weights_digest
 
 FACTS = dict(title="A stand-in", data="none", licence="none", training="two steps", score="8 bits per byte")
 
@@ -33,6 +33,17 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return home / shipped.DEFAULT
+
+
+COMMON = set(
+    """the of and a to in he she it was that his her i you not with as had for on at but be him my have said is all
+    which so by they were from me this one no or there what would when if your who been them an we their out up could
+    are into very do now more little then will did some time like about over down man well must old before than any how
+    only know good after never see come our made other such again way through made here where much might should upon go
+    think came two these long us own hand eyes first day face back away has can its too without thing life
+    house went""".split()
+)
+"""Words that make up more than half of English prose."""
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -106,3 +117,27 @@ def test_half_exports_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[
     write_json(tmp_path / "half" / "export.json", {"step": 2, "half": "yes"})
     with pytest.raises(MnemoError, match="its 'half' is missing or out of range"):
         mnemo.open_run(tmp_path / "half")
+
+
+def test_the_model_that_comes_with_the_package_is_whole() -> None:
+    assert shipped_names() == [shipped.DEFAULT]
+    folder = find_run(shipped.DEFAULT)
+    card = load_card(folder)
+    assert weights_digest(folder) == card["sha256"]
+    assert "public domain" in card["licence"] and "bits per byte" in card["score"] and "novels" in card["data"]
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 9_000_000
+
+
+def test_it_writes_english() -> None:
+    run = mnemo.open_run(shipped.DEFAULT, device="cpu")
+    text = run.generate("It was late in the evening when", 500, temperature=0.7, seed=1)
+    words = re.findall(r"[a-z]+", text.lower())[:-1]
+    assert len(words) > 60 and sum(word in COMMON for word in words) > 0.4 * len(words)
+    english = run.score("She had never been so happy in her life, and yet she could not help crying a little.")
+    nonsense = run.score("Lte hda ervne eenb os ypahp ni rhe ifle, nad eyt hse docul ton phel ycrngi a tlitel.")
+    assert english.bits_per_token is not None and nonsense.bits_per_token is not None
+    assert english.bits_per_token < 2.2 < 4 < nonsense.bits_per_token
+
+
+def test_its_curves_can_be_drawn() -> None:
+    assert "validation, bpc" in repr(mnemo.open_run(shipped.DEFAULT, device="cpu").plot())
