@@ -12,7 +12,7 @@ A session prints nothing and reads no terminal: command line, servers and notebo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class Session(Shown):
         """The loss of a text after everything so far, without keeping it."""
         return self.fork().read(text)
 
-    def write(self, num_tokens: int) -> Iterator[str]:
+    def write(self, num_tokens: int) -> Generator[str, None, None]:
         """Continue the text by `num_tokens`, and yield it in pieces while it is generated.
 
         A caller that stops early closes the iterator (`contextlib.closing`); the session then holds the tokens so far.
@@ -98,7 +98,7 @@ class Session(Shown):
             raise MnemoError(f"number of tokens {num_tokens} must be positive")
         return self._write(num_tokens)
 
-    def _write(self, num_tokens: int) -> Iterator[str]:
+    def _write(self, num_tokens: int) -> Generator[str, None, None]:
         if not isinstance(self.state, TextState):
             self.read_tokens(document_start(self.opened))
         decoder, left = self.opened.tokenizer.decoder(), num_tokens
@@ -110,7 +110,7 @@ class Session(Shown):
             left -= count
         yield decoder.finish()
 
-    def _write_tokens(self, count: int) -> Iterator[int]:
+    def _write_tokens(self, count: int) -> Generator[int, None, None]:
         assert isinstance(self.state, TextState)
         writer, tokens = TextWriter(self.model, self.state, self.segment, self.sampling), []
         try:

@@ -30,6 +30,7 @@ from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import write_tensors
 from mnemo.memory.state import Start, State
 from mnemo.model import Model
+from mnemo.model.model import Lengths
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.checkpoint import (
     CHECKPOINTS,
@@ -86,8 +87,8 @@ class LoadedRun:
     start: Start
     """`zeros` for converted weights whose original code starts from a memory full of zeros."""
 
-    def first_state(self, batch: int, lengths: int | None = None, cached: bool = False) -> State:
-        """The state before a text; `lengths`: memory slots of the long-range layers, None for as configured."""
+    def first_state(self, batch: int, lengths: Lengths = None, cached: bool = False) -> State:
+        """The state before a text; `lengths`: slots of the long-range layers, or of every layer."""
         return (self.model.zeros if self.start == "zeros" else self.model.init)(batch, lengths, cached)
 
 

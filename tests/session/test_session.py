@@ -14,7 +14,7 @@ from helpers.tiny_runs import tiny_run
 from helpers.tolerances import assert_close
 
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import generate, read
+from mnemo.inference.generation import TextState, generate, read
 from mnemo.inference.sampling import Sampling, uniform_draws
 from mnemo.memory.state import leaves
 from mnemo.session.session import Session
@@ -42,6 +42,12 @@ def same(one: Any, other: Any) -> bool:
 def alone(session: Session, text: str) -> torch.Tensor:
     """The output of the last token of a text that is read without any memory."""
     return read(session.model, ids(text), segment=SEGMENT)[0].hidden
+
+
+def hidden(session: Session) -> torch.Tensor:
+    """The output of the last token."""
+    assert isinstance(session.state, TextState)
+    return session.state.hidden
 
 
 @ALL
@@ -83,7 +89,7 @@ def test_forks_are_independent(name: str) -> None:
     assert other.state is before
     first, again = session.generate(7), other.generate(7)
     assert first == again and same(session.state, other.state)
-    assert before.tokens.tolist() == [6]
+    assert isinstance(before, TextState) and before.tokens.tolist() == [6]
 
 
 def test_a_fork_with_a_seed_continues_differently() -> None:
@@ -124,11 +130,11 @@ def test_without_memory_every_segment_starts_empty(name: str) -> None:
     session.set_memory(on=False)
     session.read(TEXT)
     last = len(TEXT) - len(TEXT) % SEGMENT
-    assert_close(session.state.hidden, alone(session, TEXT[last:]))
+    assert_close(hidden(session), alone(session, TEXT[last:]))
     assert session.memory().line() == f"memory: off; {len(TEXT)} tokens read"
     text = session.generate(2 * SEGMENT)
     start = last + len(text) - (last + len(text)) % SEGMENT
-    assert_close(session.state.hidden, alone(session, (TEXT + text)[start:]))
+    assert_close(hidden(session), alone(session, (TEXT + text)[start:]))
 
 
 @ALL
@@ -136,7 +142,7 @@ def test_memory_turned_off_inside_a_segment(name: str) -> None:
     session = random_session(**MECHANISMS[name])
     session.read(TEXT[:10])
     session.set_memory(on=False)
-    assert_close(session.state.hidden, alone(session, TEXT[8:10]))
+    assert_close(hidden(session), alone(session, TEXT[8:10]))
     assert session.num_tokens == 10
 
 
@@ -151,7 +157,7 @@ def test_another_memory_length_counts_from_the_open_segment_on(name: str, count:
     other.set_memory(2)
     if count > 8:
         other.read(TEXT[8:count])
-    assert_close(session.state.hidden, other.state.hidden)
+    assert_close(hidden(session), hidden(other))
     assert session.score(TEXT).nats == pytest.approx(other.score(TEXT).nats, rel=1e-12)
     assert session.num_tokens == other.num_tokens == count
 
