@@ -68,7 +68,9 @@ class MemoryUse(Shown):
         else:
             kept = [f"{_layers(group)} {bar(group.share)} {group.filled:,}/{group.slots:,}" for group in self.groups()]
             kept += [f"{self.memory_tokens} memory tokens"] if self.memory_tokens else []
-        return f"memory: {', '.join(kept) or 'none'}; {self.tokens:,} tokens read"
+        return (
+            f"memory: {', '.join(kept) or 'none'}; segment {self.open:,}/{self.segment:,}; {self.tokens:,} tokens read"
+        )
 
     def summary(self) -> Summary:
         facts = [

@@ -50,7 +50,7 @@ def test_every_line_gets_a_reply(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     out, err = capsys.readouterr()
     assert out == f"{first}\n{expected.generate(12)}\n"
     read, after = err.splitlines()
-    assert read.startswith("read 7 tokens, ") and read.endswith("memory: 2 long layers ██████████ 8/8; 19 tokens read")
+    assert read.startswith("read 7 tokens, ") and read.endswith("memory: 2 long layers ██████████ 8/8; segment 3/8; 19 tokens read")
     assert after.endswith("; 36 tokens read")
 
 

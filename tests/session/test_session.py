@@ -131,7 +131,7 @@ def test_without_memory_every_segment_starts_empty(name: str) -> None:
     session.read(TEXT)
     last = len(TEXT) - len(TEXT) % SEGMENT
     assert_close(hidden(session), alone(session, TEXT[last:]))
-    assert session.memory().line() == f"memory: off; {len(TEXT)} tokens read"
+    assert session.memory().line() == f"memory: off; segment 3/4; {len(TEXT)} tokens read"
     text = session.generate(2 * SEGMENT)
     start = last + len(text) - (last + len(text)) % SEGMENT
     assert_close(hidden(session), alone(session, (TEXT + text)[start:]))
@@ -283,7 +283,7 @@ def test_a_session_shows_itself() -> None:
         "  size                2.758 KiB\n"
         "  sampling            temperature 1"
     )
-    assert session.memory().line().startswith("memory: 2 short layers ██████████ 2/2, 1 long layer ██████████ 7/7; 9 ")
+    assert session.memory().line().startswith("memory: 2 short layers ██████████ 2/2, 1 long layer ██████████ 7/7; segment 1/4; 9 ")
     assert "<caption>session of random" in session._repr_html_()
 
 
