@@ -5,8 +5,9 @@ The public interface. Names are loaded at first use, so that the command line st
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mnemo.lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -56,7 +57,6 @@ _HOME = {
     "mnemo.recipes.recipe": ("DataConfig", "EvalConfig", "Recipe", "TrainConfig"),
     "mnemo.training": ("create_run", "train"),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "LSTM",
@@ -110,12 +110,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'mnemo' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

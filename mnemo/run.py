@@ -17,7 +17,7 @@ import torch
 
 from mnemo.cost.parameters import count_parameters
 from mnemo.display import Shown, Summary
-from mnemo.inference.sampling import Sampling
+from mnemo.inference.sampling_options import Sampling
 from mnemo.progress import ShowProgress
 from mnemo.report.loss_units import loss_unit
 from mnemo.report.number_text import amount, number
@@ -28,7 +28,8 @@ from mnemo.session.session import Session
 from mnemo.session.text_loss import TextLoss
 from mnemo.session.text_run import OpenedRun, with_tokenizer
 from mnemo.storage import run_folder
-from mnemo.storage.run_folder import LoadedRun, Which
+from mnemo.storage.run_folder import LoadedRun
+from mnemo.storage.run_header import Which, default_run
 from mnemo.storage.shipped import is_shipped, load_card
 
 TOKENS = 256
@@ -118,5 +119,5 @@ def open_run(run: str | Path | None = None, which: Which = "best", device: str |
     `run`: a folder, a name under `runs`, or a model that comes with the package; None: the run that was trained last,
     or that model if there is none. Before the first evaluation the last checkpoint counts as the best.
     """
-    loaded = run_folder.open_run(run_folder.default_run() if run is None else run, which, device)
+    loaded = run_folder.open_run(default_run() if run is None else run, which, device)
     return Run(loaded.path, loaded.recipe, loaded.model, loaded.step, loaded.corpus, loaded.start)

@@ -22,7 +22,7 @@ from helpers.attention import by_the_equation
 from helpers.golden import GOLDEN
 from helpers.record import Record
 
-from mnemo.model import layers
+from mnemo.model.layers import modules as layers
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run as Python

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from mnemo.files.json_file import load_json, write_json
-from mnemo.storage.run_folder import METRICS, export_run, find_run
+from mnemo.storage.run_folder import export_run
+from mnemo.storage.run_header import METRICS, find_run
 from mnemo.storage.shipped import CARD, SHIPPED, load_card, weights_digest
 
 

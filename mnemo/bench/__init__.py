@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
+from mnemo.bench.cases import CASES, SECTIONS, Case, check_names, find_cases
+from mnemo.lazy import lazy_names
 
-from mnemo.bench.attention_op import check_operations, measure_operations
-from mnemo.bench.cases import CASES, SECTIONS, Case, default_cases
-from mnemo.bench.results import HEADERS, Comparison, Measured, long_range
-from mnemo.bench.timed_steps import builders, check
-from mnemo.bench.timing import Timing, allocated, peak_over, reset_peak, take_turns
-from mnemo.errors import MnemoError, unknown
-from mnemo.progress import ShowProgress, silent
+if TYPE_CHECKING:
+    from mnemo.bench.comparison import compare, machine
+    from mnemo.bench.results import HEADERS, Comparison, Measured, long_range
+    from mnemo.bench.timing import Timing
 
 __all__ = [
     "CASES",
@@ -26,103 +20,26 @@ __all__ = [
     "Comparison",
     "Measured",
     "Timing",
+    "check_names",
     "compare",
     "find_cases",
     "long_range",
     "machine",
 ]
 
-WARMUP = 2
-
-
-def find_cases(names: str, device: torch.device) -> tuple[bool, list[Case]]:
-    """Parse comma-separated names of sections and cases; returns whether the op is included, and the cases."""
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if not wanted:
-        raise MnemoError("name at least one of " + ", ".join((*SECTIONS, *CASES)))
-    for name in wanted:
-        if name not in CASES and name not in SECTIONS:
-            raise unknown("benchmark", name, (*SECTIONS, *CASES))
-    cases: dict[str, Case] = {}
-    for name in wanted:
-        chosen = [CASES[name]] if name in CASES else [c for c in default_cases(device) if c.section == name]
-        cases |= {case.name: CASES[case.name] for case in chosen}
-    return "op" in wanted, list(cases.values())
-
-
-def compare(
-    names: str, *, device: torch.device, threads: int = 2, repeats: int = 9, progress: ShowProgress = silent
-) -> Iterator[Comparison]:
-    """Check the operation, then check and measure the named cases, and yield their results one by one."""
-    operation, cases = find_cases(names, device)
-    if threads < 1 or repeats < 1:
-        raise MnemoError("the numbers of threads and repetitions must be positive")
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        error = check_operations(device, progress)
-        if operation:
-            yield from measure_operations(device, error=error, repeats=repeats, show=progress)
-        for case in cases:
-            yield _compare(case, device, repeats, progress)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _compare(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> Comparison:
-    error = check(case, device)
-    measure = _one_by_one if device.type == "cuda" else _in_turns
-    return Comparison.of(case, error, measure(case, device, repeats, progress))
-
-
-def _in_turns(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> dict[str, Measured]:
-    built = {name: build() for name, build in builders(case, device).items()}
-    steps = {name: contender.step for name, contender in built.items()}
-    with progress(f"timing {case.name}", WARMUP + repeats, unit="rounds") as bar:
-        timed = take_turns(steps, repeats=repeats, warmup=WARMUP, device=device, bar=bar)
-    return {name: Measured(timing=timed[name], tokens=built[name].tokens) for name in steps}
-
-
-def _one_by_one(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> dict[str, Measured]:
-    return {name: _alone(case, name, device, repeats, progress) for name in builders(case, device)}
-
-
-def _alone(case: Case, name: str, device: torch.device, repeats: int, progress: ShowProgress) -> Measured:
-    """Measure one contender on an otherwise empty GPU.
-
-    The peak includes the warm-up: replays of a CUDA graph use memory that was allocated when it was recorded.
-    """
-    before = allocated(device)
-    reset_peak(device)
-    contender = builders(case, device)[name]()
-    with progress(f"timing {case.name}, {name}", WARMUP + repeats, unit="rounds") as bar:
-        for _ in range(WARMUP):
-            contender.step()
-        timed = take_turns({name: contender.step}, repeats=repeats, warmup=0, device=device, bar=bar)
-    return Measured(
-        timing=timed[name], tokens=contender.tokens, peak=peak_over(before, device), weights=contender.weights
-    )
-
-
-def machine(device: torch.device, threads: int) -> dict[str, Any]:
-    """Describe the machine and the versions of libraries."""
-    where = {
-        "device": str(device),
-        "name": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
-        where |= {"name": about.name, "memory_bytes": about.total_memory, "cuda": torch.version.cuda}
-        where |= {"triton": _triton_version()}
-    return where
-
-
-def _triton_version() -> str | None:
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return None
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "mnemo.bench.comparison": (
+            "compare",
+            "machine",
+        ),
+        "mnemo.bench.results": (
+            "HEADERS",
+            "Comparison",
+            "Measured",
+            "long_range",
+        ),
+        "mnemo.bench.timing": ("Timing",),
+    },
+)

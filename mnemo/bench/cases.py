@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
+from mnemo.errors import MnemoError, unknown
 from mnemo.memory import XL, Lookahead, MemoryTokens, Plan
 from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.layers import DropoutConfig
+
+if TYPE_CHECKING:
+    import torch
 
 Section = Literal["op", "training", "evaluation", "generation"]
 SECTIONS: tuple[Section, ...] = ("op", "training", "evaluation", "generation")
@@ -248,3 +250,24 @@ SMALL: dict[str, Any] = dict(
 def default_cases(device: torch.device) -> tuple[Case, ...]:
     """Return small models for a CPU, those of the papers for a GPU."""
     return GPU_CASES if device.type == "cuda" else CPU_CASES
+
+
+def check_names(names: str) -> list[str]:
+    """Parse comma-separated names of sections and cases; an error names the known ones."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise MnemoError("name at least one of " + ", ".join((*SECTIONS, *CASES)))
+    for name in wanted:
+        if name not in CASES and name not in SECTIONS:
+            raise unknown("benchmark", name, (*SECTIONS, *CASES))
+    return wanted
+
+
+def find_cases(names: str, device: torch.device) -> tuple[bool, list[Case]]:
+    """Return whether the operation is among the named sections and cases, and the cases."""
+    wanted = check_names(names)
+    cases: dict[str, Case] = {}
+    for name in wanted:
+        chosen = [CASES[name]] if name in CASES else [c for c in default_cases(device) if c.section == name]
+        cases |= {case.name: CASES[case.name] for case in chosen}
+    return "op" in wanted, list(cases.values())

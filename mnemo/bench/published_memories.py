@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.bench.published_xl import Positions, PublishedLayer, PublishedModel, relative_shift, token_losses
-from mnemo.memory.lookahead import LookaheadStage, coefficient
+from mnemo.memory.lookahead.modules import LookaheadStage, coefficient
 from mnemo.model import Model
 
 

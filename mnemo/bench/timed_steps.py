@@ -20,7 +20,7 @@ from mnemo.bench.published_xl import PublishedModel
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed
 from mnemo.inference.generation import TokenWriter
-from mnemo.inference.sampling import Sampling
+from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.segment_scorer import open_scorer, with_dtype
 from mnemo.memory.state import State
 from mnemo.model import Model, Output

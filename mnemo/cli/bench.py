@@ -12,17 +12,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from mnemo.bench import HEADERS, SECTIONS, Comparison, compare, long_range, machine
-from mnemo.bench.lookahead_cost import Overhead, measure_overhead
-from mnemo.bench.loss_curves import SEEDS, loss_curves
+from mnemo.bench import SECTIONS, check_names
 from mnemo.cli import console
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.files.json_file import write_json
-from mnemo.storage.weights import pick_device
+
+if TYPE_CHECKING:
+    import torch
+
+    from mnemo.bench import Comparison
+    from mnemo.bench.lookahead_cost import Overhead
 
 FORMAT_VERSION = 1
 LOOKAHEAD_LIMIT = 1.7
@@ -60,6 +61,11 @@ def run(args: Args) -> int:
         raise MnemoError("threads and repetitions must be positive")
     if args.out is not None and not args.out.parent.is_dir():
         raise MnemoError(f"there is no folder {args.out.parent} to write {args.out.name} to")
+    if not args.lookahead and args.curves is None:
+        check_names(args.what)
+    from mnemo.bench import compare, machine
+    from mnemo.storage.weights import pick_device
+
     device = pick_device(args.device)
     record = {"format_version": FORMAT_VERSION, "machine": machine(device, args.threads)}
     if args.lookahead:
@@ -96,6 +102,8 @@ def _finish(results: Sequence[Comparison], args: Args, record: dict[str, Any]) -
 
 
 def _print(results: Sequence[Comparison]) -> None:
+    from mnemo.bench import HEADERS, long_range
+
     print()
     console.table([row for result in results for row in result.rows()], HEADERS)
     for result in results:
@@ -112,6 +120,8 @@ def _print(results: Sequence[Comparison]) -> None:
 def _curves(args: Args, steps: int, device: torch.device, record: dict[str, Any]) -> int:
     if steps < 1:
         raise MnemoError(f"--curves {steps} must be positive")
+    from mnemo.bench.loss_curves import SEEDS, loss_curves
+
     found = loss_curves(device, steps, console.progress)
     record = record | {"curves": found.to_json()}
     if args.out is not None:
@@ -129,6 +139,10 @@ def _curves(args: Args, steps: int, device: torch.device, record: dict[str, Any]
 
 
 def _lookahead(args: Args, device: torch.device, repeats: int, record: dict[str, Any]) -> int:
+    import torch
+
+    from mnemo.bench.lookahead_cost import measure_overhead
+
     torch.set_num_threads(args.threads)
     rows = measure_overhead(device, repeats=repeats, show=console.progress)
     record = record | {"lookahead": [row.to_json() for row in rows]}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mnemo.cli import console
-from mnemo.cli.opened_run import format_loss
+from mnemo.cli.run_arguments import format_loss
 from mnemo.errors import MnemoError, unknown
 from mnemo.progress import ShowProgress
 from mnemo.session.branches import Branches

@@ -14,16 +14,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mnemo import cli
-from mnemo.cli import demo_training as demo
 from mnemo.cli.console import format_time, progress
-from mnemo.cli.demo_training import DemoSize, TimeLimit
 from mnemo.cli.watching import watching
-from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
-from mnemo.report import write_report
-from mnemo.training import Outcome
+from mnemo.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from mnemo.cli import demo_training as demo
+    from mnemo.cli.demo_training import DemoSize, TimeLimit
+    from mnemo.training import Outcome
+else:
+    demo = LazyModule("mnemo.cli.demo_training")
 
 TITLE = "What a memory is worth"
 LEAD = (
@@ -66,6 +70,8 @@ def run(args: Args) -> int:
 
 
 def _show(out: Path, size: DemoSize) -> None:
+    from mnemo.data.prepare import load
+
     phases = _Phases()
     with phases.next():
         load("python", show=progress)
@@ -114,7 +120,7 @@ class _Phases:
 def _time_limit(deadline: float) -> Iterator[TimeLimit]:
     with watching() as watcher:
         watcher.unit = "byte"
-        yield TimeLimit(watcher, deadline)
+        yield demo.TimeLimit(watcher, deadline)
 
 
 def _check(outcome: Outcome, limit: TimeLimit) -> None:
@@ -145,5 +151,7 @@ def _skip() -> None:
 
 
 def _report(out: Path) -> None:
+    from mnemo.report import write_report
+
     runs = [out / name for name in (*demo.RECALL_RUNS, *demo.SHORT_RECALL_RUNS, demo.BYTES)]
     write_report(runs, out / "report.html", title=TITLE, lead=LEAD)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
 
 from mnemo.bench import CASES
 from mnemo.cli import console
-from mnemo.cost.flops import flops_per_token
+from mnemo.cli.run_arguments import require_file
 from mnemo.cost.gpu_specs import (
     ASSUMED,
     EFFICIENCY,
@@ -32,20 +31,13 @@ from mnemo.cost.gpu_specs import (
     custom_gpu,
     find_gpu,
 )
-from mnemo.cost.model_cost import find_recipe
-from mnemo.cost.training_cost import (
-    Estimate,
-    LayoutEstimate,
-    Machine,
-    checkpoint_interval,
-    estimate,
-    failures_per_day,
-    lost_share,
-)
 from mnemo.errors import MnemoError
 from mnemo.files.safe_load import is_finite, load_object
-from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
+from mnemo.storage.run_header import find_recipe
+
+if TYPE_CHECKING:
+    from mnemo.cost.training_cost import Estimate, LayoutEstimate
 
 FORMAT_VERSION = 1
 SAVE_SECONDS = 60.0
@@ -98,6 +90,9 @@ def run(args: Args) -> int:
     _check(args)
     recipe = _recipe(args)
     gpu = _gpu(args)
+    require_file(args.bench)
+    from mnemo.cost.training_cost import Machine, estimate
+
     machine = Machine(
         gpu=gpu,
         gpus=args.gpus,
@@ -180,6 +175,11 @@ def _share(case: Any, gpu: Gpu, precision: str) -> float | None:
     rate = timing.get("tokens_per_second") if isinstance(timing, dict) else None
     if known is None or not known.training or not is_finite(rate):
         return None
+    import torch
+
+    from mnemo.cost.flops import flops_per_token
+    from mnemo.model import Model
+
     with torch.device("meta"):
         model = Model(known.config())
     lengths = known.config().memory.lengths(known.num_layers)
@@ -188,6 +188,8 @@ def _share(case: Any, gpu: Gpu, precision: str) -> float | None:
 
 
 def _failures(args: Args) -> dict[str, float]:
+    from mnemo.cost.training_cost import checkpoint_interval, failures_per_day, lost_share
+
     failures = failures_per_day(args.gpus, args.gpu_hours_per_failure)
     interval = checkpoint_interval(args.save_seconds, failures)
     return {

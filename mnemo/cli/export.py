@@ -17,7 +17,7 @@ import tyro
 
 from mnemo.cli.console import print_json
 from mnemo.errors import MnemoError
-from mnemo.storage.run_folder import RUNS, Which, export_run, find_run, load_header
+from mnemo.storage.run_header import RUNS, Which, find_run, load_header
 from mnemo.storage.shipped import is_shipped
 
 
@@ -44,6 +44,8 @@ def run(args: Args) -> int:
     if args.half and load_header(folder).recipe.train.precision == "fp64":
         raise MnemoError(f"{args.run} has weights of float64, which --half would store with three digits")
     target = args.output or folder / "export"
+    from mnemo.storage.run_folder import export_run
+
     found = export_run(folder, target, args.which, args.half)
     if args.json:
         print_json({"folder": str(target), "step": found.step})

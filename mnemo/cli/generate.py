@@ -11,21 +11,25 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from torch import Tensor
-
-from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import Precision, RunArgs
+from mnemo.cli import console
+from mnemo.cli.run_arguments import Precision, RunArgs, require_file, require_text, with_run
 from mnemo.config import digest
-from mnemo.data.tokenizers import AnyTokenizer, Decoder
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import generate, read
-from mnemo.inference.ring_decoder import suits
-from mnemo.inference.sampling import Sampling
-from mnemo.inference.segment_scorer import with_dtype
-from mnemo.memory.state import to
-from mnemo.session.text_run import OpenedRun, document_start, encode
+from mnemo.inference.sampling_options import Sampling
+from mnemo.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mnemo.cli import opened_run
+    from mnemo.data.tokenizers import AnyTokenizer, Decoder
+    from mnemo.session import text_run
+    from mnemo.session.text_run import OpenedRun
+else:
+    opened_run = LazyModule("mnemo.cli.opened_run")
+    text_run = LazyModule("mnemo.session.text_run")
 
 LONG_PROMPT = 4096
 """Prompts with more tokens show a progress bar."""
@@ -61,6 +65,12 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
+    args = with_run(args)
+    from mnemo.inference.generation import generate, read
+    from mnemo.inference.ring_decoder import suits
+    from mnemo.inference.segment_scorer import with_dtype
+    from mnemo.memory.state import to
+
     opened = opened_run.open_with_tokenizer(args)
     state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     prompt, model = _prompt(args, opened), opened.run.model
@@ -107,15 +117,17 @@ def _check(args: Args) -> None:
     if not 0 <= args.seed < 2**62:
         raise MnemoError(f"seed {args.seed} is not between 0 and 2^62")
     Sampling(args.temperature, args.top_k, args.top_p).check()
+    require_text(args.prompt_file)
+    require_file(args.memory)
 
 
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
     """Token ids of the prompt; None to continue from a memory alone."""
     if args.prompt is not None:
-        return encode(opened.tokenizer, args.prompt, "the prompt")
+        return text_run.encode(opened.tokenizer, args.prompt, "the prompt")
     if args.prompt_file is not None:
         return opened_run.encode_text(opened.tokenizer, args.prompt_file)
-    return None if args.memory is not None else document_start(opened)
+    return None if args.memory is not None else text_run.document_start(opened)
 
 
 class _Printer:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from mnemo.cli import console
-from mnemo.cost.flops import Flops
-from mnemo.cost.model_cost import ModelCost, describe, find_recipe
-from mnemo.cost.plan_picture import draw_plan
-from mnemo.cost.state_size import MemoryKind
 from mnemo.errors import MnemoError
 from mnemo.recipes.presets import PRESETS, documentation, listing
+from mnemo.storage.run_header import find_recipe
 from mnemo.storage.shipped import load_card, shipped_model
 from mnemo.units import size_text
+
+if TYPE_CHECKING:
+    from mnemo.cost.flops import Flops
+    from mnemo.cost.model_cost import ModelCost
+    from mnemo.cost.state_size import MemoryKind
 
 WIDTH = 100
 """Characters of a line of wrapped text."""
@@ -46,7 +48,10 @@ def run(args: Args) -> int:
         return 0
     if args.name is None:
         raise MnemoError("name a preset or a run; mnemo info --list shows the presets")
-    info = describe(args.name, find_recipe(args.name), memory=args.memory, segment=args.segment, batch=args.batch)
+    recipe = find_recipe(args.name)
+    from mnemo.cost.model_cost import describe
+
+    info = describe(args.name, recipe, memory=args.memory, segment=args.segment, batch=args.batch)
     if args.json:
         console.print_json(info.to_json())
     else:
@@ -86,7 +91,7 @@ def _flops(info: ModelCost) -> str:
     headers = ("forward FLOPs a token", "    training", "cached inference")
     rows = [
         (name.replace("_", "-"), _mega(info.training, name), _mega(info.inference, name).rjust(len(headers[2])))
-        for name in (*Flops._fields, "total")
+        for name in (*info.training._fields, "total")
     ]
     step = f"{info.training_step / 1e6:,.2f} M ({info.training_step / info.training.total:.3g} times the forward pass)"
     adds = f"{info.training.multiply_adds / 1e6:,.2f} M and {info.inference.multiply_adds / 1e6:,.2f} M"
@@ -123,6 +128,8 @@ def _mega(flops: Flops, name: str) -> str:
 
 
 def _state(info: ModelCost) -> str:
+    from mnemo.cost.plan_picture import draw_plan
+
     tokens = [] if info.tokens is None else [(info.tokens.state_bytes, info.tokens.state_bytes)]
     sizes = [*tokens, *zip(info.state_bytes, info.cached_bytes, strict=True)]
     shared = {f"{layer:>5}" for kind in info.memories if kind.together for layer in kind.layers}

@@ -10,13 +10,17 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from mnemo.cli import console
+from mnemo.cli.run_arguments import require_file
 from mnemo.errors import MnemoError
-from mnemo.interop.parity import TOLERANCE, Parity, check, find_files
+from mnemo.interop.parity import TOLERANCE, find_files
+
+if TYPE_CHECKING:
+    from mnemo.interop.parity import Parity
 
 FORMAT_VERSION = 1
 
@@ -42,6 +46,7 @@ def run(args: Args) -> int:
         print(f"mnemo: left out, not safetensors: {', '.join(others)}", file=sys.stderr)
     if not files:
         raise MnemoError("no safetensors file among those given")
+    require_file(files[0] if len(files) == 1 else None)
     results, unreadable = _check_all(files, args.tolerance)
     if args.json:
         console.print_json(_as_json(results, unreadable, args.tolerance))
@@ -53,6 +58,8 @@ def run(args: Args) -> int:
 
 
 def _check_all(files: list[Path], tolerance: float) -> tuple[dict[Path, Parity], list[str]]:
+    from mnemo.interop.parity import check
+
     results: dict[Path, Parity] = {}
     unreadable = []
     show = console.progress("comparing", len(files), unit="files") if len(files) > 1 else nullcontext()

@@ -11,15 +11,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import TextArgs
+from mnemo.cli import console
+from mnemo.cli.run_arguments import TextArgs, format_loss, only_text, require_file, require_text, with_run
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import TextScore, TextState, read
-from mnemo.memory.state import nbytes
-from mnemo.session.text_run import OpenedRun, vocabulary_digest
-from mnemo.storage.memory_file import save_memory
+
+if TYPE_CHECKING:
+    from mnemo.inference.generation import TextScore, TextState
+    from mnemo.session.text_run import OpenedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,19 @@ class Args(TextArgs):
 def run(args: Args) -> int:
     if args.save is not None and not args.save.absolute().parent.is_dir():
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
-    args = opened_run.only_text(args)
+    args = only_text(args)
     if args.text is None:
         raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")
+    require_text(args.text)
+    require_file(args.memory)
+    args = with_run(args)
+    from mnemo.cli import opened_run
+    from mnemo.inference.generation import read
+    from mnemo.session.text_run import vocabulary_digest
+    from mnemo.storage.memory_file import save_memory
+
     opened = opened_run.open_with_tokenizer(args)
+    assert args.text is not None
     text = opened_run.encode_text(opened.tokenizer, args.text)
     state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
@@ -51,6 +60,8 @@ def run(args: Args) -> int:
 
 
 def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore, num_tokens: int) -> dict[str, Any]:
+    from mnemo.memory.state import nbytes
+
     return {
         "text": args.text,
         "tokens": num_tokens,
@@ -64,7 +75,7 @@ def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore,
 
 
 def _print(answer: dict[str, Any], opened: OpenedRun) -> None:
-    loss = "" if answer["loss"] is None else f", {opened_run.format_loss(answer['loss'], opened.unit)}"
+    loss = "" if answer["loss"] is None else f", {format_loss(answer['loss'], opened.unit)}"
     before = answer["tokens_in_all"] - answer["tokens"]
     earlier = f" after {before:,} earlier ones" if before else ""
     print(f"read {answer['tokens']:,} tokens{earlier}: {answer['nats']:,.1f} nats{loss}")

@@ -1,11 +1,17 @@
-"""Train a preset, with any field of its recipe overridden; resume a run, or start from its weights.
+"""Train on your own text, or train a preset; resume a run, or start from its weights.
 
+    mnemo train mybook.txt [overrides]              train on a text file, a folder of them, or - (a pipe)
+    mnemo train mybook.txt --memory rmt             the same with another paper's memory
     mnemo train --list                              list the presets
     mnemo train PRESET [--name NAME] [overrides]    start a run in runs/NAME
     mnemo train PRESET --help                       list every field that can be overridden
     mnemo train --resume RUN                        continue exactly after the last checkpoint of a run
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
+    mnemo train PRESET --data mybook.txt            a preset, or with --from a run, on your own text
+
+A text becomes a corpus that is named after it and kept: a second run uses it again. The recipe for it is chosen by its
+length and by the machine: minutes on a CPU, a larger model on a GPU.
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
 
@@ -21,39 +27,52 @@ job that has failed, which then resumes from its last checkpoint.
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from inspect import cleandoc
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
 from mnemo.cli.console import print_json
+from mnemo.cli.run_arguments import require_corpus
+from mnemo.cli.train_start import Start, find_start, take_given
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.recipes.presets import documentation, listing, preset
+from mnemo.recipes.presets import listing
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_folder import RECIPE, RUNS, find_run, load_header
-from mnemo.training import Outcome, Unwatched, create_run, train
+from mnemo.storage.run_header import RECIPE, RUN_NAME, RUNS, find_run, load_header
+from mnemo.training import Unwatched
+from mnemo.training.launch import RankError, is_main, may_start_again, starts_again
 from mnemo.training.metrics_log import Service, open_tracker
-from mnemo.training.processes import AnyWorld, RankError, is_main, joined, may_start_again, starts_again
+
+if TYPE_CHECKING:
+    from mnemo.training import Outcome
+    from mnemo.training.processes import AnyWorld
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     name: str | None = None
-    """Name of the run; if unset, the preset's name and a number."""
+    """Name of the run; if unset, the name of the preset or of the text, and a number."""
     runs: Path = RUNS
     """Folder of runs."""
     from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """Start from the best weights of this run."""
+    data: str | None = None
+    """Your own text: a file, a folder, - for a pipe; or a prepared corpus."""
+    memory: str | None = None
+    """Another paper's memory in place of the recipe's: none, xl, lamemo, rmt, compressive and others."""
+    encoding: str | None = None
+    """Encoding of text files that are not UTF-8, such as latin-1; skip: leave them out."""
+    binary: bool = False
+    """Take the bytes of all files as they are, also of files that are not text."""
     track: Service = "none"
-    """Also send metrics to a tracking service (pip install 'mnemo-lm[track]')."""
+    """Also send metrics to a tracking service (in a checkout of Mnemo: pip install '.[track]')."""
     json: bool = False
     """Print JSON."""
 
@@ -98,31 +117,61 @@ def _resume(argv: list[str]) -> int:
     default = Resume(resume=tyro.MISSING)
     args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Resume a run.")
     folder = find_run(args.resume, args.runs)
-    config = load_header(folder).recipe.train
+    recipe = load_header(folder).recipe
+    _require_corpus(recipe)
+    config = recipe.train
+    from mnemo.training.processes import joined
+
     with joined(config.device, config.timeout) as world, _watching() as watcher:
         return _run(folder, watcher, args, world)
 
 
 def _start(argv: list[str]) -> int:
-    base, recipe, rest = _base(argv)
-    about = cleandoc(documentation(base)) if rest != argv else f"Start from the weights of {base}."
-    args = overrides.parse(NewRun, NewRun(recipe=recipe), rest, prog=f"mnemo train {base}", description=about)
+    given, rest = take_given(argv)
+    with ExitStack() as stack:
+        start = find_start(given, stack)
+        default = NewRun(
+            recipe=start.recipe,
+            data=given.data,
+            memory=given.memory,
+            encoding=given.encoding,
+            binary=given.binary,
+        )
+        prog = "mnemo train" if given.name is None else f"mnemo train {given.name}"
+        args = overrides.parse(NewRun, default, rest, prog=prog, description=start.about)
+        return _train_new(args, start)
+
+
+def _train_new(args: NewRun, start: Start) -> int:
     if args.name is None and may_start_again():
         raise MnemoError("torchrun --max-restarts needs --name, so that a restarted job finds its run")
-    name = args.name or _free_name(args.runs, base.replace("@", "-"))
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+    name = args.name or _free_name(args.runs, start.name)
+    if not re.fullmatch(RUN_NAME, name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
     source = None if args.from_ is None else find_run(args.from_, args.runs)
+    text = start.text if start.text is not None and args.recipe.data.corpus == start.text.corpus_name else None
+    if text is None:
+        _require_corpus(args.recipe)
     config = args.recipe.train
+    from mnemo.training import create_run
+    from mnemo.training.processes import joined
+
     with joined(config.device, config.timeout) as world, _watching() as watcher:
 
         def create() -> str:
             folder = args.runs / name
             if not (starts_again() and (folder / RECIPE).exists()):
-                create_run(args.recipe, folder, preset=base, source=source, monitor=watcher)
+                if text is not None:
+                    text.prepare(watcher.show)
+                create_run(args.recipe, folder, preset=start.preset, source=source, monitor=watcher)
             return str(folder)
 
         return _run(Path(world.main(create)), watcher, args, world)
+
+
+def _require_corpus(recipe: Recipe) -> None:
+    if recipe.data.task is None:
+        require_corpus(recipe.data.corpus)
 
 
 def _watching() -> AbstractContextManager[Watcher]:
@@ -133,23 +182,13 @@ class _Silent(Unwatched):
     unit = ""
 
 
-def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
-    """Name and recipe to start from, of a preset or of the run of --from, and the other arguments."""
-    if not argv[0].startswith("-"):
-        return argv[0], preset(argv[0]), argv[1:]
-    source, _ = overrides.take("--from", argv)
-    if source is None:
-        raise MnemoError("name a preset first: mnemo train PRESET [options]; mnemo train --list shows them")
-    runs, _ = overrides.take("--runs", argv)
-    folder = find_run(source, Path(runs or RUNS))
-    return folder.name, load_header(folder).recipe, argv
-
-
 def _free_name(runs: Path, base: str) -> str:
     return next(name for name in (f"{base}-{i}" for i in count(1)) if not (runs / name).exists())
 
 
 def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld) -> int:
+    from mnemo.training import train
+
     header = load_header(folder)
     watcher.unit = str(header.corpus.get("unit"))
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
@@ -165,8 +204,15 @@ def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld)
     if outcome.best is not None:
         step, loss = outcome.best
         print(f"best: {format_loss(loss, watcher.unit)} on valid, after step {step:,} of {outcome.step:,}")
-    print(f"next: mnemo eval {folder}")
+    print(_next_commands(folder, header.preset))
     return 0
+
+
+def _next_commands(folder: Path, preset: str | None) -> str:
+    if preset is not None:
+        return f"next: mnemo eval {folder}"
+    run = "" if folder.parent == RUNS else f" {folder}"  # without a name, verbs use the last run in ./runs
+    return f"next: mnemo generate{run}, mnemo analyse{run}, mnemo eval{run}"
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:

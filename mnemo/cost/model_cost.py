@@ -20,12 +20,10 @@ from mnemo.cost.state_size import (
     state_bytes,
     tokens_plan,
 )
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError
 from mnemo.model import ModelConfig, attention_obstacle
 from mnemo.ops.cpu import eager
-from mnemo.recipes.presets import LISTING, PRESETS, preset
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.run_folder import RUNS, find_run, load_header
 from mnemo.storage.weights import build_model
 from mnemo.training.precision import state_dtype
 
@@ -82,19 +80,6 @@ class ModelCost:
             ],
             "attention": self.attention,
         }
-
-
-def find_recipe(name: str) -> Recipe:
-    """The recipe of a preset, or of a run by name or folder; presets take precedence."""
-    if name.partition("@")[0] in PRESETS:
-        return preset(name)
-    try:
-        return load_header(find_run(name)).recipe
-    except MnemoError:
-        if (RUNS / name).exists() or "/" in name or name.startswith("."):
-            raise
-    runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
-    raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
 
 
 def describe(

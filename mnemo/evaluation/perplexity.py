@@ -25,7 +25,7 @@ from mnemo.errors import MnemoError
 from mnemo.evaluation.score import LossSums, Score
 from mnemo.evaluation.settings import Documents, EvaluationSettings, Order, require_positive, resolve
 from mnemo.inference.segment_scorer import Scorer, can_record, losses_at, open_scorer, with_dtype
-from mnemo.memory.state import Start
+from mnemo.memory.configuration import Start
 from mnemo.model import Model, evaluating
 from mnemo.model.memory_limits import require_state_room
 from mnemo.model.positions import Learned, Sinusoidal

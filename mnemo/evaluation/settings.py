@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mnemo.errors import MnemoError
-from mnemo.memory.state import Start
+from mnemo.memory.configuration import Start
 from mnemo.recipes.recipe import EvalConfig, Recipe
 
 Documents = Literal["ignore", "reset"]

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, unknown
-from mnemo.memory.state import Start
+from mnemo.memory.configuration import Start
 from mnemo.model import ModelConfig
 
 FORMAT_VERSION = 1

@@ -15,7 +15,8 @@ from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
 from mnemo.interop.convert.save import unknown_corpus, write_untrained_run
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.run_folder import TOKENIZER, RunHeader, open_run
+from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import TOKENIZER, RunHeader
 
 
 class Pretrained(NamedTuple):

@@ -17,7 +17,8 @@ from mnemo.errors import MnemoError
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
 from mnemo.inference.ring_decoder import RingDecoder
-from mnemo.inference.sampling import Sampling, sample, uniform_draws
+from mnemo.inference.sampling import sample, uniform_draws
+from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
 from mnemo.progress import ShowProgress, silent

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
-from mnemo.memory.kv_buffer import KeyValueCache, KeyValues
+from mnemo.memory import KeyValueCache
+from mnemo.memory.kv_buffer import KeyValues
 from mnemo.memory.protocol import Relation
 from mnemo.memory.state import State, select
-from mnemo.model.embedding import TokenEmbedding
-from mnemo.model.layers import TransformerLayer, add_norm, rotate
+from mnemo.model.embedding.modules import TokenEmbedding
+from mnemo.model.layers.modules import TransformerLayer, add_norm, rotate
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
 from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import Table, decode_attention

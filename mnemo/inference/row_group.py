@@ -92,7 +92,7 @@ class OpenMemoryTokens:
             self.tokens = self.memory.carry(self.tokens, self.model.finish(hidden).hidden, None)
 
     def _feed_block(self, feed: FeedRows, begin: int) -> Tensor:
-        mask = self.memory.config.row_mask(torch.full_like(self.tokens.started, self.segment), begin)
+        mask = self.memory.row_mask(torch.full_like(self.tokens.started, self.segment), begin)
         return feed(self.memory.rows(self.tokens), begin, mask)
 
     def state(self, layers: tuple[Any, ...]) -> State:

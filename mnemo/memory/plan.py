@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from mnemo.memory.compressive import Compressive
+from mnemo.memory.configuration import Layerless
 from mnemo.memory.infinite import Infinite
 from mnemo.memory.lookahead import Lookahead
 from mnemo.memory.memory_tokens import MemoryTokens
-from mnemo.memory.protocol import Layerless
 from mnemo.memory.recurrent import LSTM, QRNN
 from mnemo.memory.xl import XL
 

@@ -2,7 +2,8 @@
 
 A mechanism is three classes; `CONTRIBUTING.md` has a whole one, and a test runs it.
 
-- `Memory`, its configuration: 2 attributes (`length`, `traits`) and 3 methods (`check`, `published`, `stage`).
+- `Memory` (in `mnemo.memory.configuration`), its configuration: 2 attributes (`length`, `traits`) and 3 methods
+  (`check`, `published`, `stage`).
 - `Stage`, its module: 6 methods (`init`, `forward`, `extent`, `resize`, `open`, `work`).
 - `OpenSegment`, its decoder: 6 methods (`feed`, `commit`, `state`, `contents`, `restore`, `select`).
   `mnemo.memory.replay.ReplayedSegment` is one for any stage.
@@ -16,9 +17,9 @@ Shapes: B batch, L segment, M memory slots, K = M + L keys, D model width, H hea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -196,75 +197,6 @@ class Segment:
         if not self.call.recompute or not torch.is_grad_enabled():
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """Facts about a mechanism that code outside of `mnemo.memory` depends on. The defaults suit most."""
-
-    grouped: bool = False
-    """Consecutive layers with equal configurations form one stage."""
-    key_value_cache: bool = False
-    """Each stage is one layer without further weights, and its inference state is a `KeyValueCache`: it can be decoded
-    in ring buffers, scored in recorded CUDA graphs and compiled as a whole."""
-    compile_obstacle: str | None = None
-    """Why a model with this memory cannot be compiled as one graph; None if it can."""
-    single_precision: bool = False
-    """Its kernels have no half precision."""
-    conditional_weights: bool = False
-    """Some weights take part in some segments only, depending on the data."""
-    stand_in_slots: int | None = None
-    """Its work depends on the data, so that it cannot run on shapes alone. Cost estimates count a Transformer-XL memory
-    of this many slots instead."""
-
-
-class Memory(Protocol):
-    """The configuration of a mechanism: a frozen dataclass."""
-
-    @property
-    def length(self) -> int:
-        """Slots of memory."""
-        ...
-
-    @property
-    def traits(self) -> Traits: ...
-
-    def check(self, model: Any) -> None:
-        """Raise ValueError with the reason if the mechanism does not fit a model configuration."""
-        ...
-
-    def published(self) -> Self:
-        """The same memory with the quirks of the published code."""
-        ...
-
-    def stage(self, layers: Sequence[nn.Module]) -> Stage:
-        """A stage of these transformer layers."""
-        ...
-
-
-class Layerless(ABC):
-    """The configuration of a mechanism whose stages replace transformer layers, and contain none.
-
-    They do not attend, and draw their own initial weights. Their memory has no slots: its size is the same for every
-    memory length.
-    """
-
-    traits: ClassVar[Traits]
-
-    @property
-    def length(self) -> int:
-        return 0
-
-    def published(self) -> Self:
-        return self
-
-    @abstractmethod
-    def check(self, model: Any) -> None:
-        """As in `Memory`."""
-
-    @abstractmethod
-    def build(self, dim: int, drop: nn.Module) -> Stage:
-        """A stage for a model of this width; `drop` is the dropout of its output."""
 
 
 class Extent(NamedTuple):

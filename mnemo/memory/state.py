@@ -6,14 +6,12 @@ No function changes its argument. The functions know no mechanism: all use the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 State = Any
-Start = Literal["empty", "zeros"]
-"""The state before a text: no memory, or a memory full of zeros that are attended to."""
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: State) -> State:

@@ -1,7 +1,25 @@
-"""The transformer: its configuration, layers, positions and embedding. It uses the memory protocol only."""
+"""The transformer: its configuration, layers, positions and embedding. It uses the memory protocol only.
 
-from mnemo.model.config import InitConfig, ModelConfig, attention_obstacle
-from mnemo.model.model import Model, Output, evaluating
-from mnemo.model.stages import stage_layers
+The configuration classes import no torch; the other names are loaded at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mnemo.lazy import lazy_names
+from mnemo.model.config import InitConfig, ModelConfig
+
+if TYPE_CHECKING:
+    from mnemo.model.model import Model, Output, attention_obstacle, evaluating
+    from mnemo.model.stages import stage_layers
 
 __all__ = ["InitConfig", "Model", "ModelConfig", "Output", "attention_obstacle", "evaluating", "stage_layers"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "mnemo.model.model": ("Model", "Output", "attention_obstacle", "evaluating"),
+        "mnemo.model.stages": ("stage_layers",),
+    },
+)

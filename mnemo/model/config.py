@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-import torch
-
 from mnemo.config import check_sizes
 from mnemo.errors import MnemoError
 from mnemo.memory import AnyInputMemory, Plan
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.model.positions import AnyPositions, Relative, Shaw, Sinusoidal
-from mnemo.ops import call_obstacle, kernel_obstacle
 
 LIMITS = {
     "vocab_size": 2**31,
@@ -137,9 +134,3 @@ def fingerprint_config(config: ModelConfig) -> dict[str, Any]:
     """The fields that determine the meaning of a memory; lengths and dropout do not."""
     free = {"dropout", "init", "memory", "same_length", "activation_penalty", "temporal_penalty"}
     return {f.name: getattr(config, f.name) for f in fields(config) if f.name not in free}
-
-
-def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the model's attention cannot run in fused kernels on a device; None if it can."""
-    ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
-    return call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)

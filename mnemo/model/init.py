@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mnemo.memory.protocol import DrawsOwnWeights
 from mnemo.model.config import InitConfig
-from mnemo.model.layers import RMSNorm
+from mnemo.model.layers.modules import RMSNorm
 
 RESIDUAL = ("attention.output.weight", "feed_forward.outer.weight")
 """Weights whose products are added to the residual."""

@@ -29,14 +29,14 @@ from mnemo.memory.protocol import (
     widened,
 )
 from mnemo.memory.state import State, reset
-from mnemo.model import positions
 from mnemo.model.config import ModelConfig, fingerprint_config
-from mnemo.model.embedding import Softmax, TokenEmbedding
+from mnemo.model.embedding.modules import Softmax, TokenEmbedding
 from mnemo.model.init import initialize
-from mnemo.model.layers import NORMS, Dropout, TransformerLayer
-from mnemo.model.positions import ProjectedPositions, StoredPositions
+from mnemo.model.layers.modules import NORMS, Dropout, TransformerLayer
+from mnemo.model.positions import modules as positions
+from mnemo.model.positions.modules import ProjectedPositions, StoredPositions
 from mnemo.model.stages import attending_layers, build_stages, recomputed, stage_layers
-from mnemo.ops import Attended, Blocks, Causal
+from mnemo.ops import Attended, Blocks, Causal, call_obstacle, kernel_obstacle
 from mnemo.ops.projection import compute_dtype
 
 if TYPE_CHECKING:
@@ -344,3 +344,9 @@ def evaluating(model: Model) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the model's attention cannot run in fused kernels on a device; None if it can."""
+    ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
+    return call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)

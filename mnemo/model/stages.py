@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from mnemo.memory import Plan
-from mnemo.memory.protocol import AuxiliaryLosses, Layerless, Segment, Stage
+from mnemo.memory.configuration import Layerless
+from mnemo.memory.protocol import AuxiliaryLosses, Segment, Stage
 from mnemo.model.config import ModelConfig
-from mnemo.model.layers import Dropout, TransformerLayer
+from mnemo.model.layers.modules import Dropout, TransformerLayer
 
 
 def stage_layers(plan: Plan, num_layers: int) -> list[list[int]]:

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Collection
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.papers.experiment import BUDGETS, Budget, Cell, CellResult, Experiment, Results
+from mnemo.papers.names import NAMES
 
-__all__ = ["BUDGETS", "Budget", "Cell", "CellResult", "Experiment", "Results", "every_experiment", "find_experiment"]
+__all__ = [
+    "BUDGETS",
+    "NAMES",
+    "Budget",
+    "Cell",
+    "CellResult",
+    "Experiment",
+    "Results",
+    "check_name",
+    "every_experiment",
+    "find_experiment",
+]
 
 
 ORDER = ("xl", "long_range", "rmt", "lamemo")
@@ -33,8 +46,15 @@ def every_experiment() -> dict[str, Experiment]:
 
 def find_experiment(name: str) -> Experiment:
     known = every_experiment()
+    check_name(name, known)
+    return known[name]
+
+
+def check_name(name: str, known: Collection[str] | None = None) -> None:
+    """Raise an error with a hint if there is no experiment of this name; None: among `NAMES`."""
+    known = NAMES if known is None else known
     if name in known:
-        return known[name]
+        return
     longer = [other for other in known if name and other.startswith(f"{name.rstrip('-')}-")]
     if longer:
         raise MnemoError(f"'{name}' is the beginning of several experiments: {', '.join(longer)}")

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mnemo.report.figure_files import write_figures
-from mnemo.report.files import write_text
-from mnemo.report.run_page import PICTURE, build_page
-from mnemo.report.runs import is_run, read_runs
+from mnemo.lazy import lazy_names
+from mnemo.report.run_files import is_run
 
-__all__ = ["is_run", "write_report"]
+if TYPE_CHECKING:
+    from mnemo.report.runs_report import write_report
 
+__all__ = [
+    "is_run",
+    "write_report",
+]
 
-def write_report(runs: Sequence[Path], out: Path, *, title: str | None = None, lead: str | None = None) -> list[str]:
-    """Write the page `out`, and its figures as SVG and CSV in a folder next to it.
-
-    Returns notes about missing and broken files and runs, which the page leaves out and lists too.
-    """
-    found, notes = read_runs(runs)
-    folder = out.with_name(f"{out.stem}-files")
-    page = build_page(found, notes, folder=folder.name, title=title, lead=lead)
-    write_figures(folder, page.figures, {} if page.picture is None else {PICTURE: page.picture})
-    write_text(out, page.html)
-    return [*notes, *(f"{run.name}: {note}" for run in found for note in run.notes)]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "mnemo.report.runs_report": ("write_report",),
+    },
+)

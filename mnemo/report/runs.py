@@ -17,8 +17,8 @@ from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.files import Record, is_number, read_json, read_lines
 from mnemo.report.results import Results, read_results
+from mnemo.report.run_files import why_no_run
 
-FILES = ("recipe.json", "metrics.jsonl")
 """A folder is a run if it holds at least one of these."""
 
 
@@ -77,7 +77,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs that exist, at least one, and a note for each path that is no run."""
     notes, found = [], []
     for path in dict.fromkeys(path.resolve() for path in paths):
-        problem = _not_a_run(path)
+        problem = why_no_run(path)
         if problem:
             notes.append(problem)
         else:
@@ -86,18 +86,6 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         raise MnemoError(notes[0] if notes else "no run given")
     names = short_names(found)
     return [read_run(path, name, color) for color, (path, name) in enumerate(zip(found, names, strict=True))], notes
-
-
-def is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in FILES)
-
-
-def _not_a_run(path: Path) -> str | None:
-    if not path.is_dir():
-        return f"there is no run folder {path}"
-    if not is_run(path):
-        return f"{path} is not a run folder: it holds neither {' nor '.join(FILES)}"
-    return None
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from mnemo.display import Shown, Summary
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import AnyState, TextState, TextWriter, read
-from mnemo.inference.sampling import Sampling
+from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
 from mnemo.model.memory_limits import require_state_room
 from mnemo.progress import ShowProgress

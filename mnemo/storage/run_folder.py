@@ -17,23 +17,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO, get_args
+from typing import Any, TextIO
 
 import torch
 
 from mnemo import __version__
-from mnemo.config import from_json, to_json
-from mnemo.errors import MnemoError, unknown
+from mnemo.config import to_json
+from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import write_tensors
-from mnemo.memory.state import Start, State
+from mnemo.memory.configuration import Start
+from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.model.model import Lengths
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.checkpoint import (
-    CHECKPOINTS,
     Checkpoint,
     checkpoint_path,
     checkpoint_steps,
@@ -42,7 +42,7 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
-from mnemo.storage.shipped import DEFAULT, shipped_model
+from mnemo.storage.run_header import BEST, EXPORT, RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -50,31 +50,11 @@ try:
 except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
-RUNS = Path("runs")
-RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
+DIVERGED = "diverged.json"
+"""Why the run has ended by a divergence; removed when it is resumed."""
 LOCK = "lock"
 LOOK_SECONDS = 0.1
 """How long `locked` waits before its second attempt."""
-EXPORT = "export.json"
-"""In the folder of an exported model: the run and step of its weights."""
-Which = Literal["best", "last"]
-STARTS: tuple[Start, ...] = get_args(Start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHeader:
-    """The content of recipe.json."""
-
-    recipe: Recipe
-    corpus: dict[str, Any]
-    """Name, unit, vocab_size and fingerprint of the corpus."""
-    preset: str | None = None
-    source: dict[str, Any] | None = None
-    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
-
-    @property
-    def start(self) -> Start:
-        return (self.source or {}).get("starts_from", "empty")
 
 
 @dataclass(frozen=True)
@@ -109,49 +89,6 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
     return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start)
 
 
-def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path, its name under `runs`, or that of a model that comes with the package."""
-    for path in (runs / run, Path(run)):
-        if (path / RECIPE).is_file():
-            return path
-    if Path(run).is_dir():
-        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    if (model := shipped_model(str(run))) is not None:
-        return model
-    names = [path.name for path in run_folders(runs)]
-    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
-
-
-def last_run(runs: Path = RUNS) -> Path:
-    """The folder under `runs` in which training has written last; only runs with a checkpoint count."""
-    trained = [path for path in run_folders(runs) if (path / EXPORT).is_file() or checkpoint_steps(path)]
-    if not trained:
-        raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
-    return max(trained, key=last_written)
-
-
-def default_run(runs: Path = RUNS) -> Path:
-    """The run that was trained last; if there is none, a model that comes with the package."""
-    model = shipped_model(DEFAULT)
-    try:
-        return last_run(runs)
-    except MnemoError:
-        if model is None:
-            raise
-        return model
-
-
-def run_folders(runs: Path = RUNS) -> list[Path]:
-    """Every run under `runs`, sorted by name; hidden folders are unfinished ones."""
-    return sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith("."))
-
-
-def last_written(run: Path) -> float:
-    """When training last wrote to a run, in seconds since the epoch; results of other verbs do not count."""
-    names = (RECIPE, BEST, EXPORT, METRICS, CHECKPOINTS)
-    return max((run / name).stat().st_mtime for name in names if (run / name).exists())
-
-
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
@@ -168,25 +105,6 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "recipe": to_json(header.recipe),
             },
         )
-
-
-def load_header(folder: Path) -> RunHeader:
-    path = folder / RECIPE
-    data = load_json(path)
-    if not isinstance(data.get("corpus"), dict):
-        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
-    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
-    preset, source = data.get("preset"), data.get("source")
-    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
-    require(
-        {
-            "preset": preset is None or isinstance(preset, str),
-            "source": known and (source is None or is_count(source.get("step", 0))),
-            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
-        },
-        path,
-    )
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
 
 
 def exported(folder: Path) -> Checkpoint | None:
@@ -265,13 +183,22 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
     with os.fdopen(open_own(folder / LOCK), "w") as file:
         if not _takes_lock(file):
-            time.sleep(LOOK_SECONDS)  # `is_training` of another process holds the lock for an instant
+            time.sleep(LOOK_SECONDS)  # `in_use` of another process holds the lock for an instant
             if not _takes_lock(file):
                 raise MnemoError(f"{folder} is in use by another process")
         yield
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of a run."""
+    if not (folder / LOCK).is_file():
+        return False
+    with (folder / LOCK).open() as file:
+        return not _takes_lock(file, shared=True)
+
+
 def _takes_lock(file: TextIO, shared: bool = False) -> bool:
+    """Lock a file without waiting; whether that was possible."""
     if fcntl is None:
         return True
     try:
@@ -281,11 +208,16 @@ def _takes_lock(file: TextIO, shared: bool = False) -> bool:
     return True
 
 
-def is_training(folder: Path) -> bool | None:
-    """Whether a process of this machine trains the run now; None if this system cannot tell."""
-    if fcntl is None:
+def divergence(folder: Path) -> str | None:
+    """Why training in this folder has ended by a divergence; None if it has not."""
+    if not (folder / DIVERGED).is_file():
         return None
-    if not (folder / LOCK).is_file():
-        return False
-    with os.fdopen(open_own(folder / LOCK, os.O_RDONLY)) as file:
-        return not _takes_lock(file, shared=True)
+    return str(load_json(folder / DIVERGED).get("reason"))
+
+
+def write_divergence(folder: Path, reason: str | None) -> None:
+    """Record that a run has diverged; None: it has not, or is being trained again."""
+    if reason is None:
+        (folder / DIVERGED).unlink(missing_ok=True)
+    else:
+        write_json(folder / DIVERGED, {"reason": reason})

@@ -9,13 +9,18 @@ was killed at any moment and resumed writes the same metrics, bit for bit, as an
 
 from __future__ import annotations
 
-from mnemo.training.create_and_train import create_run, train
-from mnemo.training.data import Data, Scored, open_data
+from typing import TYPE_CHECKING
+
+from mnemo.lazy import lazy_names
 from mnemo.training.monitor import Monitor, Status, Unwatched
-from mnemo.training.run_progress import Best
-from mnemo.training.trainer import Outcome
-from mnemo.training.training_log import Diverged
-from mnemo.training.weight_update import Update, fresh_states, segment_loss, split_rows, update
+
+if TYPE_CHECKING:
+    from mnemo.training.create_and_train import create_run, train
+    from mnemo.training.data import Data, Scored, open_data
+    from mnemo.training.run_progress import Best
+    from mnemo.training.trainer import Outcome
+    from mnemo.training.training_log import Diverged
+    from mnemo.training.weight_update import Update, fresh_states, segment_loss, split_rows, update
 
 __all__ = [
     "Best",
@@ -35,3 +40,28 @@ __all__ = [
     "train",
     "update",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "mnemo.training.create_and_train": (
+            "create_run",
+            "train",
+        ),
+        "mnemo.training.data": (
+            "Data",
+            "Scored",
+            "open_data",
+        ),
+        "mnemo.training.run_progress": ("Best",),
+        "mnemo.training.trainer": ("Outcome",),
+        "mnemo.training.training_log": ("Diverged",),
+        "mnemo.training.weight_update": (
+            "Update",
+            "fresh_states",
+            "segment_loss",
+            "split_rows",
+            "update",
+        ),
+    },
+)

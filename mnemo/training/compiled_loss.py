@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mnemo.data.streams import Batch
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, stage_layers
-from mnemo.model.positions import RelativePositions
+from mnemo.model.positions.modules import RelativePositions
 from mnemo.training.weight_update import SegmentLoss, segment_loss
 
 COMPILERS = ("torch._dynamo", "torch._inductor")

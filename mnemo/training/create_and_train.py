@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
-from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.run_header import RunHeader, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, pick_device
-from mnemo.training.data import Data, open_data
+from mnemo.training.data import Data, check_rows, open_data
 from mnemo.training.distributed import check_parallel
 from mnemo.training.metrics_log import NoTracker, Tracker
 from mnemo.training.monitor import Monitor, Unwatched
@@ -27,6 +28,7 @@ from mnemo.training.processes import AnyWorld, joined
 from mnemo.training.run_description import describe_run
 from mnemo.training.stop_signals import stop_on_signals
 from mnemo.training.trainer import Outcome, Trainer
+from mnemo.training.training_log import Diverged
 
 
 def create_run(
@@ -48,11 +50,12 @@ def create_run(
     data = data or open_data(recipe, monitor.show)
     given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
+    check_rows(recipe, data)
     with torch.device("meta"):
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
     if source is not None:
-        first = run_folder.find_run(source)
+        first = find_run(source)
         start = _first_checkpoint(first)
         check_weights(model, _weights(start, model), start.file("weights"))
         origin = {"run": str(first.resolve()), "step": start.step}
@@ -76,7 +79,7 @@ def train(
 
     Processes started by torchrun train it together; `world` is given if they are already connected.
     """
-    header = run_folder.load_header(folder)
+    header = load_header(folder)
     if world is None:
         config = header.recipe.train
         with joined(config.device, config.timeout) as world:
@@ -95,8 +98,22 @@ def train(
         trainer = Trainer(folder, header, data, monitor, tracker, world)
         for line in describe_run(trainer, header):
             monitor.note(line)
-        with trainer.started(lambda: _first_weights(trainer.model, header)):
+        with trainer.started(lambda: _first_weights(trainer.model, header)), _recorded_divergence(folder, world):
             return trainer.run(stop)
+
+
+@contextmanager
+def _recorded_divergence(folder: Path, world: AnyWorld) -> Iterator[None]:
+    """Note in the run's folder that it has diverged, which `mnemo runs` shows; resuming removes the note."""
+    if world.rank:
+        yield
+        return
+    run_folder.write_divergence(folder, None)
+    try:
+        yield
+    except Diverged as error:
+        run_folder.write_divergence(folder, str(error))
+        raise
 
 
 def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:

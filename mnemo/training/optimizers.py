@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.model import Model
-from mnemo.model.layers import Attention
+from mnemo.model.layers.modules import Attention
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mnemo.training.muon import Muon
 

@@ -7,7 +7,6 @@ CPU; gradients are exchanged in `mnemo.training.distributed`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import torch.distributed as dist
 
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.storage.weights import pick_device
+from mnemo.training.launch import RankError, ReportedByMain, environment_number, is_main, local_rank
 
 T = TypeVar("T")
 
@@ -51,14 +51,6 @@ class World(Protocol):
     def together(self, work: Callable[[], T]) -> T:
         """Do the work in every process; return each one's own result; if one fails, all fail."""
         ...
-
-
-class ReportedByMain(MnemoError):
-    """Raised in the other processes for an error that the main process reports."""
-
-
-class RankError(MnemoError):
-    """An error of a single process other than the main one."""
 
 
 class Alone:
@@ -151,38 +143,13 @@ class Ranks:
 AnyWorld = Alone | Ranks
 
 
-def is_main() -> bool:
-    """Whether this is the main process; known before the processes are connected."""
-    return _number("RANK", 0) == 0
-
-
-def starts_again() -> bool:
-    """Whether torchrun has restarted this job after a failure."""
-    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
-
-
-def may_start_again() -> bool:
-    return _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
-
-
-def local_rank() -> int:
-    return _number("LOCAL_RANK", 0)
-
-
-def _number(variable: str, default: int) -> int:
-    try:
-        return int(os.environ.get(variable, default))
-    except ValueError:
-        raise MnemoError(f"{variable}={os.environ[variable]} is not a number") from None
-
-
 @contextmanager
 def joined(device: str, timeout: float) -> Iterator[AnyWorld]:
     """Connect to the other processes started by torchrun, if any; connection failures become one-line errors."""
     if dist.is_available() and dist.is_initialized():
         yield Ranks(timeout) if dist.get_world_size() > 1 else Alone()
         return
-    if _number("WORLD_SIZE", 1) == 1:
+    if environment_number("WORLD_SIZE", 1) == 1:
         yield Alone()
         return
     with _named_by_rank(), _contact(timeout):
@@ -241,7 +208,7 @@ def _named_by_rank() -> Iterator[None]:
     except MnemoError as error:
         if is_main():
             raise
-        raise RankError(f"rank {_number('RANK', 0)}: {error}") from None
+        raise RankError(f"rank {environment_number('RANK', 0)}: {error}") from None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mnemo.recipes.recipe import Recipe, TrainConfig
-from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.run_header import RunHeader
 from mnemo.training.processes import Alone
 from mnemo.training.trainer import Trainer
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mnemo.data.streams import Cursor
 from mnemo.display import Shown, Summary
 from mnemo.memory.state import to
-from mnemo.storage.run_folder import RunHeader
+from mnemo.storage.run_header import RunHeader
 from mnemo.storage.weights import build_model
 from mnemo.training.checkpoint_tensors import seed_process
 from mnemo.training.checkpointing import RunCheckpoints, TrainingState

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from mnemo.errors import CheckFailed
 from mnemo.recipes.recipe import TrainConfig
-from mnemo.storage.run_folder import METRICS
 from mnemo.training.metrics_log import JsonLines, NoLines, Tracker
 from mnemo.training.monitor import Monitor, Status
 from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress, mean_loss
 from mnemo.training.training_clock import Clock
 
-TIMING = "timing.jsonl"
+METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
 class Diverged(CheckFailed):

@@ -155,8 +155,8 @@ def test_rates_in_single_precision_are_the_same(monkeypatch: pytest.MonkeyPatch)
 
 def test_nothing_is_timed_when_the_formulations_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mnemo.bench.published_xl.relative_shift", lambda scores: scores)
-    monkeypatch.setattr("mnemo.bench.take_turns", lambda *_, **__: pytest.fail("timed"))
-    monkeypatch.setattr("mnemo.bench.check_operations", lambda *_: 0.0)
+    monkeypatch.setattr("mnemo.bench.comparison.take_turns", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr("mnemo.bench.comparison.check_operations", lambda *_: 0.0)
     with pytest.raises(CheckFailed, match="no speed is reported"):
         list(compare("eval", device=CPU))
 
@@ -171,7 +171,7 @@ def test_nothing_is_timed_when_the_operation_is_wrong(
         return out + 1e-4 * q, lse
 
     monkeypatch.setattr(attention_op, "relative_attention", wrong)
-    monkeypatch.setattr("mnemo.bench.take_turns", lambda *_, **__: pytest.fail("timed"))
+    monkeypatch.setattr("mnemo.bench.comparison.take_turns", lambda *_, **__: pytest.fail("timed"))
     assert main(["bench", "--what", "eval", "--device", "cpu"]) == 1
     assert "relative attention is wrong" in capsys.readouterr().err
 

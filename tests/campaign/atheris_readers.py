@@ -34,7 +34,7 @@ with atheris.instrument_imports(include=PARTS):  # type: ignore[attr-defined]
     from mnemo.recipes.recipe import Recipe
     from mnemo.report.runs import read_run
     from mnemo.storage.memory_file import Layout
-    from mnemo.storage.run_folder import load_header
+    from mnemo.storage.run_header import load_header
 
 PLACE = Path(tempfile.mkdtemp(prefix="mnemo-atheris-"))
 

@@ -21,7 +21,7 @@ from mnemo.cli import main
 from mnemo.cli.chat_commands import COMMANDS, Chat, Leave
 from mnemo.cli.chat_terminal import Stopper, Terminal
 from mnemo.errors import MnemoError
-from mnemo.inference.sampling import Sampling
+from mnemo.inference.sampling_options import Sampling
 from mnemo.session.session import Session
 from mnemo.session.text_run import with_tokenizer
 from mnemo.storage.run_folder import open_run
@@ -50,7 +50,8 @@ def test_every_line_gets_a_reply(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     out, err = capsys.readouterr()
     assert out == f"{first}\n{expected.generate(12)}\n"
     read, after = err.splitlines()
-    assert read.startswith("read 7 tokens, ") and read.endswith("memory: 2 long layers ██████████ 8/8; segment 3/8; 19 tokens read")
+    assert read.startswith("read 7 tokens, ") and read.endswith("; segment 3/8; 19 tokens read")
+    assert "; memory: 2 long layers ██████████ 8/8; " in read
     assert after.endswith("; 36 tokens read")
 
 

@@ -14,7 +14,7 @@ from helpers.tiny_runs import sample_text, tiny_run
 
 from mnemo.cli import main
 from mnemo.errors import MnemoError
-from mnemo.storage.run_folder import RECIPE, last_run
+from mnemo.storage.run_header import RECIPE, last_run
 
 TOLD = "mnemo: using the last run, runs/new\n"
 

@@ -23,7 +23,8 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Rotary, Shaw, Sinusoidal
 from mnemo.recipes.presets import PRESETS, preset
 from mnemo.recipes.recipe import AverageConfig, Recipe
-from mnemo.storage.run_folder import load_header, open_run
+from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
 from mnemo.training import Status
 
 TINY = [
@@ -110,7 +111,7 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     for argv, line in bad.items():
         assert line in complaint(capsys, "tiny-bytes", *argv)
     assert "unknown preset 'tiny-byte'; did you mean 'tiny-bytes'?" in complaint(capsys, "tiny-byte")
-    assert "name a preset first" in complaint(capsys, "--train.steps", "5")
+    assert "name a preset or your text" in complaint(capsys, "--train.steps", "5")
     assert "no run 'nowhere'" in complaint(capsys, "--resume", "nowhere")
     assert "unknown option '--train.steps'" in complaint(capsys, "--resume", "nowhere", "--train.steps", "5")
     assert not Path("runs").exists()
@@ -209,7 +210,7 @@ def test_metrics_go_to_a_tracker_too(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setitem(sys.modules, "trackio", None)
     capsys.readouterr()
     assert cli.main(["train", "--resume", "x", "--track", "trackio"]) == 2
-    assert "pip install 'mnemo-lm[track]'" in capsys.readouterr().err
+    assert "pip install '.[track]'" in capsys.readouterr().err
 
 
 def test_losses_are_bits_or_perplexities() -> None:

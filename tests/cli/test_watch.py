@@ -11,12 +11,12 @@ import pytest
 from helpers.run_folders import make_run, recipe
 from rich.console import Console
 
-from mnemo.cli import main, watch
+from mnemo.cli import main, watch_run
 from mnemo.cli.console import format_time
 from mnemo.report.runs import read_run
 from mnemo.report.terminal_plot import BLANK, Curve, as_text, draw
 from mnemo.storage import run_folder
-from mnemo.storage.run_folder import is_training, locked
+from mnemo.storage.run_folder import in_use, locked
 
 
 def test_one_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,26 +78,26 @@ def test_it_follows_until_training_ends(
             appended.set()
 
     def after_a_look(seconds: float) -> None:
-        assert seconds == 0.5 and is_training(folder)
+        assert seconds == 0.5 and in_use(folder)
         seen.set()
         appended.wait(30)
         thread.join(30)
 
     thread = threading.Thread(target=train)
     thread.start()
-    while not is_training(folder):
+    while not in_use(folder):
         pass
-    monkeypatch.setattr(watch.time, "sleep", after_a_look)
+    monkeypatch.setattr(watch_run.time, "sleep", after_a_look)
     assert main(["watch", str(folder), "--every", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 50/400 ") and lines[1].startswith("step 50: valid ")
     assert lines[2].startswith("step 60/400  1.4427 bpc  lr 2.00e-03  ")
-    assert len(lines) == 3 and not is_training(folder)
+    assert len(lines) == 3 and not in_use(folder)
 
 
 def test_a_live_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "mine", recipe())
-    text = watch._picture(read_run(folder, "mine"), True, Console(width=60, height=20).size)
+    text = watch_run._picture(read_run(folder, "mine"), True, Console(width=60, height=20).size)
     assert {span.style for span in text.spans} == {"dim", "cyan", "yellow"}
     lines = text.plain.splitlines()
     assert "0s left, best valid" in lines[0] and max(map(len, lines[1:])) <= 60
@@ -114,7 +114,7 @@ def test_ctrl_c_leaves_the_training_alone(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch.time, "sleep", interrupt)
+    monkeypatch.setattr(watch_run.time, "sleep", interrupt)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with locked(folder):
         assert main(["watch", str(folder)]) == 0
@@ -137,7 +137,7 @@ def test_a_look_at_the_lock_does_not_refuse_training(tmp_path: Path, monkeypatch
     assert run_folder._takes_lock(look, shared=True)
     monkeypatch.setattr(run_folder.time, "sleep", lambda seconds: look.close())
     with locked(folder):
-        assert is_training(folder)
+        assert in_use(folder)
 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 5), (72, 14), (8, 3)])

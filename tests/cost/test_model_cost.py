@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mnemo.cli import main
 from mnemo.config import to_json
 from mnemo.cost.flops import _zipf_shares, flops_per_token
-from mnemo.cost.model_cost import attention_path, describe, find_recipe
+from mnemo.cost.model_cost import attention_path, describe
 from mnemo.cost.parameters import count_parameters
 from mnemo.cost.plan_picture import draw_plan
 from mnemo.cost.state_size import state_bytes
@@ -23,6 +23,7 @@ from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.positions import AnyPositions, Learned, Relative, Rotary, Shaw
 from mnemo.ops.cpu import eager
 from mnemo.recipes.presets import preset
+from mnemo.storage.run_header import find_recipe
 
 BATCH, SEGMENT = 3, 5
 

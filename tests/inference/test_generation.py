@@ -14,7 +14,8 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 from mnemo.inference.decoder import Decoder
 from mnemo.inference.generation import generate, read
-from mnemo.inference.sampling import Sampling, sample
+from mnemo.inference.sampling import sample
+from mnemo.inference.sampling_options import Sampling
 from mnemo.memory import XL, Plan
 from mnemo.memory.state import leaves, select
 from mnemo.model import Model, Output

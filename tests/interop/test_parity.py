@@ -23,8 +23,9 @@ from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl as convert
 from mnemo.interop.parity import TOLERANCE, Parity, check, compare, segment_runner, transformer_xl
 from mnemo.interop.parity.reference import Reference, largest_error
-from mnemo.memory import xl
-from mnemo.model import layers, positions
+from mnemo.memory.xl import modules as xl
+from mnemo.model.layers import modules as layers
+from mnemo.model.positions import modules as positions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformer-xl"
 WITHOUT_MEMORY = {"mem_len": 0, "eval_mem_len": 0}

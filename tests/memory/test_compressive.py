@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mnemo.memory.compressive import Compressive, CompressiveStage, CompressiveState
+from mnemo.memory import CompressiveState
+from mnemo.memory.compressive import Compressive
+from mnemo.memory.compressive.modules import CompressiveStage
 from mnemo.memory.state import leaves
 from mnemo.model import Model
 
@@ -196,7 +198,7 @@ def test_the_reconstruction_loss_is_the_papers():
 
 
 def test_most_used_rows_survive_in_their_order():
-    from mnemo.memory.compressive import _most_used
+    from mnemo.memory.compressive.modules import _most_used
 
     rows = torch.arange(8.0).view(1, 8, 1).expand(2, -1, -1)
     received = torch.tensor([[5, 1, 9, 1, 1, 8, 1, 7], [1, 2, 3, 4, 9, 9, 9, 9]], dtype=torch.float32)

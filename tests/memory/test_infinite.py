@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mnemo.interop.parity import check
 from mnemo.memory import Plan
-from mnemo.memory.infinite import (
+from mnemo.memory.infinite import Infinite
+from mnemo.memory.infinite.modules import (
     BINS,
-    Infinite,
     InfiniteStage,
     LongTerm,
     SignalAttention,

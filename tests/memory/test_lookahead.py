@@ -18,10 +18,11 @@ from mnemo.errors import MnemoError
 from mnemo.interop.parity import check, lamemo
 from mnemo.interop.parity.reference import Reference
 from mnemo.memory import XL, Lookahead, LookaheadState, Plan
-from mnemo.memory.lookahead import LookaheadStage, coefficient
+from mnemo.memory.lookahead.modules import LookaheadStage, coefficient
 from mnemo.memory.state import leaves, tree_map
 from mnemo.model import Model, ModelConfig
-from mnemo.model.positions import Relative, Rotary, Shaw, sinusoids
+from mnemo.model.positions import Relative, Rotary, Shaw
+from mnemo.model.positions.modules import sinusoids
 from mnemo.ops import Causal, KeyLimit
 from mnemo.storage.memory_file import load_memory, save_memory
 

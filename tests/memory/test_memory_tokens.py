@@ -352,7 +352,7 @@ def without_memory(**changes: Any) -> ModelConfig:
 
 
 def test_a_mask_for_stock_backbones_is_causal() -> None:
-    assert MemoryTokens(mask="causal").row_mask(torch.tensor([4])) == Causal()
+    assert MemoryTokens(mask="causal").build(4).row_mask(torch.tensor([4])) == Causal()
 
 
 @pytest.mark.gpu

@@ -10,9 +10,9 @@ import torch
 from helpers.mechanisms import MECHANISMS
 from helpers.models import random_model, random_tokens
 
-from mnemo.memory import XL, Compressive, Lookahead, Plan, protocol
-from mnemo.memory.kv_buffer import KeyValueCache
-from mnemo.memory.protocol import Memory, OpenSegment, Stage
+from mnemo.memory import XL, Compressive, KeyValueCache, Lookahead, Plan, protocol
+from mnemo.memory.configuration import Memory
+from mnemo.memory.protocol import OpenSegment, Stage
 
 UNUSED = {
     "no look-ahead": dict(memory=Plan(long=Lookahead(length=3, alpha="one"))),

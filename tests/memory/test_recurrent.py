@@ -19,7 +19,7 @@ from mnemo.data.corpus import Split
 from mnemo.evaluation.perplexity import evaluate
 from mnemo.memory import LSTM, QRNN, XL, LSTMState, MemoryTokens, Plan, QRNNState
 from mnemo.memory.protocol import Layer, Relation, Segment
-from mnemo.memory.recurrent import RecurrentStage, pool
+from mnemo.memory.recurrent.modules import RecurrentStage, pool
 from mnemo.memory.state import leaves
 from mnemo.model import Model, ModelConfig
 from mnemo.model.layers import DropoutConfig

@@ -13,7 +13,7 @@ from helpers.tolerances import assert_close
 from mnemo.cost.flops import flops_per_token
 from mnemo.memory import XL, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
-from mnemo.model.layers import RMSNorm
+from mnemo.model.layers.modules import RMSNorm
 from mnemo.model.positions import Rotary
 from mnemo.recipes.presets import preset
 from mnemo.training.data import build_stream

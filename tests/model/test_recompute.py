@@ -11,7 +11,7 @@ from helpers.tolerances import assert_close
 from torch import Tensor
 
 from mnemo.memory import XL, Lookahead, Plan
-from mnemo.memory.lookahead import coefficient
+from mnemo.memory.lookahead.modules import coefficient
 from mnemo.memory.state import State, detach, leaves
 from mnemo.model import Model, ModelConfig
 from mnemo.model.layers import DropoutConfig

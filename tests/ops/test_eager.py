@@ -11,7 +11,7 @@ from mnemo.memory import XL, KeyValueCache, Plan
 from mnemo.memory.kv_buffer import SPARE, KeyValues
 from mnemo.memory.state import leaves, select, tree_map
 from mnemo.model import InitConfig, Model, ModelConfig
-from mnemo.model.layers import Dropout
+from mnemo.model.layers.modules import Dropout
 from mnemo.ops import keep_mask, relative_attention
 from mnemo.ops.cpu import eager
 

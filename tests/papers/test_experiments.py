@@ -95,7 +95,8 @@ def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
 def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
     monkeypatch.setattr(experiments, "every_experiment", lambda: {each.name: each for each in those})
     monkeypatch.setattr("mnemo.papers.pages.every_experiment", lambda: {each.name: each for each in those})
-    monkeypatch.setattr("mnemo.cli.reproduce.every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr("mnemo.cli.reproduction.every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr(experiments, "NAMES", tuple(each.name for each in those))
 
 
 def folders(path: Path) -> list[str]:

@@ -25,7 +25,7 @@ def test_the_public_interface_is_pinned():
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_name_loads_from_its_home(name: str):
     value = getattr(mnemo, name)
-    home = mnemo._MODULE_OF[name]
+    home = next(module for module, names in mnemo._HOME.items() if name in names)
     assert value is getattr(importlib.import_module(home), name)
 
 

@@ -15,7 +15,8 @@ from helpers.tolerances import assert_close
 
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextState, generate, read
-from mnemo.inference.sampling import Sampling, uniform_draws
+from mnemo.inference.sampling import uniform_draws
+from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import leaves
 from mnemo.session.session import Session
 from mnemo.session.text_run import encode_file, with_tokenizer
@@ -283,7 +284,8 @@ def test_a_session_shows_itself() -> None:
         "  size                2.758 KiB\n"
         "  sampling            temperature 1"
     )
-    assert session.memory().line().startswith("memory: 2 short layers ██████████ 2/2, 1 long layer ██████████ 7/7; segment 1/4; 9 ")
+    layers = "2 short layers ██████████ 2/2, 1 long layer ██████████ 7/7"
+    assert session.memory().line() == f"memory: {layers}; segment 1/4; 9 tokens read"
     assert "<caption>session of random" in session._repr_html_()
 
 

@@ -21,8 +21,9 @@ from mnemo.errors import MnemoError
 from mnemo.files import tensor_file
 from mnemo.recipes.recipe import AverageConfig
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage import run_folder, weights
+from mnemo.storage import run_folder, run_header, weights
 from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
 from mnemo.training import Unwatched, create_run, train
 from mnemo.training.metrics_log import JsonLines
 
@@ -64,7 +65,7 @@ def test_an_opened_run_has_the_saved_weights(finished: Path) -> None:
 
 
 def test_runs_are_found_by_name(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder.find_run, "__defaults__", (finished.parent,))
+    monkeypatch.setattr(run_header.find_run, "__defaults__", (finished.parent,))
     assert open_run("finished").path == finished
     with pytest.raises(MnemoError, match="unknown run 'finishd'; did you mean 'finished'"):
         open_run("finishd")
@@ -364,6 +365,6 @@ def test_devices_that_are_not_there(name: str) -> None:
 
 
 def test_recipes_survive_the_folder(finished: Path) -> None:
-    header = run_folder.load_header(finished)
+    header = load_header(finished)
     assert header.recipe == recipe() and header.source is None
     assert replace(header.recipe, train=recipe(steps=5).train) != header.recipe

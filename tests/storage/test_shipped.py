@@ -16,7 +16,8 @@ from mnemo.cli import main
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import write_json
 from mnemo.storage import shipped
-from mnemo.storage.run_folder import default_run, export_run, find_run
+from mnemo.storage.run_folder import export_run
+from mnemo.storage.run_header import default_run, find_run
 from mnemo.storage.shipped import CARD, load_card, shipped_names, weights_digest
 
 FACTS = dict(title="A stand-in", data="none", licence="none", training="two steps", score="8 bits per byte")

@@ -24,7 +24,8 @@ from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.training import Diverged, Unwatched, create_run, engine, open_data, train, update_guard
-from mnemo.training.processes import ReportedByMain, joined
+from mnemo.training.launch import ReportedByMain
+from mnemo.training.processes import joined
 
 STEPS: dict[str, Any] = {
     "batch": 4,

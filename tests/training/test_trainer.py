@@ -25,8 +25,9 @@ from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.recipe import AverageConfig, DataConfig, OptimizerConfig, Recipe, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
-from mnemo.storage import run_folder, weights
+from mnemo.storage import weights
 from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
 from mnemo.training import Diverged, Unwatched, create_run, open_data, precision, train
 from mnemo.training.optimizers import learning_rate
 
@@ -346,7 +347,7 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
     create_run(recipe(optimizer=OptimizerConfig(lr=0.0)), tmp_path / "tuned", source=tmp_path / "source")
     train(tmp_path / "tuned")
     source, tuned = open_run(tmp_path / "source"), open_run(tmp_path / "tuned", "last")
-    assert tuned.step == 12 and run_folder.load_header(tmp_path / "tuned").source == {
+    assert tuned.step == 12 and load_header(tmp_path / "tuned").source == {
         "run": str((tmp_path / "source").resolve()),
         "step": source.step,
     }

@@ -8,12 +8,17 @@ A task is a frozen dataclass; `DataConfig.task` takes any of them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mnemo.data.tasks.quadratic import Quadratic
-from mnemo.data.tasks.recall import RecallStream
 from mnemo.data.tasks.repeat import Copy, Reverse
 from mnemo.data.tasks.retrieval import MultiQuery, Passkey, Retrieval
-from mnemo.data.tasks.task import Task, TaskSplit, texts
-from mnemo.data.tasks.task_stream import TaskStream, samples, segments
+from mnemo.data.tasks.task import Task, TaskSplit
+from mnemo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from mnemo.data.tasks.recall import RecallStream
+    from mnemo.data.tasks.task_stream import TaskStream, samples, segments, texts
 
 AnyTask = Copy | Reverse | Retrieval | Quadratic | MultiQuery | Passkey
 """Every task that a recipe can use."""
@@ -34,3 +39,11 @@ __all__ = [
     "segments",
     "texts",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "mnemo.data.tasks.recall": ("RecallStream",),
+        "mnemo.data.tasks.task_stream": ("TaskStream", "samples", "segments", "texts"),
+    },
+)

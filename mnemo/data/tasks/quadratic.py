@@ -15,10 +15,15 @@ Ids: 0 pads the parts, 1 is unused, digits from 2, then + - * / ^ = ( ) x D ; an
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mnemo.data.tasks.task import Task
+from mnemo.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 ALPHABET = "0123456789+-*/^=()xD;,"
 FIRST = 2

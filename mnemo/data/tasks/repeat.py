@@ -6,10 +6,15 @@ Ids: 0 is unused, 1 marks the start of the answer, symbols from 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from mnemo.data.tasks.task import Task
+from mnemo.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 START, FIRST = 1, 2
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
+from mnemo.lazy import LazyModule
 
-from mnemo.data.streams import chance
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
 
 TaskSplit = Literal["train", "valid", "test"]
 
@@ -74,22 +76,6 @@ class Task(ABC):
 
     def num_segments(self, segment: int) -> int:
         return -(-self.num_tokens // segment)
-
-
-@lru_cache(maxsize=4)
-def texts(task: Task) -> dict[TaskSplit, np.ndarray]:
-    """Return the samples (N, T + 1) of each split. All are drawn in one series, so distinct samples stay distinct."""
-    count = task.test + task.valid + task.train
-    drawn = task.draw(chance(f"task {type(task).__name__}", task.seed, 0), count)
-    drawn = drawn.astype(np.min_scalar_type(task.vocab_size), copy=False)
-    test, valid, train = np.split(drawn, [task.test, task.test + task.valid])
-    return {"train": train, "valid": valid, "test": test}
-
-
-def cut(rows: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Split samples (N, T + 1) into tokens and targets (N, T); targets are -1 where nothing is predicted."""
-    rows = rows.astype(np.int64)
-    return rows[:, :-1], np.where(predicted, rows[:, 1:], -1)
 
 
 def permutations(random: np.random.Generator, count: int, of: int, take: int) -> np.ndarray:

@@ -14,9 +14,25 @@ import torch
 from torch import Tensor
 
 from mnemo.data.streams import Batch, Cursor, chance
-from mnemo.data.tasks.task import Task, TaskSplit, cut, texts
+from mnemo.data.tasks.task import Task, TaskSplit
 from mnemo.errors import MnemoError
 from mnemo.files.safe_load import is_count
+
+
+@lru_cache(maxsize=4)
+def texts(task: Task) -> dict[TaskSplit, np.ndarray]:
+    """Return the samples (N, T + 1) of each split. All are drawn in one series, so distinct samples stay distinct."""
+    count = task.test + task.valid + task.train
+    drawn = task.draw(chance(f"task {type(task).__name__}", task.seed, 0), count)
+    drawn = drawn.astype(np.min_scalar_type(task.vocab_size), copy=False)
+    test, valid, train = np.split(drawn, [task.test, task.test + task.valid])
+    return {"train": train, "valid": valid, "test": test}
+
+
+def cut(rows: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Split samples (N, T + 1) into tokens and targets (N, T); targets are -1 where nothing is predicted."""
+    rows = rows.astype(np.int64)
+    return rows[:, :-1], np.where(predicted, rows[:, 1:], -1)
 
 
 class TaskStream:

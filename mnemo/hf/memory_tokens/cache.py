@@ -63,7 +63,7 @@ class Group:
 
     def _rows(self, rows: Tensor, begin: int, model: DecodingModel) -> Tensor:
         counts = torch.full_like(self.state.started, self.room)
-        mask = model.memory.config.row_mask(counts, begin)
+        mask = model.memory.row_mask(counts, begin)
         return model.rows.feed(rows, self.cache, begin, counts, mask)
 
     def _commit(self, model: DecodingModel) -> None:

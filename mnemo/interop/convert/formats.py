@@ -13,7 +13,7 @@ from mnemo.errors import MnemoError, unknown
 from mnemo.interop.convert import lamemo, nvidia, rmt, tensorflow, transformer_xl
 from mnemo.interop.convert.infer_arguments import Arguments, arguments_of_shapes, merge, required_argument, shape
 from mnemo.interop.convert.tensor_map import TensorMap
-from mnemo.memory.state import Start
+from mnemo.memory.configuration import Start
 from mnemo.model import Model, ModelConfig
 
 Tensors = Mapping[str, Tensor]

@@ -21,9 +21,10 @@ from mnemo.interop.convert.infer_arguments import Arguments, check_types
 from mnemo.interop.convert.tensor_map import import_tensors
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.convert.weight_files import WeightsFile
-from mnemo.memory.state import Start
+from mnemo.memory.configuration import Start
 from mnemo.model import ModelConfig
-from mnemo.storage.run_folder import RECIPE, TOKENIZER, open_run
+from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import RECIPE, TOKENIZER
 
 CONFIG = "config.json"
 WEIGHTS = (

@@ -17,6 +17,7 @@ from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.interop.convert import formats, vocabulary
+from mnemo.interop.convert.destination import check_free
 from mnemo.interop.convert.load import CONFIG, ConvertedModel
 from mnemo.interop.convert.tensor_map import export_tensors
 from mnemo.interop.convert.to_published import published_arguments
@@ -25,12 +26,8 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative, Sinusoidal
 from mnemo.recipes.recipe import DataConfig, Recipe, TrainConfig
 from mnemo.storage.checkpoint import save_checkpoint
-from mnemo.storage.run_folder import RunHeader, write_header
-
-
-def check_free(dest: Path) -> None:
-    if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
-        raise MnemoError(f"{dest} exists already: name a new folder")
+from mnemo.storage.run_folder import write_header
+from mnemo.storage.run_header import RunHeader
 
 
 def write_run(model: ConvertedModel, dest: Path, *, source: Path, corpus: str, corpus_info: dict[str, Any]) -> Recipe:

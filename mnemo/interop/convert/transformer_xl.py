@@ -14,7 +14,8 @@ from mnemo.interop.convert.tensor_map import TensorLocation, TensorMap, import_t
 from mnemo.memory import XL, Plan
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import Bins, EmbeddingConfig
-from mnemo.model.layers import DropoutConfig, TransformerLayer
+from mnemo.model.layers import DropoutConfig
+from mnemo.model.layers.modules import TransformerLayer
 from mnemo.model.positions import AnyPositions, Learned, Relative, Shaw, Sinusoidal
 
 BUFFERS = {"pos_emb.inv_freq", "transformer.pos_emb.inv_freq"}

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.interop.parity.reference import Reference
-from mnemo.memory.infinite import BINS, Infinite, LongTerm, SignalAttention, bin_masses, make_basis
+from mnemo.memory.infinite import Infinite
+from mnemo.memory.infinite.modules import BINS, LongTerm, SignalAttention, bin_masses, make_basis
 
 MIN_VARIANCE = {"gpt2": 1e-4, "sorting": 1e-6}
 NAMES = {

@@ -18,7 +18,8 @@ from mnemo.papers.jobs import Place, job, train_and_score, train_here
 from mnemo.papers.rmt.maps import attention_maps
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.runs import read_run
-from mnemo.storage.run_folder import RECIPE, open_run
+from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import RECIPE
 from mnemo.training import Diverged, create_run
 
 OUT_OF_MEMORY, DIVERGED, FINISHED = "out of memory", "diverged", "finished"

@@ -1,10 +1,4 @@
-"""Look-ahead memory (LaMemo; Ji et al., 2022): memory rows attend to later positions, and are refreshed every segment.
-
-Consecutive layers form a group. It keeps its own input rows and, for every layer, the context C of the attention over
-them with the log-sum-exp of its scores. In each segment, the memory rows of each layer attend to the positions that are
-new on their right, up to the segment's first token. The result is mixed with the cached context by the softmax weight
-of either side, as if one softmax went over both. The refreshed rows pass through the rest of the layer like the
-segment's own rows and are the memory of the layer above, with gradients; only the cached values are constants.
+"""State, stage and decoder of the look-ahead memory; see the package for what it is.
 
 Looking ahead is causal attention over reversed sequences: memory row i is query M - 1 - i and position j is key M - j,
 so that the true distance j - i is one more than the distance between query and key.
@@ -14,14 +8,13 @@ Shapes: B batch, L segment, M memory slots, D model width, H heads, d head size.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mnemo.memory.lookahead import Lookahead
 from mnemo.memory.protocol import (
     Extent,
     Layer,
@@ -29,7 +22,6 @@ from mnemo.memory.protocol import (
     Scope,
     Segment,
     Stage,
-    Traits,
     fit_slots,
     keep_newest,
     matrix_work,
@@ -37,54 +29,6 @@ from mnemo.memory.protocol import (
 )
 from mnemo.memory.state import tree_map, tree_zip
 from mnemo.ops import Causal, KeyLimit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lookahead:
-    traits: ClassVar[Traits] = Traits(grouped=True)
-    length: int = 512
-    """Slots of memory of the layers."""
-    epsilon: float = 1e-6
-    """Added to the memorising coefficient's denominator, whose larger term is scaled to 1."""
-    alpha: Literal["interpolated", "detached", "zero", "one"] = "interpolated"
-    """The memorising coefficient: the softmax share of the cached side; the same without gradients, so that memories
-    can be longer than in training (docs/lamemo.md); 0, without interpolation; or 1, without look-ahead."""
-    encoding: Literal["disentangled", "signed"] = "disentangled"
-    """Positions ahead: their distance, with a separate bias; or Transformer-XL's encoding of negative distances."""
-    window: Literal["previous", "current"] = "previous"
-    """Number of positions that count as new: the length of the previous segment; or of the current one, as in the
-    published code, which skips positions or sees them twice when the segment length changes."""
-    refresh_last: bool = False
-    """Keep and refresh the last layer's contexts too, although nothing uses them."""
-
-    def __post_init__(self) -> None:
-        if self.length < 0:
-            raise ValueError(f"memory length {self.length} is negative")
-        if self.epsilon < 0:
-            raise ValueError(f"epsilon {self.epsilon} is negative")
-
-    @property
-    def interpolates(self) -> bool:
-        return self.alpha in ("interpolated", "detached")
-
-    def published(self) -> Lookahead:
-        """The same memory with the published code's quirks."""
-        return replace(self, window="current")
-
-    def check(self, model: Any) -> None:
-        if not model.positions.projected:
-            raise ValueError(f"a look-ahead memory needs Relative positions, not {type(model.positions).__name__}")
-        if self.length == 0:
-            raise ValueError("a look-ahead memory of length 0 has nothing to refresh")
-        for below, above in itertools.pairwise(model.memory.memories(model.num_layers)):
-            if isinstance(below, Lookahead) and isinstance(above, Lookahead) and below != above:
-                raise ValueError(
-                    "neighbouring look-ahead layers form a group and must be configured alike, "
-                    f"not as {below} and {above}"
-                )
-
-    def stage(self, layers: Sequence[nn.Module]) -> LookaheadStage:
-        return LookaheadStage(self, layers)
 
 
 class LookaheadState(NamedTuple):

@@ -1,9 +1,4 @@
-"""Memory tokens: vectors beside the text (Burtsev et al., 2020: Memory Transformer, MT) that may be carried from
-segment to segment (Bulatov et al., 2022: Recurrent Memory Transformer, RMT).
-
-A segment is read as [memory ; tokens ; memory]. The first block is the memory so far. The second block, which sees all
-tokens, is written: its output is the memory of the next segment. MT has the first block only and carries nothing.
-Memory tokens only change the input and output of the backbone, so any model that takes embeddings can be one.
+"""State and modules of memory tokens; see the package for what they are.
 
 Shapes: B batch, L tokens, m memory tokens, Q rows [read m, tokens L, write m], D width.
 """
@@ -12,111 +7,42 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mnemo.memory.memory_tokens import MemoryTokens
 from mnemo.memory.protocol import Backbone, DrawsOwnWeights
 from mnemo.memory.state import State
-from mnemo.ops import Ahead, Blocks, Causal, as_text
+from mnemo.ops import Blocks, Causal, as_text
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryTokens:
-    num: int = 10
-    """Memory tokens; with 0 the model is its backbone."""
-    write: bool = True
-    """Write the memory after every segment (RMT); else only read it (MT)."""
-    mask: Literal["block", "causal"] = "block"
-    """The tokens of a block see each other, as in the paper, or only earlier rows, as stock backbones do."""
-    memory_sees_cache: bool = False
-    """With block masks, let memory tokens see the layers' own memories, which text tokens always see."""
-    ahead: Ahead = "signed"
-    """Position of keys ahead inside a block: their negative distance, none, or wrapped around (as published)."""
-    carry_read: bool = False
-    """MT carries the output of its read block to the next segment, as the published code does, instead of starting
-    every segment from the learned rows."""
-    identical_init: bool = False
-    """All learned rows are equal at first, as in the published code, where only their positions differ."""
-    std: float = 1.0
-    """Deviation of the initial learned rows."""
+def row_mask(config: MemoryTokens, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
+    """The mask of rows [read, tokens, write] with `lengths` (B,) tokens, of which `begun` were processed before."""
+    if not config.blocks:
+        return Causal()
+    num_written = config.num if config.write else 0
+    return Blocks(config.num, num_written, lengths, config.memory_sees_cache, ahead=config.ahead, begun=begun)
 
-    def __post_init__(self) -> None:
-        if self.num < 0:
-            raise ValueError(f"{self.num} memory tokens")
-        if self.std < 0:
-            raise ValueError(f"deviation {self.std} of the memory tokens is negative")
-        if self.write and self.carry_read:
-            raise ValueError("a model that writes its memory carries the written block: carry_read is for write=False")
 
-    @property
-    def num_extra(self) -> int:
-        """Rows of a segment besides its tokens."""
-        return self.num * (1 + self.write)
+def pattern(config: MemoryTokens, num_tokens: int, cached: int) -> Tensor:
+    """As `MemoryTokens.pattern`."""
+    rows = num_tokens + config.num_extra
+    mask, cpu = row_mask(config, torch.tensor([num_tokens])), torch.device("cpu")
+    return mask.visible(rows, cached + rows, cached, cpu).view(rows, cached + rows)
 
-    @property
-    def blocks(self) -> bool:
-        """Whether rows see later rows."""
-        return self.num > 0 and self.mask == "block"
 
-    @property
-    def reach(self) -> int:
-        """Largest number of positions between a row and a later row that it sees."""
-        return self.num - 1 if self.blocks else 0
-
-    @property
-    def carries(self) -> bool:
-        """Whether a segment passes a memory on to the next one."""
-        return self.num > 0 and (self.write or self.carry_read)
-
-    def build(self, dim: int) -> RecurrentMemory:
-        """The module for a model of this width."""
-        return RecurrentMemory(self, dim)
-
-    def check(self, model: Any) -> None:
-        """Raise ValueError, with the reason, if memory tokens do not fit a model configuration."""
-        max_rows = model.positions.max_rows
-        if self.blocks and model.same_length:
-            raise ValueError(
-                "same_length gives every query equally many keys, but a block mask gives memory tokens more: "
-                'use mask="causal"'
-            )
-        if self.blocks and model.positions.signed and self.ahead != "signed":
-            raise ValueError(f'rotary positions are signed: ahead="{self.ahead}" needs a table of distances')
-        if max_rows is not None and self.num_extra >= max_rows:
-            raise ValueError(
-                f"{self.num_extra} rows of memory tokens leave no room for text in {max_rows} learned positions"
-            )
-
-    def published(self) -> MemoryTokens:
-        """The same with the published code's quirks."""
-        return replace(self, ahead="wrap", identical_init=True, carry_read=not self.write)
-
-    def row_mask(self, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
-        """The mask of rows [read, tokens, write] with `lengths` (B,) tokens, of which `begun` were processed before."""
-        if not self.blocks:
-            return Causal()
-        return Blocks(
-            self.num, self.num if self.write else 0, lengths, self.memory_sees_cache, ahead=self.ahead, begun=begun
-        )
-
-    def pattern(self, num_tokens: int, cached: int = 0) -> Tensor:
-        """The mask of one segment, boolean (Q, cached + Q): rows are queries, columns keys. `describe` prints it."""
-        rows = num_tokens + self.num_extra
-        mask, cpu = self.row_mask(torch.tensor([num_tokens])), torch.device("cpu")
-        return mask.visible(rows, cached + rows, cached, cpu).view(rows, cached + rows)
-
-    def describe(self, num_tokens: int, cached: int = 0) -> str:
-        """The mask as text: a line for every query, with a # for every key that it sees."""
-        parts = {"cache": cached, "read": self.num, "token": num_tokens, "write": self.num if self.write else 0}
-        cuts = torch.tensor([*parts.values()]).cumsum(0).tolist()
-        names = [name for name, count in parts.items() for _ in range(count) if name != "cache"]
-        heading = " ".join(name[0] * count for name, count in parts.items() if count)
-        lines = as_text(self.pattern(num_tokens, cached)).split("\n")
-        spaced = [" ".join(filter(None, _cut(line, cuts))) for line in lines]
-        return "\n".join(f"{name:<5}  {line}" for name, line in zip(["", *names], [heading, *spaced], strict=True))
+def describe(config: MemoryTokens, num_tokens: int, cached: int) -> str:
+    """As `MemoryTokens.describe`."""
+    parts = {"cache": cached, "read": config.num, "token": num_tokens, "write": config.num if config.write else 0}
+    cuts = torch.tensor([*parts.values()]).cumsum(0).tolist()
+    names = [name for name, count in parts.items() for _ in range(count) if name != "cache"]
+    heading = " ".join(name[0] * count for name, count in parts.items() if count)
+    lines = as_text(pattern(config, num_tokens, cached)).split("\n")
+    spaced = [" ".join(filter(None, _cut(line, cuts))) for line in lines]
+    return "\n".join(f"{name:<5}  {line}" for name, line in zip(["", *names], [heading, *spaced], strict=True))
 
 
 def _cut(line: str, cuts: list[int]) -> list[str]:
@@ -196,12 +122,15 @@ class RecurrentMemory(nn.Module, DrawsOwnWeights):
         hidden, inner = backbone(
             rows,
             state.inner,
-            mask=self.config.row_mask(counts),
+            mask=self.row_mask(counts),
             positions=torch.arange(rows.shape[1], device=rows.device),
             lengths=used,
         )
         tokens, memory = layout.unpack(hidden)
         return tokens, self.carry(state, memory, inner, None if lengths is None else lengths > 0)
+
+    def row_mask(self, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
+        return row_mask(self.config, lengths, begun)
 
     def rows(self, state: TokensState) -> Tensor:
         """(B, m, D): the memory of rows that have one, the learned rows for the others."""

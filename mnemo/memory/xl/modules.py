@@ -1,53 +1,17 @@
-"""Transformer-XL's memory (Dai et al., 2019): a layer keeps its last M inputs and attends to them as a constant.
-
-Training keeps the inputs, because the weights that project them change. Inference keeps their projected keys and
-values, which do not change: the same numbers at a fraction of the work.
+"""State, stage and decoder of Transformer-XL's memory; see the package for what it is.
 
 Shapes: B batch, L segment, M memory slots, D model width, H heads, d head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mnemo.memory.kv_buffer import SPARE, KeyValueCache, KeyValues, empty_keys
-from mnemo.memory.protocol import (
-    Extent,
-    Layer,
-    Segment,
-    Stage,
-    Traits,
-    fit_slots,
-    keep_newest,
-    projection_work,
-    remember,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class XL:
-    traits: ClassVar[Traits] = Traits(key_value_cache=True)
-    length: int = 512
-    """Slots of memory of each layer; 0 for none."""
-
-    def __post_init__(self) -> None:
-        if self.length < 0:
-            raise ValueError(f"memory length {self.length} is negative")
-
-    def check(self, model: Any) -> None:
-        """It fits every model."""
-
-    def published(self) -> XL:
-        return self
-
-    def stage(self, layers: Sequence[nn.Module]) -> XLStage:
-        (layer,) = layers
-        return XLStage(layer)
+from mnemo.memory.protocol import Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, remember
 
 
 class XLState(NamedTuple):

@@ -1,4 +1,4 @@
-"""Position encodings. Each is a configuration and a module with the four methods of `Positions`.
+"""The modules of the position encodings, each with the four methods of `Positions`.
 
 Shapes: K keys, D model width, H heads, d head size. Tables are in descending distance: column K - 1 is distance 0.
 """
@@ -6,8 +6,8 @@ Shapes: K keys, D model width, H heads, d head size. Tables are in descending di
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
 from mnemo.memory.protocol import Layer, Relation
-from mnemo.model.layers import Attention, Dropout, DropoutConfig
+from mnemo.model.layers import DropoutConfig
+from mnemo.model.layers.modules import Attention, Dropout
+from mnemo.model.positions import AnyPositions, Learned, NoPositions, Relative, Rotary, Shaw, Sinusoidal
 from mnemo.ops.rotary import rotary_angles
 
 
@@ -59,108 +61,6 @@ class Positions(Protocol):
     def relation(self, layer: int, attention: Attention, encoding: Any, ahead: int) -> Relation:
         """The tables of one layer for the distances of the encoding."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionConfig:
-    """What all configurations of position encodings have in common."""
-
-    absolute: ClassVar[bool] = False
-    """Positions count from the segment's beginning, so that a memory would have the same ones."""
-    sinusoidal: ClassVar[bool] = False
-    """Half of the model width are sines, half cosines."""
-    projected: ClassVar[bool] = False
-    """Every layer projects the sinusoids of distances."""
-    signed: ClassVar[bool] = False
-    """Keys ahead always have the position of their negative distance."""
-    none: ClassVar[bool] = False
-    """There are no positions."""
-
-    @property
-    def max_rows(self) -> int | None:
-        """Longest segment; None for any length."""
-        return None
-
-    def published(self) -> Self:
-        """The same encoding with the quirks of the published code."""
-        return self
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relative(PositionConfig):
-    """Transformer-XL's: projected sinusoids of the distance, and biases u and v."""
-
-    sinusoidal: ClassVar[bool] = True
-    projected: ClassVar[bool] = True
-    clamp: int | None = None
-    """Largest distance; larger ones count as equal to it."""
-    biases_per_layer: bool = False
-    """u and v for every layer, not one pair for all."""
-    shared_projection: bool = False
-    """Project sinusoids with the layer's query and key weights instead of separate ones; u and v are then the query of
-    distance 0 (the authors' Penn Treebank model)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shaw(PositionConfig):
-    """Learned relative positions of Shaw et al. (2018), with the published code's learned biases."""
-
-    distances: int = 1024
-    """Rows of the table; larger distances use its last."""
-    clamp: int | None = None
-    """Number of different distances; larger ones count as equal to the last."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sinusoidal(PositionConfig):
-    """Sinusoids of the absolute position, added to the input once (Vaswani et al., 2017)."""
-
-    absolute: ClassVar[bool] = True
-    sinusoidal: ClassVar[bool] = True
-    clamp: int | None = None
-    """Largest position; larger ones count as equal to it."""
-    countdown: bool = False
-    """Count down to 0 at the segment's last token, as the published code does, instead of up from 0."""
-
-    def published(self) -> Sinusoidal:
-        return replace(self, countdown=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learned(PositionConfig):
-    """A learned absolute position added to every layer's input (Al-Rfou et al., 2018)."""
-
-    absolute: ClassVar[bool] = True
-    length: int = 512
-    """Rows of the table: the longest segment."""
-    align_end: bool = False
-    """A segment's last token takes the last row, as in the published code; else its first token takes the first."""
-
-    @property
-    def max_rows(self) -> int:
-        return self.length
-
-    def published(self) -> Learned:
-        return replace(self, align_end=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rotary(PositionConfig):
-    """Rotary positions (Su et al., 2021)."""
-
-    signed: ClassVar[bool] = True
-    base: float = 10000.0
-    """Ratio of the longest wavelength to the shortest, about."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoPositions(PositionConfig):
-    """No encoding: for recurrent layers, or for attention whose only notion of order is its mask."""
-
-    none: ClassVar[bool] = True
-
-
-AnyPositions = Relative | Shaw | Sinusoidal | Learned | Rotary | NoPositions
 
 
 @dataclass(frozen=True, kw_only=True)

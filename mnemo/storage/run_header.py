@@ -1,0 +1,120 @@
+"""Find a run by its name and load its recipe.json, without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from mnemo.config import from_json
+from mnemo.errors import MnemoError, unknown
+from mnemo.files.json_file import load_json
+from mnemo.files.safe_load import is_count, require
+from mnemo.memory.configuration import Start
+from mnemo.recipes.presets import LISTING, PRESETS, preset
+from mnemo.recipes.recipe import Recipe
+from mnemo.storage.shipped import DEFAULT, shipped_model
+
+RUNS = Path("runs")
+RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+"""Pattern of names that a new run can have."""
+RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
+EXPORT = "export.json"
+"""In the folder of an exported model: the run and step of its weights."""
+CHECKPOINTS, STEP_PREFIX = "checkpoints", "step-"
+Which = Literal["best", "last"]
+STARTS: tuple[Start, ...] = get_args(Start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHeader:
+    """The content of recipe.json."""
+
+    recipe: Recipe
+    corpus: dict[str, Any]
+    """Name, unit, vocab_size and fingerprint of the corpus."""
+    preset: str | None = None
+    source: dict[str, Any] | None = None
+    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+
+    @property
+    def start(self) -> Start:
+        return (self.source or {}).get("starts_from", "empty")
+
+
+def find_run(run: str | Path, runs: Path = RUNS) -> Path:
+    """The folder of a run, given its path, its name under `runs`, or that of a model that comes with the package."""
+    for path in (runs / run, Path(run)):
+        if (path / RECIPE).is_file():
+            return path
+    if Path(run).is_dir():
+        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
+    if (model := shipped_model(str(run))) is not None:
+        return model
+    names = [path.name for path in run_folders(runs)]
+    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+
+
+def run_folders(runs: Path = RUNS) -> list[Path]:
+    """Every run under `runs`, sorted by name; hidden folders are unfinished ones."""
+    return sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith("."))
+
+
+def last_run(runs: Path = RUNS) -> Path:
+    """The folder under `runs` in which training has written last; only runs with a checkpoint count."""
+    trained = [path for path in run_folders(runs) if (path / EXPORT).is_file() or _has_checkpoint(path)]
+    if not trained:
+        raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
+    return max(trained, key=last_written)
+
+
+def default_run(runs: Path = RUNS) -> Path:
+    """The run that was trained last; if there is none, a model that comes with the package."""
+    try:
+        return last_run(runs)
+    except MnemoError:
+        if (model := shipped_model(DEFAULT)) is None:
+            raise
+        return model
+
+
+def _has_checkpoint(run: Path) -> bool:
+    return any((run / CHECKPOINTS).glob(f"{STEP_PREFIX}*"))
+
+
+def last_written(run: Path) -> float:
+    """When training last wrote to a run, in seconds since the epoch; results of other verbs do not count."""
+    names = (RECIPE, BEST, EXPORT, METRICS, CHECKPOINTS)
+    return max((run / name).stat().st_mtime for name in names if (run / name).exists())
+
+
+def load_header(folder: Path) -> RunHeader:
+    path = folder / RECIPE
+    data = load_json(path)
+    if not isinstance(data.get("corpus"), dict):
+        raise MnemoError(f"{path} is damaged: it does not describe the corpus")
+    recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
+    preset, source = data.get("preset"), data.get("source")
+    known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))
+    require(
+        {
+            "preset": preset is None or isinstance(preset, str),
+            "source": known and (source is None or is_count(source.get("step", 0))),
+            "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
+        },
+        path,
+    )
+    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a preset, or of a run by name or folder; presets take precedence."""
+    if name.partition("@")[0] in PRESETS:
+        return preset(name)
+    try:
+        return load_header(find_run(name)).recipe
+    except MnemoError:
+        if (RUNS / name).exists() or "/" in name or name.startswith("."):
+            raise
+    runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
+    raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
