@@ -30,6 +30,8 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)  # a subclass of int becomes a plain number
     return value
 
 

@@ -21,7 +21,8 @@ class Args(RunArgs):
     split: Literal["valid", "test", "train"] | None = None
     """Part of the corpus or task; if unset, valid for a corpus and test for a task."""
     memory: int | None = None
-    """Memory length of the long-range layers; if unset, as in the recipe."""
+    """Memory length of the long-range layers; if unset, as in the recipe: as in training, unless the preset's paper
+    tests at another length."""
     segment: int | None = None
     """Segment length, or length of the sliding window; if unset, as in the recipe."""
     context: int | None = None

@@ -12,6 +12,7 @@ from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
 from mnemo.evaluation.length_search import LengthSearch
 from mnemo.evaluation.score import Score
+from mnemo.evaluation.settings import training_remark
 from mnemo.session.text_run import OpenedRun
 from mnemo.units import bits, perplexity
 
@@ -91,18 +92,25 @@ class EvaluationOutput:
     def _print(self, found: Evaluated) -> None:
         symbol = "bpc" if self.in_bits else "bits"
         with_temperature = any(score.temperature != 1 for score in found.scores)
-        rows = [
-            _row(score, symbol, words=self.opened.unit != "word", temperature=with_temperature)
-            for score in found.scores
-        ]
+        by_word = self.opened.unit != "word" and any(score.spells for score in found.scores)
+        rows = [_row(score, symbol, words=by_word, temperature=with_temperature) for score in found.scores]
         _table([list(row.values()) for row in rows], list(rows[0]))
-        if self.settings["starts_from"] == "zeros":
-            print("memory starts full of zeros, which are attended to")
+        for line in filter(None, (self._lengths_remark(found), self._start_remark())):
+            print(line)
         if found.by_position:
             losses = found.scores[0].by_position
             shown = [[str(position), f"{self._in_unit(losses[position]):.4f}"] for position in _few(len(losses))]
             print()
             _table(shown, ["position", symbol if self.in_bits else "ppl"])
+
+    def _lengths_remark(self, found: Evaluated) -> str:
+        """Empty for several lengths, whose table shows them."""
+        memory, *others = {score.memory for score in found.scores}
+        return "" if others else training_remark(self.opened.run.model.config, memory)
+
+    def _start_remark(self) -> str:
+        zeros = self.settings["starts_from"] == "zeros"
+        return "memory starts full of zeros, which are attended to" if zeros else ""
 
     def _curve(self, plot: LossPlot) -> Curve:
         run = self.opened.run
@@ -132,8 +140,8 @@ def _row(score: Score, symbol: str, words: bool, temperature: bool) -> dict[str,
     }
     if temperature:
         row["temperature"] = f"{score.temperature:g}"
-    if words and score.word_perplexity is not None:
-        row["word ppl"] = f"{score.word_perplexity:,.4g}"
+    if words:
+        row["word ppl"] = f"{score.word_perplexity:,.4g}" if score.spells else "-"
     return row | {"tok/s": f"{score.tokens / score.seconds:,.0f}" if score.seconds else "-"}
 
 

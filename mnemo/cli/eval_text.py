@@ -18,7 +18,7 @@ from mnemo.errors import MnemoError
 from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
-from mnemo.evaluation.settings import EvaluationSettings
+from mnemo.evaluation.settings import EvaluationSettings, trained_memory
 from mnemo.session.text_run import OpenedRun
 from mnemo.storage.run_folder import LoadedRun
 
@@ -65,6 +65,11 @@ class _Evaluation:
             return self._fit_temperature(self.args.fit_temperature)
         return self._score()
 
+    def _json(self, score: Score, by_position: bool = False) -> dict[str, Any]:
+        """The score as JSON, with bits per symbol under its usual name."""
+        bpc = {"bpc": score.bits_per_token} if self.opened.unit in BITS_PER_SYMBOL else {}
+        return score.to_json(by_position) | bpc
+
     def _at(self, split: Split, temperatures: Sequence[float]) -> list[Score]:
         return score_split(self.model, split, self.settings, temperatures, console.progress)
 
@@ -80,7 +85,7 @@ class _Evaluation:
         return Evaluated(
             kind="positions" if by_position else "score",
             lengths=_lengths_of(score),
-            content={"score": score.to_json(by_position)},
+            content={"score": self._json(score, by_position)},
             scores=[score],
             plot=plot if by_position else None,
             by_position=by_position,
@@ -97,7 +102,7 @@ class _Evaluation:
                 "fitted_on": fitted_on,
                 "temperature": best.temperature,
                 "tried": [[score.temperature, score.loss] for score in tried],
-                "scores": [score.to_json() for score in scores],
+                "scores": [self._json(score) for score in scores],
             },
             scores=scores,
             remark=f"temperature {best.temperature:g}, fitted on {fitted_on} (ppl {best.perplexity:.3f} there)",
@@ -108,7 +113,7 @@ class _Evaluation:
         if not any(config.memory.lengths(config.num_layers, 1)):
             raise MnemoError("this model's memory has no length: --sweep-memory would score the same model every time")
         scores = sweep_memory(self.model, self.split, self.settings, lengths, console.progress)
-        trained = max(config.memory.lengths(config.num_layers))
+        trained = trained_memory(config)
         plot = LossPlot(
             x=[score.memory for score in scores],
             losses=[score.loss for score in scores],
@@ -117,7 +122,7 @@ class _Evaluation:
             mark=trained,
             mark_label=f"trained with {trained}",
         )
-        content = {"scores": [score.to_json() for score in scores]}
+        content = {"scores": [self._json(score) for score in scores]}
         return Evaluated(kind="sweep", lengths=f"s{scores[0].segment}", content=content, scores=scores, plot=plot)
 
     def _find_length(self) -> Evaluated:
@@ -137,11 +142,11 @@ class _Evaluation:
             mark=found.shortest.attention,
             mark_label=f"shortest within {found.tolerance:.1%} of the best: {found.shortest.attention}",
         )
-        scores = {name: getattr(found, name).to_json() for name in ("initial", "best", "shortest")}
+        scores = {name: self._json(getattr(found, name)) for name in ("initial", "best", "shortest")}
         return Evaluated(
             kind="find-length",
             lengths=f"s{found.initial.segment}",
-            content=scores | {"tolerance": found.tolerance, "tried": [score.to_json() for score in found.tried]},
+            content=scores | {"tolerance": found.tolerance, "tried": [self._json(score) for score in found.tried]},
             scores=found.tried,
             plot=plot,
             remark=length_remark(found, self.opened.unit in BITS_PER_SYMBOL),
@@ -188,6 +193,7 @@ def _output(args: Args, opened: OpenedRun, settings: EvaluationSettings, half: t
             "which": args.which,
             "precision": full if half is None else "bf16",
             "starts_from": settings.start,
+            "trained_memory": trained_memory(opened.run.model.config),
         },
         label="-".join(parts),
         json=args.json,

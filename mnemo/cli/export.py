@@ -16,15 +16,16 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli.console import print_json
+from mnemo.cli.run_arguments import run_or_last
 from mnemo.errors import MnemoError
-from mnemo.storage.run_header import RUNS, Which, find_run, load_header
+from mnemo.storage.run_header import RUNS, Which, load_header
 from mnemo.storage.shipped import is_shipped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name."""
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    """A run's folder, or its name; if unset, the run that was trained last."""
     output: Path | None = None
     """Folder to create; if unset, RUN/export."""
     which: Which = "best"
@@ -38,11 +39,11 @@ class Args:
 
 
 def run(args: Args) -> int:
-    folder = find_run(args.run, args.runs)
+    folder = run_or_last(args.run, args.runs)
     if args.output is None and is_shipped(folder):
-        raise MnemoError(f"{args.run} comes with mnemo: name a folder for the export with --output")
+        raise MnemoError(f"{folder.name} comes with mnemo: name a folder for the export with --output")
     if args.half and load_header(folder).recipe.train.precision == "fp64":
-        raise MnemoError(f"{args.run} has weights of float64, which --half would store with three digits")
+        raise MnemoError(f"{folder} has weights of float64, which --half would store with three digits")
     target = args.output or folder / "export"
     from mnemo.storage.run_folder import export_run
 

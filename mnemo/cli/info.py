@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import console
+from mnemo.cli.preset_list import format_presets
 from mnemo.errors import MnemoError
-from mnemo.recipes.presets import PRESETS, documentation, listing
+from mnemo.recipes.memory_words import layer_ranges
+from mnemo.recipes.presets import documentation, grouped_listing, is_preset
 from mnemo.storage.run_header import find_recipe
 from mnemo.storage.shipped import load_card, shipped_model
 from mnemo.units import size_text
@@ -36,16 +38,14 @@ class Args:
     batch: int | None = None
     """Rows of text in a batch; if unset, as in training."""
     list: bool = False
-    """List the presets."""
+    """List the presets in groups; with a name, those that match it: `--list enwik8`."""
     json: bool = False
     """Print JSON."""
 
 
 def run(args: Args) -> int:
     if args.list:
-        presets = listing()
-        console.print_json(dict(presets)) if args.json else console.table(presets, ("preset", "what it is"))
-        return 0
+        return _list_presets([] if args.name is None else [args.name], args.json)
     if args.name is None:
         raise MnemoError("name a preset or a run; mnemo info --list shows the presets")
     recipe = find_recipe(args.name)
@@ -59,10 +59,19 @@ def run(args: Args) -> int:
     return 0
 
 
+def _list_presets(words: Sequence[str], as_json: bool) -> int:
+    if as_json:
+        groups = grouped_listing(words)
+        console.print_json({name: about for rows in groups.values() for name, about in rows})
+    else:
+        print(format_presets(words))
+    return 0
+
+
 def _about(name: str) -> str:
     """The documentation of a preset, and the card of a model that comes with mnemo; both may have one name."""
     parts = []
-    if name.partition("@")[0] in PRESETS:
+    if is_preset(name):
         parts.append("\n".join(line.strip() for line in documentation(name).strip().splitlines()))
     if (model := shipped_model(name)) is not None:
         parts.append("\n".join(_fact(*fact) for fact in load_card(model).items()))
@@ -144,10 +153,12 @@ def _state(info: ModelCost) -> str:
         [
             console.format_table(rows, headers),
             *_marks(info),
+            f"memory: {info.memory_in_words}",
             *map(_kind, info.memories),
             *_tokens(info),
             f"state of one row in 32-bit numbers: {size_text(total)} "
             f"({size_text(cached)} cached for inference){all_rows}",
+            *(f"hint: {hint}" for hint in info.hints),
         ]
     )
 
@@ -164,24 +175,13 @@ def _kind(kind: MemoryKind) -> str:
     tensors = [f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()]
     settings = [f"{name} {_value(value)}" for name, value in kind.settings.items()]
     kept = [f"{keep} {_list(tensors)}", f"({size_text(kind.state_bytes)} in all)"] if tensors else [keep, "nothing"]
-    text = " ".join([f"{kind.memory}: {_ranges(kind.layers)}", *kept]) + (f"; {_list(settings)}" if settings else "")
+    text = " ".join([f"{kind.memory}: {layer_ranges(kind.layers)}", *kept])
+    text += f"; {_list(settings)}" if settings else ""
     return textwrap.fill(text, WIDTH, subsequent_indent="  ").replace("\xa0", " ")
 
 
 def _list(items: Sequence[str]) -> str:
     return ", ".join(item.replace(" ", "\xa0") for item in items)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 -> layers 1-3, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"layer {text}" if len(numbers) == 1 else f"layers {text}"
 
 
 def _value(value: Any) -> str:

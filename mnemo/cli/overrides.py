@@ -18,6 +18,7 @@ import tyro
 
 from mnemo.cli.arguments import flag, one_line_errors, refuse_unknown
 from mnemo.errors import MnemoError, unknown
+from mnemo.recipes.memories import mechanism_of, memory_kind
 
 T = TypeVar("T")
 
@@ -126,10 +127,20 @@ def _choose(default: T, argv: list[str]) -> tuple[T, list[str]]:
         if wanted is None and choice.value is None and any(_is_below(choice.flag, word) for word in argv):
             wanted = next(name for name, kind in choice.kinds.items() if kind is not None)
         if wanted is not None and wanted not in choice.kinds:
-            raise unknown(f"value for {choice.flag}", wanted, choice.kinds)
+            wanted = _mechanism(choice, wanted)
         if wanted is not None and wanted != _kind_of(choice):
             default = _with(default, choice.path, _new(choice.kinds[wanted], choice.value))
     return default, argv
+
+
+def _mechanism(choice: Choice, wanted: str) -> str:
+    """The kind that the name of a paper stands for."""
+    found = mechanism_of(wanted)
+    if found in choice.kinds:
+        return found
+    if memory_kind(wanted) is not None and choice.path[:2] in (("model", "memory"), ("model", "tokens")):
+        raise MnemoError(f"{choice.flag} cannot be '{wanted}': use --model.memory {wanted}, the memory of that paper")
+    raise unknown(f"value for {choice.flag}", wanted, choice.kinds)
 
 
 def take(name: str, argv: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -14,7 +14,7 @@ from mnemo.cli.console import STDIN
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_header import RUNS, Which, default_run, find_run
+from mnemo.storage.run_header import RUNS, Which, default_run, find_run, last_run
 from mnemo.storage.shipped import is_shipped
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -60,13 +60,18 @@ def chosen_run(args: RunArgs) -> Path:
 
     Without a name: the last run under runs/, or a model that comes with mnemo if there is none, after a line about it.
     """
-    if args.run is not None:
-        return find_run(args.run)
-    folder = default_run()
-    if is_shipped(folder):
+    if args.run is None and is_shipped(folder := default_run()):
         print(f"mnemo: there is no trained run in {RUNS}: using {folder.name}, which comes with mnemo", file=sys.stderr)
-    else:
-        print(f"mnemo: using the last run, {folder}", file=sys.stderr)
+        return folder
+    return run_or_last(args.run)
+
+
+def run_or_last(name: str | None, runs: Path = RUNS) -> Path:
+    """The folder of a run; without a name that of the last run, after a line about it."""
+    if name is not None:
+        return find_run(name, runs)
+    folder = last_run(runs)
+    print(f"mnemo: using the last run, {folder}", file=sys.stderr)
     return folder
 
 

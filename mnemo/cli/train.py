@@ -2,7 +2,7 @@
 
     mnemo train mybook.txt [overrides]              train on a text file, a folder of them, or - (a pipe)
     mnemo train mybook.txt --memory rmt             the same with another paper's memory
-    mnemo train --list                              list the presets
+    mnemo train --list [WORD ...]                   list the presets in groups, or those that match (enwik8, rmt)
     mnemo train PRESET [--name NAME] [overrides]    start a run in runs/NAME
     mnemo train PRESET --help                       list every field that can be overridden
     mnemo train --resume RUN                        continue exactly after the last checkpoint of a run
@@ -14,6 +14,10 @@ A text becomes a corpus that is named after it and kept: a second run uses it ag
 length and by the machine: minutes on a CPU, a larger model on a GPU.
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
+Memory of another paper: --memory rmt or --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive,
+infinite). The name of a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation and `mnemo eval`
+use the memory length of training, unless the preset's paper tests at another length and you leave its memory as it is,
+or you set --test.memory.
 
 RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C or SIGTERM finishes the step, saves
 and prints the command that resumes the run (exit code 130 or 143); a second one stops at once. A loss that is not
@@ -36,18 +40,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
+from mnemo.cli.arguments import refuse_unknown
 from mnemo.cli.console import print_json
-from mnemo.cli.run_arguments import require_corpus
+from mnemo.cli.preset_list import format_presets
+from mnemo.cli.run_arguments import BITS_PER_SYMBOL, require_corpus
 from mnemo.cli.train_start import Start, find_start, take_given
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.recipes.presets import listing
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.run_header import RECIPE, RUN_NAME, RUNS, find_run, load_header
 from mnemo.training import Unwatched
 from mnemo.training.launch import RankError, is_main, may_start_again, starts_again
 from mnemo.training.metrics_log import Service, open_tracker
+from mnemo.units import bits
 
 if TYPE_CHECKING:
     from mnemo.training import Outcome
@@ -66,7 +72,8 @@ class NewRun:
     data: str | None = None
     """Your own text: a file, a folder, - for a pipe; or a prepared corpus."""
     memory: str | None = None
-    """Another paper's memory in place of the recipe's: none, xl, lamemo, rmt, compressive and others."""
+    """Another paper's memory in place of the recipe's: none, xl, long-range, lamemo, rmt, mt, compressive, infinite.
+    --model.memory does the same."""
     encoding: str | None = None
     """Encoding of text files that are not UTF-8, such as latin-1; skip: leave them out."""
     binary: bool = False
@@ -102,15 +109,20 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print("usage: mnemo train PRESET [options]\n\n" + (__doc__ or "").strip())
+        print("usage: mnemo train PRESET|FILE [options]\n\n" + (__doc__ or "").strip())
         return 0
-    if argv == ["--list"]:
-        width = max(len(name) for name, _ in listing())
-        print("\n".join(f"{name:<{width}}  {text}" for name, text in listing()))
+    if "--list" in argv:
+        print(format_presets(_filter(argv)))
         return 0
     if any(word.partition("=")[0] == "--resume" for word in argv):
         return _resume(argv)
     return _start(argv)
+
+
+def _filter(argv: list[str]) -> list[str]:
+    words = [word for word in argv if word != "--list"]
+    refuse_unknown([word for word in words if word.startswith("-")], ["--list"])
+    return words
 
 
 def _resume(argv: list[str]) -> int:
@@ -199,7 +211,7 @@ def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld)
     if not is_main():
         return 0
     if args.json:
-        print_json(_summary(outcome))
+        print_json(_summary(outcome, watcher.unit))
         return 0
     if outcome.best is not None:
         step, loss = outcome.best
@@ -215,6 +227,8 @@ def _next_commands(folder: Path, preset: str | None) -> str:
     return f"next: mnemo generate{run}, mnemo analyse{run}, mnemo eval{run}"
 
 
-def _summary(outcome: Outcome) -> dict[str, Any]:
+def _summary(outcome: Outcome, unit: str) -> dict[str, Any]:
     best = None if outcome.best is None else outcome.best._asdict()
+    if best is not None and unit in BITS_PER_SYMBOL:
+        best["bpc"] = bits(best["loss"])
     return {"run": str(outcome.folder), "step": outcome.step, "best": best}

@@ -14,9 +14,11 @@ from mnemo.cli import overrides
 from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.prepare import print_files
 from mnemo.errors import MnemoError, unknown
+from mnemo.recipes.memories import KINDS, memory_kind, memory_recipe
 from mnemo.recipes.own_text import own_text_recipe
-from mnemo.recipes.presets import LISTING, PRESETS, documentation, preset
+from mnemo.recipes.presets import LISTING, PRESETS, documentation, full_name, preset
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import tie_lengths
 from mnemo.storage.run_header import RECIPE, RUNS, find_run, load_header
 from mnemo.training.launch import is_alone, is_main
 
@@ -61,11 +63,9 @@ class TextOrCorpus(NamedTuple):
 def find_start(given: Given, stack: ExitStack) -> Start:
     """Find the recipe that a new run starts from; temporary files are kept until `stack` closes."""
     start = _start_without_memory(given, stack)
-    return start if given.memory is None else start._replace(recipe=_with_memory(start.recipe, given.memory))
-
-
-def _with_memory(recipe: Recipe, memory: str) -> Recipe:
-    raise MnemoError("--memory is not available yet")
+    recipe = start.recipe if given.memory is None else memory_recipe(start.recipe, given.memory)
+    kinds = f"Memory of a paper in place of the recipe's: --memory {{{','.join(KINDS)}}}"
+    return start._replace(recipe=recipe, about=f"{start.about}\n\n{kinds}")
 
 
 def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
@@ -74,23 +74,23 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
     name, rest = (argv[0], list(argv[1:])) if named else (None, list(argv))
     binary, rest = "--binary" in rest, [word for word in rest if word != "--binary"]
     data, rest = overrides.take("--data", rest)
-    memory, rest = overrides.take("--memory", rest)
+    short, rest = overrides.take("--memory", rest)
+    memory, rest = overrides.take("--model.memory", rest)
     encoding, rest = overrides.take("--encoding", rest)
     source, _ = overrides.take("--from", rest)
     runs, _ = overrides.take("--runs", rest)
     device, _ = overrides.take("--train.device", rest)
-    return Given(name, data, memory, source, Path(runs or RUNS), device or "auto", encoding, binary), rest
+    return Given(name, data, short or memory, source, Path(runs or RUNS), device or "auto", encoding, binary), rest
 
 
 def _start_without_memory(given: Given, stack: ExitStack) -> Start:
-    is_preset = given.name is not None and given.name.partition("@")[0] in PRESETS
-    if given.name is not None and not is_preset and given.data is not None:
+    name = None if given.name is None else _preset_name(given.name)
+    if given.name is not None and name is None and given.data is not None:
         raise MnemoError(f"name one text: '{given.name}', or the one of --data, '{given.data}'")
-    word = given.data if is_preset or given.name is None else given.name
+    word = given.data if name is not None or given.name is None else given.name
     found = None if word is None else _text_or_corpus(word, given, stack)
-    if given.name is not None and is_preset:
-        _say_preset(given.name)
-        return _with_data(_preset_start(given.name), found)
+    if name is not None:
+        return _with_data(_preset_start(name), found)
     if given.source is not None:
         return _with_data(_run_start(given.source, given.runs), found)
     if found is None:
@@ -101,9 +101,23 @@ def _start_without_memory(given: Given, stack: ExitStack) -> Start:
     return Start(found.name, found.about, _recipe_for(found, given.device), text=found.text)
 
 
-def _say_preset(name: str) -> None:
-    if Path(name).exists() and is_main():
-        print(f"mnemo: '{name}' is a preset and a file: taking the preset; ./{name} is the file", file=sys.stderr)
+def _preset_name(given: str) -> str | None:
+    """The name of a preset; that of a memory stands for a small preset, unless there is a file of that name."""
+    plain, exists = given.partition("@")[0], Path(given).exists()
+    if plain in PRESETS:
+        if exists:
+            _say(f"mnemo: '{given}' is a preset and a file: taking the preset; ./{given} is the file")
+        return given
+    if memory_kind(plain) is None or exists:
+        return None
+    name = full_name(given)
+    _say(f"{given}: training {name}; mnemo train --list {given} shows related presets")
+    return name
+
+
+def _say(line: str) -> None:
+    if is_main():
+        print(line, file=sys.stderr)
 
 
 def _preset_start(name: str) -> Start:
@@ -112,7 +126,8 @@ def _preset_start(name: str) -> Start:
 
 def _run_start(source: str, runs: Path) -> Start:
     folder = find_run(source, runs)
-    return Start(folder.name, f"Start from the weights of {folder}.", load_header(folder).recipe, preset=folder.name)
+    recipe = tie_lengths(load_header(folder).recipe)
+    return Start(folder.name, f"Start from the weights of {folder}.", recipe, preset=folder.name)
 
 
 def _with_data(start: Start, found: TextOrCorpus | None) -> Start:

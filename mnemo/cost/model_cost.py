@@ -23,6 +23,7 @@ from mnemo.cost.state_size import (
 from mnemo.errors import MnemoError
 from mnemo.model import ModelConfig, attention_obstacle
 from mnemo.ops.cpu import eager
+from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.weights import build_model
 from mnemo.training.precision import state_dtype
@@ -36,6 +37,10 @@ class ModelCost:
     segment: int
     memory: int
     """Memory length of the long-range layers."""
+    memory_in_words: str
+    """All memory in training."""
+    hints: tuple[str, ...]
+    """About a memory that cannot do what its paper does."""
     training: Flops
     """Forward pass of training."""
     inference: Flops
@@ -65,6 +70,8 @@ class ModelCost:
             "batch": self.batch,
             "segment": self.segment,
             "memory": self.memory,
+            "memory_in_words": self.memory_in_words,
+            "hints": list(self.hints),
             "forward_flops_per_token": {
                 "training": self.training.to_json(),
                 "cached_inference": self.inference.to_json(),
@@ -102,6 +109,8 @@ def describe(
         batch=batch,
         segment=segment,
         memory=config.memory.long_length(lengths),
+        memory_in_words=memory_in_words(config),
+        hints=tuple(memory_hints(recipe)),
         training=training,
         inference=flops_per_token(model, lengths, segment=segment, batch=batch, cached=True),
         training_step=training_step(training, recipe.train),

@@ -31,6 +31,7 @@ from mnemo.model.memory_limits import require_state_room
 from mnemo.model.positions import Learned, Sinusoidal
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.recipe import EvalConfig
+from mnemo.recipes.tied_lengths import length_for
 
 TOKENS_AT_ONCE = 16384
 """Tokens in one batch of windows that are independent of each other."""
@@ -131,7 +132,8 @@ def _memory_lengths(model: Model, settings: EvaluationSettings) -> tuple[int, ..
     """The memory length of every layer."""
     num_layers = model.config.num_layers
     off = settings.no_memory or settings.sliding
-    lengths = (0,) * num_layers if off else model.config.memory.lengths(num_layers, settings.memory)
+    long = length_for(model.config, settings.memory)
+    lengths = (0,) * num_layers if off else model.config.memory.lengths(num_layers, long)
     if any(lengths) and isinstance(model.config.positions, (Learned, Sinusoidal)):
         raise MnemoError(f"{type(model.config.positions).__name__} positions are absolute: this model takes no memory")
     return lengths

@@ -16,6 +16,9 @@ from mnemo.units import bits, perplexity
 
 LOSSES_IN_FLIGHT = 32
 """Segments whose losses stay on the device before they are copied to the CPU."""
+WORDS_TO_GUESS_FROM = 267_735
+"""The vocabulary of WikiText-103. A model whose perplexity by word is larger predicts words worse than a uniform guess
+from this many: it cannot spell yet, and the number says nothing about words. `mnemo eval` does not print it."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -56,6 +59,11 @@ class Score(Shown):
     @property
     def word_perplexity(self) -> float | None:
         return None if self.tokens_per_word is None else perplexity(self.loss * self.tokens_per_word)
+
+    @property
+    def spells(self) -> bool:
+        """Whether the model predicts words better than a guess, so that its perplexity by word has a meaning."""
+        return self.word_perplexity is not None and self.word_perplexity <= WORDS_TO_GUESS_FROM
 
     @property
     def attention(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from mnemo.errors import MnemoError
 from mnemo.memory.configuration import Start
+from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import EvalConfig, Recipe
 
 Documents = Literal["ignore", "reset"]
@@ -96,6 +97,17 @@ def resolve(
         order=order,
         start=start,
     )
+
+
+def trained_memory(model: ModelConfig) -> int:
+    """Memory length of the long-range layers in training."""
+    return model.memory.long_length(model.memory.lengths(model.num_layers))
+
+
+def training_remark(model: ModelConfig, memory: int) -> str:
+    """The remark of an evaluation at another memory length than that of training; empty at the same length."""
+    trained = trained_memory(model)
+    return "" if memory == trained else f"evaluated at memory {memory:,}, trained at {trained:,}"
 
 
 def require_positive(name: str, value: float | None) -> None:

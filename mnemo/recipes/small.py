@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from mnemo.model import ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Rotary
+from mnemo.recipes.memories import KINDS, memory_recipe
 from mnemo.recipes.preset_table import Table
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.recipes.transformer_xl import everywhere
 
 PRESETS = Table()
+TINY_MEMORIES = Table()
+"""tiny-bytes with the memory of each paper."""
 
 
 @PRESETS.add("tiny-bytes")
@@ -32,6 +36,15 @@ def tiny_bytes() -> Recipe:
         ),
         evaluation=EvalConfig(batch=10, limit=20_000),
         test=EvalConfig(batch=10, memory=256, limit=None),
+    )
+
+
+for _name, _kind in KINDS.items():
+    TINY_MEMORIES.add_variant(
+        f"tiny-bytes-{_name}",
+        f"{_kind.model}, bytes of Python's standard library: {_kind.about}.\n\n{_kind.source}",
+        tiny_bytes,
+        functools.partial(memory_recipe, name=_name),
     )
 
 

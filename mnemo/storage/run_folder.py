@@ -102,6 +102,7 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "preset": header.preset,
                 "source": header.source,
                 "corpus": header.corpus,
+                "settled_lengths": True,
                 "recipe": to_json(header.recipe),
             },
         )

@@ -11,8 +11,11 @@ from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, require
 from mnemo.memory.configuration import Start
-from mnemo.recipes.presets import LISTING, PRESETS, preset
+from mnemo.recipes.memories import memory_kind
+from mnemo.recipes.presets import LISTING, PRESETS, is_preset
+from mnemo.recipes.presets import preset as recipe_of
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_inherited_test
 from mnemo.storage.shipped import DEFAULT, shipped_model
 
 RUNS = Path("runs")
@@ -104,17 +107,22 @@ def load_header(folder: Path) -> RunHeader:
         },
         path,
     )
+    if "settled_lengths" not in data and preset is not None and is_preset(preset):
+        # Early files keep the preset's test length even if the memory was overridden.
+        recipe = settle_inherited_test(recipe, recipe_of(preset))
     return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a preset, or of a run by name or folder; presets take precedence."""
-    if name.partition("@")[0] in PRESETS:
-        return preset(name)
+    """The recipe of a preset, or of a run by name or folder; presets take precedence, names of memories come last."""
+    if is_preset(name):
+        return recipe_of(name)
     try:
         return load_header(find_run(name)).recipe
     except MnemoError:
         if (RUNS / name).exists() or "/" in name or name.startswith("."):
             raise
+    if memory_kind(name) is not None:
+        return recipe_of(name)
     runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
     raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)

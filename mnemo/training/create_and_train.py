@@ -14,6 +14,7 @@ from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.model.memory_limits import require_training_room
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
@@ -47,6 +48,7 @@ def create_run(
     monitor = monitor or Unwatched()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
+    recipe = settle_lengths(recipe)
     data = data or open_data(recipe, monitor.show)
     given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mnemo.evaluation.settings import trained_memory
+from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.run_header import RunHeader
 from mnemo.training.processes import Alone
@@ -13,27 +15,28 @@ WEIGHTS_OF_A_PROCESS = {"DDP": "all weights", "FSDP": "a share of the weights"}
 
 
 def describe_run(trainer: Trainer, header: RunHeader) -> Iterator[str]:
-    """Model, corpus, batch, validation, device and processes of a run."""
+    """Model, memory, corpus, batch, validation, device and processes of a run, and hints."""
     model, train, corpus = header.recipe.model, header.recipe.train, header.corpus
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
-    memory = _memory_lengths(header.recipe, None)
-    yield f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters, memory {memory}"
+    yield f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters"
+    yield f"memory: {memory_in_words(model)}"
     yield f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s"
     yield f"batch: {train.batch} x {train.segment} tokens; {train.steps:,} steps"
     scored = header.recipe.evaluation
-    kept = _memory_lengths(header.recipe, scored.memory)
-    yield f"validation: segment {scored.segment or train.segment}, memory {kept}"
+    yield f"validation: segment {scored.segment or train.segment}, {_validation_memory(header.recipe)}"
     yield f"device: {trainer.device}, {train.precision}"
     yield f"step: {trainer.engine.describe()}"
     if not isinstance(trainer.world, Alone):
         yield _describe_processes(trainer, train)
     yield f"run: {trainer.folder}"
+    yield from (f"hint: {hint}" for hint in memory_hints(header.recipe))
 
 
-def _memory_lengths(recipe: Recipe, long_range: int | None) -> str:
-    """The different memory lengths of the layers, longest first."""
-    lengths = recipe.model.memory.lengths(recipe.model.num_layers, long_range)
-    return " and ".join(map(str, sorted(set(lengths), reverse=True)))
+def _validation_memory(recipe: Recipe) -> str:
+    length = recipe.evaluation.memory
+    if length is None or length == trained_memory(recipe.model):
+        return "memory as in training"
+    return f"memory {length:,}, trained at {trained_memory(recipe.model):,}"
 
 
 def _describe_processes(trainer: Trainer, train: TrainConfig) -> str:

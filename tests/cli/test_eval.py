@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import matplotlib.image
 import pytest
 from helpers.tiny_runs import SEGMENT, tiny_run
 
-from mnemo.cli import main
+from mnemo.cli import eval_text, main
 from mnemo.cli.plots import Curve, draw_curve, save_curve
 from mnemo.data.corpus import Corpus
-from mnemo.evaluation.perplexity import Score, evaluate
+from mnemo.evaluation.perplexity import Score, evaluate, score_split
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.report.charts import TICK_DISTANCE
 from mnemo.storage.run_folder import open_run
@@ -49,7 +51,7 @@ def test_a_score_is_printed_and_saved(results: Path, capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     score = expected()
     header, _, row, saved = out.splitlines()
-    assert header.split() == ["split", "memory", "segment", "tokens", "bpc", "ppl", "word", "ppl", "tok/s"]
+    assert header.split() == ["split", "memory", "segment", "tokens", "bpc", "ppl", "tok/s"]
     assert row.split()[:6] == [
         "valid",
         str(SEGMENT),
@@ -86,6 +88,7 @@ def test_options_reach_the_evaluation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     score = expected(config=config, **arguments).to_json()
+    score["bpc"] = score["bits_per_token"]
     found = scored(capsys, *options)["score"]
     del score["seconds"], found["seconds"]
     assert found == score
@@ -101,6 +104,19 @@ def test_a_sweep_leaves_a_table_a_record_and_two_plots(results: Path, capsys: py
         expected(config=EvalConfig(batch=2, memory=m)).loss for m in (0, 4, 8)
     ]
     check_pictures(results)
+
+
+@pytest.mark.parametrize(("bits", "columns"), [(8.0, 0), (2.0, 1)])
+def test_a_perplexity_by_word_is_shown_for_models_that_spell(
+    bits: float, columns: int, results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scored_as(*arguments: Any) -> list[Score]:
+        return [replace(score, loss=bits * math.log(2)) for score in score_split(*arguments)]
+
+    monkeypatch.setattr(eval_text, "score_split", scored_as)
+    assert run_eval() == 0
+    assert capsys.readouterr().out.splitlines()[0].count("word ppl") == columns
+    assert scored(capsys)["score"]["word_perplexity"] > 1, "JSON has the number of every model"
 
 
 def check_pictures(results: Path) -> None:

@@ -89,6 +89,13 @@ def test_one_name_of_analyse_can_be_a_run(runs: Path, capsys: pytest.CaptureFixt
     assert (runs / "old" / "analyses" / "tiny-bytes-valid" / "report.html").is_file()
 
 
+def test_export_takes_the_last_run(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "--output", str(tmp_path / "small")]) == 0
+    assert TOLD in capsys.readouterr().err
+    assert main(["export", "--runs", str(tmp_path / "nowhere")]) == 2
+    assert "there is no trained run in" in capsys.readouterr().err
+
+
 def test_read_needs_a_text(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["read"]) == 2
     assert "name a text to read: mnemo read FILE" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.tiny_runs import WORDS, tiny_run
+from helpers.tiny_runs import WORDS
 
 from mnemo import cli
 from mnemo.data import corpus as corpora
@@ -159,7 +159,9 @@ def test_what_cannot_work_gets_one_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "short.txt is too short to train on: it has 10 bytes, and 2,000 are needed" in line
     Path("noise").write_bytes(bytes(range(256)) * 20)
     assert "is binary data, not text: --binary" in complaint(capsys, "noise")
-    assert "is a run: mnemo train --resume" in complaint(capsys, str(tiny_run()))
+    Path("old").mkdir()
+    Path("old", "recipe.json").write_text("{}")
+    assert "old is a run: mnemo train --resume old" in complaint(capsys, "old")
     line = complaint(capsys, "mybook.txt", "--train.batch", "999")
     assert "999 rows leave 4 tokens of the text in each, less than a segment of 64" in line
     assert "use --train.batch 61 or less, --train.segment 3 or less, or a longer text" in line
@@ -214,3 +216,23 @@ def test_the_smallest_text_trains() -> None:
     with opened_text(Path("mybook.txt"), Accepted()) as text:
         assert text.num_tokens["valid"] >= 150
     assert cli.main(["train", "mybook.txt", "--train.steps", "1", "--train.device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("flag", ["--memory", "--model.memory"])
+def test_another_papers_memory_on_own_text(flag: str) -> None:
+    tokens = ["--model.tokens.num", "2"]
+    assert cli.main(["train", "mybook.txt", flag, "rmt", *tokens, *SMALL[:-4], "--train.device", "cpu"]) == 0
+    recipe = load_header(Path("runs/mybook-1")).recipe
+    assert recipe.model.tokens is not None and recipe.train.bptt == 2 and recipe.model.memory.long.length == 0
+
+
+def test_an_unknown_memory_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown memory 'rnt'; did you mean 'rmt'" in complaint(capsys, "mybook.txt", "--memory", "rnt")
+
+
+def test_a_memory_is_a_preset_unless_a_file_has_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "rmt", "--help"]) == 0
+    assert "rmt: training tiny-bytes-rmt" in capsys.readouterr().err
+    Path("rmt").write_text(sentences())
+    assert cli.main(["train", "rmt", "--help"]) == 0
+    assert "Train on rmt" in capsys.readouterr().out

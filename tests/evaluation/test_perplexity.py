@@ -18,7 +18,7 @@ from mnemo.data.streams import Batch, stacked
 from mnemo.errors import MnemoError
 from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.perplexity import evaluate, score_split
-from mnemo.evaluation.score import Score
+from mnemo.evaluation.score import WORDS_TO_GUESS_FROM, Score
 from mnemo.evaluation.settings import resolve
 from mnemo.memory import XL, Plan
 from mnemo.model import Model
@@ -138,6 +138,14 @@ def test_bits_perplexities_and_attention() -> None:
     assert score.attention == 9
     assert score.to_json()["perplexity"] == score.perplexity
     assert evaluate(model, replace(split, num_words=0), EvalConfig(batch=1), segment=4).word_perplexity is None
+
+
+def test_a_model_spells_if_it_predicts_words_better_than_a_guess() -> None:
+    score = replace(evaluate(random_model(), text(), EvalConfig(batch=1), segment=4), tokens_per_word=6.0)
+    at_the_limit = math.log(WORDS_TO_GUESS_FROM) / 6
+    assert replace(score, loss=at_the_limit - 1e-6).spells
+    assert not replace(score, loss=at_the_limit + 1e-6).spells
+    assert not replace(score, loss=1.0, tokens_per_word=None).spells
 
 
 def test_a_hopeless_model_has_infinite_perplexity() -> None:

@@ -65,7 +65,8 @@ SMALL = (
     "--train.batch 4 --train.log-every 3 --train.eval-every 12 --train.checkpoint-every 12 --train.device cpu "
     f"--train.schedule.warmup 4 --train.optimizer.lr 0.03 --train.segment 8 --train.steps {STEPS} "
 )
-ON_TEXT = "--data.corpus corpus --evaluation.limit 400 --evaluation.batch 2 --test.batch 2 "
+# A test memory that is given counts at every commit: earlier ones took the preset's even if the memory was overridden.
+ON_TEXT = "--data.corpus corpus --evaluation.limit 400 --evaluation.batch 2 --test.batch 2 --test.memory 256 "
 # Separate tables and large first weights: else a model of so few steps would write nothing but blanks.
 ON_TEXT += "--model.embedding.no-tie-weights --model.init.std 0.3"
 

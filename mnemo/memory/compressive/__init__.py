@@ -45,7 +45,8 @@ class Compressive:
 
     @property
     def traits(self) -> Traits:
-        return Traits(stand_in_slots=self.length + self.compressed)
+        besides = f"{self.compressed:,} compressed slots of {self.ratio} rows" if self.compressed else ""
+        return Traits(stand_in_slots=self.length + self.compressed, besides=besides)
 
     def check(self, model: Any) -> None:
         """It fits every model."""

@@ -76,6 +76,7 @@ class Infinite:
             compile_obstacle="how often an infinite memory fits depends on the data",
             conditional_weights=self.gate != "none",
             stand_in_slots=self.length,
+            besides=f"a signal of {self.basis:,} basis functions",
         )
 
     def check(self, model: Any) -> None:

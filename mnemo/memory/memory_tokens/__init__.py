@@ -65,6 +65,12 @@ class MemoryTokens:
         """Whether a segment passes a memory on to the next one."""
         return self.num > 0 and (self.write or self.carry_read)
 
+    @property
+    def in_words(self) -> str:
+        """The memory that they are, for the start of a run."""
+        how = "carried from segment to segment" if self.carries else "read anew by every segment"
+        return f"{self.num:,} memory tokens {how}"
+
     def build(self, dim: int) -> RecurrentMemory:
         """The module for a model of this width."""
         from mnemo.memory.memory_tokens import modules

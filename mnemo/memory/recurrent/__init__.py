@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recurrent(Layerless):
-    traits: ClassVar[Traits] = Traits()
+    traits: ClassVar[Traits] = Traits(besides="recurrent cells")
     width: int | None = None
     """Cells of each layer; the model width if left out. Another number is projected to the model width."""
 
@@ -39,7 +39,9 @@ class _Recurrent(Layerless):
 
 @dataclass(frozen=True, kw_only=True)
 class LSTM(_Recurrent):
-    traits: ClassVar[Traits] = Traits(compile_obstacle="LSTM layers run in fused kernels", single_precision=True)
+    traits: ClassVar[Traits] = Traits(
+        compile_obstacle="LSTM layers run in fused kernels", single_precision=True, besides="recurrent cells"
+    )
 
     def build(self, dim: int, drop: nn.Module) -> Stage:
         from mnemo.memory.recurrent.modules import LSTMCells, RecurrentStage
