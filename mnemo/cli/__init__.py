@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from mnemo import __version__
@@ -116,7 +117,8 @@ def _code(stop: SystemExit) -> int:
 def _fail(message: str, code: int) -> int:
     """Print one line on stderr; text from a file is shortened, and its control characters are replaced."""
     line = shorten(" ".join(message.splitlines()), LONGEST_MESSAGE)
-    print("mnemo: " + "".join(letter if letter.isprintable() else "?" for letter in line), file=sys.stderr)
+    with suppress(OSError):  # the terminal may be closed
+        print("mnemo: " + "".join(letter if letter.isprintable() else "?" for letter in line), file=sys.stderr)
     return code
 
 

@@ -14,7 +14,7 @@ from mnemo.cli.preset_list import format_presets
 from mnemo.errors import MnemoError
 from mnemo.recipes.memory_words import layer_ranges
 from mnemo.recipes.presets import documentation, grouped_listing, is_preset
-from mnemo.storage.run_header import find_recipe
+from mnemo.storage.run_header import find_overrides, find_recipe
 from mnemo.storage.shipped import load_card, shipped_model
 from mnemo.units import size_text
 
@@ -48,14 +48,16 @@ def run(args: Args) -> int:
         return _list_presets([] if args.name is None else [args.name], args.json)
     if args.name is None:
         raise MnemoError("name a preset or a run; mnemo info --list shows the presets")
-    recipe = find_recipe(args.name)
+    recipe, overrides = find_recipe(args.name), find_overrides(args.name)
     from mnemo.cost.model_cost import describe
 
     info = describe(args.name, recipe, memory=args.memory, segment=args.segment, batch=args.batch)
     if args.json:
-        console.print_json(info.to_json())
+        recorded = {"overrides": [each.to_json() for each in overrides]} if overrides else {}
+        console.print_json({**info.to_json(), **recorded})
     else:
-        print("\n\n".join(part for part in (_about(args.name), *_sections(info)) if part))
+        changes = "\n".join(f"changed at step {each.step:,}: {each.describe()}" for each in overrides)
+        print("\n\n".join(part for part in (_about(args.name), *_sections(info), changes) if part))
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import TextArgs, format_loss, only_text, require_file, require_text, with_run
+from mnemo.cli.run_arguments import TextArgs, format_loss, only_text, require_memory, require_text, with_run
 from mnemo.errors import MnemoError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(args: Args) -> int:
     if args.text is None:
         raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")
     require_text(args.text)
-    require_file(args.memory)
+    require_memory(args.memory)
     args = with_run(args)
     from mnemo.cli import opened_run
     from mnemo.inference.generation import read

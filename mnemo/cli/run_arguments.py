@@ -92,6 +92,12 @@ def require_text(path: Path | str | None) -> None:
         require_file(Path(path))
 
 
+def require_memory(path: Path | None) -> None:
+    """Raise an error if the path of a memory file was given and does not exist."""
+    if path is not None and not path.exists():
+        raise MnemoError(f"{path} is missing")
+
+
 def require_corpus(name: str) -> None:
     """Raise an error if a corpus is neither prepared nor the default one, which is prepared when it is needed."""
     from mnemo.data import corpus as corpora

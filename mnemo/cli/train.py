@@ -6,6 +6,7 @@
     mnemo train PRESET [--name NAME] [overrides]    start a run in runs/NAME
     mnemo train PRESET --help                       list every field that can be overridden
     mnemo train --resume RUN                        continue exactly after the last checkpoint of a run
+    mnemo train --resume RUN [overrides]            the same with changes from there on, for example more steps
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
     mnemo train PRESET --data mybook.txt            a preset, or with --from a run, on your own text
@@ -13,15 +14,21 @@
 A text becomes a corpus that is named after it and kept: a second run uses it again. The recipe for it is chosen by its
 length and by the machine: minutes on a CPU, a larger model on a GPU.
 
+On resume, training fields that do not belong to the saved state can change, and the run records when; --rates
+(continue, rewarm, recompute) selects the course of the learning rate after a change of steps or schedule.
+docs/resuming.md
+
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
 Memory of another paper: --memory rmt or --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive,
 infinite). The name of a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation and `mnemo eval`
 use the memory length of training, unless the preset's paper tests at another length and you leave its memory as it is,
 or you set --test.memory.
 
-RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C or SIGTERM finishes the step, saves
-and prints the command that resumes the run (exit code 130 or 143); a second one stops at once. A loss that is not
-finite ends the run with exit code 1; its last checkpoint stays usable. --json prints the result as JSON.
+RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C, SIGTERM, SIGQUIT, SIGUSR1 (the notice
+of a scheduler) and SIGHUP (a closed terminal) finish the step, save, and print the command that resumes the run; the
+exit code is 128 + the signal. A second Ctrl-C, SIGTERM or SIGQUIT stops at once. After a loss that is not finite or has
+risen for long, the run goes back to a healthy checkpoint; after ten rollbacks it ends with exit code 1
+(docs/divergence.md). --json prints the result as JSON.
 
 Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The rows of the
 batch are divided between processes; --resume works with any number of them. With --max-restarts, torchrun restarts a
@@ -49,8 +56,10 @@ from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.recipe import Recipe
+from mnemo.storage.overrides import Rates, differences
 from mnemo.storage.run_header import RECIPE, RUN_NAME, RUNS, find_run, load_header
 from mnemo.training import Unwatched
+from mnemo.training.changeable_fields import refuse
 from mnemo.training.launch import RankError, is_main, may_start_again, starts_again
 from mnemo.training.metrics_log import Service, open_tracker
 from mnemo.units import bits
@@ -58,6 +67,11 @@ from mnemo.units import bits
 if TYPE_CHECKING:
     from mnemo.training import Outcome
     from mnemo.training.processes import AnyWorld
+
+RESUME_HELP = """Resume a run, with changes of its recipe from here on.
+
+Without changes the run continues exactly. The run keeps changes and records the step at which they began. A field that
+cannot change, such as the model, is refused with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +100,13 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     resume: str
     """Run to resume."""
+    rates: Rates = "auto"
+    """Learning rate after a change of steps or schedule. continue: decay from the present rate; rewarm: rise to the
+    peak again, then decay; recompute: as if the new values had applied from the first step; auto: continue, or
+    rewarm if the rate is at its minimum already."""
     runs: Path = RUNS
     """Folder of runs."""
     track: Service = "none"
@@ -126,16 +145,21 @@ def _filter(argv: list[str]) -> list[str]:
 
 
 def _resume(argv: list[str]) -> int:
-    default = Resume(resume=tyro.MISSING)
-    args = overrides.parse(Resume, default, argv, prog="mnemo train", description="Resume a run.")
-    folder = find_run(args.resume, args.runs)
+    name, _ = overrides.take("--resume", argv)
+    runs, _ = overrides.take("--runs", argv)
+    folder = find_run(name or "", Path(runs or RUNS))
     recipe = load_header(folder).recipe
+    default = Resume(recipe=recipe, resume=str(name))
+    args = overrides.parse(Resume, default, argv, prog=f"mnemo train --resume {name}", description=RESUME_HELP)
+    changes = {field: new for field, (_, new) in differences(recipe, args.recipe).items()}
+    for field in changes:
+        refuse(field)
     _require_corpus(recipe)
-    config = recipe.train
+    config = args.recipe.train
     from mnemo.training.processes import joined
 
     with joined(config.device, config.timeout) as world, _watching() as watcher:
-        return _run(folder, watcher, args, world)
+        return _run(folder, watcher, args, world, changes, args.rates)
 
 
 def _start(argv: list[str]) -> int:
@@ -198,13 +222,20 @@ def _free_name(runs: Path, base: str) -> str:
     return next(name for name in (f"{base}-{i}" for i in count(1)) if not (runs / name).exists())
 
 
-def _run(folder: Path, watcher: Watcher, args: NewRun | Resume, world: AnyWorld) -> int:
+def _run(
+    folder: Path,
+    watcher: Watcher,
+    args: NewRun | Resume,
+    world: AnyWorld,
+    changes: dict[str, Any] | None = None,
+    rates: Rates = "auto",
+) -> int:
     from mnemo.training import train
 
     header = load_header(folder)
     watcher.unit = str(header.corpus.get("unit"))
     tracker = open_tracker(args.track if is_main() else "none", folder, to_json(header.recipe))
-    outcome = train(folder, monitor=watcher, tracker=tracker, world=world)
+    outcome = train(folder, monitor=watcher, tracker=tracker, world=world, overrides=changes, rates=rates)
     if outcome.signal is not None:
         watcher.note(f"stopped and saved after step {outcome.step:,}; resume with: mnemo train --resume {folder}")
         return 128 + outcome.signal

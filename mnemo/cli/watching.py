@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TextIO, cast
 
 from mnemo.cli import console
 from mnemo.cli.console import Progress, format_count, format_time
@@ -22,9 +22,13 @@ class Watcher(Monitor, Protocol):
 
 @contextmanager
 def watching(stream: TextIO | None = None) -> Iterator[Watcher]:
-    """Show a live line on a terminal; elsewhere a plain line every time metrics are written."""
-    output = stream or sys.stderr
-    if not output.isatty():
+    """Show a live line on a terminal; elsewhere a plain line every time metrics are written.
+
+    Nothing is shown any more once the output is gone, for example with a closed terminal; the run goes on and saves.
+    """
+    wanted = stream or sys.stderr
+    output = LosableOutput(wanted)
+    if not wanted.isatty():
         yield _Lines(output)
         return
     from rich import progress as rich_progress
@@ -35,8 +39,34 @@ def watching(stream: TextIO | None = None) -> Iterator[Watcher]:
         rich_progress.BarColumn(bar_width=20),
         rich_progress.TextColumn("{task.fields[text]}", markup=False),
     )
-    with rich_progress.Progress(*columns, console=Console(file=output)) as bars:
+    with rich_progress.Progress(*columns, console=Console(file=cast(TextIO, output))) as bars:
         yield _Live(bars)
+
+
+class LosableOutput:
+    """A text stream whose failures are ignored: what cannot be shown must not end a run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
 
 
 def format_loss(nats: float, unit: str) -> str:
@@ -59,12 +89,13 @@ def format_evaluation(step: int, loss: float, is_best: bool, unit: str) -> str:
 
 
 class _Lines:
-    def __init__(self, output: TextIO) -> None:
+    def __init__(self, output: LosableOutput) -> None:
         self.unit = ""
         self._output = output
 
     def note(self, line: str) -> None:
-        print(line, file=self._output, flush=True)
+        self._output.write(line + "\n")
+        self._output.flush()
 
     def trained(self, status: Status) -> None:
         self.note("step " + format_status(status, self.unit))

@@ -84,6 +84,9 @@ class ModelConfig:
     same_length: bool = False
     """Every query sees as many keys as its layer has memory slots, including its own."""
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    logit_cap: float | None = None
+    """Soft cap of the logits of the softmax: c * tanh(logit / c), for example 30. Logits that grow without bound are a
+    cause of divergence."""
     activation_penalty: float = 0.0
     """Weight of the squared final hidden state in the training loss (AR)."""
     temporal_penalty: float = 0.0
@@ -95,6 +98,8 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")
         check_sizes(self, LIMITS)
+        if self.logit_cap is not None and self.logit_cap <= 0:
+            raise ValueError(f"logit_cap {self.logit_cap} must be positive")
         if self.dim % 2 and self.positions.sinusoidal:
             raise ValueError(f"model width {self.dim} must be even: half are sines, half cosines")
         for memory in set(self.memory.memories(self.num_layers)):
@@ -132,5 +137,5 @@ def _clamped(positions: AnyPositions, clamp: int | None) -> AnyPositions:
 
 def fingerprint_config(config: ModelConfig) -> dict[str, Any]:
     """The fields that determine the meaning of a memory; lengths and dropout do not."""
-    free = {"dropout", "init", "memory", "same_length", "activation_penalty", "temporal_penalty"}
+    free = {"dropout", "init", "memory", "same_length", "logit_cap", "activation_penalty", "temporal_penalty"}
     return {f.name: getattr(config, f.name) for f in fields(config) if f.name not in free}

@@ -59,7 +59,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = TokenEmbedding(config.embedding, config.vocab_size, config.dim, config.dropout.word)
-        self.softmax = Softmax(config.embedding, self.embedding, config.dim)
+        self.softmax = Softmax(config.embedding, self.embedding, config.dim, config.logit_cap)
         self.positions = positions.build(config.positions, _sizes(config))
         self._groups = stage_layers(config.memory, config.num_layers)
         self._attending = attending_layers(config.memory, config.num_layers)
@@ -185,6 +185,14 @@ class Model(nn.Module):
         hidden = out.hidden[:, out.hidden.shape[1] - targets.shape[1] :]
         nll = self.softmax.nll(hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), self.embedding, temperature)
         return nll.view(targets.shape)
+
+    def loss_and_squared_lse(self, out: Output, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """As `loss`, with the squared log-sum-exp of the logits of each position, for the z-loss."""
+        self.check_tokens(targets, lowest=-1)
+        hidden = out.hidden[:, out.hidden.shape[1] - targets.shape[1] :]
+        flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+        nll, squares = self.softmax.nll_and_squared_lse(*flat, self.embedding)
+        return nll.view(targets.shape), squares.view(targets.shape)
 
     def logits(self, out: Output) -> Tensor:
         """(B, L, V); with an adaptive softmax these are log-probabilities."""

@@ -38,7 +38,8 @@ class Cell:
     @property
     def fingerprint(self) -> str:
         """Equal for measurements that give the same result up to rounding."""
-        settings = self.settings if self.alone else _without_speed(self.settings)
+        ignored = NEVER_COUNTED if self.alone else NEVER_COUNTED + SPEED_ONLY
+        settings = _without(ignored, self.settings)
         return digest({"job": self.job, "settings": settings, "after": list(self.after)})
 
 
@@ -46,10 +47,21 @@ SPEED_ONLY = ("compile", "cuda_graph")
 """Settings that change only the speed; they count only in cells that measure time."""
 
 
-def _without_speed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_speed(part) for name, part in value.items() if name not in SPEED_ONLY}
-    return [_without_speed(part) for part in value] if isinstance(value, list) else value
+NEVER_COUNTED = ("checkpoint_minutes", "health")
+"""Settings that change no number of a cell: when checkpoints are saved, and how a run goes on after a divergence."""
+AS_STORED = {"on_nan": "stop"}
+"""Settings that are the same in all cells: a divergence is the result of a cell, and ends its run."""
+OFF = {"z_loss": 0.0, "logit_cap": None, "clip_mean": None, "update_clip": None}
+"""Settings that stored results do not have, and the values that change nothing."""
+
+
+def _without(ignored: Sequence[str], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without(ignored, part) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    counted = [name for name in value if name not in ignored and not (name in OFF and value[name] == OFF[name])]
+    return {name: _without(ignored, AS_STORED.get(name, value[name])) for name in counted}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mnemo.papers.experiment import Cell
 from mnemo.papers.store import RUN
 from mnemo.progress import ShowProgress
 from mnemo.recipes.recipe import EvalConfig, Recipe
+from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.report.runs import Metric, read_runs
 from mnemo.storage.run_folder import open_run
 from mnemo.training import Monitor, create_run, train
@@ -92,6 +93,7 @@ def training_cell(
 
 def training_settings(recipe: Recipe, scores: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """Settings of the job `train`."""
+    recipe = settle_lengths(recipe)
     return {"recipe": to_json(recipe), "scores": {key: dict(value) for key, value in (scores or {}).items()}}
 
 
@@ -103,12 +105,18 @@ def train_and_score(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     return values | {"scores": scores}
 
 
+def begin_run(recipe: Recipe, place: Place, source: Path | None = None) -> None:
+    """Create the run of a cell, unless it exists; a divergence is a result, so it ends the run."""
+    if not (place.run / "recipe.json").exists():
+        recipe = replace(recipe, train=replace(recipe.train, on_nan="stop"))
+        create_run(recipe, place.run, source=source, monitor=place.monitor)
+
+
 def train_here(recipe: Recipe, place: Place) -> dict[str, Any]:
     """Start or resume training in the cell's folder, and return a summary of the run."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    if not (place.run / "recipe.json").exists():
-        create_run(recipe, place.run, monitor=place.monitor)
+    begin_run(recipe, place)
     outcome = train(place.run, monitor=place.monitor)
     if outcome.signal is not None:
         raise Stopped

@@ -10,7 +10,7 @@ from mnemo.data.tasks import AnyTask
 from mnemo.model import ModelConfig
 
 LIMITS = {"steps": 10**12, "seed": 2**62, "start": 10**12, "warmup": 10**12, "patience": 10**12} | dict.fromkeys(
-    ("log_every", "eval_every", "checkpoint_every", "keep"), 10**12
+    ("log_every", "eval_every", "checkpoint_every", "keep", "slower_steps"), 10**12
 )
 """Limits of counts that may exceed `config.LARGEST_SIZE`."""
 
@@ -51,6 +51,10 @@ class OptimizerConfig:
     """Momentum of sgd and muon (for muon typically 0.95)."""
     clip: float | None = 0.25
     """Largest global gradient norm."""
+    clip_mean: float | None = None
+    """Also limit the gradient norm to this many times its running mean, for example 3."""
+    update_clip: float | None = None
+    """muon: limit the change of a weight matrix in one step to this share of its norm, for example 0.05."""
     embedding_lr_factor: float = 1.0
     """Multiplies the learning rate of the embedding tables."""
     scale_lr_by_length: bool = False
@@ -65,6 +69,10 @@ class OptimizerConfig:
             raise ValueError(f"muon's learning rates {self.lr} and {self.adam_lr} must be positive")
         if self.lr < 0 or (self.clip is not None and self.clip <= 0):
             raise ValueError(f"learning rate {self.lr} and clip {self.clip} must be positive")
+        if self.clip_mean is not None and self.clip_mean <= 1:
+            raise ValueError(f"clip_mean {self.clip_mean} must be above 1: it is a multiple of the mean gradient norm")
+        if self.update_clip is not None and (self.kind != "muon" or self.update_clip <= 0):
+            raise ValueError(f"update_clip {self.update_clip} must be positive, and is for muon only")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +118,43 @@ class AverageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HealthConfig:
+    """When a run counts as diverged, and how it goes back to an earlier checkpoint (docs/divergence.md)."""
+
+    loss_rise: float | None = 0.3
+    """A sustained rise of the loss by this share of what was learned (log of the vocabulary size minus the lowest loss)
+    is a divergence; at least a quarter of the lowest loss and six mean deviations. None: never."""
+    norm_rise: float | None = 10.0
+    """A gradient norm this many times its recent mean, sustained while the loss rises, is a divergence. None: never."""
+    patience: int = 50
+    """Consecutive steps after which a rise counts as sustained."""
+    weight_growth: float = 10.0
+    """A checkpoint is unhealthy if the norm of its weights or optimizer moments is this many times the median of the
+    last five checkpoints."""
+    rollbacks: int = 10
+    """Most rollbacks of a run; the next divergence stops it."""
+    slower: float = 0.5
+    """Factor of the learning rate after each repeated divergence; the first one keeps the rate."""
+    slower_steps: int = 500
+    """Steps after a divergence in which another one counts as repeated, and in which a lowered rate applies."""
+
+    def __post_init__(self) -> None:
+        if self.loss_rise is not None and self.loss_rise <= 0:
+            raise ValueError(f"loss_rise {self.loss_rise} must be positive: it is a share of what was learned")
+        if self.norm_rise is not None and self.norm_rise <= 1:
+            raise ValueError(f"norm_rise {self.norm_rise} must be above 1: it is a multiple of the recent norm")
+        if self.weight_growth <= 1:
+            raise ValueError(f"weight_growth {self.weight_growth} must be above 1: it is a multiple of recent norms")
+        if self.patience < 1 or self.rollbacks < 0 or self.slower_steps < 0:
+            raise ValueError(
+                f"patience {self.patience} must be positive, rollbacks {self.rollbacks} and slower_steps "
+                f"{self.slower_steps} must not be negative"
+            )
+        if not 0 < self.slower <= 1:
+            raise ValueError(f"slower {self.slower} must be in (0, 1]: it multiplies the learning rate")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = 1000
     """Number of updates."""
@@ -121,6 +166,9 @@ class TrainConfig:
     """Tokens before the segment that are encoded again, with gradient but without a loss."""
     loss: Literal["full", "half"] = "full"
     """Compute the loss of the whole segment or of its second half."""
+    z_loss: float = 0.0
+    """Weight of the squared log-sum-exp of the logits in the training loss, for example 1e-4: keeps logits small
+    (PaLM). Reported losses do not contain it."""
     vary_segment: bool = False
     """Draw each segment's length near the nominal one (95%) or near half of it (AWD-LSTM's rule)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -160,17 +208,21 @@ class TrainConfig:
     """Steps between two evaluations; the last step is always evaluated."""
     checkpoint_every: int = 200
     """Steps between two checkpoints; the best and the last step are always saved."""
+    checkpoint_minutes: float | None = 5.0
+    """Also save a checkpoint when this many minutes have passed since the last one; slow saves make the interval
+    longer, so that they take at most 3% of the time. None: save by steps only."""
     keep: int = 2
-    """Number of checkpoints to keep besides the best."""
+    """Number of checkpoints to keep besides the best, and besides one by time or signal if it is the newest."""
     patience: int | None = None
     """Stop after this many evaluations without improvement."""
     goal: float | None = None
     """Stop when the validation loss, in nats per token, is at most this."""
-    on_nan: Literal["stop", "skip"] = "stop"
-    """If a loss or gradient is not finite: stop the run, or skip the batch without changing weights or memory (every
-    step then synchronizes with the GPU)."""
+    on_nan: Literal["rollback", "stop", "skip"] = "rollback"
+    """If a loss or gradient is not finite: go back to the last healthy checkpoint and pass over the batches since then,
+    stop the run, or skip the batch without changing weights or memory (every step then synchronizes with the GPU)."""
     spike: float | None = None
-    """Treat a loss that is this many times the recent mean like one that is not finite."""
+    """Treat a single loss that is this many times the recent mean like one that is not finite."""
+    health: HealthConfig = field(default_factory=HealthConfig)
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Several processes (torchrun): replicate the weights (ddp) or shard them (fsdp); auto shards if GPU memory is too
     small."""
@@ -185,10 +237,14 @@ class TrainConfig:
         if not 0 <= self.seed < 2**62:
             raise ValueError(f"seed {self.seed} is not between 0 and 2^62")
         check_sizes(self, LIMITS)
+        if self.checkpoint_minutes is not None and self.checkpoint_minutes <= 0:
+            raise ValueError(f"checkpoint_minutes {self.checkpoint_minutes} must be positive")
         if self.timeout <= 0:
             raise ValueError(f"timeout {self.timeout} must be positive")
         if self.spike is not None and self.spike <= 1:
             raise ValueError(f"spike {self.spike} must be above 1: it is a multiple of the recent loss")
+        if self.z_loss < 0:
+            raise ValueError(f"z_loss {self.z_loss} must not be negative")
         if self.context < 0:
             raise ValueError(f"context {self.context} is negative")
         if self.bptt < 0:

@@ -63,6 +63,7 @@ def _sections(runs: Sequence[Run], groups: Sequence[Group]) -> list[Section | No
             "How the loss falls while a model trains, and where it ends. Lower is better.",
             [*learning, run_figures.speeds(runs)],
         ),
+        _rollbacks(runs),
         figure_section("memory", "Memory", "What the model gains from the text before its current segment.", memory),
         figure_section(
             "plans",
@@ -74,6 +75,12 @@ def _sections(runs: Sequence[Run], groups: Sequence[Group]) -> list[Section | No
         _samples(runs),
         _configurations(runs, groups),
     ]
+
+
+def _rollbacks(runs: Sequence[Run]) -> Section | None:
+    found = [f"{run.name}: {line}" for run in runs for line in run.rollbacks]
+    about = "Divergences after which training went back to an earlier checkpoint. The curves show what was kept."
+    return Section("rollbacks", "Rollbacks", about, "notes.html.j2", found) if found else None
 
 
 def _samples(runs: Sequence[Run]) -> Section | None:
@@ -124,5 +131,6 @@ def _environment(run: Run) -> list[tuple[str, object]]:
         ("Seed", train and train.seed),
         ("Trained", f"{amount(run.tokens)} tokens" if run.tokens else None),
         ("Time", duration(run.seconds)),
+        *((f"Changed at step {each.step:,}", each.describe()) for each in run.overrides),
     ]
     return [(name, value) for name, value in facts if value not in (None, NO_VALUE)]

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from mnemo.config import from_json
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, shorten
 from mnemo.model import Model, ModelConfig
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.files import Record, is_number, read_json, read_lines
 from mnemo.report.results import Results, read_results
 from mnemo.report.run_files import why_no_run
+from mnemo.storage.overrides import Override, load_overrides, overridden
 
 """A folder is a run if it holds at least one of these."""
 
@@ -39,8 +40,12 @@ class Run:
     parameters: int | None = None
     header: Record = field(default_factory=dict)
     """The whole content of recipe.json."""
+    overrides: tuple[Override, ...] = ()
+    """Changes of the recipe on resume."""
     train: list[Metric] = field(default_factory=list)
     valid: list[Metric] = field(default_factory=list)
+    rollbacks: list[str] = field(default_factory=list)
+    """What was done after each divergence, a line each."""
     tokens: int | None = None
     """Tokens trained on."""
     seconds: float | None = None
@@ -115,6 +120,9 @@ def _read_recipe(run: Run) -> None:
     run.header = header
     try:
         recipe = from_json(Recipe, header.get("recipe"), "recipe")
+        run.overrides = load_overrides(run.path)
+        for override in run.overrides:
+            recipe = overridden(recipe, override.changes)
         run.parameters = count_parameters(recipe.model)
         run.recipe = recipe
     except Exception as error:  # a recipe of another version may fail in any way; the curves can still be shown
@@ -132,6 +140,9 @@ def count_parameters(config: ModelConfig) -> int:
 def _read_metrics(run: Run) -> None:
     for number, record in read_lines(run.path / "metrics.jsonl", run.notes):
         step, loss, split = record.get("step"), record.get("loss"), record.get("split")
+        if split == "event":
+            run.rollbacks += _rollback(record)
+            continue
         if loss is None and record.get("skipped"):  # every step of the interval was skipped
             continue
         if not is_number(step) or not isinstance(loss, (int, float)) or split not in ("train", "valid"):
@@ -144,6 +155,18 @@ def _read_metrics(run: Run) -> None:
         run.lr = float(lr) if is_number(lr) else run.lr
         if split == "train" and is_number(tokens):
             run.tokens = int(tokens)
+
+
+def _rollback(record: Record) -> list[str]:
+    """A line about the rollback in a record; nothing for other events, which later versions may write."""
+    step, back_to, factor, until = (record.get(name) for name in ("bad_step", "back_to", "rate_factor", "slower_until"))
+    if record.get("event") != "rollback" or not (is_number(step) and is_number(back_to)):
+        return []
+    slower = ""
+    if is_number(factor) and factor < 1 and is_number(until):
+        slower = f", at {factor:g} times the learning rate until step {until:,}"
+    text = f"{record.get('cause', 'divergence')}: back to step {back_to:,}, batches up to step {step:,} passed over"
+    return [shorten(f"{text}{slower}", 300)]
 
 
 def _read_timing(run: Run) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -28,6 +28,9 @@ from mnemo.storage import sharded as shards
 
 PROGRESS, CHECKPOINTS, STEP_PREFIX = "progress.json", "checkpoints", "step-"
 PARTS = ("weights", "training", "memory")
+Reason = Literal["interval", "best", "end", "signal", "clock"]
+"""Why a checkpoint was saved: a multiple of the step interval, the lowest validation loss so far, the last step of the
+run, a signal that stops the run, or the time since the last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.progress["step"]
+
+    @property
+    def reason(self) -> Reason:
+        """Why it was saved; checkpoints of version 0.1.0 count as saved at step intervals."""
+        return self.progress.get("reason", "interval")
 
     @property
     def num_ranks(self) -> int:
@@ -121,7 +129,7 @@ def saving(path: Path) -> Iterator[None]:
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace the progress of a checkpoint and keep its tensors."""
-    kept = {name: checkpoint.progress[name] for name in ("files", "ranks") if name in checkpoint.progress}
+    kept = {name: checkpoint.progress[name] for name in ("files", "ranks", "health") if name in checkpoint.progress}
     progress = {**progress, **kept}
     with saving(checkpoint.path):
         write_json(checkpoint.path / PROGRESS, progress)
@@ -149,6 +157,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "ranks": is_count(ranks),
             "files": isinstance(sizes, dict),
             "average_count": is_count(progress.get("average_count")),
+            "reason": progress.get("reason", "interval") in get_args(Reason),
         },
         path / PROGRESS,
     )
@@ -200,8 +209,28 @@ def remove_partial(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best."""
-    for step in checkpoint_steps(folder)[: -max(1, keep)]:
-        if step != best:
+def prune(folder: Path, keep: int, needed: Container[int | None]) -> None:
+    """Remove all but the newest `keep` checkpoints and those of the `needed` steps.
+
+    A checkpoint that a signal or the clock made is not counted; it is kept only while it is the newest.
+    """
+    steps = checkpoint_steps(folder)
+    counted = [step for step in steps if _reason(folder, step) not in ("signal", "clock")]
+    for step in {*steps} - {*counted[-max(1, keep) :], *steps[-1:]}:
+        if step not in needed:
             atomic.remove_folder(checkpoint_path(folder, step))
+
+
+def _reason(folder: Path, step: int) -> str | None:
+    """Why the checkpoint of a step was saved; None if its JSON is damaged."""
+    try:
+        return load_json(checkpoint_path(folder, step) / PROGRESS).get("reason", "interval")
+    except MnemoError:
+        return None
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove all checkpoints of later steps, the newest first."""
+    for later in reversed(checkpoint_steps(folder)):
+        if later > step:
+            atomic.remove_folder(checkpoint_path(folder, later))

@@ -1,6 +1,7 @@
 """Run folders: everything that belongs to one training run.
 
     runs/NAME/recipe.json     the recipe, the corpus and the origin of the first weights
+    runs/NAME/overrides.json  changes of the recipe on resume, see `mnemo.storage.overrides`
     runs/NAME/tokenizer.json  how its text was cut into tokens
     runs/NAME/checkpoints/    see `mnemo.storage.checkpoint`
     runs/NAME/best.json       the step with the lowest validation loss
@@ -42,6 +43,7 @@ from mnemo.storage.checkpoint import (
     load_checkpoint,
     saving,
 )
+from mnemo.storage.overrides import OVERRIDES
 from mnemo.storage.run_header import BEST, EXPORT, RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
@@ -128,7 +130,7 @@ def export_run(run: Path, target: Path, which: Which = "best", half: bool = Fals
     if target.exists():
         raise MnemoError(f"{target} exists: choose another folder with --output")
     with saving(target), atomic.new_folder(target) as partial:
-        for name in (RECIPE, TOKENIZER):
+        for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
         weights = evaluated_weights(found)
@@ -177,6 +179,10 @@ def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:
 
 def write_best(folder: Path, step: int, loss: float) -> None:
     write_json(folder / BEST, {"step": step, "loss": loss})
+
+
+def remove_best(folder: Path) -> None:
+    (folder / BEST).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from mnemo.recipes.presets import LISTING, PRESETS, is_preset
 from mnemo.recipes.presets import preset as recipe_of
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_inherited_test
+from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
 from mnemo.storage.shipped import DEFAULT, shipped_model
 
 RUNS = Path("runs")
@@ -31,14 +32,23 @@ STARTS: tuple[Start, ...] = get_args(Start)
 
 @dataclass(frozen=True, kw_only=True)
 class RunHeader:
-    """The content of recipe.json."""
+    """The content of recipe.json, and the changes of overrides.json."""
 
     recipe: Recipe
+    """With all changes so far."""
     corpus: dict[str, Any]
     """Name, unit, vocab_size and fingerprint of the corpus."""
     preset: str | None = None
     source: dict[str, Any] | None = None
     """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+
+    overrides: tuple[Override, ...] = ()
+    """Changes on resume, oldest first."""
+
+    @property
+    def course(self) -> RateCourse | None:
+        """The present course of the learning rate; None for the recipe's schedule."""
+        return self.overrides[-1].course if self.overrides else None
 
     @property
     def start(self) -> Start:
@@ -110,7 +120,10 @@ def load_header(folder: Path) -> RunHeader:
     if "settled_lengths" not in data and preset is not None and is_preset(preset):
         # Early files keep the preset's test length even if the memory was overridden.
         recipe = settle_inherited_test(recipe, recipe_of(preset))
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source)
+    overrides = load_overrides(folder)
+    for override in overrides:
+        recipe = overridden(recipe, override.changes, str(folder / OVERRIDES))
+    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source, overrides=overrides)
 
 
 def find_recipe(name: str) -> Recipe:
@@ -126,3 +139,10 @@ def find_recipe(name: str) -> Recipe:
         return recipe_of(name)
     runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
     raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
+
+
+def find_overrides(name: str) -> tuple[Override, ...]:
+    """Changes of a run's recipe on resume, for a name as in `find_recipe`; none for a preset."""
+    if is_preset(name) or (memory_kind(name) is not None and not (RUNS / name).exists()):
+        return ()
+    return load_header(find_run(name)).overrides

@@ -17,9 +17,9 @@ from mnemo.training.monitor import Monitor, Status, Unwatched
 if TYPE_CHECKING:
     from mnemo.training.create_and_train import create_run, train
     from mnemo.training.data import Data, Scored, open_data
+    from mnemo.training.divergence import Diverged
     from mnemo.training.run_progress import Best
     from mnemo.training.trainer import Outcome
-    from mnemo.training.training_log import Diverged
     from mnemo.training.weight_update import Update, fresh_states, segment_loss, split_rows, update
 
 __all__ = [
@@ -53,9 +53,9 @@ __getattr__ = lazy_names(
             "Scored",
             "open_data",
         ),
+        "mnemo.training.divergence": ("Diverged",),
         "mnemo.training.run_progress": ("Best",),
         "mnemo.training.trainer": ("Outcome",),
-        "mnemo.training.training_log": ("Diverged",),
         "mnemo.training.weight_update": (
             "Update",
             "fresh_states",

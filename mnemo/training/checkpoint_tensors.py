@@ -50,8 +50,9 @@ def restore_training(
 ) -> None:
     """Restore what `training_tensors` saved. `rank`: whose random generators; None leaves them as they are."""
     _restore_optimizer(tensors, model, optimizer, path)
-    if isinstance(average, Average) and average_count:
-        average.restore([_like(tensors, f"average/{n}", p, path) for n, p in model.named_parameters()], average_count)
+    if isinstance(average, Average):
+        kept = model.named_parameters() if average_count else ()
+        average.restore([_like(tensors, f"average/{n}", p, path) for n, p in kept], average_count)
     if rank is None:
         return
     _set_generator(tensors, rank, path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,17 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage import sharded as shards
-from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.checkpoint import Checkpoint, Reason
 from mnemo.storage.weights import load_weights
+from mnemo.training.background_save import BackgroundSave, copies, fits_twice
+from mnemo.training.checkpoint_schedule import SaveClock
 from mnemo.training.checkpoint_tensors import (
     memory_of_rows,
     memory_tensors,
@@ -30,11 +35,18 @@ from mnemo.training.checkpoint_tensors import (
     whole_or_pieces,
 )
 from mnemo.training.distributed import Rows
+from mnemo.training.divergence import Diverged
+from mnemo.training.environment import environment, environment_note
+from mnemo.training.health import Health, after_checkpoint, is_finite, judge, measure
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.run_progress import Best, Progress
 from mnemo.training.training_log import TrainingLog
+
+MEAN_NORM = "optimizer/mean_norm"
+"""Name of the running mean of gradient norms among a checkpoint's tensors."""
 
 
 @dataclass
@@ -48,6 +60,7 @@ class TrainingState:
     states: tuple[State, ...]
     """The memories of each part of this process's rows"""
     progress: Progress
+    mean_norm: MeanNorm | None = None
 
     def to_json(self, seconds: float) -> dict[str, Any]:
         """Everything that is not a tensor; `seconds` is the time trained so far."""
@@ -61,9 +74,12 @@ class TrainingState:
         """The tensors by part of a checkpoint and name."""
         return {
             "weights": self.model.state_dict(),
-            "training": training_tensors(self.model, self.optimizer, self.average, rank),
+            "training": training_tensors(self.model, self.optimizer, self.average, rank) | self._mean_norm_tensors(),
             "memory": memory_tensors(self.states, rank * accumulate),
         }
+
+    def _mean_norm_tensors(self) -> dict[str, Tensor]:
+        return {} if self.mean_norm is None else {MEAN_NORM: self.mean_norm.mean}
 
     def restore(self, found: Checkpoint, rows: Rows, config: TrainConfig, world: AnyWorld) -> None:
         """Restore a checkpoint, of as many processes as now or of others."""
@@ -75,8 +91,12 @@ class TrainingState:
             self.scaler.load_state_dict(found.progress["scaler"])
         # Last, because it sets the random generators.
         is_same_world = found.num_ranks == world.size
+        tensors = whole_or_pieces(found, "training", self.model)
+        if self.mean_norm is not None:
+            # A run that was begun without it starts with no mean.
+            self.mean_norm.mean.copy_(tensors.get(MEAN_NORM, torch.zeros(())))
         restore_training(
-            whole_or_pieces(found, "training", self.model),
+            tensors,
             self.model,
             self.optimizer,
             self.average,
@@ -93,8 +113,10 @@ class RunCheckpoints:
 
     def __init__(self, folder: Path, config: TrainConfig, world: AnyWorld, monitor: Monitor) -> None:
         self.folder, self.config, self.world, self.monitor = folder, config, world, monitor
+        self.clock = SaveClock(config.checkpoint_minutes)
         self.last: Checkpoint | None = None
-        """The newest checkpoint, saved or restored"""
+        """The newest complete checkpoint, saved or restored"""
+        self._writing: BackgroundSave | None = None
 
     def restore_last(self, state: TrainingState, rows: Rows) -> Mapping[str, Any]:
         """Restore the newest checkpoint without damage, and return its JSON; {} if there is no checkpoint."""
@@ -102,11 +124,16 @@ class RunCheckpoints:
         if found is None:
             return {}
         state.restore(found, rows, self.config, self.world)
+        if not state.progress.healthy:  # saved by a version that did not judge checkpoints
+            state.progress = replace(state.progress, healthy=(found.step,))
         self.last = found
         if found.num_ranks != self.world.size:
             self.monitor.note(
                 f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
             )
+        known = found.progress.get("environment")
+        if isinstance(known, dict) and (note := environment_note(known)) is not None:
+            self.monitor.note(note)
         self.monitor.note(f"continuing after step {state.progress.step:,}")
         return found.progress
 
@@ -124,36 +151,127 @@ class RunCheckpoints:
         step = self.world.main(look)
         return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
 
+    def find_whole(self, steps: Sequence[int]) -> Checkpoint | None:
+        """The last of some checkpoints that is whole, or None."""
+        self.finish()
+
+        def look() -> int | None:
+            return next((step for step in reversed(steps) if _is_whole(self.folder, step)), None)
+
+        step = self.world.main(look)
+        return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+
+    def go_back(self, found: Checkpoint, best: Best | None) -> None:
+        """Make an earlier checkpoint the last one: remove those after it."""
+        self.last = found
+
+        def remove() -> None:
+            run_folder.write_best(self.folder, best.step, best.loss) if best else run_folder.remove_best(self.folder)
+            checkpoints.remove_after(self.folder, found.step)
+
+        self.world.main(remove)
+
     def describe(self) -> str:
         """The state of the folder, for messages."""
+        with suppress(MnemoError):
+            self.finish()
         kept = "no checkpoint" if self.last is None else f"the checkpoint of step {self.last.step}"
         return f"{self.folder} keeps {kept}"
 
-    def is_due(self, progress: Progress) -> bool:
-        return progress.step % self.config.checkpoint_every == 0 or progress.is_best
+    def save(self, state: TrainingState, log: TrainingLog, reason: Reason) -> None:
+        """Save metrics, then the checkpoint that holds their sizes; record the best one; remove old ones last.
 
-    def save(self, state: TrainingState, log: TrainingLog) -> None:
-        """Save metrics, then the checkpoint that holds their sizes; record the best one; remove old ones last."""
+        A single process writes the checkpoint in the background: `finish` waits for it and raises its errors. Several
+        processes write together before they go on.
+        """
+        begin = time.monotonic()
+        self.finish()
         state.progress, _ = log.fetch(state.progress)
         saved = self.last
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
-                tensors = state.tensors(self.world.rank, self.config.accumulate)
-                path = save_together(self.folder, _json(state, log), tensors, self.world)
-            self.last = checkpoints.load_checkpoint(path)
-        elif saved.progress["evaluated"] != state.progress.evaluated:
-            self.last = self.world.main(lambda: checkpoints.save_progress(saved, _json(state, log)))
-        self.world.main(lambda: self._keep(state.progress.best))
+                health = self._judge(state)
+                self._write(state, {**_json(state, log, reason), "health": health.to_json()}, begin)
+            return
+        if saved.progress["evaluated"] != state.progress.evaluated:
+            progress = _json(state, log, reason)
+            self.last = self.world.main(lambda: checkpoints.save_progress(saved, progress))
+        self.world.main(lambda: self._keep(state.progress))
 
-    def _keep(self, best: Best | None) -> None:
-        """Record the best checkpoint, and remove old ones."""
+    def _judge(self, state: TrainingState) -> Health:
+        """The health of a state that is to be saved; raise `Diverged` if it is not finite."""
+        progress = state.progress
+        norms = measure(state.model, state.optimizer, state.states, self.world)
+        if not is_finite(norms):
+            message = f"weights, optimizer moments or memories are not finite after step {progress.step}"
+            raise Diverged(message, progress.step, progress.cursor)
+        health = judge(norms, progress, self.config)
+        if progress.step % self.config.checkpoint_every == 0:
+            state.progress = after_checkpoint(progress, health, self.config)
+        if health.problem is not None and progress.healthy:
+            kept = f"the checkpoint of step {progress.healthy[-1]:,} is kept as well"
+            self.monitor.note(f"step {progress.step:,}: {health.problem}; {kept}")
+        return health
+
+    def _write(self, state: TrainingState, progress: dict[str, Any], begin: float) -> None:
+        """Write a new checkpoint, in the background if that is safe."""
+        tensors, done = state.tensors(self.world.rank, self.config.accumulate), state.progress
+
+        def write(parts: dict[str, dict[str, Tensor]]) -> Checkpoint:
+            found = checkpoints.load_checkpoint(save_together(self.folder, progress, parts, self.world))
+            self.world.main(lambda: self._keep(done))
+            self.clock.saved(time.monotonic() - begin)
+            return found
+
+        if isinstance(self.world, Alone) and fits_twice(tensors):
+            own = copies(tensors)
+            self._writing = BackgroundSave(lambda: write(own))
+        else:
+            self.last = write(tensors)
+
+    def is_late(self) -> bool:
+        """Whether so much time has passed since the last checkpoint that another one is due."""
+        return self._writing is None and self.clock.is_late()
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is written in the background; raise its error."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self.last = writing.result()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a background save that has failed, without waiting for one that still runs."""
+        if self._writing is not None and self._writing.is_done:
+            self.finish()
+
+    def _keep(self, progress: Progress) -> None:
+        """Record the best checkpoint, and remove old ones that a rollback does not need."""
+        best = progress.best
         if best is not None:
             run_folder.write_best(self.folder, best.step, best.loss)
-        checkpoints.prune(self.folder, self.config.keep, best.step if best else None)
+        needed = {step for healthy in progress.healthy for step in (healthy, _best_at(self.folder, healthy))}
+        checkpoints.prune(self.folder, self.config.keep, needed | {best.step if best else None})
 
 
-def _json(state: TrainingState, log: TrainingLog) -> dict[str, Any]:
-    return {**state.to_json(log.seconds()), **log.sizes()}
+def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, Any]:
+    return {**state.to_json(log.seconds()), **log.sizes(), "reason": reason, "environment": environment()}
+
+
+def _is_whole(folder: Path, step: int) -> bool:
+    try:
+        checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step))
+    except MnemoError:
+        return False
+    return True
+
+
+def _best_at(folder: Path, step: int) -> int | None:
+    """The step that was the best when the checkpoint of a step was saved; a rollback makes it the best again."""
+    try:
+        best = load_json(checkpoints.checkpoint_path(folder, step) / checkpoints.PROGRESS).get("best")
+    except MnemoError:  # damaged since then: a rollback will not use it
+        return None
+    return best[0] if best else None
 
 
 def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[str, Tensor]], world: AnyWorld) -> Path:

@@ -20,7 +20,7 @@ from mnemo.data.streams import Batch
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, stage_layers
 from mnemo.model.positions.modules import RelativePositions
-from mnemo.training.weight_update import SegmentLoss, segment_loss
+from mnemo.training.weight_update import SegmentLoss, loss_terms, segment_loss
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
 LAYER_METHODS = ("keys_values", "attend", "finish")
@@ -50,11 +50,15 @@ class CompiledLoss:
         note: Callable[[str], None],
         backend: str = "inductor",
         by_layer: bool = False,
+        z_loss: float = 0.0,
     ) -> None:
-        self.plain: SegmentLoss = partial(segment_loss, recompute=recompute)
+        self.plain: SegmentLoss = partial(segment_loss, recompute=recompute, z_loss=z_loss)
         self._length, self._note = length, note
-        compiled = _by_layer(model, self.plain, backend) if by_layer else _as_one(model, self.plain, recompute, backend)
-        self._compiled: SegmentLoss | None = compiled
+        self._compiled: SegmentLoss | None
+        if by_layer:
+            self._compiled = _by_layer(model, self.plain, backend)
+        else:
+            self._compiled = _as_one(model, self.plain, recompute, z_loss, backend)
 
     def __call__(
         self, model: Model, batch: Batch, state: State, scored: bool = True
@@ -70,9 +74,9 @@ class CompiledLoss:
         return self.plain(model, batch, state, scored)
 
 
-def _as_one(model: Model, plain: SegmentLoss, recompute: bool, backend: str) -> SegmentLoss:
+def _as_one(model: Model, plain: SegmentLoss, recompute: bool, z_loss: float, backend: str) -> SegmentLoss:
     if is_adaptive(model):
-        return partial(_loss_apart, _compile(partial(_hidden, recompute=recompute), backend))
+        return partial(_loss_apart, _compile(partial(_hidden, recompute=recompute), backend), z_loss)
     return _compile(plain, backend)
 
 
@@ -107,7 +111,7 @@ def _methods(model: Model) -> dict[nn.Module, tuple[str, ...]]:
     found |= {layer: LAYER_METHODS for layer in model.layers() if layer not in whole}
     if shared and len(whole) < model.config.num_layers:
         found[model.positions] = ("shared",)
-    return found if is_adaptive(model) else found | {model: ("loss",)}
+    return found if is_adaptive(model) else found | {model: ("loss", "loss_and_squared_lse")}
 
 
 def with_compiled_methods(model: Model, methods: Mapping[nn.Module, tuple[str, ...]], backend: str) -> Model:
@@ -147,6 +151,7 @@ def _hidden(
 
 def _loss_apart(
     hidden_rows: Callable[..., tuple[Tensor, Tensor | float, State]],
+    z_loss: float,
     model: Model,
     batch: Batch,
     state: State,
@@ -154,7 +159,10 @@ def _loss_apart(
 ) -> tuple[Tensor | None, Tensor | float, State]:
     """The loss of rows from a compiled graph, itself not compiled."""
     hidden, aux, state = hidden_rows(model, batch, state, scored)
-    return model.loss(Output(hidden, {}), batch.targets).sum() if scored else None, aux, state
+    if not scored:
+        return None, aux, state
+    nll, z = loss_terms(model, Output(hidden, {}), batch.targets, z_loss)
+    return nll, aux + z if z_loss else aux, state
 
 
 def _first_line(error: BaseException) -> str:

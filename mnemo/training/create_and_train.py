@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,18 +19,20 @@ from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
+from mnemo.storage.overrides import Rates
 from mnemo.storage.run_header import RunHeader, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, pick_device
 from mnemo.training.data import Data, check_rows, open_data
 from mnemo.training.distributed import check_parallel
+from mnemo.training.divergence import Diverged
 from mnemo.training.metrics_log import NoTracker, Tracker
 from mnemo.training.monitor import Monitor, Unwatched
 from mnemo.training.precision import safe_kernels
 from mnemo.training.processes import AnyWorld, joined
+from mnemo.training.resume_overrides import plan_override, record_override
 from mnemo.training.run_description import describe_run
 from mnemo.training.stop_signals import stop_on_signals
 from mnemo.training.trainer import Outcome, Trainer
-from mnemo.training.training_log import Diverged
 
 
 def create_run(
@@ -76,19 +79,27 @@ def train(
     monitor: Monitor | None = None,
     tracker: Tracker | None = None,
     world: AnyWorld | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    rates: Rates = "auto",
 ) -> Outcome:
     """Train a run from its last whole checkpoint, or from the beginning.
 
     Processes started by torchrun train it together; `world` is given if they are already connected.
+    `overrides`: new values of the recipe from here on, such as `{"train.steps": 400, "train.optimizer.lr": 1e-4}`; the
+    run keeps them. `rates`: how the learning rate goes on after a change of steps or schedule.
     """
     header = load_header(folder)
     if world is None:
         config = header.recipe.train
         with joined(config.device, config.timeout) as world:
-            return train(folder, data=data, monitor=monitor, tracker=tracker, world=world)
+            return train(
+                folder, data=data, monitor=monitor, tracker=tracker, world=world, overrides=overrides, rates=rates
+            )
     if world.rank:
         monitor, tracker = None, None
     monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
+    if overrides:
+        header = _override(folder, header, overrides, rates, world)
     world.together(lambda: _check_run(folder, header, world))
     data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
     if data.info != header.corpus:
@@ -116,6 +127,15 @@ def _recorded_divergence(folder: Path, world: AnyWorld) -> Iterator[None]:
     except Diverged as error:
         run_folder.write_divergence(folder, str(error))
         raise
+
+
+def _override(folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates, world: AnyWorld) -> RunHeader:
+    """Check and record changes of the recipe."""
+    planned = world.together(lambda: plan_override(folder, header, changes, rates))
+    world.together(lambda: _check_run(folder, planned, world))
+    if planned.overrides != header.overrides:
+        world.main(lambda: record_override(folder, planned))
+    return planned
 
 
 def _check_run(folder: Path, header: RunHeader, world: AnyWorld) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from mnemo.memory.state import State
 from mnemo.model import Model, attention_obstacle
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.training.compiled_loss import CompiledLoss, against_compiling, is_adaptive
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import set_learning_rate
 from mnemo.training.precision import autocast, state_dtype
 from mnemo.training.recorded_update import WARMUP_UPDATES, RecordedUpdate, takes_tensor_rates
@@ -61,16 +63,18 @@ def choose_forward(
     else:
         reason = against_compiling(model) or uneven
     if reason is not None:
-        return partial(segment_loss, recompute=recompute), reason
+        return partial(segment_loss, recompute=recompute, z_loss=config.z_loss), reason
     length = config.context + config.segment
     by_layer = config.compile == "layers"
-    return CompiledLoss(model, length=length, recompute=recompute, note=note, backend=backend, by_layer=by_layer), None
+    options: dict[str, Any] = {"backend": backend, "by_layer": by_layer, "z_loss": config.z_loss}
+    return CompiledLoss(model, length=length, recompute=recompute, note=note, **options), None
 
 
 class Engine:
     """Updates the weights of one model.
 
     `forward`: what `choose_forward` returned, possibly wrapped; None to choose here. `scaler`: for fp16.
+    `mean_norm`: with `clip_mean`, the running mean of gradient norms.
     `uneven`: the reason why segments differ in length, if they do. `unrecordable`: the caller's reason why updates
     cannot be recorded, if any. `note` is called with messages about failures.
     """
@@ -88,8 +92,10 @@ class Engine:
         note: Callable[[str], None] = _no_note,
         backend: str = "inductor",
         recorder: Recorder | None = None,
+        mean_norm: MeanNorm | None = None,
     ) -> None:
         self.model, self.optimizer, self.config, self.scaler = model, optimizer, config, scaler
+        self._mean_norm = mean_norm
         self.device = next(model.parameters()).device
         computed = state_dtype(config.precision) or next(model.parameters()).dtype
         self.not_fused = attention_obstacle(model.config, self.device, computed)
@@ -169,6 +175,7 @@ class Engine:
             around_part=around_part,
             unused=unused,
             accept=accept,
+            mean_norm=self._mean_norm,
         )
 
     def needs_preparing(self, inputs: UpdateInput) -> bool:
@@ -178,6 +185,10 @@ class Engine:
         again = self.config.bptt if self.config.bptt_window == "sliding" else 0
         nominal = all(batch.tokens.shape[1] == self._length and batch.lengths is None for batch in inputs.batches)
         return nominal and len(inputs.batches) == 1 + self.config.bptt and inputs.num_again == again
+
+    def forget_recording(self) -> None:
+        """Record the next update anew: the recorded one changes tensors that the optimizer no longer has."""
+        self._recorded = None
 
     def prepare(self, inputs: UpdateInput, states: Sequence[State]) -> None:
         """Record the update if inputs have the run's usual shape; nothing that training depends on changes."""
@@ -193,6 +204,7 @@ class Engine:
                 autocast=autocast(self.config.precision, self.device),
                 forward=self._forward,
                 recorder=self._recorder,
+                mean_norm=self._mean_norm,
             )
         except RuntimeError as error:
             self.not_recorded = str(error).strip().partition("\n")[0]

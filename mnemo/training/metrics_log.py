@@ -27,13 +27,27 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
-        """Open `path` for appending after its first `size` bytes; the rest is dropped."""
+        """Open `path` for appending after its first `size` bytes; the rest is dropped.
+
+        Of a file that has lost bytes, the whole lines are kept.
+        """
         self._path = path
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:
-            raise MnemoError(f"{path} has {found:,} bytes, fewer than the {size:,} of its checkpoint")
+        found = path.read_bytes() if path.exists() and path.stat().st_size < size else None
+        self.lost: str | None = None
+        """What is missing, in one line; None if nothing is"""
+        if found is not None or (size and not path.exists()):
+            kept = (found or b"").rpartition(b"\n")[0]
+            self.lost = f"{path} has lost lines: {len(kept.splitlines()):,} are left, and new ones are appended to them"
+            size = len(kept) + 1 if kept else 0
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
-        self._file.truncate(size)
+        self.cut(size)
+
+    def cut(self, size: int) -> None:
+        """Drop everything after the first `size` bytes."""
+        try:
+            self._file.truncate(size)
+        except OSError as error:
+            raise self._not_written(error) from None
         self._file.seek(size)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -68,7 +82,12 @@ class JsonLines:
 class NoLines:
     """Writes nothing: for processes other than the main one."""
 
+    lost = None
+
     def __init__(self, path: Path, size: int = 0) -> None:
+        pass
+
+    def cut(self, size: int) -> None:
         pass
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -25,12 +25,15 @@ from torch import (
     _foreach_lerp,  # type: ignore[attr-defined]
     _foreach_lerp_,  # type: ignore[attr-defined]
     _foreach_mul_,  # type: ignore[attr-defined]
+    _foreach_norm,  # type: ignore[attr-defined]
 )
 from torch.optim.adam import adam
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of x -> ax + bx^3 + cx^5, which takes small singular values to about 1 fastest (Jordan et al., 2024)."""
 ITERATIONS = 5
+LEAST_SIZE = 1e-2
+"""Weights count as at least this large on average where steps are limited to a share of them."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -38,6 +41,7 @@ class Muon(torch.optim.Optimizer):
 
     A group with a list `parts` takes Muon steps; the list has the number of stacked matrices in each parameter.
     A group whose `parts` is None takes Adam steps. Weight decay is decoupled and multiplied by the learning rate.
+    `update_clip`: largest norm of a Muon step, as a share of the norm of its weights.
     """
 
     def __init__(
@@ -49,10 +53,12 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        update_clip: float | None = None,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "betas": betas, "eps": eps}
         # `fused` makes load_state_dict keep Adam's step counts on the device.
         super().__init__(list(groups), defaults | {"parts": None, "fused": True, "capturable": False})
+        self.update_clip = update_clip
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -75,6 +81,8 @@ class Muon(torch.optim.Optimizer):
         ahead = _foreach_lerp(grads, momenta, group["momentum"])  # Nesterov's
         updates = orthogonal_updates(ahead, parts)
         lr = group["lr"]
+        if self.update_clip is not None:
+            _foreach_mul_(updates, limits(params, updates, lr, self.update_clip))
         _foreach_mul_(params, 1 - lr * group["weight_decay"])
         _foreach_mul_(updates, -lr)
         _foreach_add_(params, updates)
@@ -114,6 +122,15 @@ class Muon(torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         return state["step"]
+
+
+def limits(params: Sequence[Tensor], updates: Sequence[Tensor], lr: float | Tensor, share: float) -> list[Tensor]:
+    """Factors that limit the norm of each step to a share of the norm of its weights; new weights may be zero."""
+    pairs = zip(params, _foreach_norm(params), _foreach_norm(updates), strict=True)
+    return [
+        (share * size.clamp(min=LEAST_SIZE * math.sqrt(parameter.numel())) / (lr * change)).clamp(max=1.0)
+        for parameter, size, change in pairs
+    ]
 
 
 def orthogonal_updates(directions: Sequence[Tensor], parts: Sequence[int]) -> list[Tensor]:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from mnemo.model import Model
 from mnemo.model.layers.modules import Attention
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from mnemo.storage.overrides import RateCourse
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.muon import Muon
 
 PLATEAU_THRESHOLD = 1e-4
@@ -52,6 +54,7 @@ def _build_muon(model: Model, config: OptimizerConfig) -> Muon:
     ]
     beta1, beta2 = config.betas
     options: dict[str, Any] = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    options["update_clip"] = config.update_clip
     return Muon([g for g in groups if g["params"]], config.lr, betas=(beta1, beta2), eps=config.eps, **options)
 
 
@@ -71,8 +74,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = rate
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale gradients by min(1, limit / (norm + 1e-6)), and return the global norm before that."""
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], limit: float | None, mean_norm: MeanNorm | None = None
+) -> Tensor:
+    """Scale gradients by min(1, limit / (norm + 1e-6)), and return the global norm before that.
+
+    `mean_norm` lowers the limit for norms far above their running mean.
+    """
+    if mean_norm is not None:
+        parameters = list(parameters)
+        norm = clip_gradients(parameters, None)
+        mean_norm.limit(parameters, norm, limit)
+        return norm
     if limit is None:
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     else:
@@ -126,14 +139,37 @@ def _cosine(lr: float, min_lr: float, share: float) -> float:
     return min_lr + (lr - min_lr) * (1 + math.cos(math.pi * share)) / 2
 
 
-def step_rate(config: TrainConfig, step: int, length: int, plateau_factor: float = 1.0) -> float:
-    """The rate of update number `step` (from 0) of a run, whose segment has `length` tokens."""
+def step_rate(
+    config: TrainConfig, step: int, length: int, plateau_factor: float = 1.0, course: RateCourse | None = None
+) -> float:
+    """The rate of update number `step` (from 0) of a run, whose segment has `length` tokens.
+
+    `course`: a new beginning of the schedule; without one, the whole schedule applies.
+    """
     average, optimizer = config.average, config.optimizer
     if average is not None and average.lr is not None and step >= average.start:
         rate = average.lr
     else:
-        rate = learning_rate(config.schedule, optimizer.lr, step, config.steps, plateau_factor)
+        rate = scheduled_rate(config, step, plateau_factor, course)
     return rate * length / config.segment if optimizer.scale_lr_by_length else rate
+
+
+def scheduled_rate(
+    config: TrainConfig, step: int, plateau_factor: float = 1.0, course: RateCourse | None = None
+) -> float:
+    """The rate of update number `step` by the schedule, or by a new beginning of it."""
+    if course is None:
+        return learning_rate(config.schedule, config.optimizer.lr, step, config.steps, plateau_factor)
+    # Updates before the beginning, after newer checkpoints were lost, have its first rate.
+    done = max(0, step - course.step)
+    if done < course.warmup:
+        return course.rate + (course.peak - course.rate) * (done + 1) / course.warmup
+    schedule, begin = config.schedule, course.step + course.warmup
+    if schedule.kind == "inverse_sqrt":
+        return max(schedule.min_lr, course.peak * math.sqrt((begin + 1) / (max(step, begin) + 1)))
+    left = (schedule.steps or config.steps) - begin
+    decay = replace(schedule, warmup=0, published=False)
+    return _rate(decay, course.peak, done - course.warmup, left, plateau_factor / course.plateau)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,10 @@ class World(Protocol):
         """The signal that any process has received, or None."""
         ...
 
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """The largest of each value over all processes."""
+        ...
+
     def first(self, work: Callable[[], T]) -> T:
         """Do the work in the main process first, then in the others; if it fails there, the others do not try."""
         ...
@@ -64,6 +68,9 @@ class Alone:
 
     def agree(self, signal: int | None) -> int | None:
         return signal
+
+    def largest(self, values: Sequence[int]) -> list[int]:
+        return list(values)
 
     def first(self, work: Callable[[], T]) -> T:
         return work()
@@ -98,9 +105,12 @@ class Ranks:
         return total.tolist()
 
     def agree(self, signal: int | None) -> int | None:
-        flag = torch.tensor(signal or 0)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
-        return int(flag) or None
+        return self.largest([signal or 0])[0] or None
+
+    def largest(self, values: Sequence[int]) -> list[int]:
+        own = torch.tensor(values)
+        dist.all_reduce(own, dist.ReduceOp.MAX, group=self.group)
+        return own.tolist()
 
     def first(self, work: Callable[[], T]) -> T:
         made: list[T] = []

@@ -19,6 +19,7 @@ from mnemo.data.streams import Batch
 from mnemo.inference.cuda_graph import Recorder
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import clip_gradients
 from mnemo.training.update_input import UpdateInput
 from mnemo.training.weight_update import Counts, SegmentLoss, Update, gradients
@@ -42,7 +43,7 @@ def put_rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) 
 
 
 @contextmanager
-def unchanged(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def unchanged(model: Model, optimizer: torch.optim.Optimizer, mean_norm: MeanNorm | None = None) -> Iterator[None]:
     """Restore weights, moments and random generators at the end; moments that are new by then become zero."""
     device = next(model.parameters()).device
     weights = [_host_copy(parameter) for parameter in model.parameters()]
@@ -50,6 +51,7 @@ def unchanged(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         parameter: {key: _host_copy(value) if isinstance(value, Tensor) else value for key, value in values.items()}
         for parameter, values in optimizer.state.items()
     }
+    mean = None if mean_norm is None else _host_copy(mean_norm.mean)
     generators = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
@@ -59,6 +61,8 @@ def unchanged(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[None]:
                 parameter.copy_(weight)
             for parameter, values in optimizer.state.items():
                 _restore(values, moments.get(parameter, {}))
+            if mean_norm is not None and mean is not None:
+                mean_norm.mean.copy_(mean)
         optimizer.zero_grad(set_to_none=True)
         torch.set_rng_state(generators[0])
         if generators[1] is not None:
@@ -95,8 +99,9 @@ class RecordedUpdate:
         autocast: AbstractContextManager[Any],
         forward: SegmentLoss,
         recorder: Recorder,
+        mean_norm: MeanNorm | None = None,
     ) -> None:
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self._mean_norm = model, optimizer, mean_norm
         self._clip, self._autocast, self._forward = clip, autocast, forward
         device = next(model.parameters()).device
         self._inputs = inputs.map(lambda batch: _buffers(batch, device))
@@ -108,7 +113,7 @@ class RecordedUpdate:
         if self._optimizer_inside:
             put_rates_on_device(optimizer, device)
         self._fill(inputs, states)
-        with unchanged(model, optimizer):
+        with unchanged(model, optimizer, mean_norm):
             recorder.warm(self._update)
             output, self._replay = recorder.record(self._update)
         *found, self._gradients = output
@@ -125,7 +130,7 @@ class RecordedUpdate:
             forward=self._forward,
             counts=self._counts,
         )
-        norm = clip_gradients(self.model.parameters(), self._clip)
+        norm = clip_gradients(self.model.parameters(), self._clip, self._mean_norm)
         if self._optimizer_inside:
             self.optimizer.step()
         return loss, norm, borders, tuple(parameter.grad for parameter in self.model.parameters())

@@ -9,6 +9,7 @@ from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.run_header import RunHeader
 from mnemo.training.processes import Alone
+from mnemo.training.resume_overrides import describe_overrides
 from mnemo.training.trainer import Trainer
 
 WEIGHTS_OF_A_PROCESS = {"DDP": "all weights", "FSDP": "a share of the weights"}
@@ -28,6 +29,7 @@ def describe_run(trainer: Trainer, header: RunHeader) -> Iterator[str]:
     yield f"step: {trainer.engine.describe()}"
     if not isinstance(trainer.world, Alone):
         yield _describe_processes(trainer, train)
+    yield from describe_overrides(header)
     yield f"run: {trainer.folder}"
     yield from (f"hint: {hint}" for hint in memory_hints(header.recipe))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +11,12 @@ from mnemo.data.streams import Cursor
 from mnemo.errors import MnemoError
 from mnemo.files.safe_load import is_count, is_finite, require
 from mnemo.recipes.recipe import ScheduleConfig, TrainConfig
+from mnemo.training.loss_course import Course
 from mnemo.training.optimizers import Plateau
+from mnemo.training.rollbacks import Rollback
 
 COUNTS = ("step", "tokens", "stale", "evaluated", "average_count", "metrics_bytes", "timing_bytes")
-NEWER = {"skipped", "in_a_row", "usual_loss"}
+NEWER = {"skipped", "in_a_row", "usual_loss", "course", "norms", "healthy", "rollbacks"}
 """Fields that older checkpoints do not have"""
 
 
@@ -51,6 +53,12 @@ class Progress:
     """Skipped updates since the last accepted one"""
     usual_loss: float | None = None
     """Running mean of the loss, for detecting spikes"""
+    course: Course = field(default_factory=Course)
+    norms: tuple[tuple[float, float], ...] = ()
+    """Norms of weights and optimizer moments in the last checkpoints"""
+    healthy: tuple[int, ...] = ()
+    """Steps of the last healthy checkpoints, oldest first"""
+    rollbacks: tuple[Rollback, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,6 +72,7 @@ class Progress:
             known["interval"] = tuple((float(loss), int(count)) for loss, count in data["interval"])
             known["plateau"] = Plateau(**data["plateau"])
             known["best"] = None if data["best"] is None else Best(*data["best"])
+            known |= {name: read(data[name]) for name, read in READ_NEWER.items() if name in data}
             return Progress(**known)
         except (KeyError, TypeError, ValueError) as error:
             raise MnemoError(f"{path} is damaged: {error}") from None
@@ -94,6 +103,14 @@ def mean_loss(interval: Sequence[tuple[float, int]]) -> float | None:
     return sum(loss * count for loss, count in interval) / tokens if tokens else None
 
 
+READ_NEWER: dict[str, Callable[[Any], Any]] = {
+    "course": lambda data: Course(**data),
+    "norms": lambda data: tuple(map(tuple, data)),
+    "healthy": tuple,
+    "rollbacks": lambda data: tuple(Rollback(*each) for each in data),
+}
+
+
 def check_progress(data: Mapping[str, Any], path: Path) -> None:
     """Raise MnemoError if the JSON of a checkpoint does not have the expected form."""
     best, plateau = data.get("best"), data.get("plateau")
@@ -106,6 +123,10 @@ def check_progress(data: Mapping[str, Any], path: Path) -> None:
             "interval": isinstance(data.get("interval"), list) and all(map(_is_loss, data["interval"])),
             "best": best is None or (_is_list(best, 2) and is_count(best[0]) and is_finite(best[1])),
             "plateau": isinstance(plateau, dict) and _is_plateau(plateau),
+            "course": Course.is_valid(data.get("course", {})),
+            "norms": _is_list_of(_is_norms, data.get("norms", [])),
+            "healthy": _is_list_of(is_count, data.get("healthy", [])),
+            "rollbacks": _is_list_of(Rollback.is_valid, data.get("rollbacks", [])),
         },
         path,
     )
@@ -113,6 +134,14 @@ def check_progress(data: Mapping[str, Any], path: Path) -> None:
 
 def _is_list(value: Any, length: int) -> bool:
     return isinstance(value, list) and len(value) == length
+
+
+def _is_list_of(holds: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, list) and all(map(holds, value))
+
+
+def _is_norms(value: Any) -> bool:
+    return _is_list(value, 2) and all(map(is_finite, value))
 
 
 def _is_loss(value: Any) -> bool:

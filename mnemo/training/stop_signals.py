@@ -11,40 +11,60 @@ from typing import Any
 
 from mnemo.progress import Advance, ShowProgress
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+def _signals(*names: str) -> tuple[signal.Signals, ...]:
+    """Those that this operating system has: Windows lacks the last three."""
+    return tuple(signal.Signals[name] for name in names if name in signal.Signals.__members__)
+
+
+SIGNALS = _signals("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGUSR1")
+NOTICES = _signals("SIGHUP", "SIGUSR1")
+"""A closed terminal, and the usual notice of a scheduler: another signal may follow while the run is saved."""
 ECHO_SECONDS = 1.0
 """Time in which further signals count as the first one: `timeout`, `make` and shells signal a process and its group."""
 
 
 class Stop:
-    """Remembers the first signal. A later one ends the process at once, unless `patient`."""
+    """Remembers the first signal.
+
+    A second one ends the process at once, unless the process is `patient`, one of the two is a notice, or the second
+    comes within `ECHO_SECONDS`.
+    """
 
     signal: int | None = None
 
     def __init__(self, patient: bool = False) -> None:
-        self._patient, self._received = patient, 0.0
+        self._patient = patient
+        self._demanded: float | None = None
+        """When the first signal came that is not a notice"""
 
     def receive(self, number: int, frame: Any) -> None:
-        now = time.monotonic()
         if self.signal is None:
-            self.signal, self._received = number, now
-        elif not self._patient and now - self._received > ECHO_SECONDS:
+            self.signal = number
+        if number in NOTICES:
+            return
+        now = time.monotonic()
+        if self._demanded is None:
+            self._demanded = now
+        elif not self._patient and now - self._demanded > ECHO_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
 
 @contextmanager
 def stop_on_signals(alone: bool = True) -> Iterator[Stop]:
-    """Inside this context, SIGINT and SIGTERM are only remembered; outside the main thread they are left alone.
+    """Inside this context, `SIGNALS` are only remembered; outside the main thread they are left alone.
 
     Processes that are not `alone` may receive several signals at once, from the terminal and from torchrun, and so
-    ignore all but the first: torchrun kills processes that take too long.
+    ignore all but the first: torchrun kills processes that take too long. A notice that the process was started to
+    ignore stays ignored: `nohup` does that with SIGHUP.
     """
     stop = Stop(patient=not alone)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {each: signal.signal(each, stop.receive) for each in SIGNALS}
+    heeded = [each for each in SIGNALS if each not in NOTICES or signal.getsignal(each) != signal.SIG_IGN]
+    before = {each: signal.signal(each, stop.receive) for each in heeded}
     try:
         yield stop
     finally:

@@ -16,19 +16,24 @@ from mnemo.display import Shown, Summary
 from mnemo.memory.state import to
 from mnemo.storage.run_header import RunHeader
 from mnemo.storage.weights import build_model
+from mnemo.training.checkpoint_schedule import reason_to_save
 from mnemo.training.checkpoint_tensors import seed_process
 from mnemo.training.checkpointing import RunCheckpoints, TrainingState
 from mnemo.training.data import Data, why_uneven
 from mnemo.training.distributed import Rows, parallelize
+from mnemo.training.divergence import Diverged, Watch
 from mnemo.training.engine import Engine, choose_forward
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.metrics_log import Tracker
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import build_average, build_optimizer, step_rate
 from mnemo.training.precision import autocast, gradient_scaler, state_dtype
 from mnemo.training.processes import Alone, AnyWorld
+from mnemo.training.recovery import Recovery
+from mnemo.training.rollbacks import rate_factor
 from mnemo.training.run_progress import Best, Progress
 from mnemo.training.stop_signals import Interrupted, Stop
-from mnemo.training.training_log import Diverged, TrainingLog
+from mnemo.training.training_log import PendingStep, TrainingLog
 from mnemo.training.update_guard import UpdateGuard
 from mnemo.training.update_input import UpdateInput, after_update, next_batches
 from mnemo.training.validation import Validation
@@ -67,6 +72,7 @@ class Trainer:
     ) -> None:
         config, uneven = header.recipe.train, why_uneven(header.recipe)
         self.folder, self.config, self.data, self.monitor, self.tracker = folder, config, data, monitor, tracker
+        self.course = header.course
         self.world = world = world or Alone()
         self.device = device = world.device(config.device)
         torch.manual_seed(config.seed)
@@ -80,6 +86,7 @@ class Trainer:
         optimizer = build_optimizer(model, config.optimizer)
         average = build_average(model.parameters(), config.average)
         scaler = gradient_scaler(config.precision, device)
+        mean_norm = MeanNorm.of(config.optimizer, device)
         self.guard = UpdateGuard(config, world, monitor)
         self.engine = Engine(
             model,
@@ -90,10 +97,13 @@ class Trainer:
             uneven=uneven,
             unrecordable=self.parallel.unrecordable or self.guard.unrecordable,
             note=monitor.note,
+            mean_norm=mean_norm,
         )
         progress = Progress(cursor=data.stream.start())
-        self.state = TrainingState(model, optimizer, average, scaler, to(empty, device), progress)
+        self.state = TrainingState(model, optimizer, average, scaler, to(empty, device), progress, mean_norm)
         self.checkpoints = RunCheckpoints(folder, config, world, monitor)
+        self.recovery = Recovery(config, self.checkpoints, self.rows, monitor)
+        self.watch = Watch(config, model.config.vocab_size, monitor)
         precision = partial(autocast, config.precision, device)
         self.validation = Validation(data, config, world, monitor, self.parallel.whole_model, average, precision)
 
@@ -103,26 +113,40 @@ class Trainer:
         saved = self.checkpoints.restore_last(self.state, self.rows)
         if self.checkpoints.last is None and (weights := first_weights()) is not None:
             self.parallel.load_weights(self.model, weights, self.folder)
-        with TrainingLog.open(self.folder, saved, self.config, self.world, self.monitor, self.tracker) as self.log:
+        with TrainingLog.open(
+            self.folder, saved, self.config, self.world, self.monitor, self.tracker, self.watch
+        ) as self.log:
             yield
 
     def run(self, stop: Stop) -> Outcome:
         """Train to the end, or to the first signal; save a checkpoint in both cases."""
         try:
-            return self._run(stop)
-        except Diverged as error:
-            raise Diverged(f"{error}; training stops, {self.checkpoints.describe()}") from None
+            while True:
+                try:
+                    return self._run(stop)
+                except Diverged as error:
+                    self._recover(error)
+        finally:
+            self.checkpoints.finish()
+
+    def _recover(self, error: Diverged) -> None:
+        """Go back to an earlier checkpoint, or raise the reason to stop."""
+        with self.log.clock.pause():
+            self.recovery.roll_back(error, self.state, self.log)
+            self.engine.forget_recording()
 
     def _run(self, stop: Stop) -> Outcome:
         while True:
             self._evaluate_if_due(stop)
-            signal, progress = self.world.agree(stop.signal), self.state.progress
+            signal, is_late = self.world.largest([stop.signal or 0, int(self.checkpoints.is_late())])
+            progress = self.state.progress
             # Early stopping depends on evaluations, so a run never ends before one that is due.
             finished = progress.is_finished(self.config) and not self.validation.is_due(progress)
-            ends = finished or signal is not None
-            if ends or self.checkpoints.is_due(progress):
-                self.checkpoints.save(self.state, self.log)
-            if ends:
+            situation = {"finished": finished, "stopped": bool(signal), "is_late": bool(is_late)}
+            reason = reason_to_save(progress, self.config, **situation)
+            if reason is not None:
+                self.checkpoints.save(self.state, self.log, reason)
+            if finished or signal:
                 return Outcome(self.folder, progress.step, progress.best, None if finished else signal)
             self._advance()
 
@@ -137,10 +161,12 @@ class Trainer:
 
     def _advance(self) -> None:
         """Do one update, and log it if a line is due."""
+        self.checkpoints.raise_failure()
         state, config = self.state, self.config
         before = state.progress
         batches, begins, cursor = next_batches(self.data.stream, before.cursor, before.past, config)
-        lr = step_rate(config, before.step, batches[-1].targets.shape[1], before.plateau.factor)
+        lr = step_rate(config, before.step, batches[-1].targets.shape[1], before.plateau.factor, self.course)
+        lr *= rate_factor(before.rollbacks, before.step)
         inputs = UpdateInput.of(batches, len(before.past), config)
         done = self._update(inputs, lr)
         state.progress = replace(state.progress, cursor=cursor, step=before.step + 1)
@@ -171,4 +197,4 @@ class Trainer:
         state = self.state
         state.states, past = after_update(state.states, done.borders, begins, self.config)
         state.progress = replace(state.progress, past=past, tokens=state.progress.tokens + tokens)
-        self.log.add(done.loss, done.grad_norm, tokens)
+        self.log.add(PendingStep(done.loss, done.grad_norm, tokens, state.progress.step, state.progress.cursor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mnemo.errors import CheckFailed
+from mnemo.data.streams import Cursor
 from mnemo.recipes.recipe import TrainConfig
+from mnemo.storage.run_header import METRICS
+from mnemo.training.divergence import Watch
+from mnemo.training.loss_course import Course
 from mnemo.training.metrics_log import JsonLines, NoLines, Tracker
 from mnemo.training.monitor import Monitor, Status
 from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress, mean_loss
 from mnemo.training.training_clock import Clock
 
-METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
-
-
-class Diverged(CheckFailed):
-    """A loss or gradient that is not a finite number."""
-
-
-def require_finite(name: str, value: float, step: int) -> None:
-    if not math.isfinite(value):
-        raise Diverged(f"the {name} is {value} at step {step}")
+TIMING = "timing.jsonl"
 
 
 class PendingStep(NamedTuple):
@@ -39,6 +33,9 @@ class PendingStep(NamedTuple):
     """Of several processes, this one's part of the sum"""
     grad_norm: Tensor
     tokens: int
+    step: int
+    cursor: Cursor
+    """Place of the next batch after the step"""
 
 
 class TrainingLog:
@@ -51,15 +48,22 @@ class TrainingLog:
         monitor: Monitor,
         tracker: Tracker,
         clock: Clock,
+        watch: Watch,
     ) -> None:
         self.metrics, self.timing, self.config, self.world = metrics, timing, config, world
-        self.monitor, self.tracker, self.clock = monitor, tracker, clock
+        self.monitor, self.tracker, self.clock, self.watch = monitor, tracker, clock, watch
         self.pending: list[PendingStep] = []
 
     @staticmethod
     @contextmanager
     def open(
-        folder: Path, saved: Mapping[str, Any], config: TrainConfig, world: AnyWorld, monitor: Monitor, tracker: Tracker
+        folder: Path,
+        saved: Mapping[str, Any],
+        config: TrainConfig,
+        world: AnyWorld,
+        monitor: Monitor,
+        tracker: Tracker,
+        watch: Watch,
     ) -> Iterator[TrainingLog]:
         """Open the files of a run, cut back to their sizes in a checkpoint's JSON; only the main process writes."""
         lines = NoLines if world.rank else JsonLines
@@ -69,31 +73,44 @@ class TrainingLog:
                 lines(folder / METRICS, saved.get("metrics_bytes", 0)) as metrics,
                 lines(folder / TIMING, saved.get("timing_bytes", 0)) as timing,
             ):
-                yield TrainingLog(metrics, timing, config, world, monitor, tracker, clock)
+                for note in filter(None, (metrics.lost, timing.lost)):
+                    monitor.note(note)
+                yield TrainingLog(metrics, timing, config, world, monitor, tracker, clock, watch)
         finally:
             tracker.finish()
 
-    def add(self, loss: Tensor, grad_norm: Tensor, tokens: int) -> None:
+    def add(self, step: PendingStep) -> None:
         """Take the numbers of a step, which may still be computed on the device."""
-        self.pending.append(PendingStep(loss, grad_norm, tokens))
-        self.clock.count(tokens)
+        self.pending.append(step)
+        self.clock.count(step.tokens)
 
     def fetch(self, progress: Progress) -> tuple[Progress, float | None]:
-        """Bring pending numbers into `progress.interval`; return the gradient norm of the last step, if any."""
+        """Bring pending numbers into `progress.interval`; return the gradient norm of the last step, if any.
+
+        Raise `Diverged` for the first step at which the run has diverged.
+        """
         if not self.pending:
             return progress, None
         losses = self.world.sums(torch.stack([step.loss for step in self.pending]).tolist())
         norms = torch.stack([step.grad_norm for step in self.pending]).tolist()
-        self._require_finite(losses, norms, progress.step - len(self.pending) + 1)
+        course = self._examine(progress.course, losses, norms)
         new = tuple((loss, step.tokens) for loss, step in zip(losses, self.pending, strict=True))
         self.pending = []
-        return replace(progress, interval=progress.interval + new), norms[-1]
+        return replace(progress, interval=progress.interval + new, course=course), norms[-1]
 
-    def _require_finite(self, losses: list[float], norms: list[float], first_step: int) -> None:
-        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), first_step):
-            require_finite("loss", loss, step)
-            if self.config.precision != "fp16":  # whose scaler skips updates with a gradient that overflows
-                require_finite("gradient norm", norm, step)
+    def _examine(self, course: Course, losses: list[float], norms: list[float]) -> Course:
+        # All processes judge the main one's norms, so that they always decide alike.
+        for step, loss, norm in zip(self.pending, losses, self.world.main(lambda: norms), strict=True):
+            course = self.watch.examine(course, step.step, step.cursor, loss, norm)
+        return course
+
+    def go_back(self, saved: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:
+        """Cut the files back to a checkpoint's JSON, and write what has happened since."""
+        self.pending = []
+        self.metrics.cut(saved["metrics_bytes"])
+        self.timing.cut(saved["timing_bytes"])
+        for event in events:
+            self.metrics.append(event)
 
     def end_step(self, progress: Progress, lr: float) -> Progress:
         """Write a line of metrics after a step, if one is due."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from mnemo.recipes.recipe import TrainConfig
+from mnemo.training.divergence import Diverged
 from mnemo.training.monitor import Monitor
 from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress
-from mnemo.training.training_log import Diverged
 
 MOST_SKIPPED = 100
 """Skipped updates in a row after which the run stops."""
@@ -27,8 +27,8 @@ class UpdateGuard:
 
     @property
     def is_active(self) -> bool:
-        """Whether any update may be skipped or refused before it is done."""
-        return self.config.on_nan == "skip" or self.config.spike is not None
+        """Whether any update may be skipped or refused before it is done; rollbacks find spikes after it."""
+        return self.config.on_nan == "skip" or (self.config.on_nan == "stop" and self.config.spike is not None)
 
     @property
     def unrecordable(self) -> str | None:

@@ -9,12 +9,13 @@ from typing import Any
 from mnemo.model import Model
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.training.data import Data, Scored
+from mnemo.training.divergence import require_finite
 from mnemo.training.monitor import Monitor
 from mnemo.training.optimizers import Average, NoAverage
 from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress
 from mnemo.training.stop_signals import Interrupted, Stop, interruptible
-from mnemo.training.training_log import TrainingLog, require_finite
+from mnemo.training.training_log import TrainingLog
 
 
 class Validation:
@@ -43,7 +44,7 @@ class Validation:
         """Score the validation set; raise `Interrupted` at a signal."""
         with log.clock.pause(), self.average.applied(), self.whole_model() as model, self.autocast():
             scored = self._score(model, stop)
-        require_finite("validation loss", scored.loss, progress.step)
+        require_finite("validation loss", scored.loss, progress.step, progress.cursor)
         log.write("valid", progress.step, {"loss": scored.loss, "tokens": scored.tokens})
         progress = progress.after_validation(scored.loss, self.config.schedule)
         self.monitor.evaluated(progress.step, scored.loss, progress.is_best)

@@ -11,18 +11,34 @@ from torch import Tensor
 
 from mnemo.data.streams import Batch
 from mnemo.memory.state import State
-from mnemo.model import Model
+from mnemo.model import Model, Output
 from mnemo.training.bptt import SegmentResult, backward
+from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import clip_gradients
 from mnemo.training.update_input import UpdateInput, count_targets
 
 
 def segment_loss(
-    model: Model, batch: Batch, state: State, scored: bool = True, recompute: bool = False
+    model: Model, batch: Batch, state: State, scored: bool = True, recompute: bool = False, z_loss: float = 0.0
 ) -> tuple[Tensor | None, Tensor | float, State]:
-    """Summed nats of the batch's targets (None if not scored), summed auxiliary losses, and the next state."""
+    """Summed nats of the batch's targets (None if not scored), summed auxiliary losses, and the next state.
+
+    `z_loss`: weight of the squared log-sum-exp of the logits among the auxiliary losses.
+    """
     out, state = model(batch.tokens, state, lengths=batch.lengths, starts=batch.starts, recompute=recompute)
-    return model.loss(out, batch.targets).sum() if scored else None, sum(out.aux.values()), state
+    if not scored:
+        return None, sum(out.aux.values()), state
+    nll, aux = loss_terms(model, out, batch.targets, z_loss)
+    return nll, aux, state
+
+
+def loss_terms(model: Model, out: Output, targets: Tensor, z_loss: float) -> tuple[Tensor, Tensor | float]:
+    """Summed nats of the targets, and summed auxiliary losses."""
+    aux = sum(out.aux.values())
+    if not z_loss:
+        return model.loss(out, targets).sum(), aux
+    nll, squares = model.loss_and_squared_lse(out, targets)
+    return nll.sum(), aux + z_loss * squares.sum() / (targets >= 0).sum().clamp(min=1)
 
 
 SegmentLoss = Callable[..., tuple[Tensor | None, Tensor | float, State]]
@@ -75,11 +91,13 @@ def update(
     around_part: AroundPart = nothing_around,
     unused: Sequence[Tensor] = (),
     accept: Accept | None = None,
+    mean_norm: MeanNorm | None = None,
 ) -> Update:
     """Update the weights once, from one batch or from several with gradient between them.
 
     Rows are divided into as many parts as there are states, computed one after the other.
     `tokens`: the number of targets of a single batch, if known; counting them on a device waits for it.
+    `mean_norm`: limits gradients to a multiple of their mean norm.
     `unused`: weights whose gradient is dropped, so that the optimizer leaves them unchanged.
     """
     if isinstance(batch, Batch):
@@ -92,7 +110,7 @@ def update(
         parameter.grad = None
     if scaler is not None:
         scaler.unscale_(optimizer)
-    norm = clip_gradients(model.parameters(), clip)
+    norm = clip_gradients(model.parameters(), clip, mean_norm)
     accepted = accept is None or accept(loss, norm)
     if accepted:
         optimizer.step() if scaler is None else scaler.step(optimizer)

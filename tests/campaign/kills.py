@@ -36,18 +36,22 @@ from mnemo.memory import MemoryTokens
 from mnemo.recipes.recipe import AverageConfig, Recipe
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
-from mnemo.training import create_run, train
+from mnemo.training import checkpoint_schedule, create_run, train
 
 STEPS: dict[str, Any] = {"batch": 5, "log_every": 1, "eval_every": 6, "checkpoint_every": 3, "device": "cpu"}
+CHANGES = {"train.optimizer.lr": 1e-3, "train.checkpoint_every": 2}
+"""Changes of the recipe that every life of a run asks for; only the first one records them."""
 LOST = 3
 """Exit code of a process whose job has lost another one."""
 
 
 def recipes(steps: int) -> dict[str, Recipe]:
-    """With dropout; the second with memory tokens and windows that reach back."""
+    """With dropout; the second with memory tokens, windows that reach back, and checkpoints by the clock."""
     return {
         "ddp": recipe(parallel="ddp", average=AverageConfig(start=4), steps=steps, **STEPS),
-        "fsdp": recipe({"tokens": MemoryTokens(num=2)}, parallel="fsdp", bptt=1, steps=steps, **STEPS),
+        "fsdp": recipe(
+            {"tokens": MemoryTokens(num=2)}, parallel="fsdp", bptt=1, checkpoint_minutes=1e-9, steps=steps, **STEPS
+        ),
     }
 
 
@@ -69,10 +73,11 @@ class Life:
 def live(folder: Path, operations: dict[int, int]) -> None:
     """One process of a life; `operations`: at which of theirs processes are killed."""
     rank = int(os.environ["RANK"])
+    checkpoint_schedule.LARGEST_SHARE = float("inf")  # a short interval means a checkpoint after every step
     if rank in operations:
         die_at(operations[rank])
     try:
-        train(folder)
+        train(folder, overrides=CHANGES)
     except MnemoError:
         sys.exit(LOST)
 

@@ -67,6 +67,7 @@ VALUES: dict[type, dict[str, list[Any]]] = {
         "head_dim": [6],
         "inner_dim": [10],
         "norm_eps": [0.1],
+        "logit_cap": [2.0],
         "activation_penalty": [0.3],
         "temporal_penalty": [0.3],
     },

@@ -27,3 +27,13 @@ class Signaller(Unwatched):
     def advance(self, count: float = 1, note: str = "") -> None:
         if self.step is None:
             os.kill(os.getpid(), self.number)
+
+
+class Notes(Unwatched):
+    """Keeps all notes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)

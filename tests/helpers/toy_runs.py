@@ -21,7 +21,7 @@ from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
-from mnemo.training import Data, Outcome, Scored, create_run, open_data, train
+from mnemo.training import Data, Outcome, Scored, checkpoint_schedule, create_run, open_data, train
 from mnemo.training.metrics_log import JsonLines
 
 
@@ -99,6 +99,7 @@ def losses(folder: Path) -> list[float]:
 def train_and_die(folder: str, data: str, operation: int) -> None:
     """Train in this process until it is killed at the given file operation."""
     os.environ["MNEMO_DATA"] = data
+    checkpoint_schedule.LARGEST_SHARE = float("inf")  # recipes with a short interval save after every step
     die_at(operation)
     train(Path(folder))
 

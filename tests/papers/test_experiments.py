@@ -22,11 +22,12 @@ from mnemo.model import ModelConfig
 from mnemo.papers import Cell, Experiment, Results, needs
 from mnemo.papers import jobs as all_jobs
 from mnemo.papers.experiment import look_up
-from mnemo.papers.jobs import JOBS, Place, training_cell
+from mnemo.papers.jobs import JOBS, Place, training_cell, training_settings
 from mnemo.papers.needs import require_needs
 from mnemo.papers.pool import LOG, Task, Worker, next_task, run_together
 from mnemo.papers.runner import run_here
 from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, load_grid, save_grid
+from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
 from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
@@ -166,6 +167,10 @@ def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**60)
     monkeypatch.setattr(needs, "MOST_COUNTED", 1)
     require_needs(experiments.find_experiment(name), "small", CPU)
+
+
+def test_the_names_that_are_known_without_torch_are_those_of_all_experiments() -> None:
+    assert tuple(experiments.every_experiment()) == experiments.NAMES
 
 
 def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
@@ -434,3 +439,10 @@ def test_two_jobs_of_one_name_are_refused() -> None:
         all_jobs.job("train")(made)
     with pytest.raises(MnemoError, match="unknown job 'trian'; did you mean 'train'"):
         all_jobs.find_job("trian")
+
+
+def test_a_cell_with_another_memory_than_its_preset_is_tested_as_it_is_trained() -> None:
+    recipe = preset("tiny-bytes")
+    other = replace(recipe, model=replace(recipe.model, memory=Plan(long=XL(length=0))))
+    assert training_settings(recipe)["recipe"]["test"]["memory"] == 256
+    assert training_settings(other)["recipe"]["test"]["memory"] is None

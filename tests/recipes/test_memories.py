@@ -10,7 +10,7 @@ import torch
 
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, AnyMemory, Compressive, Infinite, Lookahead, MemoryTokens, Plan
-from mnemo.memory.protocol import Layerless
+from mnemo.memory.configuration import Layerless
 from mnemo.model import Model
 from mnemo.recipes.memories import BPTT, KINDS, memory_kind, memory_recipe
 from mnemo.recipes.presets import preset

@@ -66,6 +66,25 @@ def test_the_page_shows_everything(runs: list[Path], tmp_path: Path) -> None:
         assert words in page.text, words
 
 
+def test_rollbacks_are_listed(runs: list[Path], tmp_path: Path) -> None:
+    events = [
+        {"bad_step": 36, "back_to": 30, "cause": "the loss is nan <b>", "rate_factor": 0.5, "slower_until": 536},
+        {"bad_step": "?", "back_to": 30, "rate_factor": 0.25},
+        {"bad_step": 40, "back_to": 30, "rate_factor": 0.25, "slower_until": "?"},
+    ]
+    with (runs[0] / "metrics.jsonl").open("a") as file:
+        for event in events:
+            file.write(json.dumps({"step": 30, "split": "event", "event": "rollback", **event}) + "\n")
+        file.write(json.dumps({"step": 30, "split": "event", "event": "other"}) + "\n")
+    out = tmp_path / "page.html"
+    assert write_report(runs, out) == []
+    page = read_page(out)
+    expected = "the loss is nan <b>: back to step 30, batches up to step 36 passed over, at 0.5 times the learning rate"
+    assert f"with-memory: {expected} until step 536" in page.text
+    assert "with-memory: divergence: back to step 30, batches up to step 40 passed over" in page.text
+    assert "?" not in page.text and "skipped" not in page.text
+
+
 def test_the_page_needs_nothing_else(runs: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     write_report(runs, out)

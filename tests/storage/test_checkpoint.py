@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.monitors import Signaller
 from helpers.toy_runs import metrics, recipe, run, scored_as
 from safetensors.torch import load_file, save_file
 
@@ -265,10 +267,46 @@ def test_without_a_whole_checkpoint_nothing_is_overwritten(folder: Path) -> None
     assert metrics(folder) == before and checkpoints.checkpoint_steps(folder) == [9, 12]
 
 
-def test_lost_metrics_are_not_papered_over(folder: Path) -> None:
-    (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(MnemoError, match="metrics.jsonl has 0 bytes, fewer than the"):
-        train(folder)
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
+@pytest.mark.parametrize("left", [None, 0, 30, 200])
+def test_lost_lines_do_not_block_resuming(name: str, left: int | None, tmp_path: Path) -> None:
+    """A file that is missing or truncated keeps its whole lines, new ones are appended, and one note says so."""
+    for folder in ("whole", "damaged"):
+        run(tmp_path / folder, monitor=Signaller(signal.SIGTERM, step=10))
+    path, notes = tmp_path / "damaged" / name, Notes()
+    before = path.read_bytes()
+    path.unlink() if left is None else path.write_bytes(before[:left])
+    for folder in ("whole", "damaged"):
+        train(tmp_path / folder, monitor=notes)
+    (note,) = [line for line in notes.lines if "has lost lines" in line]
+    kept = 0 if left is None else before[:left].count(b"\n")
+    assert note == f"{path} has lost lines: {kept} are left, and new ones are appended to them"
+    whole, damaged = (
+        [*map(json.loads, (tmp_path / each / name).read_text().splitlines())] for each in ("whole", "damaged")
+    )
+    assert [line["step"] for line in damaged] == [
+        line["step"] for line in [*whole[:kept], *whole[before.count(b"\n") :]]
+    ]
+    assert damaged[0]["format_version"] == 1
+    assert train(tmp_path / "damaged", monitor=notes).step == 12
+    assert len([line for line in notes.lines if "has lost lines" in line]) == 1
+
+
+def test_another_environment_is_noted_once(folder: Path) -> None:
+    notes = Notes()
+    train(folder, monitor=notes)
+    assert not any("last digits" in line for line in notes.lines)
+    path = last(folder) / "progress.json"
+    saved = json.loads(path.read_text())
+    assert saved["environment"] == {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    path.write_text(json.dumps({**saved, "environment": {"torch": "1.0", "threads": 64}}))
+    train(folder, monitor=notes)
+    (note,) = [line for line in notes.lines if "last digits" in line]
+    assert note.startswith("torch version 1.0 -> ") and "number of threads 64 -> " in note
 
 
 @pytest.mark.parametrize("file", ["training.safetensors", "progress.json", "metrics.jsonl"])
@@ -354,8 +392,24 @@ def test_pruning_keeps_the_newest_and_the_best(folder: Path) -> None:
     progress = checkpoints.load_checkpoint(last(folder)).progress
     for step in (20, 30, 40):
         checkpoints.save_checkpoint(folder, {**progress, "step": step}, {part: {} for part in checkpoints.PARTS})
-    checkpoints.prune(folder, 2, best=9)
+    checkpoints.prune(folder, 2, {9})
     assert checkpoints.checkpoint_steps(folder) == [9, 30, 40]
+
+
+@pytest.mark.parametrize("reason", ["signal", "clock"])
+def test_checkpoints_of_clocks_and_signals_displace_no_others(folder: Path, reason: str) -> None:
+    progress = checkpoints.load_checkpoint(last(folder)).progress
+
+    def save(step: int, reason: str) -> list[int]:
+        content = {**progress, "step": step, "reason": reason}
+        checkpoints.save_checkpoint(folder, content, {part: {} for part in checkpoints.PARTS})
+        checkpoints.prune(folder, 2, best=9)
+        return checkpoints.checkpoint_steps(folder)
+
+    assert save(13, reason) == [9, 12, 13]
+    assert save(14, reason) == [9, 12, 14]
+    assert save(15, "interval") == [9, 12, 15]
+    assert save(16, "end") == [9, 15, 16]
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "tpu0"])

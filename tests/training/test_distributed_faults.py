@@ -214,7 +214,7 @@ def test_an_interval_of_skipped_steps_is_logged(tmp_path: Path, monkeypatch: pyt
 def test_a_run_may_stop_at_a_spike_before_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "segment_loss", Poisoned({4: 10.0}))
     with pytest.raises(Diverged, match="at step 4; training stops, .* keeps the checkpoint of step 3"):
-        run(tmp_path / "run", of=recipe(spike=2.0))
+        run(tmp_path / "run", of=recipe(on_nan="stop", spike=2.0))
 
 
 def test_a_run_that_only_skips_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

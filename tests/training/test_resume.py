@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers import ranks
 from helpers.monitors import Signaller
-from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy, train_and_die
+from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, scored_as, toy, train_and_die
 
 from mnemo import cli
 from mnemo.memory import XL, Plan
@@ -26,7 +26,7 @@ from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.run_folder import open_run
-from mnemo.training import create_run, precision, train
+from mnemo.training import create_run, precision, stop_signals, train
 
 NO_MEMORY = Plan(long=XL(length=0))
 RECIPES: dict[str, dict[str, Any]] = {
@@ -49,6 +49,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "accumulate": 2,
     },
     "documents": {"data": {"documents": "reset"}, "average": AverageConfig(start=5), "log_every": 1},
+    "clock": {"checkpoint_minutes": 1e-9, "checkpoint_every": 6, "eval_every": 6, "keep": 1, "log_every": 5},
     "context-half": {"model": {"memory": NO_MEMORY}, "context": 4, "loss": "half", "keep": 1},
 }
 
@@ -85,7 +86,7 @@ def _tensors(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", stop_signals.SIGNALS)
 def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> None:
     run(tmp_path / "whole")
     before = signal.getsignal(number)
@@ -97,25 +98,6 @@ def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> No
     assert (outcome.signal, outcome.step) == (None, 12)
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
     assert _tensors(tmp_path / "stopped") == _tensors(tmp_path / "whole")
-
-
-TWICE = """
-import os, signal, time
-from mnemo.training.stop_signals import ECHO_SECONDS, stop_on_signals
-with stop_on_signals() as stop:
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.signal == signal.SIGINT
-    print("saving", flush=True)
-    time.sleep(ECHO_SECONDS + 0.1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    print("too late", flush=True)
-"""
-
-
-def test_an_echo_is_no_second_signal_but_a_second_one_is_obeyed_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saving\n"), done.stderr
 
 
 @pytest.mark.parametrize("log_every", [2, 3])
@@ -198,3 +180,17 @@ def _wait_for_lines(folder: Path, count: int, process: subprocess.Popen[str]) ->
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert process.poll() is None, "training ended before it could be killed"
         time.sleep(0.01)
+
+
+def test_every_checkpoint_says_why_it_was_saved(tmp_path: Path) -> None:
+    wanted = recipe(checkpoint_every=5, keep=9)
+    scores = scored_as([3.0, 2.0, 4.0], wanted)
+    run(tmp_path / "run", of=wanted, data=scores, monitor=Signaller(signal.SIGTERM, step=6))
+    assert _reasons(tmp_path / "run") == {0: "interval", 4: "best", 5: "interval", 6: "signal"}
+    train(tmp_path / "run", data=scores)
+    assert _reasons(tmp_path / "run") == {0: "interval", 4: "best", 5: "interval", 8: "best", 10: "interval", 12: "end"}
+
+
+def _reasons(folder: Path) -> dict[int, str]:
+    steps = checkpoints.checkpoint_steps(folder)
+    return {step: checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step)).reason for step in steps}

@@ -258,6 +258,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_names_its_step(log_every: 
         model={"norm": "pre"},
         log_every=log_every,
         eval_every=100,
+        on_nan="stop",
         optimizer=OptimizerConfig(kind="sgd", lr=1e30, clip=None),
         schedule=ScheduleConfig(kind="constant", warmup=0),
     )
@@ -270,7 +271,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_names_its_step(log_every: 
 
 
 def test_a_validation_loss_that_is_not_finite_is_no_best(tmp_path: Path) -> None:
-    wanted = recipe()
+    wanted = recipe(on_nan="stop")
     with pytest.raises(Diverged, match="the validation loss is nan at step 8; .* keeps the checkpoint of step 6"):
         run(tmp_path / "run", of=wanted, data=scored_as([3.0, math.nan], wanted))
 

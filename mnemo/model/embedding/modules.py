@@ -5,12 +5,14 @@ Shapes: N tokens, D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mnemo.model.embedding import Bins, EmbeddingConfig
-from mnemo.ops.cross_entropy import linear_cross_entropy
+from mnemo.ops.cross_entropy import capped, cross_entropy_and_lse, linear_cross_entropy
 from mnemo.ops.projection import compute_dtype
 from mnemo.ops.table_rows import table_rows
 
@@ -83,10 +85,11 @@ class TokenEmbedding(nn.Module):
 
 
 class Softmax(nn.Module):
-    """Negative log-likelihoods and log-probabilities from hidden rows (N, D)."""
+    """Negative log-likelihoods and log-probabilities from hidden rows (N, D). `cap`: soft cap of the logits."""
 
-    def __init__(self, config: EmbeddingConfig, embedding: TokenEmbedding, dim: int) -> None:
+    def __init__(self, config: EmbeddingConfig, embedding: TokenEmbedding, dim: int, cap: float | None = None) -> None:
         super().__init__()
+        self.cap = cap
         bins, split = embedding.bins, embedding.split
         self.bins, self.split = bins, split
         self.tied = config.tie_weights
@@ -121,28 +124,52 @@ class Softmax(nn.Module):
 
     def nll(self, hidden: Tensor, targets: Tensor, embedding: TokenEmbedding, temperature: float = 1.0) -> Tensor:
         """(N, D), (N,) -> (N,); 0 for a target of -1. The temperature divides the logits of every bin."""
+
+        def loss_of_bin(rows: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, goal: Tensor) -> Tensor:
+            rows, cap = _projected(rows, projection), self.cap
+            if temperature != 1:
+                rows, bias = rows / temperature, bias / temperature
+                cap = None if cap is None else cap / temperature
+            return linear_cross_entropy(rows.to(compute_dtype(rows)), weight, bias, goal, cap)
+
+        return self._over_bins(loss_of_bin, hidden, targets, embedding)
+
+    def nll_and_squared_lse(self, hidden: Tensor, targets: Tensor, embedding: TokenEmbedding) -> tuple[Tensor, Tensor]:
+        """As `nll`, with the squared log-sum-exp of each token's logits; with bins, those of its bins are added."""
+
+        def both(rows: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, goal: Tensor) -> Tensor:
+            rows = _projected(rows, projection)
+            loss, lse = cross_entropy_and_lse(rows.to(compute_dtype(rows)), weight, bias, goal, self.cap)
+            return torch.stack([loss, lse.square()], 1)
+
+        found = self._over_bins(both, hidden, targets, embedding)
+        return found[:, 0], found[:, 1]
+
+    def _over_bins(
+        self, function: Callable[..., Tensor], hidden: Tensor, targets: Tensor, embedding: TokenEmbedding
+    ) -> Tensor:
+        """The sum of a function (rows, weight, bias, projection, targets) over the bins that each target needs."""
         head = self._head(embedding)
         if len(self.bins) == 1:
-            return _cross_entropy(hidden, *head, targets, temperature)
+            return function(hidden, *head, targets)
         first = targets < self.bins.edges[1]
         inner_edges = torch.tensor(self.bins.edges[1:-1], device=targets.device)
         which = torch.bucketize(targets.contiguous(), inner_edges, right=True)
         cluster = self.bins.edges[1] + which - 1
-        loss = _cross_entropy(hidden, *head, torch.where(first, targets, cluster), temperature)
+        total = function(hidden, *head, torch.where(first, targets, cluster))
         for i in range(1, len(self.bins)):
             rows = (which == i).nonzero().squeeze(1)
             if rows.numel():
                 inside = targets[rows] - self.bins.edges[i]
-                tail = _cross_entropy(hidden[rows], *self._bin(i, embedding), inside, temperature)
-                loss = loss.index_add(0, rows, tail)
-        return loss
+                total = total.index_add(0, rows, function(hidden[rows], *self._bin(i, embedding), inside))
+        return total
 
     def log_probabilities(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """(..., D) -> (..., V)."""
-        scores = F.log_softmax(_logits(hidden, *self._head(embedding)), -1)
+        scores = F.log_softmax(self._logits(hidden, *self._head(embedding)), -1)
         parts = [scores[..., : self.bins.edges[1]]]
         for i in range(1, len(self.bins)):
-            tail = F.log_softmax(_logits(hidden, *self._bin(i, embedding)), -1)
+            tail = F.log_softmax(self._logits(hidden, *self._bin(i, embedding)), -1)
             parts.append(scores[..., self.bins.edges[1] + i - 1, None] + tail)
         return torch.cat(parts, -1)
 
@@ -150,7 +177,10 @@ class Softmax(nn.Module):
         """Unnormalised scores; with bins, log-probabilities."""
         if len(self.bins) > 1:
             return self.log_probabilities(hidden, embedding)
-        return _logits(hidden, *self._head(embedding))
+        return self._logits(hidden, *self._head(embedding))
+
+    def _logits(self, hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None) -> Tensor:
+        return capped(F.linear(_projected(hidden, projection), weight, bias), self.cap)
 
 
 def _shapes_must_be_fixed(ids: Tensor) -> bool:
@@ -159,17 +189,6 @@ def _shapes_must_be_fixed(ids: Tensor) -> bool:
     return torch.compiler.is_compiling() or ids.is_meta or recording
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None) -> Tensor:
-    if projection is not None:
-        hidden = hidden @ projection
-    return F.linear(hidden, weight, bias)
-
-
-def _cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None, targets: Tensor, temperature: float
-) -> Tensor:
-    if projection is not None:
-        hidden = hidden @ projection
-    if temperature != 1:
-        hidden, bias = hidden / temperature, bias / temperature
-    return linear_cross_entropy(hidden.to(compute_dtype(hidden)), weight, bias, targets)
+def _projected(hidden: Tensor, projection: Tensor | None) -> Tensor:
+    """Rows in the width of a bin."""
+    return hidden if projection is None else hidden @ projection

@@ -14,13 +14,12 @@ from mnemo.errors import one_line
 from mnemo.evaluation.task_accuracy import answer
 from mnemo.memory.state import leaves, nbytes
 from mnemo.model import Model
-from mnemo.papers.jobs import Place, job, train_and_score, train_here
+from mnemo.papers.jobs import Place, begin_run, job, train_and_score, train_here
 from mnemo.papers.rmt.maps import attention_maps
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.runs import read_run
 from mnemo.storage.run_folder import open_run
-from mnemo.storage.run_header import RECIPE
-from mnemo.training import Diverged, create_run
+from mnemo.training import Diverged
 
 OUT_OF_MEMORY, DIVERGED, FINISHED = "out of memory", "diverged", "finished"
 
@@ -40,8 +39,7 @@ def learn_in_stages(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _trained(recipe: Recipe, place: Place, source: Path | None) -> dict[str, Any]:
-    if not (place.run / RECIPE).exists():
-        create_run(recipe, place.run, source=source, monitor=place.monitor)
+    begin_run(recipe, place, source)
     return train_here(recipe, place)
 
 

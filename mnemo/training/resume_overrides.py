@@ -1,0 +1,112 @@
+"""Changing the recipe of a run when it is resumed: which fields can change, and how the learning rate goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mnemo.errors import MnemoError
+from mnemo.recipes.recipe import TrainConfig
+from mnemo.storage.checkpoint import last_whole_checkpoint
+from mnemo.storage.overrides import Override, RateCourse, Rates, differences, overridden, write_overrides
+from mnemo.storage.run_folder import locked
+from mnemo.storage.run_header import RunHeader, load_header
+from mnemo.training.changeable_fields import refuse
+from mnemo.training.optimizers import scheduled_rate
+from mnemo.training.run_progress import Progress
+
+ENDED = 0.01
+"""A schedule counts as ended when its rate is within this share of the way from its peak to its minimum."""
+REWARM_SHARE = 0.01
+"""Warm-up of a new beginning, as a share of the steps that are left, in recipes without a warm-up."""
+
+
+def plan_override(folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates) -> RunHeader:
+    """The header with one more override at the last checkpoint; the same header if nothing changes."""
+    wanted = overridden(header.recipe, dict(changes))
+    found = differences(header.recipe, wanted)
+    if not found:
+        return header
+    for name in found:
+        refuse(name)
+    checkpoint, _ = last_whole_checkpoint(folder)
+    progress = None if checkpoint is None else Progress.from_json(checkpoint.progress, checkpoint.path)
+    step, plateau = (0, 1.0) if progress is None else (progress.step, progress.plateau.factor)
+    if wanted.train.steps < step:
+        raise MnemoError(f"--train.steps {wanted.train.steps}: {folder} has already done {step:,} steps")
+    if progress is not None and progress.is_finished(wanted.train) and wanted.train.steps == header.recipe.train.steps:
+        raise MnemoError(f"{folder} has ended: --train.steps, --train.goal or --train.patience can extend it")
+    if progress is not None and progress.is_finished(wanted.train) and wanted.train.steps > step:
+        raise MnemoError(f"{folder} has ended by --train.goal or --train.patience: change these to extend it")
+    override = Override(
+        step=step,
+        before={name: old for name, (old, _) in found.items()},
+        changes={name: new for name, (_, new) in found.items()},
+        course=next_course(header.recipe.train, wanted.train, header.course, step, plateau, rates),
+    )
+    return replace(header, recipe=wanted, overrides=(*header.overrides, override))
+
+
+def record_override(folder: Path, planned: RunHeader) -> None:
+    """Write the overrides of a header, unless another process trains the run."""
+    with locked(folder):
+        if load_header(folder).overrides != planned.overrides[:-1]:
+            raise MnemoError(f"{folder} was changed by another process")
+        write_overrides(folder, planned.overrides)
+
+
+def next_course(
+    now: TrainConfig, new: TrainConfig, course: RateCourse | None, step: int, plateau: float, rates: Rates
+) -> RateCourse | None:
+    """The course of the learning rate after a change at `step`; None for the whole schedule of `new`."""
+    course = _scaled(course, new.optimizer.lr / now.optimizer.lr if now.optimizer.lr else 1.0)
+    if not _is_moved(now, new):
+        return course
+    if rates == "recompute" or (rates == "auto" and course is None and step <= now.schedule.warmup):
+        return None
+    rate = scheduled_rate(replace(now, optimizer=new.optimizer), step, plateau, course)
+    peak, least = new.optimizer.lr, new.schedule.min_lr
+    if rates == "rewarm" or (rates == "auto" and rate - least <= ENDED * (peak - least)):
+        warmup = min(max(1, new.steps - step), new.schedule.warmup or max(1, round(REWARM_SHARE * (new.steps - step))))
+        return RateCourse(step=step, rate=rate, warmup=warmup, peak=peak, plateau=plateau)
+    if rate == 0:
+        raise MnemoError("the learning rate has reached 0: --rates rewarm raises it again")
+    return RateCourse(step=step, rate=rate, peak=rate, plateau=plateau)
+
+
+def _scaled(course: RateCourse | None, factor: float) -> RateCourse | None:
+    if course is None or factor == 1.0:
+        return course
+    return replace(course, rate=course.rate * factor, peak=course.peak * factor)
+
+
+def _is_moved(now: TrainConfig, new: TrainConfig) -> bool:
+    """Whether a change affects the schedule, and not only the rate that it multiplies."""
+    old, schedule = now.schedule, new.schedule
+    if replace(old, factor=schedule.factor, patience=schedule.patience) != schedule:
+        return True
+    follows = schedule.kind in ("cosine", "linear") and schedule.steps is None
+    return follows and now.steps != new.steps
+
+
+def describe_overrides(header: RunHeader) -> Iterator[str]:
+    """A line for each change of a run, and one for the learning rate."""
+    for override in header.overrides:
+        yield f"changed at step {override.step:,}: {override.describe()}"
+    if header.overrides:
+        yield f"learning rate: {describe_rates(header)}"
+
+
+def describe_rates(header: RunHeader) -> str:
+    train, course = header.recipe.train, header.course
+    step = header.overrides[-1].step
+    kind, end, least = train.schedule.kind, train.schedule.steps or train.steps, train.schedule.min_lr
+    decay = f" to {least:g} at step {end:,}" if kind in ("cosine", "linear") else ""
+    if course is None:
+        return f"the recipe's {kind} schedule{decay}; {scheduled_rate(train, step):.3g} at step {step:,}"
+    if course.warmup:
+        rise = f"from {course.rate:.3g} to {course.peak:.3g} in {course.warmup:,} steps"
+        return f"from step {course.step:,} on up again {rise}, then {kind}{decay}"
+    return f"from step {course.step:,} on {kind} from {course.rate:.3g}{decay}"

@@ -1,0 +1,225 @@
+"""Signals that stop a run: it saves, says how to resume, and ends with 128 + the signal."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import ranks
+from helpers.monitors import Signaller
+from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, toy
+
+from mnemo.cli.watching import watching
+from mnemo.storage import checkpoint as checkpoints
+from mnemo.training import create_run, train
+
+ENDLESS = ["--train.steps", "100000", "--train.checkpoint-every", "100000", "--name", "run"]
+COMMAND = [sys.executable, "-m", "mnemo", *TRAIN_COMMAND, *ENDLESS]
+HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *HANDLED, "-m", "mnemo"]
+
+
+ECHO = """
+import os, signal, time
+from mnemo.training.stop_signals import ECHO_SECONDS, stop_on_signals
+with stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.signal == signal.SIGINT
+    print("saving", flush=True)
+    time.sleep(ECHO_SECONDS + 0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("too late", flush=True)
+"""
+
+
+def test_an_echo_is_no_second_signal_but_a_second_one_is_obeyed_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", ECHO], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saving\n"), done.stderr
+
+
+TWICE = """
+import os, signal, time
+from mnemo.training.stop_signals import ECHO_SECONDS, stop_on_signals
+with stop_on_signals() as stop:
+    for each in {signals}:
+        os.kill(os.getpid(), each)
+        print(each, stop.signal, flush=True)
+        time.sleep(ECHO_SECONDS + 0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "survived"),
+    [
+        ([signal.SIGTERM, signal.SIGINT], 1),
+        ([signal.SIGQUIT, signal.SIGTERM], 1),
+        # Slurm's notice, then its SIGTERM at the time limit; a closed terminal signals more than once
+        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM], 2),
+        ([signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1], 3),
+        ([signal.SIGTERM, signal.SIGHUP], 2),
+    ],
+)
+def test_a_second_signal_is_obeyed_at_once_but_not_notices(signals: list[signal.Signals], survived: int) -> None:
+    numbers = [int(each) for each in signals]
+    done = subprocess.run([sys.executable, "-c", TWICE.format(signals=numbers)], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{each} {numbers[0]}" for each in numbers[:survived]], done.stderr
+    assert done.returncode == (0 if survived == len(numbers) else -numbers[survived])
+
+
+def test_nohup_keeps_its_meaning(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        outcome = run(tmp_path / "run", monitor=Signaller(signal.SIGHUP, step=4))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (outcome.signal, outcome.step) == (None, 12)
+
+
+def stopped(command: list[str], number: int, folder: Path) -> tuple[int, str]:
+    """Start a run, send it a signal after 20 lines of metrics, and return its exit code and messages."""
+    messages = folder / "messages"
+    with (
+        messages.open("w") as output,
+        subprocess.Popen(command, cwd=folder, stderr=output) as process,
+    ):
+        try:
+            wait_for(has_lines(folder / "runs" / "run", 20), process.poll)
+            process.send_signal(number)
+            process.wait(120)
+        finally:
+            process.kill()
+    return process.returncode, messages.read_text()
+
+
+def wait_for(condition: Callable[[], bool], exit_code: Callable[[], int | None]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert exit_code() is None, "training ended before it could be stopped"
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def has_lines(folder: Path, count: int) -> Callable[[], bool]:
+    path = folder / "metrics.jsonl"
+    return lambda: path.exists() and path.read_bytes().count(b"\n") >= count
+
+
+def check_saved(folder: Path) -> None:
+    """The run has saved the step that it was stopped after."""
+    last = checkpoints.checkpoint_steps(folder)[-1]
+    assert checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, last)).reason == "signal"
+    assert len(metrics(folder).splitlines()) >= last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT])
+def test_a_real_process_is_stopped(number: signal.Signals, tmp_path: Path) -> None:
+    toy()
+    code, said = stopped(COMMAND, number, tmp_path)
+    assert code == 128 + number, said
+    assert said.splitlines()[-1].endswith("resume with: mnemo train --resume runs/run")
+    check_saved(tmp_path / "runs" / "run")
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_does_not_prevent_saving(tmp_path: Path) -> None:
+    """The terminal is gone when the process writes to it; it is a real one, so that the live line is tested too."""
+    toy()
+    folder = tmp_path / "runs" / "run"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, COMMAND)
+    os.set_blocking(terminal, False)
+    end = time.monotonic() + 120
+    while not has_lines(folder, 20)():
+        assert time.monotonic() < end
+        try:
+            os.read(terminal, 10**6)
+        except BlockingIOError:
+            time.sleep(0.01)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    check_saved(folder)
+
+
+class ClosedTerminal(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def flush(self) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_output_that_is_gone_is_ignored(tmp_path: Path) -> None:
+    with watching(ClosedTerminal()) as watcher:
+        assert run(tmp_path / "run", monitor=watcher).step == 12
+
+
+def signalled(folder: Path, number: int) -> int:
+    """Train as one of two ranks, the main one of which receives a signal."""
+    outcome = train(folder, monitor=Signaller(number, step=4))
+    assert outcome.signal is not None
+    return outcome.signal
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_to_one_rank_stops_all(number: signal.Signals, tmp_path: Path) -> None:
+    create_run(recipe(batch=4, device="cpu", parallel="ddp"), tmp_path / "run")
+    assert ranks.run(2, signalled, tmp_path / "run", int(number)) == [number, number]
+    assert checkpoints.checkpoint_steps(tmp_path / "run")[-1] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_torchrun_passes_signals_on(number: signal.Signals, tmp_path: Path) -> None:
+    """As docs/preemption.md has it: torchrun passes SIGUSR1 on only with a flag."""
+    toy()
+    code, said = stopped([*TORCHRUN, *COMMAND[3:], "--train.device", "cpu"], number, tmp_path)
+    assert code != 0
+    assert "resume with: mnemo train --resume runs/run" in said
+    check_saved(tmp_path / "runs" / "run")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "preemption.md"
+
+
+@pytest.mark.slow
+def test_the_slurm_script_requeues_and_resumes(tmp_path: Path) -> None:
+    """The script of the page, with a scheduler that starts commands and writes down what it should requeue."""
+    toy()
+    script = next(block for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "srun mnemo" in block)
+    own = " ".join(TRAIN_COMMAND[1:] + ENDLESS[:-2])
+    (tmp_path / "job").write_text(script.replace("tiny-bytes --name book", f"{own} --name book"))
+    commands = {
+        "srun": 'echo $$ > pid; exec "$@"',
+        "mnemo": f'exec {sys.executable} -m mnemo "$@"',
+        "scontrol": 'echo "$@" >> requeued',
+    }
+    for name, line in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    folder = tmp_path / "runs" / "book"
+    for start in (1, 2):
+        lines = 20 * start + (len(metrics(folder).splitlines()) if start > 1 else 0)
+        with subprocess.Popen(["bash", "job"], cwd=tmp_path, env=variables, stderr=subprocess.DEVNULL) as process:
+            try:
+                wait_for(has_lines(folder, lines), process.poll)
+            finally:
+                os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR1)
+        assert process.returncode == 128 + signal.SIGUSR1
+        assert (tmp_path / "requeued").read_text() == "requeue 7\n" * start
+        check_saved(folder)
