@@ -15,8 +15,8 @@ A text becomes a corpus that is named after it and kept: a second run uses it ag
 length and by the machine: minutes on a CPU, a larger model on a GPU.
 
 On resume, training fields that do not belong to the saved state can change, and the run records when; --rates
-(continue, rewarm, recompute) selects the course of the learning rate after a change of steps or schedule.
-docs/resuming.md
+(continue, rewarm, recompute) selects the course of the learning rate after a change of steps or schedule
+(docs/resuming.md).
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
 Memory of another paper: --memory rmt or --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive,
