@@ -17,7 +17,7 @@ from mnemo.errors import MnemoError
 from mnemo.files.json_file import write_json
 from mnemo.storage import shipped
 from mnemo.storage.run_folder import export_run
-from mnemo.storage.run_header import default_run, find_run
+from mnemo.storage.run_header import default_run, find_run, load_header
 from mnemo.storage.shipped import CARD, load_card, shipped_names, weights_digest
 
 FACTS = dict(title="A stand-in", data="none", licence="none", training="two steps", score="8 bits per byte")
@@ -142,3 +142,8 @@ def test_it_writes_english() -> None:
 
 def test_its_curves_can_be_drawn() -> None:
     assert "validation, bpc" in repr(mnemo.open_run(shipped.DEFAULT, device="cpu").plot())
+
+
+def test_it_is_of_the_preset_of_the_same_name() -> None:
+    recipe, trained = mnemo.preset(shipped.DEFAULT), load_header(find_run(shipped.DEFAULT)).recipe
+    assert (trained.model, trained.data) == (recipe.model, recipe.data)
