@@ -46,6 +46,8 @@ def test_commands_exist(
     key = " ".join([verb, *target])
     if key not in flags:
         assert main([verb, *target, "--help"]) == 0
+        if key == "train":  # a run is resumed with the same overrides as a preset is started with
+            assert main([verb, "tiny-bytes", "--help"]) == 0
         flags[key] = capsys.readouterr().out
     for word in words[2:]:
         if word.startswith("--"):
