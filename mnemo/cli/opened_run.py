@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,8 +19,9 @@ from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.files.json_file import write_json
-from mnemo.inference.generation import AnyState
+from mnemo.inference.generation import NOT_FINITE, AnyState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.session.text_run import OpenedRun, encode, encode_file, load_text_memory, resized, with_tokenizer
 from mnemo.storage.run_folder import LoadedRun, open_run
@@ -84,13 +86,19 @@ def encode_text(tokenizer: AnyTokenizer, path: Path | str) -> Tensor:
     return encode_file(tokenizer, Path(path))
 
 
+def require_finite(*losses: float) -> None:
+    """Raise MnemoError for a loss that is NaN or infinite."""
+    if not all(map(math.isfinite, losses)):
+        raise MnemoError(NOT_FINITE)
+
+
 def result_folder(run: LoadedRun) -> Path | None:
     """The run's folder for results; None for a model that comes with mnemo, or, after a warning, if it is read-only."""
     if is_shipped(run.path):
         return None
     folder = run.path / "results"
     try:
-        folder.mkdir(exist_ok=True)
+        atomic.make_folder(folder)
         probe = folder / ".tmp-probe"
         probe.touch()
         probe.unlink()

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from mnemo.data.text_parts import Part
-from mnemo.data.tokenizers import AnyTokenizer, from_json
+from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
-from mnemo.files.json_file import load_json
 from mnemo.inference.generation import TextState
 from mnemo.memory.state import leaves
 from mnemo.model import Model
 from mnemo.storage.memory_file import load_memory
-from mnemo.storage.run_folder import TOKENIZER, LoadedRun
+from mnemo.storage.run_folder import LoadedRun
+from mnemo.storage.run_header import TOKENIZER
+from mnemo.storage.run_tokenizer import load_tokenizer
 
 
 class OpenedRun(NamedTuple):
@@ -34,12 +35,13 @@ class OpenedRun(NamedTuple):
 
 def with_tokenizer(run: LoadedRun) -> OpenedRun:
     """A run with the tokenizer in its folder; the corpus need not be on this machine."""
-    path = run.path / TOKENIZER
-    if not path.exists():
+    tokenizer = load_tokenizer(run.path)
+    if tokenizer is None:
         raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
-    tokenizer = from_json(load_json(path).get("tokenizer"))
     if tokenizer.vocab_size != run.model.config.vocab_size:
-        raise MnemoError(f"{path} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}")
+        raise MnemoError(
+            f"{run.path / TOKENIZER} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}"
+        )
     return OpenedRun(run, tokenizer)
 
 
