@@ -8,8 +8,9 @@
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
 
-On resume, fields of --train that the saved state does not depend on can change; the run records it. --rates (continue,
-rewarm, recompute) selects the course of the learning rate after a change of steps or schedule. See docs/resuming.md.
+On resume, training fields that do not belong to the saved state can change, and the run records when; --rates
+(continue, rewarm, recompute) selects the course of the learning rate after a change of steps or schedule
+(docs/resuming.md).
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
 Memory of another paper: --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive, infinite). The name of
@@ -134,9 +135,11 @@ def _filter(argv: list[str]) -> list[str]:
 def _resume(argv: list[str]) -> int:
     name, _ = overrides.take("--resume", argv)
     runs, _ = overrides.take("--runs", argv)
-    folder = find_run(name or "", Path(runs or RUNS))
+    if not name or name.startswith("-"):
+        raise MnemoError("--resume needs the name or folder of a run")
+    folder = find_run(name, Path(runs or RUNS))
     recipe = load_header(folder).recipe
-    default = Resume(recipe=recipe, resume=str(name))
+    default = Resume(recipe=recipe, resume=name)
     args = overrides.parse(Resume, default, argv, prog=f"mnemo train --resume {name}", description=RESUME_HELP)
     changes = {field: new for field, (_, new) in differences(recipe, args.recipe).items()}
     for field in changes:
