@@ -30,7 +30,15 @@ def flags() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands(page)}))
-def test_commands_exist(command: str, flags: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_exist(
+    command: str,
+    flags: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mybook.txt").write_text("a line of text\n" * 200)
     words = shlex.split(command)
     verb = words[1]
     assert verb in VERBS, f"no verb '{verb}'"
