@@ -119,7 +119,8 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100"))
+    words = ("mybook.txt", "--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100")
+    assert all(word in text for word in words)
     assert cli.main(["train", "tiny-bytes", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Transformer-XL, bytes of Python's standard library" in text
