@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import Precision, RunArgs, require_memory, require_text, with_run
+from mnemo.cli.run_arguments import Precision, RunArgs, require_existing, require_text, with_run
 from mnemo.config import digest
 from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
@@ -118,7 +118,7 @@ def _check(args: Args) -> None:
         raise MnemoError(f"seed {args.seed} is not between 0 and 2^62")
     Sampling(args.temperature, args.top_k, args.top_p).check()
     require_text(args.prompt_file)
-    require_memory(args.memory)
+    require_existing(args.memory)
 
 
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import TextArgs, format_loss, only_text, require_memory, require_text, with_run
+from mnemo.cli.run_arguments import TextArgs, format_loss, only_text, require_existing, require_text, with_run
 from mnemo.errors import MnemoError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(args: Args) -> int:
     if args.text is None:
         raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")
     require_text(args.text)
-    require_memory(args.memory)
+    require_existing(args.memory)
     args = with_run(args)
     from mnemo.cli import opened_run
     from mnemo.inference.generation import read
@@ -50,6 +50,7 @@ def run(args: Args) -> int:
     text = opened_run.encode_file(opened.tokenizer, args.text)
     state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
+    opened_run.require_finite(score.nats)
     if args.save is not None:
         vocabulary = opened_run.vocabulary_digest(opened.tokenizer)
         save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from mnemo.errors import MnemoError, install_command
+from mnemo.files import atomic
 from mnemo.files.safe_load import open_own
 
 FORMAT_VERSION = 1
@@ -40,10 +41,12 @@ class JsonLines:
             self.lost = f"{path} has lost lines: {len(kept.splitlines()):,} are left, and new ones are appended to them"
             size = len(kept) + 1 if kept else 0
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
+        atomic.sync(path.parent)  # the name of a new file
         self.cut(size)
 
     def cut(self, size: int) -> None:
-        """Drop everything after the first `size` bytes."""
+        """Drop everything after the first `size` bytes; a shorter file, which has lost lines, stays as it is."""
+        size = min(size, os.fstat(self._file.fileno()).st_size)
         try:
             self._file.truncate(size)
         except OSError as error:

@@ -119,8 +119,8 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    words = ("mybook.txt", "--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100")
-    assert all(word in text for word in words)
+    expected = ("mybook.txt", "--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100")
+    assert all(word in text for word in expected)
     assert cli.main(["train", "tiny-bytes", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Transformer-XL, bytes of Python's standard library" in text
