@@ -117,14 +117,14 @@ DECLARED: tuple[Declared, ...] = (
         case="*",
         file="outputs/*-prepare.json",
         field="files*",
-        after="f94d46e",
+        after="952b3e6",
         why="`mnemo prepare` lists the text files that it has chosen",
     ),
     Declared(
         case="*",
         file="outputs/*-prepare.json",
         field="skipped*",
-        after="f94d46e",
+        after="952b3e6",
         why="`mnemo prepare` lists the files that it has skipped",
     ),
 )
