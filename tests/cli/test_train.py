@@ -121,7 +121,7 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    expected = ("--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100")
+    expected = ("mybook.txt", "--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100")
     assert all(word in text for word in expected)
     assert cli.main(["train", "tiny-bytes", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
