@@ -431,7 +431,7 @@ def test_every_figure_and_table_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_page_without_anything_is_a_page(tmp_path: Path) -> None:
-    bare = ExperimentPage(name="x", title="X", paper="P", covers=(), claim="C.", budget="smoke")
+    bare = ExperimentPage(name="x", title="X", paper="P", covers=(), claim="C.", budget="self-test")
     page = read_page(write_experiment(bare, tmp_path))
     assert "No verdict yet." in page.text and "Covers" not in page.text and "figure" not in page.tags
     assert "0 experiments: no verdict yet." in read_page(write_overview([], tmp_path / "index.html")).text

@@ -23,7 +23,7 @@ from mnemo.papers.jobs import RUN, Place, job, training_cell
 from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.xl.ablation import BY_NAME, recipe_of
 from mnemo.papers.xl.benchmark import PAPER
-from mnemo.papers.xl.recipes import on_gpu, recurrent, small_bytes, smoke
+from mnemo.papers.xl.recipes import on_gpu, recurrent, self_test, small_bytes
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.plots import Line, line_figure
@@ -75,7 +75,7 @@ class Scale(NamedTuple):
 
 
 SCALES: dict[Budget, Scale] = {
-    "smoke": Scale(4, 12, 12, 8),
+    "self-test": Scale(4, 12, 12, 8),
     "small": Scale(32, 640, 4000, 384),
     "paper": Scale(100, 1200, 20_000, 640),
 }
@@ -89,7 +89,7 @@ def recipe_for(name: str, budget: Budget) -> Recipe:
         return recipe_of(BY_NAME[name], budget)
     if budget == "paper":
         return on_gpu(preset(PRESETS[name]))
-    base = small_bytes() if budget == "small" else smoke()
+    base = small_bytes() if budget == "small" else self_test()
     if name == "qrnn":
         return recurrent(base, QRNN(width=QRNN_WIDTH if budget == "small" else None))
     return recurrent(base, LSTM(width=LSTM_WIDTH if budget == "small" else None))
