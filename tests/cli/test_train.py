@@ -113,6 +113,8 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert "unknown preset 'tiny-byte'; did you mean 'tiny-bytes' or" in complaint(capsys, "tiny-byte")
     assert "name a preset or your text" in complaint(capsys, "--train.steps", "5")
     assert "no run 'nowhere'" in complaint(capsys, "--resume", "nowhere")
+    assert "no run 'nowhere'" in complaint(capsys, "--resume", "nowhere", "--train.steps", "5")
+    assert "--resume needs the name or folder of a run" in complaint(capsys, "--resume", "--train.steps", "5")
     assert not Path("runs").exists()
 
 
