@@ -62,7 +62,7 @@ def test_experiments_share_their_measurements() -> None:
 def test_models_of_a_comparison_differ_in_their_memory_alone() -> None:
     cells = find_experiment("laptop-long-range").cells("laptop")[:3]
     recipes = [from_json(Recipe, cell.settings["recipe"]) for cell in cells]
-    assert [each.model.memory.lengths(3) for each in recipes] == [(LONG,) * 3, (SHORT, SHORT, LONG), (SHORT,) * 3]
+    assert [each.model.memory.lengths(3) for each in recipes] == [(LONG,) * 3, (SHORT, LONG, SHORT), (SHORT,) * 3]
     same = [replace(each, model=replace(each.model, memory=recipes[0].model.memory)) for each in recipes]
     assert same[0] == same[1] == same[2]
 
