@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +92,17 @@ def test_pages_can_be_made_from_nothing_and_from_everything() -> None:
         nothing = Results(budget="laptop", cells=[])
         assert all(each.holds is None for each in experiment.verdicts(nothing))
         whole = made_up(experiment, (LOSSES | SOLVED).__getitem__)
-        assert experiment.figures(whole) and experiment.tables(whole)[0].rows
+        bars, curves = experiment.figures(whole)
+        assert experiment.tables(whole)[0].rows
+        for row in {cell.labels["model"] for cell in experiment.cells("laptop")}:
+            assert row in bars.description and row in curves.description
+
+
+def test_a_model_has_one_colour_in_all_figures() -> None:
+    experiment = find_experiment("laptop-lamemo")
+    bars, curves = experiment.figures(made_up(experiment, (LOSSES | SOLVED).__getitem__))
+    found = [set(re.findall(r"var\(--(c\d)\)", figure.svg)) for figure in (bars, curves)]
+    assert found[0] == found[1] == {"c0", "c1", "c4"}
 
 
 def test_a_verse_is_repeated_beyond_segment_and_short_memory(tmp_path: Path) -> None:
