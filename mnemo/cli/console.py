@@ -1,4 +1,4 @@
-"""Output of the verbs: progress on stderr, tables and JSON on stdout."""
+"""Input and output of the verbs: text from a pipe, progress on stderr, tables and JSON on stdout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from mnemo.errors import MnemoError
 from mnemo.units import bits, perplexity
+
+STDIN = "-"
+"""In place of a file: the text from a pipe."""
 
 
 class Progress(Protocol):
@@ -160,3 +164,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def piped_text() -> bytes:
+    if sys.stdin.isatty():
+        raise MnemoError(f"{STDIN} takes the text from a pipe, but there is none: cat TEXT | mnemo VERB {STDIN}")
+    return sys.stdin.buffer.read()

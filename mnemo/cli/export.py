@@ -16,13 +16,14 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli.console import print_json
-from mnemo.storage.run_header import RUNS, Which, find_run
+from mnemo.cli.run_arguments import run_or_last
+from mnemo.storage.run_header import RUNS, Which
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name."""
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    """A run's folder, or its name; if unset, the run that was trained last."""
     output: Path | None = None
     """Folder to create; if unset, RUN/export."""
     which: Which = "best"
@@ -34,7 +35,7 @@ class Args:
 
 
 def run(args: Args) -> int:
-    folder = find_run(args.run, args.runs)
+    folder = run_or_last(args.run, args.runs)
     target = args.output or folder / "export"
     from mnemo.storage.run_folder import export_run
 

@@ -27,11 +27,12 @@ from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
-from mnemo.files.tensor_file import write_tensors
+from mnemo.files.tensor_file import stored_checksum, write_tensors
 from mnemo.memory.configuration import Start
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
+from mnemo.storage import run_identity
 from mnemo.storage.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -42,7 +43,7 @@ from mnemo.storage.checkpoint import (
     saving,
 )
 from mnemo.storage.overrides import OVERRIDES
-from mnemo.storage.run_header import RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
+from mnemo.storage.run_header import BEST, EXPORT, RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
 
 try:
@@ -50,9 +51,11 @@ try:
 except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
-BEST = "best.json"
-EXPORT = "export.json"
-"""In the folder of an exported model: the run and step of its weights."""
+DIVERGED = "diverged.json"
+"""Why the run has ended by a divergence; removed when it is resumed."""
+LOCK = "lock"
+WEIGHTS = "weights.safetensors"
+"""In the folder of an exported model."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,14 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
+        checksums = {}
         if tokenizer is not None:
-            write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
+            checksums[TOKENIZER] = write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
         write_json(
             partial / RECIPE,
             {
+                run_identity.FIELD: header.run_id or run_identity.new(),
+                "checksums": checksums,
                 "mnemo_version": __version__,
                 "torch_version": torch.__version__,
                 "preset": header.preset,
@@ -111,9 +117,12 @@ def exported(folder: Path) -> Checkpoint | None:
     if not (folder / EXPORT).is_file():
         return None
     data = load_json(folder / EXPORT)
-    if type(data.get("step")) is not int:
+    if not is_count(data.get("step")) or not isinstance(data.get("checksums", {}), dict):
         raise MnemoError(f"{folder / EXPORT} is damaged")
-    return Checkpoint(folder, {"step": data["step"], "average_count": 0})
+    if "checksums" in data:
+        run_identity.require_same(folder / EXPORT, folder, data)
+    about = {"step": data["step"], "average_count": 0, "files": [WEIGHTS], "checksums": data.get("checksums", {})}
+    return Checkpoint(folder, about)
 
 
 def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
@@ -125,8 +134,10 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
         for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
-        write_tensors(partial / "weights.safetensors", evaluated_weights(found))
-        write_json(partial / EXPORT, {"run": run.name, "step": found.step})
+        write_tensors(partial / WEIGHTS, evaluated_weights(found))
+        checksums = {WEIGHTS: stored_checksum(partial / WEIGHTS)}
+        about = {"run": run.name, **run_identity.of_run(run), "step": found.step, "checksums": checksums}
+        write_json(partial / EXPORT, about)
     return found
 
 
@@ -147,18 +158,30 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 def best_checkpoint(folder: Path) -> Checkpoint | None:
     if (found := exported(folder)) is not None:
         return found
-    if not (folder / BEST).exists():
-        return last_checkpoint(folder)
+    if (folder / BEST).exists():
+        return _load_or_name_complete(folder, best_step(folder))
+    last = last_checkpoint(folder)
+    # The file is written after the checkpoint, so that a power failure can leave a checkpoint without it.
+    best = None if last is None else last.progress.get("best")
+    if isinstance(best, list) and best and best[0] in checkpoint_steps(folder):
+        return _load_or_name_complete(folder, best[0])
+    return last
+
+
+def best_step(folder: Path) -> int:
+    """The step in the file that names the best checkpoint."""
     step = load_json(folder / BEST).get("step")
     require({"step": is_count(step)}, folder / BEST)
     assert is_count(step)
-    return _load_or_name_complete(folder, step)
+    return step
 
 
 def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:
     """Load the checkpoint of a step; if it is damaged, the error names the newest whole one."""
     try:
-        return load_checkpoint(checkpoint_path(folder, step))
+        found = load_checkpoint(checkpoint_path(folder, step))
+        found.verify(found.evaluated_files)
+        return found
     except MnemoError as error:
         whole, newer = last_whole_checkpoint(folder)
         if whole is None:
@@ -178,10 +201,37 @@ def remove_best(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
-    with os.fdopen(open_own(folder / "lock"), "w") as file:
+    with os.fdopen(open_own(folder / LOCK), "w") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise MnemoError(f"{folder} is in use by another process") from None
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of a run."""
+    if fcntl is None or not (folder / LOCK).is_file():
+        return False
+    with (folder / LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def divergence(folder: Path) -> str | None:
+    """Why training in this folder has ended by a divergence; None if it has not."""
+    if not (folder / DIVERGED).is_file():
+        return None
+    return str(load_json(folder / DIVERGED).get("reason"))
+
+
+def write_divergence(folder: Path, reason: str | None) -> None:
+    """Record that a run has diverged; None: it has not, or is being trained again."""
+    if reason is None:
+        (folder / DIVERGED).unlink(missing_ok=True)
+    else:
+        write_json(folder / DIVERGED, {"reason": reason})

@@ -19,7 +19,12 @@ from mnemo.recipes.tied_lengths import settle_inherited_test
 from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
 
 RUNS = Path("runs")
-RECIPE, TOKENIZER = "recipe.json", "tokenizer.json"
+RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+"""Pattern of names that a new run can have."""
+RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
+EXPORT = "export.json"
+"""In the folder of an exported model: the run and step of its weights."""
+CHECKPOINTS, STEP_PREFIX = "checkpoints", "step-"
 Which = Literal["best", "last"]
 STARTS: tuple[Start, ...] = get_args(Start)
 
@@ -35,9 +40,12 @@ class RunHeader:
     preset: str | None = None
     source: dict[str, Any] | None = None
     """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
-
     overrides: tuple[Override, ...] = ()
     """Changes on resume, oldest first."""
+    run_id: str | None = None
+    """Random id that the checkpoints repeat; None for a run of an earlier version, and for a new one."""
+    checksums: dict[str, str] | None = None
+    """Checksum of the tokenizer's file; None for a run of an earlier version, and for a new one."""
 
     @property
     def course(self) -> RateCourse | None:
@@ -56,8 +64,31 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
             return path
     if Path(run).is_dir():
         raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
+    names = [path.name for path in run_folders(runs)]
     raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+
+
+def run_folders(runs: Path = RUNS) -> list[Path]:
+    """Every run under `runs`, sorted by name; hidden folders are unfinished ones."""
+    return sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith("."))
+
+
+def last_run(runs: Path = RUNS) -> Path:
+    """The folder under `runs` in which training has written last; only runs with a checkpoint count."""
+    trained = [path for path in run_folders(runs) if (path / EXPORT).is_file() or _has_checkpoint(path)]
+    if not trained:
+        raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
+    return max(trained, key=last_written)
+
+
+def _has_checkpoint(run: Path) -> bool:
+    return any((run / CHECKPOINTS).glob(f"{STEP_PREFIX}*"))
+
+
+def last_written(run: Path) -> float:
+    """When training last wrote to a run, in seconds since the epoch; results of other verbs do not count."""
+    names = (RECIPE, BEST, EXPORT, METRICS, CHECKPOINTS)
+    return max((run / name).stat().st_mtime for name in names if (run / name).exists())
 
 
 def load_header(folder: Path) -> RunHeader:
@@ -71,6 +102,8 @@ def load_header(folder: Path) -> RunHeader:
     require(
         {
             "preset": preset is None or isinstance(preset, str),
+            "run_id": isinstance(data.get("run_id"), str | None),
+            "checksums": isinstance(data.get("checksums"), dict | None),
             "source": known and (source is None or is_count(source.get("step", 0))),
             "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
         },
@@ -82,7 +115,15 @@ def load_header(folder: Path) -> RunHeader:
     overrides = load_overrides(folder)
     for override in overrides:
         recipe = overridden(recipe, override.changes, str(folder / OVERRIDES))
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source, overrides=overrides)
+    return RunHeader(
+        recipe=recipe,
+        corpus=data["corpus"],
+        preset=preset,
+        source=source,
+        overrides=overrides,
+        run_id=data.get("run_id"),
+        checksums=data.get("checksums"),
+    )
 
 
 def find_recipe(name: str) -> Recipe:

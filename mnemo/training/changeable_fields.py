@@ -12,10 +12,12 @@ CHANGEABLE = frozenset(
     for name in (
         *("steps", "accumulate", "bptt_memory", "device", "compile", "cuda_graph", "recompute", "parallel", "timeout"),
         *("log_every", "eval_every", "checkpoint_every", "checkpoint_minutes", "keep"),
-        *("patience", "goal", "on_nan", "spike"),
+        *("patience", "goal", "on_nan", "spike", "z_loss"),
+        *(f"health.{name}" for name in ("loss_rise", "norm_rise", "patience", "weight_growth", "rollbacks")),
+        *(f"health.{name}" for name in ("slower", "slower_steps")),
         *(f"schedule.{name}" for name in ("kind", "warmup", "steps", "min_lr", "factor", "patience", "published")),
         *(f"optimizer.{name}" for name in ("lr", "adam_lr", "betas", "eps", "weight_decay", "momentum", "clip")),
-        *(f"optimizer.{name}" for name in ("embedding_lr_factor", "scale_lr_by_length")),
+        *(f"optimizer.{name}" for name in ("embedding_lr_factor", "scale_lr_by_length", "clip_mean", "update_clip")),
     )
 )
 REFUSED = {

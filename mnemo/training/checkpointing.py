@@ -131,6 +131,7 @@ class RunCheckpoints:
             self.monitor.note(
                 f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
             )
+        self._note_changed_logs(found)
         known = found.progress.get("environment")
         if isinstance(known, dict) and (note := environment_note(known)) is not None:
             self.monitor.note(note)
@@ -150,6 +151,14 @@ class RunCheckpoints:
 
         step = self.world.main(look)
         return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+
+    def _note_changed_logs(self, found: Checkpoint) -> None:
+        """Note lines of metrics that are not those that were written; the log itself reports lost ones."""
+        for name in filter(found.has_log, found.logs):
+            try:
+                found.require_log(name)
+            except MnemoError as error:
+                self.monitor.note(f"{error}; training does not depend on it")
 
     def find_whole(self, steps: Sequence[int]) -> Checkpoint | None:
         """The last of some checkpoints that is whole, or None."""
@@ -190,13 +199,26 @@ class RunCheckpoints:
         saved = self.last
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
-                health = self._judge(state)
-                self._write(state, {**_json(state, log, reason), "health": health.to_json()}, begin)
+                health = self._judge_if_planned(state, reason)
+                if health is not None:
+                    self._write(state, {**_json(state, log, reason), "health": health.to_json()}, begin)
             return
         if saved.progress["evaluated"] != state.progress.evaluated:
             progress = _json(state, log, reason)
             self.last = self.world.main(lambda: checkpoints.save_progress(saved, progress))
         self.world.main(lambda: self._keep(state.progress))
+
+    def _judge_if_planned(self, state: TrainingState, reason: Reason) -> Health | None:
+        """The health of a state; None if it is not finite at a moment that the clock chose.
+
+        The next update shows that divergence too, at a step that does not depend on the clock.
+        """
+        try:
+            return self._judge(state)
+        except Diverged:
+            if reason == "clock":
+                return None
+            raise
 
     def _judge(self, state: TrainingState) -> Health:
         """The health of a state that is to be saved; raise `Diverged` if it is not finite."""
@@ -259,7 +281,7 @@ def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, A
 
 def _is_whole(folder: Path, step: int) -> bool:
     try:
-        checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step))
+        checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step)).verify()
     except MnemoError:
         return False
     return True
@@ -286,14 +308,14 @@ def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[
     partial = Path(world.main(lambda: str(checkpoints.begin_checkpoint(target))))
     tensors = {name: tensor for part in parts.values() for name, tensor in part.items()}
 
-    def write() -> None:
+    def write() -> dict[str, str]:
         with checkpoints.saving(target):
-            shards.write(partial, tensors, world.group)
+            return shards.write(partial, tensors, world.group)
 
     try:
-        world.together(write)
+        checksums = shards.gather(world.together(write), world.group)
         whole = {**progress, "ranks": world.size}
-        world.main(lambda: checkpoints.commit_checkpoint(partial, target, whole))
+        world.main(lambda: checkpoints.commit_checkpoint(partial, target, whole, checksums))
     finally:
         if world.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, install_command
+from mnemo.files import atomic
 from mnemo.files.safe_load import open_own
 
 FORMAT_VERSION = 1
@@ -40,10 +41,12 @@ class JsonLines:
             self.lost = f"{path} has lost lines: {len(kept.splitlines()):,} are left, and new ones are appended to them"
             size = len(kept) + 1 if kept else 0
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
+        atomic.sync(path.parent)  # the name of a new file
         self.cut(size)
 
     def cut(self, size: int) -> None:
-        """Drop everything after the first `size` bytes."""
+        """Drop everything after the first `size` bytes; a shorter file, which has lost lines, stays as it is."""
+        size = min(size, os.fstat(self._file.fileno()).st_size)
         try:
             self._file.truncate(size)
         except OSError as error:
@@ -123,7 +126,7 @@ class ServiceTracker:
         try:
             self._service = importlib.import_module(service)
         except ImportError:
-            raise MnemoError(f"--track {service} needs the {service} package: pip install 'mnemo-lm[track]'") from None
+            raise MnemoError(f"--track {service} needs the {service} package: {install_command('track')}") from None
         # wandb identifies a resumed run by its id, trackio by its name.
         found_by = {"id": identity} if service == "wandb" else {}
         try:

@@ -124,7 +124,7 @@ class Muon(torch.optim.Optimizer):
         return state["step"]
 
 
-def limits(params: Sequence[Tensor], updates: Sequence[Tensor], lr: float | Tensor, share: float) -> list[Tensor]:
+def limits(params: list[Tensor], updates: list[Tensor], lr: float | Tensor, share: float) -> list[Tensor]:
     """Factors that limit the norm of each step to a share of the norm of its weights; new weights may be zero."""
     pairs = zip(params, _foreach_norm(params), _foreach_norm(updates), strict=True)
     return [

@@ -21,11 +21,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, TextStreamer, pipeline
 
 import mnemo
+from mnemo.cli.opened_run import open_with_tokenizer
 from mnemo.cli.run_arguments import RunArgs
-from mnemo.cli.runs import open_with_tokenizer
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.errors import MnemoError
 from mnemo.hf import MnemoCache, MnemoConfig, MnemoForCausalLM, MnemoTokenizer, from_run, to_run
+from mnemo.hf.safe_folder import write_checksums
 from mnemo.inference.generation import generate
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.positions import Learned
@@ -271,12 +272,25 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
         save_file(
             {name: tensor.clone() for name, tensor in changed.items()}, tmp_path / "model.safetensors", {"format": "pt"}
         )
+        with pytest.raises(MnemoError, match="model.safetensors is not the file that was saved"):
+            MnemoForCausalLM.from_pretrained(tmp_path)
+        write_checksums(tmp_path)
         with pytest.raises(MnemoError, match=message):
             MnemoForCausalLM.from_pretrained(tmp_path)
     config["model"]["dime"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(MnemoError, match="did you mean 'dim'"):
         AutoConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("load", [MnemoForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained])
+def test_a_pickle_is_refused(load: Any, tmp_path: Path) -> None:
+    model = hf_model(dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(MnemoError, match="pytorch_model.bin is a pickle: it could run code, so it is not loaded"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +415,8 @@ def test_without_the_library_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None\nimport mnemo.hf"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith("mnemo.hf needs the transformers library, version 5: pip install 'mnemo-lm[hf]'")
+    assert "mnemo.hf needs the transformers library, version 5" in last
+    assert last.endswith("in a checkout of Mnemo, pip install '.[hf]'")
     assert "transformers" not in sys.modules["mnemo.model"].__dict__
 
 

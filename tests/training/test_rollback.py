@@ -26,8 +26,10 @@ from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage.run_folder import open_run
 from mnemo.training import Diverged, create_run, train
 from mnemo.training import trainer as trainer_module
+from mnemo.training.checkpointing import RunCheckpoints
 from mnemo.training.engine import Engine
 from mnemo.training.processes import joined
+from mnemo.training.training_log import TrainingLog
 
 STEPS: dict[str, Any] = {
     "steps": 18,
@@ -106,6 +108,25 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(name: str, kill_a
     trained(tmp_path / "whole", wanted, FAULTS[name])
     trained(tmp_path / "killed", wanted, FAULTS[name], kill_at)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(RunCheckpoints, "go_back"), (checkpoints, "remove_after"), (TrainingLog, "go_back")]
+)
+def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(owner: Any, name: str, tmp_path: Path) -> None:
+    trained(tmp_path / "whole", PLAIN, nan_at(7))
+    create_run(PLAIN, tmp_path / "killed")
+    with diverging(nan_at(7)):
+        train(tmp_path / "killed", monitor=Signaller(signal.SIGTERM, 4))
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(owner, name, kill)
+            train(tmp_path / "killed")
+        train(tmp_path / "killed")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def kill(*args: Any) -> None:
+    raise Killed
 
 
 @pytest.mark.parametrize(("name", "step"), [("nan", 8), ("spike", 8), ("drift", 10)])

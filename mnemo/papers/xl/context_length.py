@@ -137,7 +137,7 @@ def context_losses(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Losses of the same tokens of the validation set after every length of context."""
     opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     model, train = opened.model, opened.recipe.train
-    ids = np.asarray(load(opened.recipe.data.corpus, show=place.progress).split(settings["split"]).ids)
+    ids = np.asarray(load(opened.recipe.data.corpus, show=place.progress).split(settings["split"]).ids[:])
     scale = Scale(*(settings[name] for name in Scale._fields if name != "memory"), memory=0)
     targets = context_targets(len(ids), scale.longest, scale.targets)
     limit = sees_at_most(model)
