@@ -19,6 +19,7 @@ from mnemo.storage.overrides import OVERRIDES
 from mnemo.storage.run_folder import BEST, EXPORT
 from mnemo.storage.run_header import RECIPE, RUNS, TOKENIZER, load_header
 from mnemo.storage.run_tokenizer import load_tokenizer
+from mnemo.storage.shipped import shipped_model
 
 
 @dataclass
@@ -57,8 +58,12 @@ class Verified:
 
 
 def verify(target: str | Path, *, runs: Path = RUNS, show: ShowProgress = silent) -> Verified:
-    """Verify a run or an export (folder, or name under `runs`), a corpus (folder or name) or a memory file."""
-    for path in (Path(target), runs / target, corpora.data_root() / target):
+    """Verify a run or an export (folder, or name under `runs`), a corpus (folder or name) or a memory file.
+
+    Names of models that come with the package are known as well.
+    """
+    shipped = shipped_model(str(target))
+    for path in (Path(target), runs / target, corpora.data_root() / target, *([shipped] if shipped else [])):
         if (path / HEADER).is_file():
             return _verify_corpus(path, show)
         if (path / RECIPE).is_file():

@@ -86,6 +86,8 @@ def test_every_verb_finds_it_and_none_writes_to_it(stand_in: Path, capsys: pytes
     assert Path("analyses/text/report.html").is_file()
     assert main(["report", name]) == 0
     assert Path("runs/report.html").is_file()
+    assert main(["verify", name]) == 0
+    assert "export" in capsys.readouterr().out
     assert main(["export", name]) == 2
     assert "with --output" in capsys.readouterr().err
     assert main(["export", name, "--output", "out"]) == 0

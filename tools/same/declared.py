@@ -113,4 +113,18 @@ DECLARED: tuple[Declared, ...] = (
         after="f94d46e",
         why="every checkpoint says why it was saved",
     ),
+    Declared(
+        case="*",
+        file="outputs/*-prepare.json",
+        field="files*",
+        after="952b3e6",
+        why="`mnemo prepare` lists the text files that it has chosen",
+    ),
+    Declared(
+        case="*",
+        file="outputs/*-prepare.json",
+        field="skipped*",
+        after="952b3e6",
+        why="`mnemo prepare` lists the files that it has skipped",
+    ),
 )
