@@ -22,7 +22,7 @@ from helpers.toy_runs import metrics, recipe, run, scored_as, train_and_die
 
 from mnemo import cli
 from mnemo.errors import MnemoError
-from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipes.recipe import AverageConfig, HealthConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.overrides import OVERRIDES, RateCourse, Rates
@@ -52,7 +52,7 @@ def rates(folder: Path) -> dict[int, float]:
 def leaf_names(kind: type, name: str) -> Iterator[str]:
     """The names of all fields of a configuration, at any depth."""
     for field in dataclasses.fields(kind):
-        inner = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig}.get(field.name)
+        inner = {"optimizer": OptimizerConfig, "schedule": ScheduleConfig, "health": HealthConfig}.get(field.name)
         here = f"{name}.{field.name}"
         yield from leaf_names(inner, here) if inner else [here]
 
@@ -95,6 +95,14 @@ VALUES: dict[str, Any] = {
     "train.goal": 0.1,
     "train.on_nan": "skip",
     "train.spike": 3.0,
+    "train.z_loss": 1e-4,
+    "train.health.loss_rise": None,
+    "train.health.norm_rise": 5.0,
+    "train.health.patience": 20,
+    "train.health.weight_growth": 3.0,
+    "train.health.rollbacks": 1,
+    "train.health.slower": 0.25,
+    "train.health.slower_steps": 100,
     "train.schedule.kind": "linear",
     "train.schedule.warmup": 3,
     "train.schedule.steps": 30,
@@ -109,6 +117,8 @@ VALUES: dict[str, Any] = {
     "train.optimizer.weight_decay": 0.1,
     "train.optimizer.momentum": 0.5,
     "train.optimizer.clip": None,
+    "train.optimizer.clip_mean": 3.0,
+    "train.optimizer.update_clip": 0.1,
     "train.optimizer.embedding_lr_factor": 2.0,
     "train.optimizer.scale_lr_by_length": True,
 }
