@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all test-gpu same same-list venv lint clean
 
 demo: venv
-	.venv/bin/mnemo demo
+	.venv/bin/mnemo demo $(if $(MINUTES),--minutes $(MINUTES))
 
 test: lint
 	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "not thorough"

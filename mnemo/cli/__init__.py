@@ -31,6 +31,7 @@ VERBS = {
     "parity": Verb("mnemo.cli.parity", "compare with reference files of the published implementations"),
     "convert": Verb("mnemo.cli.convert", "convert published weights (Hugging Face, PyTorch, TensorFlow) and back"),
     "bench": Verb("mnemo.cli.bench", "measure speed against a plain version of the published code"),
+    "verify": Verb("mnemo.cli.verify", "check that runs, corpora and memory files are as they were written"),
     "export": Verb("mnemo.cli.export", "write a run's weights, recipe and tokenizer to one folder"),
     "reproduce": Verb("mnemo.cli.reproduce", "repeat an experiment of the papers: measurements, verdict, figures"),
     "report": Verb("mnemo.cli.report", "write an HTML page that compares the curves and numbers of runs"),

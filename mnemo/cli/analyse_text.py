@@ -73,6 +73,7 @@ def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available
     require_state_room(model.config, device, batch=1, segment=segment, lengths=args.memory_length, cached=True)
     state = opened.run.first_state(1, args.memory_length, cached=True)
     gain = analysis.gain_from_memory(model, ids, segment=segment, state=state, progress=console.progress)
+    runs.require_finite(float(gain.with_memory.sum()))
     state = opened.run.first_state(1, args.memory_length, cached=True)
     attention, alpha, left_out = _watch(model, ids, segment, state)
     if not analysis.keeps_memory(model, args.memory_length):

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import math
 import shutil
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,11 +20,11 @@ from mnemo.files.json_file import load_json, write_json
 from mnemo.memory import LSTM, QRNN, XL, AnyMemory, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
 from mnemo.model.positions import NoPositions, Relative
-from mnemo.progress import Advance, ShowProgress
+from mnemo.progress import ShowProgress
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.storage.run_folder import open_run
-from mnemo.training import Data, Monitor, Outcome, Scored, Status, create_run, train
+from mnemo.training import Data, Monitor, Outcome, Scored, create_run, train
 
 RECALL_SEGMENT = 34
 RECALL_RUNS = {"with-memory": RECALL_SEGMENT, "without-memory": 0}
@@ -39,14 +37,14 @@ MARKER = "demo.json"
 """File that marks a folder of the demo, which the next demo may replace."""
 NUM_SYMBOLS = 16
 RECALL_TEST_SEED = 1
-SECONDS_BETWEEN_REPORTS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSize:
-    """Amount of work. Numbers of steps are fixed, so that two demos on one machine give the same results."""
+    """Amount of work. Steps are cut only if the time is too short; all models of one comparison are cut alike."""
 
     recall_steps: int = 200
+    """Steps of the model with memory and of the one without."""
     short_steps: int = 200
     """Steps of every kind of memory on the short task."""
     byte_steps: int = 500
@@ -56,29 +54,12 @@ class DemoSize:
     """Symbols of the validation set for every score."""
     sample: int = 500
     """Bytes to write."""
-    recall_seconds: float = 50.0
-    short_seconds: float = 80.0
-    byte_seconds: float = 130.0
-    """Time limits of these models' training, in seconds from the start of the demo."""
-    seconds: float = 150.0
-    """Measurements that would start later are skipped."""
 
 
 FULL = DemoSize()
 QUICK = DemoSize(
     recall_steps=20, short_steps=3, byte_steps=12, byte_eval_every=6, sweep=(0, 64), symbols=2000, sample=40
 )
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Use one CPU thread: small models gain little from more, and results do not depend on the number of cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def create_demo_folder(out: Path) -> None:
@@ -114,7 +95,7 @@ def recall_recipe(memory: int, size: DemoSize) -> Recipe:
             optimizer=OptimizerConfig(lr=2e-3),
             schedule=ScheduleConfig(warmup=50),
             log_every=5,
-            eval_every=10,
+            eval_every=min(10, size.recall_steps),
             checkpoint_every=size.recall_steps,
             keep=1,
             device="cpu",
@@ -167,7 +148,7 @@ def short_recall_recipe(name: str, size: DemoSize) -> Recipe:
             schedule=ScheduleConfig(kind="constant"),
             bptt=1 if tokens else 0,
             log_every=5,
-            eval_every=20,
+            eval_every=min(20, size.short_steps),
             checkpoint_every=size.short_steps,
             keep=1,
             device="cpu",
@@ -180,7 +161,10 @@ def byte_recipe(size: DemoSize) -> Recipe:
     return replace(
         recipe,
         train=replace(
-            recipe.train, steps=size.byte_steps, eval_every=size.byte_eval_every, checkpoint_every=size.byte_steps
+            recipe.train,
+            steps=size.byte_steps,
+            eval_every=min(size.byte_eval_every, size.byte_steps),
+            checkpoint_every=size.byte_steps,
         ),
         evaluation=EvalConfig(batch=10, limit=size.symbols),
     )
@@ -234,15 +218,8 @@ def score_recall(model: Model, recipe: Recipe) -> RecallScore:
     return RecallScore(Scored(nats / tokens, tokens), right / tokens)
 
 
-def train_recall(folder: Path, memory: int, size: DemoSize, monitor: Monitor) -> Outcome:
-    return _train_task(folder, recall_recipe(memory, size), monitor)
-
-
-def train_short_recall(folder: Path, name: str, size: DemoSize, monitor: Monitor) -> Outcome:
-    return _train_task(folder, short_recall_recipe(name, size), monitor)
-
-
-def _train_task(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
+def train_task(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
+    """Train on one of the two tasks; a finished run is scored."""
     data = recall_data(recipe)
     create_run(recipe, folder, data=data, monitor=monitor)
     outcome = train(folder, data=data, monitor=monitor)
@@ -267,36 +244,39 @@ def _save_recall(folder: Path, recipe: Recipe) -> None:
     write_json(folder / "results" / "score.json", {"kind": "score", "step": opened.step, "score": score})
 
 
-def train_bytes(folder: Path, size: DemoSize, monitor: Monitor) -> Outcome:
-    create_run(byte_recipe(size), folder, preset=PRESET, monitor=monitor)
+def train_bytes(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
+    create_run(recipe, folder, preset=PRESET, monitor=monitor)
     return train(folder, monitor=monitor)
 
 
-class TimeLimit:
-    """A monitor that forwards to another one, at most once a second, and stops the run at a deadline."""
+@dataclass(frozen=True)
+class Comparison:
+    """Models that are trained for the same number of steps, so that their results can be compared."""
 
-    def __init__(self, monitor: Monitor, deadline: float) -> None:
-        """`deadline`: on the monotonic clock."""
-        self._monitor, self._deadline = monitor, deadline
-        self._forwarded = 0.0
-        self.expired = False
+    about: str
+    steps_field: str
+    """The number of steps in `DemoSize`."""
+    recipes: dict[str, Callable[[DemoSize], Recipe]]
+    """By the name of the run."""
+    train: Callable[[Path, Recipe, Monitor], Outcome]
 
-    def note(self, line: str) -> None:
-        self._monitor.note(line)
+    def steps(self, size: DemoSize) -> int:
+        return getattr(size, self.steps_field)
 
-    def trained(self, status: Status) -> None:
-        now = time.monotonic()
-        if now - self._forwarded >= SECONDS_BETWEEN_REPORTS or status.step == status.steps:
-            self._forwarded = now
-            self._monitor.trained(status)
-        if now > self._deadline and not self.expired and status.step < status.steps:
-            self.expired = True
-            self._monitor.note(f"out of time: stopping after step {status.step:,} of {status.steps:,}")
-            # Handled like Ctrl-C: the run is saved and can be resumed.
-            signal.raise_signal(signal.SIGINT)
+    def with_steps(self, size: DemoSize, steps: int) -> DemoSize:
+        return replace(size, **{self.steps_field: steps})
 
-    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self._monitor.evaluated(step, loss, is_best)
 
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
-        return self._monitor.show(label, total, unit=unit)
+RECALL = Comparison(
+    "the model with memory and the one without",
+    "recall_steps",
+    {name: partial(recall_recipe, memory) for name, memory in RECALL_RUNS.items()},
+    train_task,
+)
+SHORT_RECALL = Comparison(
+    "every kind of memory on the short task",
+    "short_steps",
+    {name: partial(short_recall_recipe, name) for name in SHORT_RECALL_RUNS},
+    train_task,
+)
+BYTE_MODEL = Comparison("the byte model", "byte_steps", {BYTES: byte_recipe}, train_bytes)

@@ -17,7 +17,7 @@ import tyro
 
 from mnemo.bench import CASES
 from mnemo.cli import console
-from mnemo.cli.run_arguments import require_file
+from mnemo.cli.run_arguments import require_existing
 from mnemo.cost.gpu_specs import (
     ASSUMED,
     EFFICIENCY,
@@ -90,7 +90,7 @@ def run(args: Args) -> int:
     _check(args)
     recipe = _recipe(args)
     gpu = _gpu(args)
-    require_file(args.bench)
+    require_existing(args.bench)
     from mnemo.cost.training_cost import Machine, estimate
 
     machine = Machine(

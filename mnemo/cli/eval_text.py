@@ -34,6 +34,7 @@ def score_text(args: Args) -> int:
     evaluation = _Evaluation(args, opened, corpus)
     with runs.computing_in(half, opened.run):
         found = evaluation.run()
+    runs.require_finite(*(score.loss for score in found.scores))
     _output(args, opened, evaluation.settings, half).finish(found)
     return 0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import Precision, RunArgs, require_file, require_memory
+from mnemo.cli.run_arguments import Precision, RunArgs, require_existing, require_file
 from mnemo.config import digest
 from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
@@ -118,7 +118,7 @@ def _check(args: Args) -> None:
     Sampling(args.temperature, args.top_k, args.top_p).check()
     find_run(args.run)
     require_file(args.prompt_file)
-    require_memory(args.memory)
+    require_existing(args.memory)
 
 
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:

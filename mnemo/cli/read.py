@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import RunArgs, format_loss, require_file, require_memory
+from mnemo.cli.run_arguments import RunArgs, format_loss, require_existing, require_file
 from mnemo.errors import MnemoError
 from mnemo.storage.run_header import find_run
 
@@ -36,7 +36,7 @@ def run(args: Args) -> int:
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
     find_run(args.run)
     require_file(args.text)
-    require_memory(args.memory)
+    require_existing(args.memory)
     from mnemo.cli import runs
     from mnemo.inference.generation import read
     from mnemo.storage.memory_file import save_memory
@@ -45,6 +45,7 @@ def run(args: Args) -> int:
     text = runs.encode_file(opened.tokenizer, args.text)
     state, segment = runs.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
+    runs.require_finite(score.nats)
     if args.save is not None:
         vocabulary = runs.vocabulary_digest(opened.tokenizer)
         save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)

@@ -1,21 +1,26 @@
 """Test a claim of the papers: run its measurements, judge them, write a page.
 
-`mnemo reproduce --list` shows every experiment and its claim. Budgets: smoke takes seconds and checks that everything
-runs; small tests the claim at a size that one GPU trains in minutes; paper has the published hyperparameters.
-After an interruption the same command continues; finished cells are not run again.
+`mnemo reproduce --budget laptop` shows the main claim of every paper on two CPU cores, in at most 15 minutes.
+`mnemo reproduce --list` shows every experiment and its claim. The other budgets are small, a size that one GPU trains
+in minutes, paper, with the published hyperparameters, and self-test, two steps of everything: it shows that the code
+runs and says nothing about the claim. After an interruption the same command continues; finished cells are not run
+again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, cast
 
 import tyro
 
 from mnemo.errors import MnemoError
-from mnemo.papers import Budget, check_name
+from mnemo.papers import BUDGETS, Budget, check_name
 
 OUT, SITE = Path("runs/reproduce"), Path("runs/papers")
+OLD_NAMES: dict[str, Budget] = {"smoke": "self-test"}
+"""Former names of budgets, which scripts may still use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +29,17 @@ class Args:
     """Experiments, such as rmt-copy."""
     list: bool = False
     """Show every experiment and the claim that it tests."""
-    budget: Budget = "small"
-    """smoke: seconds; small: minutes on one GPU; paper: the published hyperparameters."""
+    budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,paper,self-test}")] = None
+    """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); small,
+    the default of the others: minutes on one GPU; paper: the published hyperparameters; self-test: two steps, no
+    verdicts."""
     out: Path = OUT
     """Folder for results."""
     site: Path = SITE
     """Folder for pages, which are made from the results."""
-    jobs: int = 1
-    """Cells that run at once, each in its own process; small models can share a GPU."""
+    jobs: int | None = None
+    """Cells that run at once, each in its own process; small models can share a GPU. By default one, and at budget
+    laptop one for every CPU core."""
     device: str = "auto"
     """cpu or cuda; auto uses a GPU if there is one."""
     cell: str | None = None
@@ -45,10 +53,23 @@ class Args:
 
 
 def run(args: Args) -> int:
-    if args.jobs < 1:
+    if args.jobs is not None and args.jobs < 1:
         raise MnemoError(f"--jobs {args.jobs} must be positive")
     for name in args.names:
         check_name(name)
+    budget = None if args.budget is None else _budget(args.budget)
+    if not (args.names or args.list or args.report or args.overview or budget == "laptop"):
+        raise MnemoError(
+            "name an experiment: mnemo reproduce --list shows all; mnemo reproduce --budget laptop shows the main "
+            "claim of every paper"
+        )
     from mnemo.cli.reproduction import reproduce
 
-    return reproduce(args)
+    return reproduce(args, budget)
+
+
+def _budget(name: str) -> Budget:
+    known = OLD_NAMES.get(name, name)
+    if known not in BUDGETS:
+        raise MnemoError(f"--budget: '{name}' is not one of {', '.join(BUDGETS)}")
+    return cast(Budget, known)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mnemo.cli import console
 from mnemo.cli.reproduce import Args
 from mnemo.cli.watching import watching
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.papers import Experiment, every_experiment, find_experiment
+from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
+from mnemo.papers.experiment import SELF_TEST
 from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import require_needs
 from mnemo.papers.pages import complete, has_results, judged, results_markdown, write_index, write_page
@@ -22,34 +24,77 @@ from mnemo.report.files import write_text
 from mnemo.storage.weights import pick_device
 
 EXIT_INTERRUPTED = 130
+MOST_CORES = 4
+"""Cells of the laptop budget that run at once by default: more processes take too much memory."""
 
 
-def reproduce(args: Args) -> int:
+class Asked(NamedTuple):
+    experiment: Experiment
+    budget: Budget
+
+
+def reproduce(args: Args, budget: Budget | None) -> int:
+    """`budget`: None for the default of each experiment."""
     if args.list:
         return _list(args.json)
     if args.overview is not None:
         return _overview(args.overview, args.out)
-    asked = _named(args)
+    asked = _asked(args, budget)
     if args.cell is not None:
         return _one_cell(asked, args, args.cell)
     if not args.report:
-        device = pick_device(args.device)
-        for each in asked:
-            require_needs(each, args.budget, device)
-        if device.type != "cuda" and args.budget != "smoke":
-            _print(f"budget {args.budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
+        _check_machine(asked, args)
     return _finish(list(zip(asked, _run(asked, args), strict=True)), args)
 
 
-def _named(args: Args) -> list[Experiment]:
+def _asked(args: Args, budget: Budget | None) -> list[Asked]:
+    """The experiments to run or to report, each with a budget that it has."""
+    asked = [Asked(each, budget or each.budgets[1]) for each in _named(args, budget)]
+    for each in asked:
+        if each.budget not in each.experiment.budgets:
+            raise MnemoError(
+                f"{each.experiment.name} has no budget {each.budget}, only {', '.join(each.experiment.budgets)}"
+                f"; mnemo reproduce --budget laptop runs {', '.join(_with_budget('laptop'))}"
+            )
+    if not args.report and len({each.budget for each in asked}) > 1:
+        raise MnemoError("these experiments have different budgets: run them one after the other, or choose a --budget")
+    return asked
+
+
+def _with_budget(budget: Budget) -> dict[str, Experiment]:
+    return {name: each for name, each in every_experiment().items() if budget in each.budgets}
+
+
+def _named(args: Args, budget: Budget | None) -> list[Experiment]:
     if args.names:
         return [find_experiment(name) for name in dict.fromkeys(args.names)]
-    if not args.report:
-        raise MnemoError("name an experiment: mnemo reproduce --list shows all")
-    stored = [each for each in every_experiment().values() if has_results(args.out, each, args.budget)]
-    if not stored:
-        raise _no_results(args.out)
-    return stored
+    if args.report:
+        known = every_experiment().values()
+        stored = [each for each in known if has_results(args.out, each, budget or each.budgets[1])]
+        if not stored:
+            raise _no_results(args.out)
+        return stored
+    return list(_with_budget("laptop").values())
+
+
+def _check_machine(asked: Sequence[Asked], args: Args) -> None:
+    device = pick_device(_device(asked, args))
+    for each in asked:
+        require_needs(each.experiment, each.budget, device)
+    budget = asked[0].budget
+    if device.type != "cuda" and budget in ("small", "paper"):
+        _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
+
+
+def _device(asked: Sequence[Asked], args: Args) -> str:
+    """Models of the laptop budget are too small for a GPU."""
+    return "cpu" if args.device == "auto" and asked[0].budget == "laptop" else args.device
+
+
+def _jobs(asked: Sequence[Asked], args: Args) -> int:
+    if args.jobs is not None:
+        return args.jobs
+    return min(MOST_CORES, os.cpu_count() or 1) if asked[0].budget == "laptop" else 1
 
 
 def _no_results(out: Path) -> MnemoError:
@@ -81,47 +126,50 @@ def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _run(asked: Sequence[Experiment], args: Args) -> list[Ran]:
-    budget, grids = args.budget, [grid_folder(args.out, each.name, args.budget) for each in asked]
+def _run(asked: Sequence[Asked], args: Args) -> list[Ran]:
+    grids = [grid_folder(args.out, each.experiment.name, each.budget) for each in asked]
     if args.report:
-        return [Ran(load_grid(grid, each, budget), ()) for each, grid in zip(asked, grids, strict=True)]
-    if args.jobs > 1:
-        return run_together(asked, budget, args.out, jobs=args.jobs, device=args.device, print_line=_print)
+        return [Ran(load_grid(grid, *each), ()) for each, grid in zip(asked, grids, strict=True)]
+    budget, jobs, device = asked[0].budget, _jobs(asked, args), _device(asked, args)
+    experiments = [each.experiment for each in asked]
+    if jobs > 1:
+        return run_together(experiments, budget, args.out, jobs=jobs, device=device, print_line=_print)
     done = []
     with watching() as watcher:
-        for each, grid in zip(asked, grids, strict=True):
+        for each, grid in zip(experiments, grids, strict=True):
             if done and done[-1].interrupted:
                 done.append(Ran(load_grid(grid, each, budget), (), interrupted=True))
             else:
-                done.append(run_here(each, budget, grid, device=args.device, monitor=watcher, print_line=_print))
+                done.append(run_here(each, budget, grid, device=device, monitor=watcher, print_line=_print))
     return done
 
 
-def _one_cell(asked: Sequence[Experiment], args: Args, name: str) -> int:
+def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     if len(asked) > 1:
         raise MnemoError("--cell needs exactly one experiment")
-    (experiment,) = asked
-    cell = next((cell for cell in experiment.cells(args.budget) if cell.name == name), None)
+    ((experiment, budget),) = asked
+    cells = experiment.cells(budget)
+    cell = next((cell for cell in cells if cell.name == name), None)
     if cell is None:
-        raise MnemoError(f"{experiment.name} has no cell '{name}' at budget {args.budget}")
-    grid = grid_folder(args.out, experiment.name, args.budget)
+        raise MnemoError(f"{experiment.name} has no cell '{name}' at budget {budget}")
+    grid = grid_folder(args.out, experiment.name, budget)
     try:
         with watching() as watcher:
-            run_cell(cell, experiment.cells(args.budget), grid, pick_device(args.device), watcher)
+            run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher)
     except Stopped:
         return EXIT_INTERRUPTED
     return 0
 
 
-def _finish(ran: Sequence[tuple[Experiment, Ran]], args: Args) -> int:
+def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
     answers = []
-    for experiment, done in ran:
+    for (experiment, budget), done in ran:
         for problem in complete(experiment, done.found).problems:
             print(f"mnemo: left out: {problem}", file=sys.stderr)
         if done.found.results.cells and not args.report:
-            save_grid(grid_folder(args.out, experiment.name, args.budget), experiment, done.found.results)
-        page = write_page(experiment, args.site, args.budget, done.found)
-        answers.append(_show(experiment, args, done.found, page))
+            save_grid(grid_folder(args.out, experiment.name, budget), experiment, done.found.results)
+        page = write_page(experiment, args.site, budget, done.found)
+        answers.append(_show(experiment, budget, done.found, page, as_json=args.json))
     write_index(args.out, args.site)
     if args.json:
         console.print_json(answers[0] if len(answers) == 1 else answers)
@@ -134,12 +182,14 @@ def _finish(ran: Sequence[tuple[Experiment, Ran]], args: Args) -> int:
     return 0
 
 
-def _show(experiment: Experiment, args: Args, found: Found, page: Path) -> dict[str, Any]:
-    """Print verdicts unless --json is given; return them for one JSON object."""
+def _show(experiment: Experiment, budget: Budget, found: Found, page: Path, *, as_json: bool) -> dict[str, Any]:
+    """Print verdicts unless JSON is wanted; return them for one JSON object."""
     verdicts = judged(experiment, found)
-    if not args.json:
-        print(f"{experiment.name} ({args.budget}): {experiment.claim}")
+    if not as_json:
+        print(f"{experiment.name} ({budget}): {experiment.claim}")
+        if budget == "self-test":
+            print(SELF_TEST)
         for answer, claim, paper, ours in verdicts.rows:
             print(f"{answer}: {claim}\n    paper: {paper}\n    ours: {ours}")
         print(page)
-    return {"experiment": experiment.name, "budget": args.budget, "page": str(page), **verdicts.json()}
+    return {"experiment": experiment.name, "budget": budget, "page": str(page), **verdicts.json()}

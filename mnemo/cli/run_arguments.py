@@ -41,8 +41,8 @@ def require_file(path: Path | None) -> None:
         raise MnemoError(f"{path} is not a file")
 
 
-def require_memory(path: Path | None) -> None:
-    """Raise an error if the path of a memory file was given and does not exist."""
+def require_existing(path: Path | None) -> None:
+    """Raise an error if a path was given and does not exist."""
     if path is not None and not path.exists():
         raise MnemoError(f"{path} is missing")
 

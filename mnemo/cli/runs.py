@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,14 +20,16 @@ from mnemo.cli.run_arguments import Precision, RunArgs, require_corpus_of
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.data.text_parts import Part
-from mnemo.data.tokenizers import AnyTokenizer, from_json
+from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
-from mnemo.files.json_file import load_json, write_json
-from mnemo.inference.generation import AnyState, TextState
+from mnemo.files import atomic
+from mnemo.files.json_file import write_json
+from mnemo.inference.generation import NOT_FINITE, AnyState, TextState
 from mnemo.model.memory_limits import require_state_room
 from mnemo.storage.memory_file import load_memory
 from mnemo.storage.run_folder import LoadedRun, open_run
 from mnemo.storage.run_header import TOKENIZER
+from mnemo.storage.run_tokenizer import load_tokenizer
 
 
 class OpenedRun(NamedTuple):
@@ -41,12 +44,13 @@ class OpenedRun(NamedTuple):
 def open_with_tokenizer(args: RunArgs) -> OpenedRun:
     """Open a run with the tokenizer in its folder; the corpus need not be on this machine."""
     run = open_run(args.run, args.which, args.device)
-    path = run.path / TOKENIZER
-    if not path.exists():
+    tokenizer = load_tokenizer(run.path)
+    if tokenizer is None:
         raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
-    tokenizer = from_json(load_json(path).get("tokenizer"))
     if tokenizer.vocab_size != run.model.config.vocab_size:
-        raise MnemoError(f"{path} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}")
+        raise MnemoError(
+            f"{run.path / TOKENIZER} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}"
+        )
     return OpenedRun(run, tokenizer)
 
 
@@ -118,11 +122,17 @@ def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
     return hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def require_finite(*losses: float) -> None:
+    """Raise MnemoError for a loss that is NaN or infinite."""
+    if not all(map(math.isfinite, losses)):
+        raise MnemoError(NOT_FINITE)
+
+
 def result_folder(run: LoadedRun) -> Path | None:
     """The run's folder for results; None, after a warning, if it cannot be written."""
     folder = run.path / "results"
     try:
-        folder.mkdir(exist_ok=True)
+        atomic.make_folder(folder)
         probe = folder / ".tmp-probe"
         probe.touch()
         probe.unlink()

@@ -1,10 +1,11 @@
 """A prepared corpus: a folder with header.json and one memory-mapped file of ids per split.
 
-    NAME/header.json            tokenizer, sizes, checksums
+    NAME/header.json            tokenizer, sizes, checksums of the files and of each megabyte of ids
     NAME/train.bin              ids, little-endian, 1, 2 or 4 bytes each
     NAME/train.documents.bin    index of the first token of each document (int64), if the text has documents
 
-Opening a corpus checks the header and the file sizes; opening a split checks its largest id.
+Opening a corpus checks the header and the file sizes. Ids are verified when they are used for the first time, one
+megabyte at a time. Corpora of earlier versions have no checksums of parts, and are verified by `Corpus.verify` only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from mnemo.data import tokenizers
 from mnemo.data.known_corpora import missing
 from mnemo.data.text_statistics import id_dtype
 from mnemo.errors import MnemoError, shorten, unknown
+from mnemo.files import checksum
+from mnemo.files.checked_map import Accept, BlockGuard, BlockSums, CheckedMap, accept_all, block_sums
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, is_inside, require
+from mnemo.progress import Advance, silent
 
 HEADER = "header.json"
 SPLITS = ("train", "valid", "test")
@@ -88,6 +92,8 @@ class Corpus:
     source: str
     mismatches: tuple[str, ...] = ()
     """Differences from the published corpus of this name."""
+    checksums: dict[str, BlockSums] = field(default_factory=dict)
+    """Of the blocks of each file; empty for corpora of earlier versions."""
 
     @classmethod
     def open(cls, name_or_path: str | Path, root: Path | str | None = None) -> Corpus:
@@ -102,20 +108,37 @@ class Corpus:
         return self.tokenizer.vocab_size
 
     def split(self, name: str) -> Split:
-        """Return the ids of one split, memory-mapped."""
+        """Return the ids of one split, memory-mapped; slices of them are verified at first use."""
         if name not in self.splits:
             raise unknown(f"split of corpus '{self.name}'", name, self.splits)
         header = self.splits[name]
-        ids = np.memmap(self.path / header.file, dtype=header.dtype, mode="r")
-        largest = max(int(ids[i : i + _BLOCK].max()) for i in range(0, len(ids), _BLOCK))
-        if largest >= self.vocab_size:
-            raise MnemoError(f"{self.path / header.file}: id {largest} is beyond the vocabulary of {self.vocab_size}")
-        documents = None
-        if header.documents is not None:
-            documents = np.fromfile(self.path / header.documents.file, dtype=DOCUMENT_DTYPE)
-            if documents[0] < 0 or documents[-1] >= len(ids) or (np.diff(documents) <= 0).any():
-                raise MnemoError(f"{self.path / header.documents.file} is damaged: documents are not in order")
+        ids = self._map(header.file, header.dtype, self._require_known)
+        if not self.checksums:
+            checksum.note_unchecked(self.path, "corpus")
+            for begin in range(0, len(ids), _BLOCK):
+                self._require_known(self.path / header.file, np.asarray(ids[begin : begin + _BLOCK]))
+        documents = None if header.documents is None else self._documents(header.documents, len(ids))
         return Split(name, ids, documents, header.num_bytes, header.num_words, header.num_lines)
+
+    def _map(self, file: str, dtype: str | np.dtype, accept: Accept) -> np.memmap:
+        items = np.memmap(self.path / file, dtype=dtype, mode="r")
+        guard = self._guard(file, items, accept)
+        return items if guard is None else CheckedMap.of(items, guard)
+
+    def _guard(self, file: str, items: np.ndarray, accept: Accept) -> BlockGuard | None:
+        sums, path = self.checksums.get(file), self.path / file
+        return None if sums is None else BlockGuard(path, np.asarray(items), sums, accept)
+
+    def _require_known(self, path: Path, ids: np.ndarray) -> None:
+        largest = int(ids.max())
+        if largest >= self.vocab_size:
+            raise MnemoError(f"{path}: id {largest} is beyond the vocabulary of {self.vocab_size}")
+
+    def _documents(self, header: DocumentsHeader, count: int) -> np.ndarray:
+        documents = np.array(self._map(header.file, DOCUMENT_DTYPE, accept_all)[:])
+        if documents[0] < 0 or documents[-1] >= count or (np.diff(documents) <= 0).any():
+            raise MnemoError(f"{self.path / header.file} is damaged: documents are not in order")
+        return documents
 
     def fingerprint(self) -> str:
         """Return a hash of the ids and the vocabulary, which identifies the text that a run was trained on."""
@@ -124,11 +147,33 @@ class Corpus:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def verify(self) -> None:
-        """Compare the checksum of every file with the header's."""
-        for split in self.splits.values():
-            for part in (split, split.documents):
-                if part is not None and _sha256(self.path / part.file) != part.sha256:
-                    raise MnemoError(f"{self.path / part.file} has changed since it was prepared: prepare it again")
+        """Raise MnemoError if the content of a file is not the one that was prepared."""
+        with silent("") as bar:
+            for problem in self.problems(bar):
+                raise MnemoError(problem)
+
+    def problems(self, bar: Advance) -> list[str]:
+        """Verify the content of every file; return what is wrong."""
+        found = []
+        for part in self._parts():
+            dtype = part.dtype if isinstance(part, SplitHeader) else DOCUMENT_DTYPE
+            accept = self._require_known if isinstance(part, SplitHeader) else accept_all
+            guard = self._guard(part.file, np.memmap(self.path / part.file, dtype=dtype, mode="r"), accept)
+            found += _compare_sha256(self.path / part.file, part.sha256, bar) if guard is None else guard.damaged(bar)
+        return found
+
+    def files(self) -> list[Path]:
+        """All files but the header."""
+        return [self.path / part.file for part in self._parts()]
+
+    def _parts(self) -> list[SplitHeader | DocumentsHeader]:
+        return [part for split in self.splits.values() for part in (split, split.documents) if part is not None]
+
+
+def _compare_sha256(path: Path, expected: str, bar: Advance) -> list[str]:
+    found = _sha256(path)
+    bar.advance(path.stat().st_size)
+    return [] if found == expected else [f"{path} has changed since it was prepared: prepare it again"]
 
 
 def find(name_or_path: str | Path, root: Path | str | None = None) -> Path | None:
@@ -162,12 +207,24 @@ def _load(path: Path) -> Corpus:
             for name, data in header["splits"].items()
         }
         tokenizer = tokenizers.from_json(header["tokenizer"])
-        corpus = Corpus(path, header["name"], tokenizer, splits, header["source"], tuple(header["mismatches"]))
+        where = f"{path / HEADER}: checksums"
+        checksums = {file: from_json(BlockSums, sums, where) for file, sums in header.get("checksums", {}).items()}
+        mismatches = tuple(header["mismatches"])
+        corpus = Corpus(path, header["name"], tokenizer, splits, header["source"], mismatches, checksums)
     except (KeyError, TypeError, AttributeError) as error:
         raise MnemoError(f"{path / HEADER} is damaged ({error}): prepare the corpus again") from None
     for split in splits.values():
         _check_files(path, split, corpus.vocab_size)
+    _check_checksums(corpus)
     return corpus
+
+
+def _check_checksums(corpus: Corpus) -> None:
+    """Require checksums of every block of every file, or none at all."""
+    sizes = {path.name: path.stat().st_size for path in corpus.files()}
+    sums = corpus.checksums
+    if sums and (sums.keys() != sizes.keys() or not all(sums[name].fits(size) for name, size in sizes.items())):
+        raise MnemoError(f"{corpus.path / HEADER} is damaged: its checksums do not fit the files")
 
 
 def _load_header(path: Path) -> dict[str, Any]:
@@ -272,6 +329,7 @@ def write_header(
         "source": source,
         "mismatches": list(mismatches),
         "splits": {key: to_json(split) for key, split in splits.items()},
+        "checksums": {path.name: to_json(block_sums(path)) for path in sorted(folder.glob("*.bin"))},
         "tokenizer": tokenizer.to_json(),
     }
     write_json(folder / HEADER, header)

@@ -99,7 +99,7 @@ class ContiguousStream:
         vocab_size: int | None = None,
     ) -> None:
         _check_shape(batch, segment, context)
-        ids = np.asarray(ids)  # slices of a memmap object itself cost several times more
+        ids = np.asanyarray(ids)  # a corpus verifies its slices
         if documents is not None and (context or drop_last):
             raise MnemoError("with documents, rows differ in length: context and drop_last are not supported")
         self._ids, self._batch, self._segment, self._context = ids, batch, segment, context
@@ -255,7 +255,7 @@ class SentenceStream:
         vocab_size: int | None = None,
     ) -> None:
         _check_shape(batch, segment, context)
-        ids = np.asarray(ids)
+        ids = np.asanyarray(ids)
         self._ids, self._batch, self._segment, self._context = ids, batch, segment, context
         begins = _check_documents(sentences)
         self._begins = begins[begins < len(ids)]

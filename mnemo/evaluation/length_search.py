@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mnemo.data.corpus import Split
+from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import first_symbols, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings
+from mnemo.inference.generation import NOT_FINITE
 from mnemo.model import Model
 from mnemo.model.positions import Learned
 from mnemo.progress import ShowProgress
@@ -68,6 +71,8 @@ def find_length(
         return score
 
     initial = at(max(new, trained_span + trained))
+    if not math.isfinite(initial.loss):
+        raise MnemoError(NOT_FINITE)
     scores = [initial, *_grow(at, initial.attention, tolerance, _longest(model, split, settings, longest))]
     best = min(scores, key=lambda score: score.loss)
     scores += _shorten(at, new, best, tolerance, resolution=max(1, initial.attention // 16))

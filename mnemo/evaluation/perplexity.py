@@ -261,7 +261,7 @@ def _score_windows(
     with progress(f"sliding over {split.name}", len(split.ids) - 1, unit="tokens") as bar:
         first = np.asarray(split.ids[: length + 1])[None]
         bar.advance(sums.add(losses(first, first.shape[1] - 1), torch.from_numpy(first[:, 1:].astype(np.int64))))
-        for windows in _windows_after_first(split.ids, length, settings.windows or max(1, TOKENS_AT_ONCE // length)):
+        for windows in _windows_after_first(split.ids[:], length, settings.windows or max(1, TOKENS_AT_ONCE // length)):
             bar.advance(sums.add_last(losses(windows, 1)))
     return sums
 

@@ -1,8 +1,9 @@
 """Write files and folders atomically: under its final name, a file or folder is complete or absent.
 
-Everything is written under a temporary name in the same folder, flushed to the disk and then renamed. A killed process
-leaves only the temporary name, which starts with `.tmp-`; the next write to the same target removes it once it is a day
-old.
+Everything is written under a temporary name in the same folder, flushed to the disk and then renamed; then the folder,
+which holds the new name, is flushed as well. So a power failure keeps what was written before a function here returned.
+A killed process leaves only the temporary name, which starts with `.tmp-`; the next write to the same target removes it
+once it is a day old.
 """
 
 from __future__ import annotations
@@ -58,11 +59,19 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 def begin_folder(target: Path) -> Path:
     """Create the temporary folder whose content `commit_folder` puts at `target`."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     _remove_stale(target)
     partial = _temporary(target)
     partial.mkdir()
     return partial
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents where they are missing, and flush their names to the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
 
 
 def commit_folder(partial: Path, target: Path, *, replace: bool = False) -> None:
@@ -78,7 +87,9 @@ def commit_folder(partial: Path, target: Path, *, replace: bool = False) -> None
 
 def remove_folder(path: Path) -> None:
     """Remove a folder. It is renamed first, so that an interruption leaves no incomplete folder under its name."""
-    shutil.rmtree(_move_aside(path), ignore_errors=True)
+    aside = _move_aside(path)
+    sync(path.parent)  # else a power failure could keep the name and lose some of the files
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -96,6 +107,7 @@ def _swap_in(partial: Path, target: Path) -> None:
         earlier = _move_aside(target)
         try:
             partial.rename(target)
+            sync(target.parent)  # before the earlier folder is removed
             break
         except OSError:
             if last:

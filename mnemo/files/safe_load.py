@@ -16,7 +16,10 @@ from typing import Any, NoReturn, TypeGuard
 
 from mnemo.errors import MnemoError, shorten
 
-MAX_JSON_BYTES = 1 << 28
+MAX_JSON_BYTES = 1 << 26
+"""More than any JSON file of this project needs; parsing this much takes seconds, in the worst case half a minute."""
+MAX_LINES_BYTES = 1 << 28
+"""Limit of files with one JSON object per line."""
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors library."""
 MAX_DEPTH = 64

@@ -20,6 +20,7 @@ from mnemo.errors import MnemoError
 from mnemo.hf.cache import MnemoCache
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.packing import Packed, pack
+from mnemo.hf.safe_folder import SafeFolder
 from mnemo.hf.segment_loop import SegmentsOutput, run_segments
 from mnemo.memory.state import State, detach
 from mnemo.model import Model, Output
@@ -28,7 +29,7 @@ IGNORED = -100
 """Label of positions without a loss."""
 
 
-class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
+class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
     config_class = MnemoConfig
     config: MnemoConfig
     main_input_name = "input_ids"
@@ -131,7 +132,7 @@ class MnemoForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load like transformers does, but refuse a folder with missing or unexpected weights."""
+        """Load like transformers does, but refuse pickles, changed files, and missing or unexpected weights."""
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         for relation, names in (("has no", info["missing_keys"]), ("has an unexpected", info["unexpected_keys"])):

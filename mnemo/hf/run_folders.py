@@ -7,9 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from mnemo.data.tokenizers import from_json
 from mnemo.errors import MnemoError
-from mnemo.files.json_file import load_json
 from mnemo.hf.configuration import MnemoConfig
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.tokenization import MnemoTokenizer
@@ -17,6 +15,7 @@ from mnemo.interop.convert.save import unknown_corpus, write_untrained_run
 from mnemo.recipes.recipe import Recipe, TrainConfig
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import TOKENIZER, RunHeader
+from mnemo.storage.run_tokenizer import load_tokenizer
 
 
 class Pretrained(NamedTuple):
@@ -34,9 +33,9 @@ class Pretrained(NamedTuple):
 def from_run(run: str | Path, which: Literal["best", "last"] = "best", device: str = "cpu") -> Pretrained:
     """Load a trained run, given by its folder or by its name under `runs`, as model and tokenizer."""
     opened = open_run(run, which, device)
-    path = opened.path / TOKENIZER
-    core = from_json(load_json(path).get("tokenizer")) if path.exists() else None
+    core = load_tokenizer(opened.path)
     if core is not None and core.vocab_size != opened.recipe.model.vocab_size:
+        path = opened.path / TOKENIZER
         raise MnemoError(f"{path} has {core.vocab_size} symbols, the model {opened.recipe.model.vocab_size}")
     config = MnemoConfig(opened.recipe.model, segment=opened.recipe.train.segment, start=opened.start)
     with torch.device("meta"):

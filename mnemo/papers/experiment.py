@@ -14,8 +14,11 @@ from mnemo.config import digest
 from mnemo.report.figure import Figure
 from mnemo.report.findings import Sample, Table, Verdict
 
-Budget = Literal["smoke", "small", "paper"]
+Budget = Literal["self-test", "laptop", "small", "paper"]
 BUDGETS: tuple[Budget, ...] = get_args(Budget)
+PAPER_BUDGETS: tuple[Budget, ...] = ("self-test", "small", "paper")
+"""Those of the papers' tables and figures."""
+SELF_TEST = "self-test: shows that the code runs, says nothing about the claim"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,5 +135,7 @@ class Experiment:
     figures: Callable[[Results], list[Figure]] = nothing
     tables: Callable[[Results], list[Table]] = nothing
     samples: Callable[[Results], list[Sample]] = nothing
+    budgets: tuple[Budget, ...] = PAPER_BUDGETS
+    """Those that it can run: the self-test, then the default."""
     notes: tuple[str, ...] = field(default=())
     """Differences from the paper, with reasons."""

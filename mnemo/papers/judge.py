@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple, Protocol
 
-from mnemo.papers.experiment import Results, Verdict
+from mnemo.papers.experiment import SELF_TEST, Results, Verdict
 from mnemo.papers.grid import ACCURACY, Grid, Measure
 from mnemo.papers.intervals import Comparison, Decision, Pair, decide
 
@@ -26,7 +26,6 @@ FAR = 0.1
 """Accuracy that counts as far below."""
 ENOUGH_SEEDS = 3
 NOTHING_IN_COMMON = "no seed is common to all rows"
-SMOKE = "; smoke only checks that everything runs"
 Decisions = Mapping[Comparison, Decision]
 
 
@@ -63,8 +62,8 @@ def verdict(claim: Claim, outcome: Outcome, results: Results) -> Verdict:
     ours, holds, num_seeds = outcome
     if num_seeds is not None and num_seeds < ENOUGH_SEEDS:
         ours += f"; preliminary, n = {num_seeds}"
-    if results.budget == "smoke":
-        ours, holds = f"{ours}{SMOKE}", None
+    if results.budget == "self-test":
+        ours, holds = f"{ours}; {SELF_TEST}", None
     return Verdict(claim=claim.text, paper=claim.paper, ours=ours, holds=holds)
 
 

@@ -39,5 +39,9 @@ NAMES = (
     "lamemo-attention",
     "lamemo-flops",
     "lamemo-samples",
+    "laptop-xl",
+    "laptop-long-range",
+    "laptop-rmt",
+    "laptop-lamemo",
 )
 """In the order of `every_experiment`."""

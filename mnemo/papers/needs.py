@@ -25,7 +25,7 @@ def require_needs(experiment: Experiment, budget: Budget, device: torch.device) 
     """Raise an error that names what is missing, if this machine cannot run the budget."""
     cells = experiment.cells(budget)
     recipes = {canonical(recipe): recipe for cell in cells for recipe in recipes_of(cell)}
-    if budget != "smoke":
+    if budget in ("small", "paper"):
         _require_memory(experiment, budget, max(_training_bytes(recipes.values()), _measuring_bytes(cells)), device)
     for recipe in recipes.values():
         _require_corpus(recipe)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.papers import every_experiment
-from mnemo.papers.experiment import BUDGETS, Budget, Experiment, Results
+from mnemo.papers.experiment import SELF_TEST, Budget, Experiment, Results
 from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, load_grid
 from mnemo.report.experiment_markdown import MOST_ROWS, markdown_overview
 from mnemo.report.experiment_page import ANSWERS, ExperimentPage, write_experiment, write_overview
@@ -41,7 +41,12 @@ class Judged:
 
 
 def judged(experiment: Experiment, found: Found) -> Judged:
-    return Judged(experiment.verdicts(complete(experiment, found).results))
+    return Judged(_verdicts(experiment, complete(experiment, found).results))
+
+
+def _verdicts(experiment: Experiment, results: Results) -> Sequence[Verdict]:
+    """A self-test has none: it says nothing about the claims."""
+    return () if results.budget == "self-test" else experiment.verdicts(results)
 
 
 INCOMPLETE = (ArithmeticError, LookupError, ValueError)
@@ -81,7 +86,8 @@ def build_page(experiment: Experiment, found: Found) -> ExperimentPage:
         covers=experiment.covers,
         claim=experiment.claim,
         budget=results.budget,
-        verdicts=experiment.verdicts(results),
+        verdicts=_verdicts(experiment, results),
+        about_verdicts=SELF_TEST if results.budget == "self-test" else "",
         tables=experiment.tables(results),
         figures=experiment.figures(results),
         samples=experiment.samples(results),
@@ -130,7 +136,7 @@ def all_pages(out: Path) -> list[ExperimentPage]:
     return [
         build_page(experiment, load_grid(grid_folder(out, experiment.name, budget), experiment, budget))
         for experiment in every_experiment().values()
-        for budget in BUDGETS
+        for budget in experiment.budgets
         if has_results(out, experiment, budget)
     ]
 

@@ -127,8 +127,9 @@ def _announce(task: Task, budget: Budget) -> str:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """Share the cores among the workers' compilers; by default, each starts a process for every core."""
-    return {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
+    """Share the cores among the workers and their compilers; by default, each uses all of them."""
+    share = str(max(1, (os.cpu_count() or 1) // jobs))
+    return {"TORCHINDUCTOR_COMPILE_THREADS": share, "OMP_NUM_THREADS": share, **os.environ}
 
 
 def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Worker:

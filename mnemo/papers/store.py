@@ -27,8 +27,14 @@ class Found:
     """Stored results that are left out because they are broken or were made with other settings."""
 
 
+OLD_SELF_TEST = "smoke"
+"""Folder of self-tests whose results were stored under their former name."""
+
+
 def grid_folder(out: Path, name: str, budget: Budget) -> Path:
-    return out / name / budget
+    folder = out / name / budget
+    old = out / name / OLD_SELF_TEST
+    return old if budget == "self-test" and old.exists() and not folder.exists() else folder
 
 
 def cell_folder(grid: Path, cell: str) -> Path:

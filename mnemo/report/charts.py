@@ -248,7 +248,15 @@ def _label_axes(axes: Axes, chart: LineChart) -> None:
     axes.spines["bottom"].set(visible=True, color=LIGHT["muted"], alpha=0.6)
     axes.set_xlabel(fit(chart.x_label, WIDTH - LEFT), color=LIGHT["muted"], fontsize=12)
     above = {"xytext": (4 - LEFT, 8), "xycoords": "axes fraction", "textcoords": "offset points"}
-    write(axes, 0, 1, fit(chart.y_label, WIDTH), **above)
+    write(axes, 0, 1, fit(chart.y_label + _axis_note(axes), WIDTH), **above)
+
+
+def _axis_note(axes: Axes) -> str:
+    """Words for a vertical axis on which heights are no measure of the values."""
+    if axes.get_yscale() == "log":
+        return " (logarithmic axis)"
+    low, high = axes.get_ylim()
+    return "" if low <= 0 <= high else " (axis does not start at 0)"
 
 
 def _draw_line(axes: Axes, series: Series, **style: Any) -> Line2D:
@@ -331,8 +339,13 @@ def draw_bars(bars: Sequence[Bar]) -> Drawing:
     return Drawing(canvas)
 
 
-def draw_plans(plans: Mapping[str, Sequence[LayerMemory]], segment: int, color: int = 0) -> Drawing:
-    """A panel for each plan: every layer's memory to the left of the segment, the top layer at the top, to scale."""
+def draw_plans(
+    plans: Mapping[str, Sequence[LayerMemory]], segment: int, color: int = 0, tokens: tuple[int, int] = (0, 0)
+) -> Drawing:
+    """A panel for each plan: every layer's memory to the left of the segment, the top layer at the top, to scale.
+
+    `tokens`: numbers of memory tokens before and after the segment, in every layer.
+    """
     alone, num_columns = len(plans) == 1, min(len(plans), MAX_PANEL_COLUMNS)
     most_layers = max(map(len, plans.values()))
     row = 22.0 if most_layers <= 6 else max(7.0, 150 / most_layers)
@@ -343,10 +356,10 @@ def draw_plans(plans: Mapping[str, Sequence[LayerMemory]], segment: int, color: 
     for index, (label, layers) in enumerate(plans.items()):
         x, top = left + index % num_columns * (width + gap), index // num_columns * panel + heading
         axes = new_axes(canvas, x, top, x + width, top + len(layers) * row)
-        axes.set_xlim(-longest, segment)
+        axes.set_xlim(-longest - tokens[0], segment + tokens[1])
         axes.set_ylim(0.5, len(layers) + 0.5)
-        _draw_layers(axes, layers, segment, color)
-        _label_plan(axes, "" if alone else fit(label, width), longest, segment)
+        _draw_layers(axes, layers, segment, color, tokens)
+        _label_plan(axes, "" if alone else fit(label, width), longest, segment, tokens)
         if index % num_columns == 0:
             stride = math.ceil(16 / row)
             ticks = sorted({1, *range(len(layers), stride, -stride)})
@@ -354,20 +367,30 @@ def draw_plans(plans: Mapping[str, Sequence[LayerMemory]], segment: int, color: 
     return Drawing(canvas)
 
 
-def _draw_layers(axes: Axes, layers: Sequence[LayerMemory], segment: int, color: int) -> None:
+def _draw_layers(axes: Axes, layers: Sequence[LayerMemory], segment: int, color: int, tokens: tuple[int, int]) -> None:
+    read, write = tokens
     common: dict[str, Any] = {"height": 0.85, "edgecolor": LIGHT["card"], "linewidth": 1, "clip_on": False}
     for position, layer in enumerate(layers, 1):
         if layer.length:
             opacity = 1.0 if layer.long else 0.45
-            axes.barh(position, -layer.length, color=series_color(color), alpha=opacity, **common)
+            axes.barh(position, -layer.length, left=-read, color=series_color(color), alpha=opacity, **common)
         axes.barh(position, segment, color=LIGHT["muted"], alpha=0.35, **common)
+        for width, left in ((-read, 0), (write, segment)):
+            if width:
+                axes.barh(position, width, left=left, color=series_color(color), hatch="////", **common)
 
 
-def _label_plan(axes: Axes, label: str, longest: int, segment: int) -> None:
+def _label_plan(axes: Axes, label: str, longest: int, segment: int, tokens: tuple[int, int]) -> None:
     """The plan's label above; below, the lengths at the outer edges, where narrow panels leave room too."""
-    ends = [("left", -longest, "memory", longest), ("right", segment, "segment", segment)]
-    for side, x, name, length in ends if longest else ends[1:]:
+    read, written = tokens
+    low, high = axes.get_xlim()
+    ends = [("left", low, "memory", longest), ("right", high, "segment", segment)]
+    if read:
+        before = ("left", low, "memory, tokens" if longest else "tokens read", longest or read)
+        after = ("right", high, "tokens written", written)
+        ends = [before, ("center", segment / 2, "segment", segment), after][: 3 if written else 2]
+    for side, x, name, length in ends if longest or read else ends[1:]:
         for distance, words in ((4, f"{length:,}"), (19, name)):
             write(axes, x, 0.5, words, ha=side, va="top", xytext=(0, -distance), textcoords="offset points")
     top = axes.get_ylim()[1]
-    write(axes, -longest, top, label, "ink", xytext=(0, 5), textcoords="offset points")
+    write(axes, low, top, label, "ink", xytext=(0, 5), textcoords="offset points")

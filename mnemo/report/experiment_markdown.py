@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from mnemo.report.experiment_page import ANSWERS, FILES, ExperimentPage, table_files, tally
+from mnemo.report.experiment_page import ANSWERS, FILES, ExperimentPage, outcome, table_files
 from mnemo.report.findings import Table
 from mnemo.report.svg import clean, slugify
 from mnemo.report.table_text import cell_texts
@@ -26,7 +26,7 @@ def markdown_overview(pages: Sequence[tuple[ExperimentPage, str]]) -> str:
             _plain(page.paper),
             _plain(", ".join(page.covers)),
             _plain(page.budget),
-            _plain(tally(page.verdicts)),
+            _plain(outcome(page)),
             _plain(dict(page.facts).get("Time", "")),
         )
         for page, _ in pages
@@ -61,7 +61,7 @@ def _about(page: ExperimentPage, link: str) -> str:
 
 def _verdicts(page: ExperimentPage) -> list[str]:
     rows = [tuple(map(_plain, (v.claim, v.paper, v.ours, ANSWERS[v.holds]))) for v in page.verdicts]
-    return [_table(("Claim", "The paper", "Ours", "Holds"), rows)] if rows else ["No verdict yet."]
+    return [_table(("Claim", "The paper", "Ours", "Holds"), rows)] if rows else [f"{outcome(page).capitalize()}."]
 
 
 def _listed(listed: Table, link: str) -> list[str]:

@@ -15,7 +15,16 @@ from mnemo.report.findings import ANSWERS, Sample, Table, Verdict
 from mnemo.report.page_template import Link, Section, figure_section
 from mnemo.report.svg import slugify
 
-__all__ = ["ANSWERS", "FILES", "ExperimentPage", "table_files", "tally", "write_experiment", "write_overview"]
+__all__ = [
+    "ANSWERS",
+    "FILES",
+    "ExperimentPage",
+    "outcome",
+    "table_files",
+    "tally",
+    "write_experiment",
+    "write_overview",
+]
 
 FILES = "report-files"
 """Folder of the figures and tables, next to the page."""
@@ -31,6 +40,8 @@ class ExperimentPage:
     claim: str
     budget: str
     verdicts: Sequence[Verdict] = ()
+    about_verdicts: str = ""
+    """Why there are none; by default there are none yet."""
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     samples: Sequence[Sample] = ()
@@ -71,6 +82,11 @@ def table_files(page: ExperimentPage) -> dict[str, Table]:
     return {f"table-{at}-{slugify(table.title)}.csv": table for at, table in enumerate(page.tables, 1)}
 
 
+def outcome(page: ExperimentPage) -> str:
+    """A page's verdicts in a few words, or why it has none."""
+    return page.about_verdicts or tally(page.verdicts)
+
+
 def tally(verdicts: Sequence[Verdict]) -> str:
     """`2 of 4 claims hold, 1 does not at this budget, 1 is open`."""
     if not verdicts:
@@ -91,7 +107,7 @@ def _details(page: ExperimentPage) -> list[tuple[str, str]]:
 
 
 def _sections(page: ExperimentPage) -> list[Section]:
-    counted = tally(page.verdicts)
+    counted = outcome(page)
     optional = [
         Section("tables", "Tables", "", "tables.html.j2", table_files(page)),
         figure_section("figures", "Figures", "", page.figures),
@@ -125,5 +141,5 @@ def write_overview(pages: Sequence[tuple[ExperimentPage, str]], path: Path, *, t
 
 def _entry(page: ExperimentPage, link: str) -> dict[str, object]:
     covers = ", ".join(page.covers)
-    words = " · ".join(filter(None, (page.name, covers, f"budget {page.budget}", tally(page.verdicts))))
+    words = " · ".join(filter(None, (page.name, covers, f"budget {page.budget}", outcome(page))))
     return {"page": page, "link": link, "words": words, "id": f"experiment-{slugify(page.name)}"}

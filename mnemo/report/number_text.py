@@ -44,6 +44,11 @@ def amount(value: float | None) -> str:
     return f"{scaled:.{digits}f}{suffix}"
 
 
+def percent(share: float) -> str:
+    """A share in whole percent; 100% and 0% only if the share is exactly 1 or 0."""
+    return f"{share:.0%}" if share in (0, 1) or 0.005 <= share < 0.995 else f"{min(max(share, 0.001), 0.999):.1%}"
+
+
 def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return NO_VALUE

@@ -38,6 +38,16 @@ class Section:
     figures: tuple[Figure, ...] = ()
 
 
+@dataclass(frozen=True)
+class Headline:
+    """The first thing on a page."""
+
+    sentence: str
+    figure: Figure | None = None
+    notes: tuple[str, ...] = ()
+    """About the whole page, such as what was cut."""
+
+
 class Card(NamedTuple):
     """One number in large print."""
 
@@ -62,8 +72,11 @@ def build(
     details: Sequence[tuple[str, str]] = (),
     cards: Sequence[Card] = (),
     link: Link | None = None,
+    headline: Headline | None = None,
 ) -> str:
     """A whole page: `details` below the lead, `cards` before the first section, `link` in the footer.
+
+    With a `headline`, the page begins with its sentence and its figure, and the title is in small print.
 
     `folder`: where the files of its figures and tables are, seen from the page.
     """
@@ -79,6 +92,7 @@ def build(
             details=details,
             cards=cards,
             link=link,
+            headline=headline,
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         )
     )

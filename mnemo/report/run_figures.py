@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -168,13 +169,14 @@ def loss_by_position(group: Group) -> Figure | None:
     if not scored:
         return None
     unit, one_each = group.unit, all(len(run.results.by_position) <= 1 for run in group.runs)
+    colors = _line_colors([run for run, _, _ in scored])
     lines = [
         Line(
             run.name if one_each else f"{run.name}, memory {memory:,}",
             [(position, unit.of(loss)) for position, loss in enumerate(losses, 1)],
-            color=run.color if one_each else index,
+            color=color,
         )
-        for index, (run, memory, losses) in enumerate(scored)
+        for color, (run, memory, losses) in zip(colors, scored, strict=True)
     ]
     figure = line_figure(
         f"positions-{group.slug}",
@@ -192,6 +194,12 @@ def loss_by_position(group: Group) -> Figure | None:
     return replace(figure, numbers=Numbers(("run", "memory", "position", "nats", unit.short), tuple(rows)))
 
 
+def _line_colors(runs: Sequence[Run]) -> list[int]:
+    """A run's own colour for its first line, and unused colours for further ones."""
+    unused = (number for number in itertools.count() if number not in {run.color for run in runs})
+    return [run.color if run not in runs[:at] else next(unused) for at, run in enumerate(runs)]
+
+
 def layer_memories(model: ModelConfig) -> list[LayerMemory]:
     """Every layer's memory, first layer first."""
     plan, num_layers = model.memory, model.num_layers
@@ -200,21 +208,29 @@ def layer_memories(model: ModelConfig) -> list[LayerMemory]:
     return [LayerMemory(type(memory).__name__, length, at in long) for at, (memory, length) in enumerate(pairs)]
 
 
-def memory_plan(run: Run) -> Figure | None:
-    """The memory of every layer of one run."""
+def memory_plans(runs: Sequence[Run]) -> list[Figure | None]:
+    return [_memory_plan(run, number) for number, run in enumerate(runs)]
+
+
+def _memory_plan(run: Run, number: int) -> Figure | None:
+    """The memory of every layer of one run, and its memory tokens."""
     if run.recipe is None:
         return None
-    layers, segment = layer_memories(run.recipe.model), run.recipe.train.segment
+    model, segment = run.recipe.model, run.recipe.train.segment
+    layers = layer_memories(model)
+    read, write = (0, 0) if model.tokens is None else (model.tokens.num, model.tokens.num * model.tokens.write)
     listed = ", ".join(f"{layer.kind} {layer.length}" for layer in layers)
-    description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {listed}."
+    around = f" {read} memory tokens before the segment, {write} after it." if read else ""
+    description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {listed}.{around}"
     rows = [(at, layer.kind, layer.length, "long" if layer.long else "short") for at, layer in enumerate(layers, 1)]
+    tokens = [("all", type(model.tokens).__name__, read, "")] if read else []
     return make_figure(
-        f"plan-{run.color}-{slugify(run.name)}",
+        f"plan-{number}-{slugify(run.name)}",
         run.name,
-        _plan_caption(run.recipe.model, layers),
+        _plan_caption(model, layers),
         description,
-        draw_plans({run.name: layers}, segment, run.color),
-        Numbers(("layer", "mechanism", "memory", "range"), tuple(rows)),
+        draw_plans({run.name: layers}, segment, run.color, (read, write)),
+        Numbers(("layer", "mechanism", "memory", "range"), (*rows, *tokens)),
     )
 
 

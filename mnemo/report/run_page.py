@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from mnemo.report import page_template, run_figures, run_summary
 from mnemo.report.figure import Figure
 from mnemo.report.number_text import NO_VALUE, amount, duration
 from mnemo.report.overview import overview
-from mnemo.report.page_template import Link, Section, figure_section
+from mnemo.report.page_template import Headline, Link, Section, figure_section
 from mnemo.report.run_figures import Group
 from mnemo.report.runs import Run
 
@@ -27,12 +27,20 @@ class Page:
 
 
 def build_page(
-    runs: Sequence[Run], notes: Sequence[str], *, folder: str, title: str | None = None, lead: str | None = None
+    runs: Sequence[Run],
+    notes: Sequence[str],
+    *,
+    folder: str,
+    title: str | None = None,
+    lead: str | None = None,
+    headline: Headline | None = None,
 ) -> Page:
     """`folder`: where the files of the figures are, seen from the page."""
     groups = run_figures.grouped(runs)
-    sections = [section for section in _sections(runs, groups) if section is not None]
-    drawn = tuple(figure for section in sections for figure in section.figures)
+    first = () if headline is None or headline.figure is None else (headline.figure,)
+    shown = {figure.slug for figure in first}
+    sections = [section for section in _sections(runs, groups, shown) if section is not None]
+    drawn = (*first, *(figure for section in sections for figure in section.figures))
     picture = overview(drawn)
     html = page_template.build(
         title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs side by side"),
@@ -42,6 +50,7 @@ def build_page(
         problems=[*notes, *(f"{run.name}: {note}" for run in runs for note in run.notes)],
         cards=run_summary.cards(groups),
         link=Link("The main figures in one picture", f"{folder}/{PICTURE}") if picture else None,
+        headline=headline,
     )
     return Page(html, drawn, picture)
 
@@ -52,8 +61,10 @@ def _lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     return f"Trained on {trained} tokens of {corpora}." if trained != "0" else f"Corpus: {corpora}."
 
 
-def _sections(runs: Sequence[Run], groups: Sequence[Group]) -> list[Section | None]:
-    learning = [draw(group) for group in groups for draw in (run_figures.learning_curves, run_figures.final_values)]
+def _sections(runs: Sequence[Run], groups: Sequence[Group], shown: Set[str]) -> list[Section | None]:
+    """`shown`: figures that are on the page already."""
+    drawn = [draw(group) for group in groups for draw in (run_figures.learning_curves, run_figures.final_values)]
+    learning = [figure for figure in drawn if figure is None or figure.slug not in shown]
     memory = [draw(group) for group in groups for draw in (run_figures.memory_sweep, run_figures.loss_by_position)]
     return [
         Section("runs", "Runs", "", "runs.html.j2", run_summary.run_table(runs)),
@@ -68,8 +79,9 @@ def _sections(runs: Sequence[Run], groups: Sequence[Group]) -> list[Section | No
         figure_section(
             "plans",
             "Memory plans",
-            "How much of the past each layer keeps: memory in colour, pale for short-range layers; segment in grey.",
-            map(run_figures.memory_plan, runs),
+            "How much of the past each layer keeps: memory in colour, pale for short-range layers; segment in grey. "
+            "Memory tokens are hatched: those that are read come before the segment, those that are written after it.",
+            run_figures.memory_plans(runs),
             "small-figures",
         ),
         _samples(runs),

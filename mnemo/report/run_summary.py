@@ -8,12 +8,17 @@ from typing import NamedTuple
 
 from mnemo.model import ModelConfig
 from mnemo.report.loss_units import loss_unit
-from mnemo.report.number_text import amount, duration, number
+from mnemo.report.number_text import amount, duration, number, percent
 from mnemo.report.page_template import Card
 from mnemo.report.results import Answered, Scored
 from mnemo.report.run_figures import Group, layer_memories
 from mnemo.report.runs import Run
 from mnemo.units import bits, perplexity
+
+TIE_SHARE, TIE = 0.01, 0.003
+"""Losses that differ by less than this share or this many nats count as equal: one run each has no interval."""
+TIE_ANSWERS = 0.02
+"""Shares of right answers that differ by less count as equal."""
 
 
 def plan_words(model: ModelConfig) -> str:
@@ -38,7 +43,8 @@ def _kept(kind: str, length: int) -> str:
 
 
 def cards(groups: Sequence[Group]) -> list[Card]:
-    found = [card for group in groups for card in (_best_card(group), _memory_card(group)) if card is not None]
+    scores = [(_accuracy_card(group) or _best_card(group), _memory_card(group)) for group in groups]
+    found = [card for pair in scores for card in pair if card is not None]
     return found[:6] + _effort_cards([run for group in groups for run in group.runs])
 
 
@@ -46,11 +52,28 @@ def _best_card(group: Group) -> Card | None:
     ranked = sorted(((run.best.loss, run) for run in group.runs if run.best), key=lambda pair: pair[0])
     if not ranked:
         return None
-    unit, (loss, run) = group.unit, ranked[0]
-    detail = run.name
-    if len(ranked) > 1:
-        detail += f"; {ranked[1][1].name} reaches {number(unit.of(ranked[1][0]))}"
-    return Card(f"Best on {group.corpus}", number(unit.of(loss)), unit.short, detail)
+    unit, best = group.unit, ranked[0][0]
+    tied = [run.name for loss, run in ranked if loss - best <= max(TIE_SHARE * best, TIE)]
+    detail = tied[0] if len(tied) == 1 else f"{len(tied)} runs alike: {', '.join(tied)}"
+    if len(tied) < len(ranked):
+        loss, run = ranked[len(tied)]
+        detail += f"; {run.name} reaches {number(unit.of(loss))}"
+    return Card(f"Best on {group.corpus}", number(unit.of(best)), unit.short, detail)
+
+
+def _accuracy_card(group: Group) -> Card | None:
+    """The share of right answers, if every run has one."""
+    shares = [(score.accuracy, run) for run in group.runs for score in run.results.scores[-1:]]
+    known = sorted(((share, run.name) for share, run in shares if share is not None), reverse=True)
+    if len(known) < len(group.runs):
+        return None
+    best, tied = known[0][0], [name for share, name in known if known[0][0] - share <= TIE_ANSWERS]
+    tied = [run.name for run in group.runs if run.name in tied]
+    detail = tied[0] if len(tied) == 1 else f"{len(tied)} runs alike: {', '.join(tied)}"
+    if len(tied) < len(known):
+        share, name = known[len(tied)]
+        detail += f"; {name} {percent(share)}"
+    return Card(f"Right answers on {group.corpus}", percent(best), "", detail)
 
 
 def _memory_card(group: Group) -> Card | None:
@@ -60,7 +83,7 @@ def _memory_card(group: Group) -> Card | None:
     for run in group.runs:
         for sweep in run.results.sweeps:
             without, best = sweep[0], min(sweep, key=lambda score: score.loss)
-            if without.memory == 0 and best.loss < without.loss:
+            if without.memory == 0 and best.loss < without.loss - max(TIE_SHARE * without.loss, TIE):
                 gains.append((unit.of(without.loss) - unit.of(best.loss), run, without, best))
     if not gains:
         return None
@@ -68,7 +91,7 @@ def _memory_card(group: Group) -> Card | None:
     detail = (
         f"{run.name}: {number(unit.of(without.loss))} without, {number(unit.of(best.loss))} with memory {best.memory:,}"
     )
-    return Card("Gain from memory", f"−{number(gain)}", unit.short, detail)
+    return Card("With memory", number(gain), f"{unit.short} better", detail)
 
 
 def _effort_cards(runs: Sequence[Run]) -> list[Card]:

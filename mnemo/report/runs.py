@@ -21,6 +21,8 @@ from mnemo.report.run_files import why_no_run
 from mnemo.storage.overrides import Override, load_overrides, overridden
 
 """A folder is a run if it holds at least one of these."""
+NO_MEMORY = ("XL", 0)
+"""Mechanism and length of a layer without memory."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Run:
     path: Path
     name: str
     color: int = 0
-    """Number of the run in the page, which decides its colour."""
+    """Number of its colour, the same in the whole page."""
     recipe: Recipe | None = None
     parameters: int | None = None
     header: Record = field(default_factory=dict)
@@ -65,6 +67,17 @@ class Run:
         return self.recipe.data.corpus if self.recipe else "unknown corpus"
 
     @property
+    def memory_kind(self) -> tuple[str, ...] | None:
+        """Names of the mechanisms that keep something of earlier segments; None if the recipe is unknown."""
+        if self.recipe is None:
+            return None
+        model = self.recipe.model
+        pairs = zip(model.memory.memories(model.num_layers), model.memory.lengths(model.num_layers), strict=True)
+        named = {(type(memory).__name__, length) for memory, length in pairs}
+        kept = {kind for kind, length in named if (kind, length) != NO_MEMORY}
+        return tuple(sorted(kept | ({type(model.tokens).__name__} if model.tokens else set())))
+
+    @property
     def best(self) -> Metric | None:
         return min(self.valid, key=lambda metric: metric.loss, default=None)
 
@@ -85,7 +98,20 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     if not found:
         raise MnemoError(notes[0] if notes else "no run given")
     names = short_names(found)
-    return [read_run(path, name, color) for color, (path, name) in enumerate(zip(found, names, strict=True))], notes
+    runs = [read_run(path, name) for path, name in zip(found, names, strict=True)]
+    for run, color in zip(runs, run_colors(runs), strict=True):
+        run.color = color
+    return runs, notes
+
+
+def run_colors(runs: Sequence[Run]) -> list[int]:
+    """A colour for every kind of memory; for every run, if runs of one kind are shown side by side."""
+    kinds = [run.memory_kind for run in runs]
+    compared = [(run.corpus_name, kind) for run, kind in zip(runs, kinds, strict=True)]
+    if None in kinds or len(set(compared)) < len(compared):
+        return list(range(len(runs)))
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    return [numbers[kind] for kind in kinds]
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

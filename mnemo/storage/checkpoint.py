@@ -2,16 +2,18 @@
 
     checkpoints/step-00000200/   weights, training (optimizer, averages, generators) and memory: .safetensors
                                  (several processes: shard-*.safetensors, with the same tensors)
-                                 progress.json: step, cursors, counters, and the sizes of the other files
+                                 progress.json: step, id of the run, cursors, counters, and the sizes and checksums
+                                 of the other files
 
 A checkpoint is written under a temporary name, flushed to the disk and then renamed: under its name it is complete.
+The checksums of its tensors are verified when they are loaded, and before a run resumes from it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +22,17 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from mnemo.errors import MnemoError, shorten
-from mnemo.files import atomic
+from mnemo.files import atomic, checksum
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, require, tensors_problem
-from mnemo.files.tensor_file import Tensors, load_tensors, write_tensors
+from mnemo.files.tensor_file import Tensors, load_tensors, require_whole, stored_checksum, write_tensors
+from mnemo.progress import Advance
+from mnemo.storage import run_identity
 from mnemo.storage import sharded as shards
 
 PROGRESS, CHECKPOINTS, STEP_PREFIX = "progress.json", "checkpoints", "step-"
 PARTS = ("weights", "training", "memory")
+LOGS = ("metrics.jsonl", "timing.jsonl")
 Reason = Literal["interval", "best", "end", "signal", "clock"]
 """Why a checkpoint was saved: a multiple of the step interval, the lowest validation loss so far, the last step of the
 run, a signal that stops the run, or the time since the last checkpoint."""
@@ -62,10 +67,51 @@ class Checkpoint:
     def layout(self, part: str) -> dict[str, shards.Stored]:
         return {name: stored for name, stored in shards.layout(self.path).items() if part_of(name) == part}
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The checksum of each tensor file; none in checkpoints of earlier versions."""
+        return self.progress.get("checksums", {})
+
+    @property
+    def evaluated_files(self) -> list[str]:
+        """Names of the files that hold the weights as they are evaluated."""
+        if self.is_sharded:
+            return sorted(self.progress["files"])
+        parts = ("weights", "training") if self.progress["average_count"] else ("weights",)
+        return [f"{part}.safetensors" for part in parts]
+
+    def verify(self, names: Iterable[str] | None = None, bar: Advance | None = None) -> None:
+        """Raise MnemoError if one of the files, by default any file, is not the one that was saved."""
+        if not self.checksums:
+            checksum.note_unchecked(self.path, "checkpoint")
+        for name in sorted(self.progress.get("files", ())) if names is None else names:
+            require_whole(self.path / name, self.checksums.get(name), bar)
+
+    @property
+    def logs(self) -> dict[str, str]:
+        """The checksum of each file of numbers, such as metrics.jsonl, as long as it was at this step."""
+        return self.progress.get("logs", {})
+
+    def has_log(self, name: str) -> bool:
+        """Whether a file of numbers is at least as long as it was at this step."""
+        path = run_of(self.path) / name
+        return path.is_file() and path.stat().st_size >= self.progress[_size_field(name)]
+
+    def require_log(self, name: str) -> bool:
+        """Raise MnemoError if the lines of a file of numbers up to this step are not those that were written."""
+        path, size = run_of(self.path) / name, self.progress[_size_field(name)]
+        if not self.has_log(name):
+            raise MnemoError(f"{path} has lost lines that were written before {self.path.name}")
+        if checksum.of_file(path, size) != self.logs[name]:
+            raise MnemoError(f"{path} has changed in its first {size:,} bytes since {self.path.name} was saved")
+        return True
+
     def tensors(self, part: str, prefix: str = "") -> dict[str, Tensor]:
-        """Load the tensors of a part whose names begin with `prefix`."""
+        """Load the tensors of a part whose names begin with `prefix`, from files whose checksums are verified."""
         if not self.is_sharded:
+            self.verify([self.file(part).name])
             return load_tensors(self.file(part), prefix)
+        self.verify()
         wanted = {name: stored for name, stored in self.layout(part).items() if name.startswith(prefix)}
         return shards.read(self.path, wanted)
 
@@ -94,7 +140,8 @@ def save_checkpoint(folder: Path, progress: dict[str, Any], parts: Mapping[str, 
     with saving(target), atomic.new_folder(target, replace=True) as partial:
         for part, tensors in parts.items():
             write_tensors(partial / f"{part}.safetensors", tensors)
-        _write_progress(partial, progress)
+        checksums = {path.name: stored_checksum(path) for path in partial.iterdir()}
+        _write_progress(partial, target, progress, checksums)
     return target
 
 
@@ -104,16 +151,28 @@ def begin_checkpoint(target: Path) -> Path:
         return atomic.begin_folder(target)
 
 
-def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any]) -> None:
+def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any], checksums: Mapping[str, str]) -> None:
     """Complete a checkpoint whose tensors all processes have written, and give it its name."""
     with saving(target):
-        _write_progress(partial, progress)
+        _write_progress(partial, target, progress, checksums)
         atomic.commit_folder(partial, target, replace=True)
 
 
-def _write_progress(partial: Path, progress: dict[str, Any]) -> None:
+def _write_progress(partial: Path, target: Path, progress: dict[str, Any], checksums: Mapping[str, str | None]) -> None:
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-    write_json(partial / PROGRESS, {**progress, "files": sizes})
+    about = {"files": sizes, "checksums": dict(sorted(checksums.items())), "logs": _log_checksums(target, progress)}
+    write_json(partial / PROGRESS, {**progress, **run_identity.of_run(run_of(target)), **about})
+
+
+def _log_checksums(target: Path, progress: dict[str, Any]) -> dict[str, str]:
+    """The checksums of the run's files of numbers, whose sizes are in the progress."""
+    known = {name: progress[_size_field(name)] for name in LOGS if _size_field(name) in progress}
+    paths = {name: run_of(target) / name for name in known}
+    return {name: checksum.of_file(path, known[name]) for name, path in paths.items() if path.is_file()}
+
+
+def _size_field(log: str) -> str:
+    return log.replace(".jsonl", "_bytes")
 
 
 @contextmanager
@@ -127,15 +186,25 @@ def saving(path: Path) -> Iterator[None]:
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace the progress of a checkpoint and keep its tensors."""
-    kept = {name: checkpoint.progress[name] for name in ("files", "ranks", "health") if name in checkpoint.progress}
-    progress = {**progress, **kept}
+    names = ("files", "checksums", "ranks", "health", run_identity.FIELD)
+    kept = {name: checkpoint.progress[name] for name in names if name in checkpoint.progress}
+    progress = {**progress, **kept, "logs": _log_checksums(checkpoint.path, progress)}
     with saving(checkpoint.path):
         write_json(checkpoint.path / PROGRESS, progress)
     return Checkpoint(checkpoint.path, progress)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    return folder / CHECKPOINTS / f"{STEP_PREFIX}{step:08d}"
+    return folder / CHECKPOINTS / step_name(step)
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The folder of the run that holds a checkpoint; `checkpoints` may be a link to another disk."""
+    return checkpoint.parent.parent
+
+
+def step_name(step: int) -> str:
+    return f"{STEP_PREFIX}{step:08d}"
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -145,21 +214,29 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint's progress, and check that its files exist in full length."""
+    """Load a checkpoint's progress; check its step, its run, and that its files exist in full length.
+
+    The content of the files is verified later, by `Checkpoint.verify` or when tensors are loaded.
+    """
     _refuse_outside(path / PROGRESS)
     progress = load_json(path / PROGRESS)
-    sizes, ranks = progress.get("files"), progress.get("ranks", 0)
+    sizes, ranks, checksums = progress.get("files"), progress.get("ranks", 0), progress.get("checksums", {})
     require(
         {
             "step": is_count(progress.get("step")),
             "ranks": is_count(ranks),
             "files": isinstance(sizes, dict),
+            "logs": _are_logs(progress),
+            "checksums": checksums == {} or _name_the_same(checksums, sizes),
             "average_count": is_count(progress.get("average_count")),
             "reason": progress.get("reason", "interval") in get_args(Reason),
         },
         path / PROGRESS,
     )
     assert isinstance(sizes, dict)
+    if path.name != step_name(progress["step"]):
+        raise MnemoError(f"{path} is damaged: it holds the checkpoint of step {progress['step']}")
+    run_identity.require_same(path, run_of(path), progress)
     for name in _tensor_files(path, sizes, ranks):
         file = path / name
         _refuse_outside(file)
@@ -171,12 +248,21 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, progress)
 
 
+def _name_the_same(checksums: Any, sizes: Any) -> bool:
+    return isinstance(checksums, dict) and isinstance(sizes, dict) and checksums.keys() == sizes.keys()
+
+
+def _are_logs(progress: dict[str, Any]) -> bool:
+    logs = progress.get("logs", {})
+    return isinstance(logs, dict) and all(name in LOGS and is_count(progress.get(_size_field(name))) for name in logs)
+
+
 def _refuse_outside(file: Path) -> None:
     """Refuse a link to a file outside of the run. Links of whole folders, for example to another disk, are allowed."""
     if not file.is_symlink():
         return
     target, checkpoint = os.path.realpath(file), file.parent
-    homes = (checkpoint, checkpoint.parent, checkpoint.parent.parent)
+    homes = (checkpoint, checkpoint.parent, run_of(checkpoint))
     if not any(Path(target).is_relative_to(os.path.realpath(home)) for home in homes):
         raise MnemoError(f"{file} is a link that leads out of its run, to {shorten(target, 300)}")
 
@@ -195,7 +281,9 @@ def last_whole_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     problems = []
     for step in reversed(checkpoint_steps(folder)):
         try:
-            return load_checkpoint(checkpoint_path(folder, step)), problems
+            found = load_checkpoint(checkpoint_path(folder, step))
+            found.verify()
+            return found, problems
         except MnemoError as error:
             problems.append(str(error))
     return None, problems

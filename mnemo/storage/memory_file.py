@@ -1,8 +1,9 @@
 """Memory files: the state of a model after a text, to continue from in another process.
 
-A memory file is a safetensors file. Its metadata hold the fingerprint of the model and the layout of the state (rows,
-memory lengths, open tokens). From the layout the model builds an empty state, which the file's tensors must match name
-by name. The classes of the state come from the model and not from the file, so that loading runs no code of the file.
+A memory file is a safetensors file. Its metadata hold its checksum, the fingerprint of the model and the layout of the
+state (rows, memory lengths, open tokens). From the layout the model builds an empty state, which the file's tensors
+must match name by name. The classes of the state come from the model and not from the file, so that loading runs no
+code of the file.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, shorten
-from mnemo.files import atomic
-from mnemo.files.safe_load import parse_json, tensors_problem
-from mnemo.files.tensor_file import write_tensors
+from mnemo.files import atomic, checksum
+from mnemo.files.safe_load import parse_json
+from mnemo.files.tensor_file import require_whole, stored_checksum, write_tensors
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import TextState
 from mnemo.memory.state import State, leaves, tree_map
@@ -86,9 +87,9 @@ def save_memory(
 def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> LoadedMemory:
     """Load a memory file that this model wrote; any other file is an error of one line."""
     path = Path(path)
-    problem = tensors_problem(path)
-    if problem:
-        raise MnemoError(f"{path} {problem}")
+    require_whole(path)
+    if stored_checksum(path) is None:
+        checksum.note_unchecked(path, "memory")
     try:
         with safe_open(path, "pt") as file:
             layout = _read_metadata(path, file.metadata() or {}, model, vocabulary)

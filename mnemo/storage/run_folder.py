@@ -27,11 +27,12 @@ from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
-from mnemo.files.tensor_file import write_tensors
+from mnemo.files.tensor_file import stored_checksum, write_tensors
 from mnemo.memory.configuration import Start
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.recipes.recipe import Recipe
+from mnemo.storage import run_identity
 from mnemo.storage.checkpoint import (
     Checkpoint,
     checkpoint_path,
@@ -51,8 +52,8 @@ except ImportError:  # Windows: two processes can then train in one folder
     fcntl = None
 
 BEST = "best.json"
-EXPORT = "export.json"
-"""In the folder of an exported model: the run and step of its weights."""
+WEIGHTS, EXPORT = "weights.safetensors", "export.json"
+"""In the folder of an exported model: its weights, and the run and step that they come from."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,14 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
     with atomic.new_folder(folder) as partial:
+        checksums = {}
         if tokenizer is not None:
-            write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
+            checksums[TOKENIZER] = write_json(partial / TOKENIZER, {"tokenizer": tokenizer})
         write_json(
             partial / RECIPE,
             {
+                run_identity.FIELD: header.run_id or run_identity.new(),
+                "checksums": checksums,
                 "mnemo_version": __version__,
                 "torch_version": torch.__version__,
                 "preset": header.preset,
@@ -111,9 +115,12 @@ def exported(folder: Path) -> Checkpoint | None:
     if not (folder / EXPORT).is_file():
         return None
     data = load_json(folder / EXPORT)
-    if type(data.get("step")) is not int:
+    if not is_count(data.get("step")) or not isinstance(data.get("checksums", {}), dict):
         raise MnemoError(f"{folder / EXPORT} is damaged")
-    return Checkpoint(folder, {"step": data["step"], "average_count": 0})
+    if "checksums" in data:
+        run_identity.require_same(folder / EXPORT, folder, data)
+    about = {"step": data["step"], "average_count": 0, "files": [WEIGHTS], "checksums": data.get("checksums", {})}
+    return Checkpoint(folder, about)
 
 
 def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
@@ -125,8 +132,10 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
         for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
-        write_tensors(partial / "weights.safetensors", evaluated_weights(found))
-        write_json(partial / EXPORT, {"run": run.name, "step": found.step})
+        write_tensors(partial / WEIGHTS, evaluated_weights(found))
+        checksums = {WEIGHTS: stored_checksum(partial / WEIGHTS)}
+        about = {"run": run.name, **run_identity.of_run(run), "step": found.step, "checksums": checksums}
+        write_json(partial / EXPORT, about)
     return found
 
 
@@ -147,18 +156,30 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 def best_checkpoint(folder: Path) -> Checkpoint | None:
     if (found := exported(folder)) is not None:
         return found
-    if not (folder / BEST).exists():
-        return last_checkpoint(folder)
+    if (folder / BEST).exists():
+        return _load_or_name_complete(folder, best_step(folder))
+    last = last_checkpoint(folder)
+    # The file is written after the checkpoint, so that a power failure can leave a checkpoint without it.
+    best = None if last is None else last.progress.get("best")
+    if isinstance(best, list) and best and best[0] in checkpoint_steps(folder):
+        return _load_or_name_complete(folder, best[0])
+    return last
+
+
+def best_step(folder: Path) -> int:
+    """The step in the file that names the best checkpoint."""
     step = load_json(folder / BEST).get("step")
     require({"step": is_count(step)}, folder / BEST)
     assert is_count(step)
-    return _load_or_name_complete(folder, step)
+    return step
 
 
 def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:
     """Load the checkpoint of a step; if it is damaged, the error names the newest whole one."""
     try:
-        return load_checkpoint(checkpoint_path(folder, step))
+        found = load_checkpoint(checkpoint_path(folder, step))
+        found.verify(found.evaluated_files)
+        return found
     except MnemoError as error:
         whole, newer = last_whole_checkpoint(folder)
         if whole is None:

@@ -35,9 +35,12 @@ class RunHeader:
     preset: str | None = None
     source: dict[str, Any] | None = None
     """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
-
     overrides: tuple[Override, ...] = ()
     """Changes on resume, oldest first."""
+    run_id: str | None = None
+    """Random id that the checkpoints repeat; None for a run of an earlier version, and for a new one."""
+    checksums: dict[str, str] | None = None
+    """Checksum of the tokenizer's file; None for a run of an earlier version, and for a new one."""
 
     @property
     def course(self) -> RateCourse | None:
@@ -71,6 +74,8 @@ def load_header(folder: Path) -> RunHeader:
     require(
         {
             "preset": preset is None or isinstance(preset, str),
+            "run_id": isinstance(data.get("run_id"), str | None),
+            "checksums": isinstance(data.get("checksums"), dict | None),
             "source": known and (source is None or is_count(source.get("step", 0))),
             "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
         },
@@ -82,7 +87,15 @@ def load_header(folder: Path) -> RunHeader:
     overrides = load_overrides(folder)
     for override in overrides:
         recipe = overridden(recipe, override.changes, str(folder / OVERRIDES))
-    return RunHeader(recipe=recipe, corpus=data["corpus"], preset=preset, source=source, overrides=overrides)
+    return RunHeader(
+        recipe=recipe,
+        corpus=data["corpus"],
+        preset=preset,
+        source=source,
+        overrides=overrides,
+        run_id=data.get("run_id"),
+        checksums=data.get("checksums"),
+    )
 
 
 def find_recipe(name: str) -> Recipe:

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.files.tensor_file import settle
 
 SUFFIX = ".safetensors"
 PIECES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
@@ -29,8 +31,11 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
-    """Write tensors; all processes of the group call this. A tensor is whole, a DTensor, or on one process only."""
+def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> dict[str, str]:
+    """Write tensors, and return the checksums of this process's files; all processes of the group call this.
+
+    A tensor is whole, a DTensor, or on one process only.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -41,6 +46,15 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> None:
         save(contiguous, storage_writer=writer, process_group=group)
     except CheckpointException as error:
         raise _cause(error) from None
+    own = f"shard-{dist.get_rank(group) + 1:05d}-*{SUFFIX}"
+    return {path.name: settle(path) for path in folder.glob(own)}
+
+
+def gather(own: dict[str, str], group: Any) -> dict[str, str]:
+    """The checksums of the files of all processes."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, own, group=group)
+    return {name: checksum for part in found for name, checksum in part.items()}
 
 
 def _cause(error: Any) -> Exception:

@@ -131,6 +131,7 @@ class RunCheckpoints:
             self.monitor.note(
                 f"rows of {found.num_ranks} processes continue in {self.world.size}: dropout draws new random numbers"
             )
+        self._note_changed_logs(found)
         known = found.progress.get("environment")
         if isinstance(known, dict) and (note := environment_note(known)) is not None:
             self.monitor.note(note)
@@ -150,6 +151,14 @@ class RunCheckpoints:
 
         step = self.world.main(look)
         return None if step is None else checkpoints.load_checkpoint(checkpoints.checkpoint_path(self.folder, step))
+
+    def _note_changed_logs(self, found: Checkpoint) -> None:
+        """Note lines of metrics that are not those that were written; the log itself reports lost ones."""
+        for name in filter(found.has_log, found.logs):
+            try:
+                found.require_log(name)
+            except MnemoError as error:
+                self.monitor.note(f"{error}; training does not depend on it")
 
     def find_whole(self, steps: Sequence[int]) -> Checkpoint | None:
         """The last of some checkpoints that is whole, or None."""
@@ -259,7 +268,7 @@ def _json(state: TrainingState, log: TrainingLog, reason: Reason) -> dict[str, A
 
 def _is_whole(folder: Path, step: int) -> bool:
     try:
-        checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step))
+        checkpoints.load_checkpoint(checkpoints.checkpoint_path(folder, step)).verify()
     except MnemoError:
         return False
     return True
@@ -286,14 +295,14 @@ def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[
     partial = Path(world.main(lambda: str(checkpoints.begin_checkpoint(target))))
     tensors = {name: tensor for part in parts.values() for name, tensor in part.items()}
 
-    def write() -> None:
+    def write() -> dict[str, str]:
         with checkpoints.saving(target):
-            shards.write(partial, tensors, world.group)
+            return shards.write(partial, tensors, world.group)
 
     try:
-        world.together(write)
+        checksums = shards.gather(world.together(write), world.group)
         whole = {**progress, "ranks": world.size}
-        world.main(lambda: checkpoints.commit_checkpoint(partial, target, whole))
+        world.main(lambda: checkpoints.commit_checkpoint(partial, target, whole, checksums))
     finally:
         if world.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)

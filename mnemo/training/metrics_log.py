@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from mnemo.errors import MnemoError
+from mnemo.files import atomic
 from mnemo.files.safe_load import open_own
 
 FORMAT_VERSION = 1
@@ -40,6 +41,7 @@ class JsonLines:
             self.lost = f"{path} has lost lines: {len(kept.splitlines()):,} are left, and new ones are appended to them"
             size = len(kept) + 1 if kept else 0
         self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "ab")
+        atomic.sync(path.parent)  # the name of a new file
         self.cut(size)
 
     def cut(self, size: int) -> None:

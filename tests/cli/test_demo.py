@@ -5,32 +5,38 @@ from __future__ import annotations
 import json
 import math
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mnemo import cli
+from mnemo.cli import demo_time
 from mnemo.cli import demo_training as demo
-from mnemo.cli.demo import PHASES
+from mnemo.cli.demo_page import headline
+from mnemo.cli.demo_phases import PHASES, Throttled
 from mnemo.errors import MnemoError
+from mnemo.recipes.recipe import Recipe
+from mnemo.report.number_text import percent
+from mnemo.report.runs import Run, read_runs
 from mnemo.storage.run_folder import open_run
-from mnemo.training import Status, Unwatched, train
+from mnemo.training import Monitor, Outcome, Status, Unwatched
 
 SHORT = replace(demo.QUICK, recall_steps=100)
+TINY = replace(demo.QUICK, recall_steps=40, short_steps=20, byte_steps=12)
+"""Larger than what a starved machine trains."""
 
 
 class Recorder(Unwatched):
     def __init__(self) -> None:
-        self.notes: list[str] = []
         self.steps: list[int] = []
-
-    def note(self, line: str) -> None:
-        self.notes.append(line)
 
     def trained(self, status: Status) -> None:
         self.steps.append(status.step)
+
+
+def train_recall(folder: Path, memory: int, size: demo.DemoSize) -> Outcome:
+    return demo.train_task(folder, demo.recall_recipe(memory, size), Unwatched())
 
 
 def metrics(folder: Path, split: str) -> list[dict[str, float]]:
@@ -50,11 +56,13 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for words in (
         "with-memory",
         "without-memory",
-        "Right answers: recall",
+        "Right answers: short recall",
         "What memory is worth: python",
         "Samples",
+        "--quick trains a few steps, which teach the models nothing",
     ):
         assert words in page
+    assert "--quick trains a few steps" in captured.err
     assert "Left out of this page" not in page
     for name in (*demo.RECALL_RUNS, demo.BYTES):
         assert open_run(out / name, device="cpu").step > 0
@@ -63,14 +71,14 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_memory_solves_the_task(tmp_path: Path) -> None:
-    demo.train_recall(tmp_path / "run", demo.RECALL_SEGMENT, SHORT, Unwatched())
+    train_recall(tmp_path / "run", demo.RECALL_SEGMENT, SHORT)
     result = json.loads((tmp_path / "run" / "results" / "score.json").read_text())
     assert result["score"]["accuracy"] > 0.99
     assert metrics(tmp_path / "run", "valid")[-1]["loss"] < 0.1
 
 
 def test_without_memory_there_is_only_guessing(tmp_path: Path) -> None:
-    demo.train_recall(tmp_path / "run", 0, replace(SHORT, recall_steps=50), Unwatched())
+    train_recall(tmp_path / "run", 0, replace(SHORT, recall_steps=50))
     losses = [record["loss"] for record in metrics(tmp_path / "run", "valid")]
     assert min(losses) > 0.99 * math.log(demo.NUM_SYMBOLS)
     result = json.loads((tmp_path / "run" / "results" / "score.json").read_text())
@@ -79,7 +87,7 @@ def test_without_memory_there_is_only_guessing(tmp_path: Path) -> None:
 
 def test_the_demo_repeats_itself(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        demo.train_recall(tmp_path / name, demo.RECALL_SEGMENT, demo.QUICK, Unwatched())
+        train_recall(tmp_path / name, demo.RECALL_SEGMENT, demo.QUICK)
     texts = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("a", "b")]
     assert texts[0] == texts[1] and texts[0]
 
@@ -90,33 +98,104 @@ def test_the_byte_model_is_the_preset() -> None:
     assert full.train.steps == demo.FULL.byte_steps and full.train.optimizer == recipe.train.optimizer
 
 
-def test_a_run_whose_time_is_over_stops_and_can_go_on(tmp_path: Path) -> None:
-    recorder = Recorder()
-    limit = demo.TimeLimit(recorder, time.monotonic() - 1)
-    outcome = demo.train_recall(tmp_path / "run", demo.RECALL_SEGMENT, demo.QUICK, limit)
-    assert limit.expired and outcome.signal == signal.SIGINT
-    assert outcome.step == 5 and recorder.steps == [5]
-    assert recorder.notes[-1] == "out of time: stopping after step 5 of 20"
-    data = demo.recall_data(demo.recall_recipe(demo.RECALL_SEGMENT, demo.QUICK))
-    assert train(tmp_path / "run", data=data).step == 20
-
-
-def test_a_slow_machine_still_gets_its_report(
+def test_all_models_of_a_comparison_are_cut_alike_and_the_page_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hurry = replace(demo.QUICK, recall_seconds=0.0, byte_seconds=0.0, seconds=0.0)
-    monkeypatch.setattr(demo, "QUICK", hurry)
-    assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 0
-    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
-    assert "of 20" in page and "of 12" in page
-    assert capsys.readouterr().err.count("out of time: stopping after") == 3
+    monkeypatch.setattr(demo, "FULL", TINY)
+    monkeypatch.setattr(demo_time, "seconds_per_step", lambda recipe, train: 0.5)
+    out = tmp_path / "demo"
+    assert cli.main(["demo", "--minutes", "2", "--out", str(out)]) == 0
+    for comparison in (demo.RECALL, demo.SHORT_RECALL):
+        results = [json.loads((out / name / "results" / "score.json").read_text()) for name in comparison.recipes]
+        assert {result["step"] for result in results} == {10}
+    page, printed = (out / "report.html").read_text(encoding="utf-8"), capsys.readouterr().err
+    for text in (page, printed):
+        assert "the model with memory and the one without: 10 of 40 steps" in text
+        assert "every kind of memory on the short task: 10 of 20 steps" in text
+        assert "the byte model: " not in text
+        assert "mnemo demo --minutes 8" in text and "make demo MINUTES=8" in text
+    assert page.index("<h1>Too little was trained to show anything</h1>") < page.index("cut alike") < page.index("<nav")
+
+
+class Clock:
+    """A clock of a slow machine: it advances only when a model is trained or evaluated."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_speed_counts_steps_and_their_share_of_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(demo_time.time, "monotonic", clock)
+
+    def train(folder: Path, recipe: Recipe, monitor: Monitor) -> Outcome:
+        assert not folder.exists() and recipe.evaluation.limit == demo.FULL.symbols // demo_time.MEASURED_SHARE
+        clock.now += 50.0
+        for step in range(2, recipe.train.steps + 1):
+            clock.now += 2.0
+            monitor.trained(Status(step, recipe.train.steps, 1.0, 0.1, 1.0, 1.0))
+        clock.now += 3.0
+        monitor.evaluated(recipe.train.steps, 1.0, True)
+        return Outcome(folder, recipe.train.steps, None, None)
+
+    whole = 3.0 * demo_time.MEASURED_SHARE / demo.FULL.byte_eval_every
+    assert demo_time.seconds_per_step(demo.byte_recipe(demo.FULL), train) == pytest.approx(2.0 + whole)
+
+
+def test_the_speed_of_a_real_model_is_measured() -> None:
+    recipe = demo.recall_recipe(demo.RECALL_SEGMENT, demo.FULL)
+    assert 0 < demo_time.seconds_per_step(recipe, demo.train_task) < 60
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "seconds", "steps"), [(0.001, 100.0, 200), (0.1, 40.0, 200), (0.1, 20.0, 100), (9.0, 1.0, 10)]
+)
+def test_steps_fit_into_the_time(
+    monkeypatch: pytest.MonkeyPatch, step_seconds: float, seconds: float, steps: int
+) -> None:
+    monkeypatch.setattr(demo_time, "seconds_per_step", lambda recipe, train: step_seconds)
+    fitted = demo_time.fit_steps(demo.RECALL, demo.FULL, seconds)
+    assert (fitted.steps, fitted.is_cut) == (steps, steps < 200)
+
+
+def test_the_first_sentence_is_computed(tmp_path: Path) -> None:
+    for name, memory, steps in (("with-memory", demo.RECALL_SEGMENT, 100), ("without-memory", 0, 10)):
+        train_recall(tmp_path / name, memory, replace(SHORT, recall_steps=steps))
+    runs, _ = read_runs([tmp_path / name for name in demo.RECALL_RUNS])
+    shares = [run.results.scores[-1].accuracy for run in runs]
+    first = headline(runs, ["a note"])
+    assert first.sentence == f"With memory: {percent(shares[0] or 0)} right; without: {percent(shares[1] or 0)}"
+    assert first.figure is not None and first.notes == ("a note",)
+    assert [row[1] for row in first.figure.numbers.rows] == shares
+    alike = headline([runs[1], replace(runs[1], name="with-memory")], [])
+    assert alike.sentence == "Too little was trained to show anything" and alike.figure is None
+    assert alike.notes[0].endswith("after 10 steps.")
+    assert headline([Run(tmp_path, "with-memory")], []).sentence == "The models were not trained"
+
+
+def test_progress_lines_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, recorder = Clock(), Recorder()
+    monkeypatch.setattr("mnemo.cli.demo_phases.time.monotonic", clock)
+    throttled = Throttled(recorder)
+    for step in range(1, 11):
+        clock.now += 0.3
+        throttled.trained(Status(step, 10, 1.0, 0.1, 1.0, 1.0))
+    assert recorder.steps == [1, 5, 9, 10]
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan"])
+def test_the_time_must_be_positive(minutes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", f"--minutes={minutes}", "--out", str(tmp_path / "demo")]) == 2
+    assert "--minutes" in capsys.readouterr().err and not (tmp_path / "demo").exists()
 
 
 def test_an_interrupted_demo_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: demo.TimeLimit, status: Status) -> None:
+    def interrupt(self: Throttled, status: Status) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(demo.TimeLimit, "trained", interrupt)
+    monkeypatch.setattr(Throttled, "trained", interrupt)
     assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 130
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,9 @@ from typing import Any
 
 import matplotlib.image
 import pytest
+from helpers.edited_files import edit_checkpoint
 from helpers.tiny_runs import SEGMENT, tiny_run
+from torch import Tensor
 
 from mnemo.cli import eval_text, main
 from mnemo.cli.plots import Curve, draw_curve, save_curve
@@ -184,6 +187,24 @@ def test_bad_input_is_one_clear_line(options: list[str], message: str, capsys: p
     assert run_eval(*options) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--sweep-memory", "0,2"], ["--find-length"], ["--fit-temperature", "valid"], ["--sliding-window"]]
+)
+def test_weights_with_a_nan_are_one_line(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(tiny_run(), tmp_path / "run")
+    edit_checkpoint(run / "checkpoints/step-00000002/weights.safetensors", fill_with_nan)
+    assert main(["eval", str(run), "--limit", "64", *options]) == 2
+    line = "mnemo: error: the model's output is not finite: its weights are damaged or its training diverged"
+    assert capsys.readouterr().err.splitlines()[-1] == line
+
+
+def fill_with_nan(tensors: dict[str, Tensor]) -> None:
+    for tensor in tensors.values():
+        tensor.view(-1)[0] = math.nan
 
 
 def test_a_corpus_of_another_vocabulary_is_refused(

@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.edited_files import edit_json, flip_bit
 
+from mnemo.config import to_json
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, IdWriter
 from mnemo.data.known_corpora import CORPORA
 from mnemo.data.prepare import load, prepare
+from mnemo.data.streams import ContiguousStream, one_epoch
 from mnemo.data.tokenizers import ByteTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
+from mnemo.files.checked_map import BLOCK_BYTES, block_sums
 
 TEXT = b"".join(b"line %d of a book\n" % i for i in range(60)) + b"\0" + b"another book\n" * 30
 
@@ -28,9 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit_header(folder: Path, change: Any) -> None:
-    header = json.loads((folder / "header.json").read_text())
-    change(header)
-    (folder / "header.json").write_text(json.dumps(header))
+    edit_json(folder / "header.json", change)
 
 
 def test_what_is_written_can_be_read(folder: Path) -> None:
@@ -58,7 +60,16 @@ def test_a_corpus_opens_by_name_or_path(folder: Path, monkeypatch: pytest.Monkey
 def test_the_header_has_a_version_and_checksums(folder: Path) -> None:
     header = json.loads((folder / "header.json").read_text())
     assert header["format_version"] == 1
-    assert set(header) == {"format_version", "name", "source", "mismatches", "splits", "tokenizer"}
+    assert set(header) == {
+        "format_version",
+        "name",
+        "source",
+        "mismatches",
+        "splits",
+        "tokenizer",
+        "checksums",
+        "checksum",
+    }
     assert all(len(split["sha256"]) == 64 for split in header["splits"].values())
 
 
@@ -77,6 +88,14 @@ def test_unknown_split(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Any, str]] = {
+    "too few checksums": (
+        lambda f: edit_header(f, lambda h: h["checksums"].pop("train.bin")),
+        "its checksums do not fit the files",
+    ),
+    "changed header": (
+        lambda f: (f / "header.json").write_text((f / "header.json").read_text().replace("books", "bocks")),
+        "header.json does not match its checksum",
+    ),
     "truncated ids": (lambda f: os.truncate(f / "train.bin", 100), "train.bin has 100 bytes, its header says"),
     "truncated documents": (lambda f: os.truncate(f / "train.documents.bin", 8), "documents.bin has 8 bytes"),
     "no ids": (lambda f: (f / "valid.bin").unlink(), "valid.bin is missing"),
@@ -110,11 +129,47 @@ def test_ids_beyond_the_vocabulary_are_found_when_a_split_is_taken(tmp_path: Pat
     ids = np.fromfile(folder / "train.bin", dtype=np.uint8)
     ids[17] = 9
     ids.tofile(folder / "train.bin")
-    corpus = Corpus.open(folder)
+    forged = {"train.bin": to_json(block_sums(folder / "train.bin"))}
+    edit_header(folder, lambda header: header["checksums"].update(forged))
     with pytest.raises(MnemoError, match="train.bin: id 9 is beyond the vocabulary of 4"):
-        corpus.split("train")
+        Corpus.open(folder).split("train").ids[:5]
+    edit_header(folder, lambda header: header.pop("checksums"))
+    with pytest.raises(MnemoError, match="train.bin: id 9 is beyond the vocabulary of 4"):
+        Corpus.open(folder).split("train")
     with pytest.raises(MnemoError, match="train.bin has changed since it was prepared"):
-        corpus.verify()
+        Corpus.open(folder).verify()
+
+
+def test_ids_are_verified_block_by_block_at_first_use(tmp_path: Path) -> None:
+    """A damaged block is found when it is used, and does not disturb the use of others."""
+    text = np.random.default_rng(0).integers(0, 256, 3 * BLOCK_BYTES, dtype=np.uint8).tobytes()
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid"):
+        (tmp_path / "text" / f"{split}.txt").write_bytes(text[: None if split == "train" else 5000])
+    folder = prepare("noise", tmp_path / "text", root=tmp_path / "data").path
+    flip_bit(folder / "train.bin", BLOCK_BYTES + 7)
+    ids = Corpus.open(folder).split("train").ids
+    assert ids[:BLOCK_BYTES].tobytes() == text[:BLOCK_BYTES]
+    assert ids[2 * BLOCK_BYTES] == text[2 * BLOCK_BYTES] and ids[-1] == text[-1] and ids[5:3].size == 0
+    place = f"bytes {BLOCK_BYTES:,} to {2 * BLOCK_BYTES:,}"
+    for use in (
+        lambda: ids[BLOCK_BYTES - 1 : BLOCK_BYTES + 1],
+        lambda: ids[BLOCK_BYTES],
+        lambda: ids[:],
+        lambda: ids[::2],
+        lambda: ids[[0]],
+        lambda: list(one_epoch(ContiguousStream(ids, 1, BLOCK_BYTES // 2))),
+        Corpus.open(folder).verify,
+    ):
+        with pytest.raises(MnemoError, match=rf"train.bin does not match its checksum: .* \({place}\): prepare"):
+            use()
+
+
+def test_damaged_documents_are_found(folder: Path) -> None:
+    begins = np.fromfile(folder / "train.documents.bin", dtype=np.int64)
+    (begins + [0, 1]).tofile(folder / "train.documents.bin")
+    with pytest.raises(MnemoError, match="train.documents.bin does not match its checksum"):
+        Corpus.open(folder).split("train")
 
 
 def test_ids_beyond_the_vocabulary_are_not_written(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.edited_files import edit_json
 from helpers.tiny_runs import tiny_run
 from helpers.toy_runs import toy
 from safetensors.torch import save_file
@@ -175,12 +176,13 @@ def test_a_recipe_of_huge_numbers_takes_no_memory(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny_run(), run)
-    header = json.loads((run / "recipe.json").read_text())
-    node = header["recipe"]
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
-    (run / "recipe.json").write_text(json.dumps(header))
+
+    def change(node: dict[str, Any]) -> None:
+        for key in ("recipe", *path[:-1]):
+            node = node[key]
+        node[path[-1]] = value
+
+    edit_json(run / "recipe.json", change)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mnemo.model.memory_limits.memory_bytes", lambda device: 2**28)
         assert cli.main(["eval", str(run)]) == 2

@@ -26,6 +26,7 @@ from mnemo.cli.runs import open_with_tokenizer
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.errors import MnemoError
 from mnemo.hf import MnemoCache, MnemoConfig, MnemoForCausalLM, MnemoTokenizer, from_run, to_run
+from mnemo.hf.safe_folder import write_checksums
 from mnemo.inference.generation import generate
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.positions import Learned
@@ -271,12 +272,25 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
         save_file(
             {name: tensor.clone() for name, tensor in changed.items()}, tmp_path / "model.safetensors", {"format": "pt"}
         )
+        with pytest.raises(MnemoError, match="model.safetensors is not the file that was saved"):
+            MnemoForCausalLM.from_pretrained(tmp_path)
+        write_checksums(tmp_path)
         with pytest.raises(MnemoError, match=message):
             MnemoForCausalLM.from_pretrained(tmp_path)
     config["model"]["dime"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(MnemoError, match="did you mean 'dim'"):
         AutoConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("load", [MnemoForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained])
+def test_a_pickle_is_refused(load: Any, tmp_path: Path) -> None:
+    model = hf_model(dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(MnemoError, match="pytorch_model.bin is a pickle: it could run code, so it is not loaded"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def lines(grid: Path) -> list[str]:
 
 def test_cells_that_are_done_are_not_run_again(tmp_path: Path) -> None:
     two = experiment(cell(1), cell(2))
-    run_here(two, "smoke", tmp_path, device="cpu")
-    ran = run_here(experiment(cell(1), cell(2), cell(3, reads=["n1"])), "smoke", tmp_path, device="cpu")
+    run_here(two, "small", tmp_path, device="cpu")
+    ran = run_here(experiment(cell(1), cell(2), cell(3, reads=["n1"])), "small", tmp_path, device="cpu")
     assert lines(tmp_path) == ["n1", "n2", "n3"] and not ran.failures
     assert [each.cell.name for each in ran.found.results.cells] == ["n1", "n2", "n3"]
     first = ran.found.results.cells[0]
@@ -120,30 +120,30 @@ def test_cells_that_are_done_are_not_run_again(tmp_path: Path) -> None:
 
 def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> None:
     first, second = experiment(cell(1)), experiment(cell(1), cell(2), cell(3, reads=["n1"]), name="toy-more")
-    grids = [grid_folder(tmp_path, each.name, "smoke") for each in (first, second)]
-    ran = [run_here(each, "smoke", grid, device="cpu") for each, grid in zip((first, second), grids, strict=True)]
+    grids = [grid_folder(tmp_path, each.name, "small") for each in (first, second)]
+    ran = [run_here(each, "small", grid, device="cpu") for each, grid in zip((first, second), grids, strict=True)]
     known = cell_folder(grids[1], "n1")
     assert known.is_symlink() and known.resolve() == cell_folder(grids[0], "n1").resolve()
     assert ran[1].found.results.one("n1") == ran[0].found.results.one("n1")
     assert lines(grids[1]) == ["n2", "n3"] and not ran[1].failures
     third = replace(second, name="toy-third")  # its n3 reads n1, whose run is gone
-    grid = grid_folder(tmp_path, third.name, "smoke")
+    grid = grid_folder(tmp_path, third.name, "small")
     (cell_folder(grids[0], "n1") / RUN).rmdir()
-    run_here(third, "smoke", grid, device="cpu")
+    run_here(third, "small", grid, device="cpu")
     assert lines(grid) == ["n1", "n3"]
     linked = experiment(cell(2), name="toy-third")  # with links of its own: to what has other settings, and to nothing
     for source in (cell_folder(grids[1], "n2"), tmp_path / "gone"):
         cell_folder(grid, "n2").unlink()
         cell_folder(grid, "n2").symlink_to(source, target_is_directory=True)
-        run_here(experiment(cell(2, more=1), name="toy-third"), "smoke", grid, device="cpu")
+        run_here(experiment(cell(2, more=1), name="toy-third"), "small", grid, device="cpu")
         assert not cell_folder(grid, "n2").is_symlink() and lines(grid)[-1] == "n2"
         shutil.rmtree(cell_folder(grid, "n2"))
-        run_here(linked, "smoke", grid, device="cpu")
+        run_here(linked, "small", grid, device="cpu")
         assert cell_folder(grid, "n2").is_symlink()
-    assert load_grid(grids[1], second, "smoke").results.one("n2") is not None
+    assert load_grid(grids[1], second, "small").results.one("n2") is not None
     changed = experiment(cell(1, more=1), name="toy-other")
-    run_here(changed, "smoke", grid_folder(tmp_path, "toy-other", "smoke"), device="cpu")
-    assert lines(grid_folder(tmp_path, "toy-other", "smoke")) == ["n1"]
+    run_here(changed, "small", grid_folder(tmp_path, "toy-other", "small"), device="cpu")
+    assert lines(grid_folder(tmp_path, "toy-other", "small")) == ["n1"]
 
 
 def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
@@ -174,11 +174,11 @@ def test_the_names_that_are_known_without_torch_are_those_of_all_experiments() -
 
 
 def test_a_cell_with_other_settings_is_made_anew(tmp_path: Path) -> None:
-    run_here(experiment(cell(1)), "smoke", tmp_path, device="cpu")
+    run_here(experiment(cell(1)), "small", tmp_path, device="cpu")
     other = experiment(cell(1, more=1))
-    (problem,) = load_grid(tmp_path, other, "smoke").problems
+    (problem,) = load_grid(tmp_path, other, "small").problems
     assert "n1" in problem and "other settings" in problem
-    ran = run_here(other, "smoke", tmp_path, device="cpu")
+    ran = run_here(other, "small", tmp_path, device="cpu")
     assert lines(tmp_path) == ["n1", "n1"] and not ran.found.problems
 
 
@@ -190,30 +190,30 @@ def test_what_only_changes_the_speed_is_not_measured_again_unless_speed_is_measu
 
 def test_a_result_keeps_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
     made, asked = cell(1, compile=False), cell(1, compile="layers")
-    run_here(experiment(made), "smoke", tmp_path, device="cpu")
-    (result,) = load_grid(tmp_path, experiment(asked), "smoke").results.cells
+    run_here(experiment(made), "small", tmp_path, device="cpu")
+    (result,) = load_grid(tmp_path, experiment(asked), "small").results.cells
     assert result.cell.settings == made.settings
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"format_version": 99}', '{"format_version": 1, "values": 3}', "\x00"])
 def test_a_broken_result_is_named_and_not_averaged_in(tmp_path: Path, broken: str) -> None:
     grid = experiment(cell(1), cell(3))
-    run_here(grid, "smoke", tmp_path, device="cpu")
+    run_here(grid, "small", tmp_path, device="cpu")
     (cell_folder(tmp_path, "n3") / RESULT).write_text(broken)
-    found = load_grid(tmp_path, grid, "smoke")
+    found = load_grid(tmp_path, grid, "small")
     assert found.results.values("accuracy", model="A") == [0.1]
     assert len(found.problems) == 1 and "n3" in found.problems[0]
 
 
 def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> None:
     grid = experiment(cell(1), cell(2))
-    ran = run_here(grid, "smoke", tmp_path / "a", device="cpu")
+    ran = run_here(grid, "small", tmp_path / "a", device="cpu")
     (tmp_path / "b").mkdir()
     save_grid(tmp_path / "b", grid, ran.found.results)
-    found = load_grid(tmp_path / "b", grid, "smoke")
+    found = load_grid(tmp_path / "b", grid, "small")
     assert found.results == ran.found.results and not found.problems
     (tmp_path / "b" / "results.json").write_text('{"format_version": 1, "cells": 4}')
-    assert load_grid(tmp_path / "b", grid, "smoke").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
+    assert load_grid(tmp_path / "b", grid, "small").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
 
 
 @pytest.mark.parametrize("values", ["{}", '{"accuracy": "much"}', '{"precision": 1}', "null"])
@@ -221,15 +221,15 @@ def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], values: str
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)))
-    arguments = ["reproduce", "toy-numbers", "--budget", "smoke", *folders(tmp_path), "--device", "cpu"]
+    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
     assert cli.main(arguments) == 0
-    path = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "smoke"), "n3") / RESULT
+    path = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "n3") / RESULT
     path.write_text(json.dumps(json.loads(path.read_text()) | {"values": json.loads(values)}))
     capsys.readouterr()
     assert cli.main([*arguments, "--report"]) == 0
     printed = capsys.readouterr()
     assert "left out" in printed.err and "n3" in printed.err and "open: A reaches" in printed.out
-    assert "n3" in (tmp_path / "site" / "toy-numbers" / "smoke" / "report.html").read_text()
+    assert "n3" in (tmp_path / "site" / "toy-numbers" / "small" / "report.html").read_text()
 
 
 def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on(
@@ -242,14 +242,14 @@ def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on
 
     known(monkeypatch, experiment(cell(1), cell(3)))
     monkeypatch.setitem(JOBS, "number", interrupted)
-    assert cli.main(["reproduce", "toy-numbers", "--budget", "smoke", *folders(tmp_path), "--device", "cpu"]) == 130
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]) == 130
     assert "the same command goes on" in capsys.readouterr().err
-    assert (tmp_path / "site" / "toy-numbers" / "smoke" / "report.html").exists()
+    assert (tmp_path / "site" / "toy-numbers" / "small" / "report.html").exists()
 
 
 def test_a_cell_that_fails_keeps_only_those_from_running_that_need_it(tmp_path: Path) -> None:
     grid = experiment(cell(1, fails=True), cell(2), cell(3, reads=["n1"]))
-    ran = run_here(grid, "smoke", tmp_path, device="cpu")
+    ran = run_here(grid, "small", tmp_path, device="cpu")
     assert ran.failures == ("n1: the sky is falling", "n3: n1 is not done")
     assert [each.cell.name for each in ran.found.results.cells] == ["n2"]
 
@@ -266,10 +266,10 @@ class StopsAt(Unwatched):
 def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path) -> None:
     scores = {"short": {"split": "valid", "batch": 2, "limit": 200, "memory": 2}}
     grid = experiment(training_cell("one", tiny(steps=6), {"model": "A"}, scores))
-    whole = run_here(grid, "smoke", tmp_path / "whole", device="cpu")
-    stopped = run_here(grid, "smoke", tmp_path / "stopped", device="cpu", monitor=StopsAt(3))
+    whole = run_here(grid, "small", tmp_path / "whole", device="cpu")
+    stopped = run_here(grid, "small", tmp_path / "stopped", device="cpu", monitor=StopsAt(3))
     assert stopped.interrupted and not stopped.found.results.cells
-    again = run_here(grid, "smoke", tmp_path / "stopped", device="cpu")
+    again = run_here(grid, "small", tmp_path / "stopped", device="cpu")
     (expected,), (found,) = whole.found.results.cells, again.found.results.cells
     same = ("steps", "tokens", "parameters", "best_valid_loss", "curve", "train_curve")
     assert {key: found.values[key] for key in same} == {key: expected.values[key] for key in same}
@@ -279,7 +279,7 @@ def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path)
 
 
 def test_selection_by_labels(tmp_path: Path) -> None:
-    results = run_here(experiment(cell(1), cell(2), cell(3)), "smoke", tmp_path, device="cpu").found.results
+    results = run_here(experiment(cell(1), cell(2), cell(3)), "small", tmp_path, device="cpu").found.results
     assert results.values("accuracy", model="A") == [0.1, 0.3]
     assert results.values("nothing") == [] and results.select(model="C") == []
     assert results.one("n2") is results.cells[1] and results.one("n9") is None
@@ -289,7 +289,7 @@ def test_selection_by_labels(tmp_path: Path) -> None:
 def test_missing_corpora_and_machines_that_are_too_small_are_refused_before_training() -> None:
     no_corpus = experiment(training_cell("one", tiny(data=DataConfig(corpus="novels-nobody-has")), {}))
     with pytest.raises(MnemoError, match="not prepared.*mnemo prepare novels-nobody-has --from"):
-        require_needs(no_corpus, "smoke", CPU)
+        require_needs(no_corpus, "small", CPU)
     huge = replace(tiny().train, batch=2**20, segment=2**10)
     too_large = experiment(training_cell("one", tiny(train=huge), {}))
     with pytest.raises(MnemoError, match=r"toy-numbers at budget small needs [\d,.]+ GiB .* has [\d,.]+ GiB"):
@@ -313,33 +313,33 @@ def test_the_verb_judges_and_writes_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)), experiment(cell(2), name="toy-evens"))
-    out, where = tmp_path / "out", ["--budget", "smoke", *folders(tmp_path)]
+    out, where = tmp_path / "out", ["--budget", "small", *folders(tmp_path)]
     assert cli.main(["reproduce", "toy-numbers", *where, "--device", "cpu"]) == 0
     printed = capsys.readouterr()
     assert "yes: A reaches more than 0.2." in printed.out and "[1/2] n1 (model A, seed 1)" in printed.err
-    page = tmp_path / "site" / "toy-numbers" / "smoke" / "report.html"
+    page = tmp_path / "site" / "toy-numbers" / "small" / "report.html"
     assert printed.out.splitlines()[-1] == str(page)
     text = page.read_text()
     assert "Numbers &lt;grow&gt;" in text and "Ours are made up." in text and "2 of 2 done" in text
     assert (page.parent / "report-files" / "numbers.svg").exists()
-    assert "toy-numbers/smoke/report.html" in (tmp_path / "site" / "index.html").read_text()
-    kept = out / "toy-numbers" / "smoke" / "results.json"
+    assert "toy-numbers/small/report.html" in (tmp_path / "site" / "index.html").read_text()
+    kept = out / "toy-numbers" / "small" / "results.json"
     assert sorted(path.name for path in kept.parent.iterdir()) == ["cells", "made.txt", "results.json"]
     stored = json.loads(kept.read_text())
     assert [each["cell"] for each in stored["cells"]] == ["n1", "n3"] and stored["format_version"] == 1
     assert cli.main(["reproduce", "toy-numbers", *where, "--report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["holds"] is True
-    assert lines(grid_folder(out, "toy-numbers", "smoke")) == ["n1", "n3"]
+    assert lines(grid_folder(out, "toy-numbers", "small")) == ["n1", "n3"]
 
 
 def test_stored_results_are_judged_again_and_stay_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)), experiment(cell(2), name="toy-evens"))
-    out, where = tmp_path / "out", ["--budget", "smoke", *folders(tmp_path)]
+    out, where = tmp_path / "out", ["--budget", "small", *folders(tmp_path)]
     assert cli.main(["reproduce", *where, "--report"]) == 2
     assert cli.main(["reproduce", "toy-numbers", *where, "--device", "cpu"]) == 0
-    kept = out / "toy-numbers" / "smoke" / "results.json"
+    kept = out / "toy-numbers" / "small" / "results.json"
     before = (kept.stat().st_mtime_ns, kept.read_bytes())
     capsys.readouterr()
     assert cli.main(["reproduce", *where, "--report", "--json"]) == 0
@@ -348,7 +348,7 @@ def test_stored_results_are_judged_again_and_stay_untouched(
     overview = tmp_path / "RESULTS.md"
     assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
     text = overview.read_text()
-    assert "A reaches more than 0.2." in text and "(out/toy-numbers/smoke/results.json)" in text
+    assert "A reaches more than 0.2." in text and "(out/toy-numbers/small/results.json)" in text
     assert "report-files" not in text
     assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
     assert overview.read_text() == text
@@ -359,7 +359,7 @@ def test_the_verb_reports_failures_and_wrong_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1, fails=True)))
-    arguments = ["--budget", "smoke", *folders(tmp_path), "--device", "cpu"]
+    arguments = ["--budget", "small", *folders(tmp_path), "--device", "cpu"]
     assert cli.main(["reproduce", "toy-numbers", *arguments]) == 1
     assert "1 of the cells failed: n1: the sky is falling" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-number", *arguments]) == 2
@@ -397,11 +397,11 @@ def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_inte
     asked = [first_cells(name, 2) for name in ("lamemo-encoding", "lamemo-flops")]
     total = 4
     printed = Lines(stop_after="done in")
-    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", print_line=printed)
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=printed)
     before = sum(len(each.found.results.cells) for each in ran)
     assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < total
     again = Lines()
-    ran = run_together(asked, "smoke", tmp_path, jobs=2, device="cpu", print_line=again)
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=again)
     assert not any(each.interrupted or each.failures for each in ran)
     assert sum(len(each.found.results.cells) for each in ran) == total
     assert sum("done in" in line for line in again) == total - before
@@ -410,7 +410,7 @@ def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_inte
 def test_processes_take_over_what_another_experiment_has_measured(tmp_path: Path) -> None:
     first = first_cells("lamemo-flops", 1)
     same = replace(first, name="lamemo-flops-again")
-    ran = run_together([first, same], "smoke", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
+    ran = run_together([first, same], "small", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
     assert [len(each.found.results.cells) for each in ran] == [1, 1] and not any(each.failures for each in ran)
     assert sum("done in" in line for line in printed) == 1 and sum(" reuses " in line for line in printed) == 1
 
@@ -419,19 +419,19 @@ def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) ->
     real = experiments.find_experiment("lamemo-flops")
     unknown = replace(real, cells=lambda budget: [replace(real.cells(budget)[0], name="no-such-cell")])
     other = replace(experiments.find_experiment("lamemo-encoding"), cells=unknown.cells)
-    ran = run_together([unknown, other], "smoke", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
+    ran = run_together([unknown, other], "small", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
     assert [len(each.failures) for each in ran] == [1, 1]
     assert [f"{each.name} [1/1] no-such-cell" in "\n".join(printed) for each in (unknown, other)] == [True, True]
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     real = experiments.find_experiment("lamemo-encoding")
-    first = real.cells("smoke")[0]
+    first = real.cells("self-test")[0]
     unknown = replace(real, cells=lambda budget: [replace(first, name="no-such-cell"), replace(first, after=("x",))])
-    (ran,) = run_together([unknown], "smoke", tmp_path, jobs=2, device="cpu", print_line=Lines())
+    (ran,) = run_together([unknown], "self-test", tmp_path, jobs=2, device="cpu", print_line=Lines())
     said = f"{first.name}: not all of x are done"
     assert "has no cell 'no-such-cell'" in ran.failures[0] and ran.failures[1] == said
-    assert (cell_folder(grid_folder(tmp_path, real.name, "smoke"), "no-such-cell") / LOG).exists()
+    assert (cell_folder(grid_folder(tmp_path, real.name, "self-test"), "no-such-cell") / LOG).exists()
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""LaMemo's experiments: their grids, their verdicts on made-up results, and every smoke run."""
+"""LaMemo's experiments: their grids, their verdicts on made-up results, and every self-test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from mnemo.config import from_json, to_json
 from mnemo.cost.training_cost import training_bytes
 from mnemo.memory import Plan
-from mnemo.papers.experiment import BUDGETS, Budget, CellResult, Results
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, CellResult, Results
 from mnemo.papers.jobs import Place
 from mnemo.papers.lamemo import EXPERIMENTS, ablation, encoding, flops, models
 from mnemo.papers.lamemo.models import COMPRESSIVE, INFINITE, LAMEMO, TRANSFORMER, TRANSFORMER_XL
@@ -66,7 +66,7 @@ def noise(labels: dict[str, Any], size: float) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_cells_are_plain_data_with_names_of_their_own_and_follow_what_they_need(name: str, budget: Budget) -> None:
     cells = BY_NAME[name].cells(budget)
     seen: set[str] = set()
@@ -79,7 +79,7 @@ def test_cells_are_plain_data_with_names_of_their_own_and_follow_what_they_need(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_nothing_measured_leaves_every_verdict_open(name: str, budget: Budget) -> None:
     experiment, nothing = BY_NAME[name], Results(budget=budget, cells=[])
     verdicts = experiment.verdicts(nothing)
@@ -181,8 +181,8 @@ def test_one_seed_is_decided_with_the_spread_of_the_other_pairs() -> None:
     assert set(judged("lamemo-enwik8", "paper", lambda labels: ranked(labels, 0.1))[:2]) == {None}
 
 
-def test_smoke_runs_decide_nothing() -> None:
-    assert set(judged("lamemo-novels", "smoke", lambda labels: ranked(labels, 0.1))) == {None}
+def test_self_tests_runs_decide_nothing() -> None:
+    assert set(judged("lamemo-novels", "self-test", lambda labels: ranked(labels, 0.1))) == {None}
 
 
 def test_published_scores_are_reproduced_or_not() -> None:
@@ -348,27 +348,27 @@ def test_samples() -> None:
     assert [sample.title for sample in shown] == ["Prompt 1", "LaMemo, prompt 1", "Transformer-XL, prompt 1"]
 
 
-# Experiments whose code another smoke run covers (lamemo-wikitext103), and one that takes long.
+# Experiments whose code another self-test covers (lamemo-wikitext103), and one that takes long.
 FURTHER = ("lamemo-enwik8", "lamemo-text8", "lamemo-novels", "lamemo-flops")
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough if name in FURTHER else ()) for name in NAMES]
 )
-def test_the_smoke_run_passes(name: str, tmp_path: Path) -> None:
+def test_the_self_test_passes(name: str, tmp_path: Path) -> None:
     experiment = BY_NAME[name]
-    ran = run_here(experiment, "smoke", tmp_path, device="cpu")
+    ran = run_here(experiment, "self-test", tmp_path, device="cpu")
     results = ran.found.results
     assert not ran.failures and not ran.found.problems
-    assert len(results.cells) == len(experiment.cells("smoke"))
+    assert len(results.cells) == len(experiment.cells("self-test"))
     assert all(verdict.holds is None and "not measured" not in verdict.ours for verdict in experiment.verdicts(results))
     assert experiment.tables(results) and (experiment.figures(results) or experiment.samples(results))
     assert bool(experiment.samples(results)) == (name == "lamemo-samples")
 
 
 def test_training_that_diverges_is_a_result(tmp_path: Path) -> None:
-    first = BY_NAME["lamemo-ablation"].cells("smoke")[0]
-    recipe = replace(models.SMOKE, lr=1e30, steps=4).recipe(models.memory_of(LAMEMO, models.SMOKE.length))
+    first = BY_NAME["lamemo-ablation"].cells("self-test")[0]
+    recipe = replace(models.SELF_TEST, lr=1e30, steps=4).recipe(models.memory_of(LAMEMO, models.SELF_TEST.length))
     place = Place(tmp_path, tmp_path, torch.device("cpu"), Unwatched())
     values = ablation.train_or_diverge(first.settings | {"recipe": to_json(recipe)}, place)
     assert values["diverged"] and "scores" not in values

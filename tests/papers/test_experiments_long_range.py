@@ -1,4 +1,4 @@
-"""The experiments on long-range memory: their smoke runs, and verdicts on results that are made up."""
+"""The experiments on long-range memory: their self-tests, and verdicts on results that are made up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mnemo.config import from_json
-from mnemo.papers.experiment import BUDGETS, Budget, Cell, CellResult, Experiment, Results
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, Cell, CellResult, Experiment, Results
 from mnemo.papers.long_range import EXPERIMENTS
 from mnemo.papers.long_range.arrangement import ARRANGEMENT, NUMBER
 from mnemo.papers.long_range.measuring import working_bytes
@@ -25,7 +25,7 @@ from mnemo.papers.runner import run_here
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 
-GRIDS = [(experiment, budget) for experiment in EXPERIMENTS for budget in BUDGETS]
+GRIDS = [(experiment, budget) for experiment in EXPERIMENTS for budget in PAPER_BUDGETS]
 PLANS = {"all 12": 1.60, "6 interleaved": 1.60, "6 last": 1.605, "6 first": 1.68, "2 interleaved": 1.608}
 PLANS |= {"2 last": 1.61, "2 middle": 1.63, "2 first": 1.69, "1 last": 1.65, "1 first": 1.71, "none": 1.70}
 """Bits per character as the paper would have them on another corpus."""
@@ -68,12 +68,12 @@ QUICK = ("long-profile", "long-short-memory")
     "experiment",
     [pytest.param(e, id=e.name, marks=() if e.name in QUICK else pytest.mark.thorough) for e in EXPERIMENTS],
 )
-def test_smoke(experiment: Experiment, tmp_path: Path) -> None:
+def test_self_test(experiment: Experiment, tmp_path: Path) -> None:
     """Everything runs to its end, and decides nothing."""
-    ran = run_here(experiment, "smoke", tmp_path, device="cpu")
+    ran = run_here(experiment, "self-test", tmp_path, device="cpu")
     results = ran.found.results
     assert ran.failures == ran.found.problems == ()
-    assert [result.cell.name for result in results.cells] == [cell.name for cell in experiment.cells("smoke")]
+    assert [result.cell.name for result in results.cells] == [cell.name for cell in experiment.cells("self-test")]
     assert experiment.figures(results) and experiment.tables(results)
     assert not any("not measured" in verdict.ours for verdict in experiment.verdicts(results))
     assert set(holds(experiment, results)) == {None}
@@ -172,13 +172,13 @@ def test_where_memory_gains_nothing_no_plan_is_called_equal() -> None:
 
 
 def test_toys_decide_nothing() -> None:
-    results = grid(ARRANGEMENT, lambda labels: 1.0 + labels["long"], budget="smoke")
+    results = grid(ARRANGEMENT, lambda labels: 1.0 + labels["long"], budget="self-test")
     assert set(holds(ARRANGEMENT, results)) == {None}
 
 
 def test_the_two_grids_share_their_cells() -> None:
     """So that results of one are results of the other."""
-    for budget in BUDGETS:
+    for budget in PAPER_BUDGETS:
         every = {cell.name: cell.fingerprint for cell in ARRANGEMENT.cells(budget)}
         assert {cell.name: cell.fingerprint for cell in NUMBER.cells(budget)}.items() <= every.items()
 
@@ -236,20 +236,21 @@ def test_a_profile_that_rises_does_not() -> None:
     seconds = {24: 300.0, 12: 273.0, 4: 191.0, 1: 200.0, 0: 143.0}
     gigabytes = {24: 2.0, 12: 1.8, 4: 1.1, 1: 0.5, 0: 0.5}
     assert set(holds(PROFILE, profiled(seconds, gigabytes))) == {False}
-    assert set(holds(PROFILE, profiled(seconds, gigabytes, "smoke"))) == {None}
+    assert set(holds(PROFILE, profiled(seconds, gigabytes, "self-test"))) == {None}
 
 
 @pytest.mark.parametrize("formulation", ["mnemo", "published"])
 def test_activations_shrink_with_the_long_layers(formulation: Any) -> None:
     sizes = [
-        working_bytes(replace(case("smoke"), num_long=count), formulation, torch.device("cpu")) for count in (6, 3, 0)
+        working_bytes(replace(case("self-test"), num_long=count), formulation, torch.device("cpu"))
+        for count in (6, 3, 0)
     ]
     assert sizes[0] > sizes[1] > sizes[2] > 0
 
 
 def test_a_machine_that_is_too_small_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("mnemo.model.memory_limits.memory_bytes", lambda device: 1000)
-    ran = run_here(PROFILE, "smoke", tmp_path, device="cpu")
+    ran = run_here(PROFILE, "self-test", tmp_path, device="cpu")
     assert "a training step of 6 layers needs at least" in ran.failures[0]
     assert ran.found.results.cells == []
 

@@ -1,4 +1,4 @@
-"""Penn Treebank: the smoke run, and verdicts about made-up results."""
+"""Penn Treebank: the self-test, and verdicts about made-up results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mnemo.config import from_json
-from mnemo.papers.experiment import BUDGETS, CellResult, Results
+from mnemo.papers.experiment import PAPER_BUDGETS, CellResult, Results
 from mnemo.papers.jobs import Place, find_job
 from mnemo.papers.xl.penn_treebank import PENN_TREEBANK, protocols
 from mnemo.recipes.presets import preset
@@ -51,7 +51,7 @@ def test_claims_without_results_are_open() -> None:
     results = Results(budget="small", cells=[])
     assert holds() == [None, None, None]
     assert PENN_TREEBANK.figures(results) == [] and PENN_TREEBANK.tables(results) == []
-    assert holds(result(59.0, 55.0, 54.4), budget="smoke") == [None, None, None]
+    assert holds(result(59.0, 55.0, 54.4), budget="self-test") == [None, None, None]
 
 
 def test_the_table_has_both_temperatures() -> None:
@@ -65,7 +65,7 @@ def test_the_table_has_both_temperatures() -> None:
     assert "55.00" in ours and "54.40 at temperature 1.08" in ours and "23,900,000" in ours
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_cells_are_plain_data(budget: Any) -> None:
     found = PENN_TREEBANK.cells(budget)
     assert len({cell.name for cell in found}) == len(found) > 0
@@ -81,8 +81,8 @@ def test_the_recipes_own_test_is_among_the_protocols() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_the_smoke_run_trains_chooses_and_tests(index: int, tmp_path: Path) -> None:
-    cell = PENN_TREEBANK.cells("smoke")[index]
+def test_the_self_test_trains_chooses_and_tests(index: int, tmp_path: Path) -> None:
+    cell = PENN_TREEBANK.cells("self-test")[index]
     place = Place(tmp_path / cell.name, tmp_path, torch.device("cpu"), Unwatched())
     values = json.loads(json.dumps(find_job(cell.job)(cell.settings, place)))
     assert values["steps"] == 3 and len(values["protocols"]) == 3
@@ -93,5 +93,5 @@ def test_the_smoke_run_trains_chooses_and_tests(index: int, tmp_path: Path) -> N
     assert values["test"]["plain"]["split"] == "test" and values["test"]["plain"]["batch"] == 1
     assert values["test"]["fitted"]["temperature"] == values["temperature"]
     found = CellResult(cell=cell, values=values, seconds=1.0, hardware="cpu", versions={})
-    assert [each.holds for each in PENN_TREEBANK.verdicts(Results(budget="smoke", cells=[found]))] == [None] * 3
-    assert len(PENN_TREEBANK.tables(Results(budget="smoke", cells=[found]))[0].rows) == 15
+    assert [each.holds for each in PENN_TREEBANK.verdicts(Results(budget="self-test", cells=[found]))] == [None] * 3
+    assert len(PENN_TREEBANK.tables(Results(budget="self-test", cells=[found]))[0].rows) == 15

@@ -1,4 +1,4 @@
-"""Experiments of the Recurrent Memory Transformer: every smoke run passes, verdicts follow from results alone."""
+"""Experiments of the Recurrent Memory Transformer: every self-test passes, verdicts follow from results alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from mnemo.config import from_json
 from mnemo.model import Model
-from mnemo.papers import BUDGETS, CellResult, Experiment, Results
+from mnemo.papers import CellResult, Experiment, Results
+from mnemo.papers.experiment import PAPER_BUDGETS
 from mnemo.papers.jobs import Place
 from mnemo.papers.rmt import EXPERIMENTS, jobs, maps
 from mnemo.papers.rmt.published import RETRIEVAL, RMT, XL
@@ -44,7 +45,7 @@ def accuracy(by_model):
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_cells_are_plain_and_their_recipes_can_be_read(name, budget):
     cells = BY_NAME[name].cells(budget)
     assert cells and len({cell.name for cell in cells}) == len(cells)
@@ -56,7 +57,7 @@ def test_cells_are_plain_and_their_recipes_can_be_read(name, budget):
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 def test_nothing_measured_leaves_every_verdict_open(name, budget):
     experiment, empty = BY_NAME[name], Results(budget=budget, cells=[])
     verdicts = experiment.verdicts(empty)
@@ -65,19 +66,19 @@ def test_nothing_measured_leaves_every_verdict_open(name, budget):
     assert all(table.headers for table in experiment.tables(empty))
 
 
-# Experiments whose code the smoke runs of copy, associative recall and the language model cover.
+# Experiments whose code the self-tests of copy, associative recall and the language model cover.
 FURTHER = ("rmt-reverse", "rmt-half-memory", "rmt-passkey", "rmt-context")
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough if name in FURTHER else ()) for name in BY_NAME]
 )
-def test_smoke_runs_pass_and_decide_nothing(name, tmp_path):
+def test_self_tests_runs_pass_and_decide_nothing(name, tmp_path):
     experiment = BY_NAME[name]
-    ran = run_here(experiment, "smoke", tmp_path, device="cpu")
+    ran = run_here(experiment, "self-test", tmp_path, device="cpu")
     assert ran.failures == () and ran.found.problems == () and not ran.interrupted
     results = ran.found.results
-    assert len(results.cells) == len(experiment.cells("smoke"))
+    assert len(results.cells) == len(experiment.cells("self-test"))
     verdicts = experiment.verdicts(results)
     assert all(each.holds is None and "missing" not in each.ours for each in verdicts), verdicts
     figures, tables = experiment.figures(results), experiment.tables(results)
@@ -244,7 +245,7 @@ def test_a_number_of_the_result_files_is_not_the_papers():
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 @pytest.mark.parametrize("values", [{}, {"curve": None, "maps": {"write": {}, "cache": {}}}, {"curve": [[1], None]}])
 def test_results_without_values_leave_every_verdict_open(name, budget, values):
     experiment = BY_NAME[name]
@@ -261,13 +262,13 @@ def test_a_learning_curve_without_points_is_left_out(curve):
     assert "copy-learning" not in {figure.slug for figure in experiment.figures(results)}
 
 
-def test_reverse_in_four_segments_is_not_run_at_smoke():
+def test_reverse_in_four_segments_is_not_run_at_self_test():
     experiment = BY_NAME["rmt-reverse"]
-    results = made_up(experiment, "smoke", by_model(1.0, 0.3))
+    results = made_up(experiment, "self-test", by_model(1.0, 0.3))
     absent = "this budget does not train: RMT on reverse in 4 segments"
     assert absent in verdict(experiment, results, "RMT solves reverse in 4").ours
     assert "only checks that everything runs" in verdict(experiment, results, "RMT solves reverse in 2").ours
-    partly = made_up(experiment, "smoke", by_model(1.0, 0.3), keep=lambda cell: cell.labels["model"] != RMT)
+    partly = made_up(experiment, "self-test", by_model(1.0, 0.3), keep=lambda cell: cell.labels["model"] != RMT)
     assert "not measured yet: RMT" in verdict(experiment, partly, "RMT solves reverse in 2").ours
 
 
@@ -305,7 +306,9 @@ def test_quality_is_equal_in_both_directions():
 
 def test_one_layer_says_nothing_about_states():
     experiment = BY_NAME["rmt-state-size"]
-    assert verdict(experiment, made_up(experiment, "smoke", language_values(lambda _: 1.0)), "m vectors").holds is None
+    assert (
+        verdict(experiment, made_up(experiment, "self-test", language_values(lambda _: 1.0)), "m vectors").holds is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -390,7 +393,7 @@ def test_a_run_that_fails_is_written_down(error, outcome, tmp_path, monkeypatch)
         raise error
 
     monkeypatch.setattr(jobs, "train_and_score", fail)
-    cell = BY_NAME["rmt-language-model"].cells("smoke")[0]
+    cell = BY_NAME["rmt-language-model"].cells("self-test")[0]
     watched = Noted()
     values = jobs.train_or_fail(cell.settings, Place(tmp_path, tmp_path, torch.device("cpu"), watched))
     assert values["outcome"] == outcome and values["failed_at"] == 0 and str(error) in values["message"]
@@ -427,7 +430,9 @@ def test_attention_that_is_clear_holds_and_attention_that_is_spread_fails():
     assert not any(
         each.holds for each in experiment.verdicts(made_up(experiment, "small", values(0.05, 0.0, 0.0)))[:-1]
     )
-    assert "reverse in 2 segments" in experiment.figures(made_up(experiment, "smoke", values(0.8, 0.9, 0.9)))[0].title
+    assert (
+        "reverse in 2 segments" in experiment.figures(made_up(experiment, "self-test", values(0.8, 0.9, 0.9)))[0].title
+    )
     wrong_way = made_up(experiment, "small", values(0.8, -0.95, 0.95))
     assert [each.holds for each in experiment.verdicts(wrong_way)][:2] == [False, False]
 
@@ -457,11 +462,11 @@ def test_blocks_of_a_map_lie_where_the_rows_are():
 
 def test_experiments_on_the_same_runs_share_them(tmp_path):
     language, context = BY_NAME["rmt-language-model"], BY_NAME["rmt-context"]
-    names = {cell.name for cell in context.cells("smoke")}
-    first = run_here(language, "smoke", grid_folder(tmp_path, language.name, "smoke"), device="cpu")
-    second = run_here(context, "smoke", grid_folder(tmp_path, context.name, "smoke"), device="cpu")
+    names = {cell.name for cell in context.cells("self-test")}
+    first = run_here(language, "self-test", grid_folder(tmp_path, language.name, "self-test"), device="cpu")
+    second = run_here(context, "self-test", grid_folder(tmp_path, context.name, "self-test"), device="cpu")
     for result in second.found.results.cells:
         twin = first.found.results.one(result.cell.name)
         assert twin is not None and result.values == twin.values and result.seconds == twin.seconds
     assert {result.cell.name for result in second.found.results.cells} == names
-    assert all(path.is_symlink() for path in (grid_folder(tmp_path, context.name, "smoke") / "cells").iterdir())
+    assert all(path.is_symlink() for path in (grid_folder(tmp_path, context.name, "self-test") / "cells").iterdir())

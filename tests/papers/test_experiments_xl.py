@@ -1,4 +1,4 @@
-"""The experiments of the Transformer-XL paper: their grids, their verdicts on made-up results, and every smoke run."""
+"""The experiments of the Transformer-XL paper: their grids, their verdicts on made-up results, and every self-test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
 from mnemo.model import Model
-from mnemo.papers.experiment import BUDGETS, Budget, Cell, CellResult, Experiment, Results, Verdict
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, Cell, CellResult, Experiment, Results, Verdict
 from mnemo.papers.jobs import JOBS
 from mnemo.papers.runner import run_here
 from mnemo.papers.xl import (
@@ -30,7 +30,7 @@ from mnemo.papers.xl import (
     evaluation_speed,
 )
 from mnemo.papers.xl.ablation import STANDARD, VARIANTS
-from mnemo.papers.xl.recipes import smoke
+from mnemo.papers.xl.recipes import self_test
 from mnemo.papers.xl.sentences import write_shuffled
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.transformer_xl import everywhere
@@ -70,7 +70,7 @@ def test_every_table_and_figure_of_the_paper_is_covered() -> None:
     assert {f"Table {i}" for i in range(1, 9)} | {f"Figure {i}" for i in range(3, 8)} <= covered
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_grids_are_plain_data_in_an_order_that_can_be_run(experiment: Experiment, budget: Budget) -> None:
     cells, done = experiment.cells(budget), set()
@@ -81,7 +81,7 @@ def test_grids_are_plain_data_in_an_order_that_can_be_run(experiment: Experiment
         done.add(cell.name)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("budget", PAPER_BUDGETS)
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_nothing_is_decided_before_anything_is_measured(experiment: Experiment, budget: Budget) -> None:
     verdicts = shows(experiment, Results(budget=budget, cells=[]))
@@ -144,8 +144,8 @@ def test_ablation_is_open_where_rows_are_missing() -> None:
     assert holds("xl-ablation", table5(xl=None)) == [None] * 7
 
 
-def test_smoke_decides_nothing_even_with_good_numbers() -> None:
-    assert holds("xl-ablation", table5(), "smoke") == [None] * 7
+def test_self_tests_decides_nothing_even_with_good_numbers() -> None:
+    assert holds("xl-ablation", table5(), "self-test") == [None] * 7
 
 
 def lengthened(perplexities: dict[int, float]) -> Values:
@@ -212,7 +212,7 @@ def test_the_longest_length_that_fits_is_found() -> None:
 
 
 def test_an_estimate_charges_for_memory() -> None:
-    recipe = smoke()
+    recipe = self_test()
     plain = replace(recipe, model=replace(recipe.model, memory=everywhere(0)))
     bytes_of = equal_memory.estimated_bytes
     assert bytes_of(plain) < bytes_of(recipe)
@@ -301,7 +301,7 @@ def test_evaluation_speed() -> None:
 
 
 def test_the_time_of_the_set_up_does_not_count() -> None:
-    model, config = Model(smoke().model), {"attention": 8, "segment": 4}
+    model, config = Model(self_test().model), {"attention": 8, "segment": 4}
     score = evaluation_speed.read_reusing(model, config, 2, 3)
     assert (score.tokens, score.memory, score.batch) == (2 * 3 * 4, 8, 2)
     taking = lambda setup, each: lambda n: replace(score, tokens=100 * n, seconds=setup + each * n)  # noqa: E731
@@ -434,18 +434,18 @@ SLOW = ("xl-ablation", "xl-context-length", "xl-equal-memory")
     "experiment",
     [pytest.param(e, id=e.name, marks=pytest.mark.thorough if e.name in SLOW else ()) for e in EXPERIMENTS],
 )
-def test_smoke_runs_to_the_end(experiment: Experiment, tmp_path) -> None:
-    ran = run_here(experiment, "smoke", tmp_path, device="cpu")
+def test_self_tests_runs_to_the_end(experiment: Experiment, tmp_path) -> None:
+    ran = run_here(experiment, "self-test", tmp_path, device="cpu")
     assert ran.failures == () and ran.found.problems == () and not ran.interrupted
-    assert [result.cell for result in ran.found.results.cells] == experiment.cells("smoke")
+    assert [result.cell for result in ran.found.results.cells] == experiment.cells("self-test")
     assert all(verdict.holds is None for verdict in shows(experiment, ran.found.results))
 
 
 def test_batches_that_the_machine_cannot_hold_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cell = evaluation_speed.cells("smoke")[0]
+    cell = evaluation_speed.cells("self-test")[0]
     few, many = (evaluation_speed.needed_bytes(cell.settings, batch) for batch in cell.settings["batches"])
     assert few == evaluation_speed.least_bytes(cell.settings) < many
     monkeypatch.setattr(evaluation_speed, "memory_bytes", lambda device: few)
     one = replace(BY_NAME["xl-evaluation-speed"], cells=lambda budget: [cell])
-    (found,) = run_here(one, "smoke", tmp_path, device="cpu").found.results.cells
+    (found,) = run_here(one, "self-test", tmp_path, device="cpu").found.results.cells
     assert [each["tokens_per_second"] is None for each in found.values["tried"]] == [False, True]

@@ -290,10 +290,10 @@ def test_rows_without_results_leave_claims_open_with_the_reason() -> None:
     assert infinite.holds is None and infinite.ours == "not measured yet: row a"
 
 
-def test_smoke_decides_nothing() -> None:
+def test_self_tests_decides_nothing() -> None:
     runs = {"a": around(0.9), "b": [1.0] * 3}
-    found = one(grid("a", "b"), runs, Better("", "", "a", "b"), budget="smoke")
-    assert found.holds is None and found.ours.endswith("smoke only checks that everything runs")
+    found = one(grid("a", "b"), runs, Better("", "", "a", "b"), budget="self-test")
+    assert found.holds is None and found.ours.endswith("shows that the code runs, says nothing about the claim")
 
 
 def test_reaching_a_published_value() -> None:

@@ -18,7 +18,10 @@ KNOWN = Path(__file__).with_name("cell_digests.json")
 def cell_digests() -> dict[str, dict[str, str]]:
     """One digest of all cell names and fingerprints, for each experiment and budget."""
     return {
-        name: {budget: digest({cell.name: cell.fingerprint for cell in experiment.cells(budget)}) for budget in BUDGETS}
+        name: {
+            budget: digest({cell.name: cell.fingerprint for cell in experiment.cells(budget)})
+            for budget in experiment.budgets
+        }
         for name, experiment in every_experiment().items()
     }
 

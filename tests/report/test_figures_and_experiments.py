@@ -20,6 +20,7 @@ from mnemo.report import plots, style
 from mnemo.report.experiment_markdown import markdown_overview
 from mnemo.report.experiment_page import ExperimentPage, tally, write_experiment, write_overview
 from mnemo.report.figure import Figure
+from mnemo.report.files import csv_text
 from mnemo.report.findings import Sample, Table, Verdict
 from mnemo.report.heat_map import BLACK
 from mnemo.report.plots import Line
@@ -95,6 +96,14 @@ def experiment(name: str = "rmt-copy", **changes: object) -> ExperimentPage:
 def read_csv(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
+
+
+def test_formulas_in_csv_files_are_text() -> None:
+    cells = ["=1+1", "+cmd", "-x", "@SUM(A1)", "-1.5", "+2e3", "-inf", -3.5, 4, "a=b", "'quoted"]
+    (row,) = list(csv.reader(io.StringIO(csv_text(["=head"] * len(cells), [cells]))))[1:]
+    harmless = ["'=1+1", "'+cmd", "'-x", "'@SUM(A1)"]
+    assert row == [*harmless, "-1.5", "+2e3", "-inf", "-3.5", "4", "a=b", "'quoted"]
+    assert csv_text(["=head"], []) == "'=head\n"
 
 
 def drawn(figure: Figure) -> list[ElementTree.Element]:
@@ -422,7 +431,7 @@ def test_every_figure_and_table_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_page_without_anything_is_a_page(tmp_path: Path) -> None:
-    bare = ExperimentPage(name="x", title="X", paper="P", covers=(), claim="C.", budget="smoke")
+    bare = ExperimentPage(name="x", title="X", paper="P", covers=(), claim="C.", budget="self-test")
     page = read_page(write_experiment(bare, tmp_path))
     assert "No verdict yet." in page.text and "Covers" not in page.text and "figure" not in page.tags
     assert "0 experiments: no verdict yet." in read_page(write_overview([], tmp_path / "index.html")).text

@@ -153,6 +153,37 @@ def test_the_last_label_of_an_axis_is_not_cut_off() -> None:
 
 
 def test_text_between_dollars_is_no_mathematics() -> None:
-    lines = [Line("$a^2$ and \\$", [(0.0, 1.0), (3.0, 2.0)])]
+    lines = [Line("$a^2$ and \\$", [(0.0, 0.0), (3.0, 2.0)])]
     figure = line_figure("s", "t", "c", lines, x_label="$x_1$", y_label="$y$ and $z$")
     assert all(f">{words}<" in figure.svg for words in ("$a^2$ and \\$", "$x_1$", "$y$ and $z$"))
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic", "words"),
+    [
+        ((2.5, 3.0), False, "loss (axis does not start at 0)"),
+        ((0.0, 3.0), False, "loss"),
+        ((-1.0, 3.0), False, "loss"),
+        ((2.5, 300.0), True, "loss (logarithmic axis)"),
+    ],
+)
+def test_a_vertical_axis_says_where_it_starts(values: tuple[float, float], logarithmic: bool, words: str) -> None:
+    lines = [Line("a", list(enumerate(values)))]
+    figure = line_figure("s", "t", "c", lines, x_label="x", y_label="loss", y_logarithmic=logarithmic)
+    assert f">{words}<" in figure.svg
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (1.0, "100%"),
+        (0.9996, "99.9%"),
+        (0.996, "99.6%"),
+        (0.0625, "6%"),
+        (0.004, "0.4%"),
+        (0.0001, "0.1%"),
+        (0.0, "0%"),
+    ],
+)
+def test_everything_and_nothing_are_not_rounded_to(share: float, text: str) -> None:
+    assert number_text.percent(share) == text

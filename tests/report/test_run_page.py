@@ -7,6 +7,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from mnemo.memory.lookahead import Lookahead
 from mnemo.memory.memory_tokens import MemoryTokens
 from mnemo.memory.xl import XL
 from mnemo.report import write_report
-from mnemo.report.runs import short_names
+from mnemo.report.page_template import Headline
+from mnemo.report.run_figures import accuracies, grouped
+from mnemo.report.runs import Run, read_runs, short_names
 
 
 @pytest.fixture
@@ -358,3 +361,65 @@ def test_no_runs_at_all_is_an_error(tmp_path: Path) -> None:
 def test_names_are_the_shortest_that_differ() -> None:
     paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/a/other")]
     assert short_names(paths) == ["x/run", "y/run", "other"]
+
+
+def test_a_kind_of_memory_has_one_colour_in_the_page(runs: list[Path], tmp_path: Path) -> None:
+    tokens = replace(recipe(0).model, tokens=MemoryTokens(num=4))
+    more = make_run(tmp_path / "tokens", replace(recipe(0), model=tokens), unit="symbol", corpus="recall")
+    found, _ = read_runs([*runs, more])
+    assert [run.color for run in found] == [0, 1, 0, 2]
+
+
+def test_runs_of_one_kind_side_by_side_have_different_colours(tmp_path: Path) -> None:
+    paths = [make_run(tmp_path / name, recipe(64)) for name in ("a", "b")]
+    found, _ = read_runs([*paths, make_run(tmp_path / "c", recipe(0))])
+    assert [run.color for run in found] == [0, 1, 2]
+
+
+def test_the_headline_comes_first_and_its_figure_once(runs: list[Path], tmp_path: Path) -> None:
+    for path, share in zip(runs, (1.0, 0.0625), strict=False):
+        write_result(path, "score", kind="score", score=score(64, 1.0) | {"accuracy": share})
+
+    def headline(found: Sequence[Run]) -> Headline:
+        return Headline("With memory: all right", accuracies(grouped(found)[0]), ("Steps were cut.",))
+
+    out = tmp_path / "page.html"
+    write_report(runs, out, title="A title", headline=headline)
+    html = out.read_text(encoding="utf-8")
+    assert html.index("<h1>With memory: all right</h1>") < html.index("Steps were cut.") < html.index("<figure")
+    assert html.index("<figure") < html.index('<p class="lead">')
+    assert html.count("Right answers: recall</title>") == 1
+    assert (tmp_path / "page-files" / "accuracy-0-recall.svg").is_file()
+
+
+def test_cards_word_better_as_better_and_ties_as_ties(tmp_path: Path) -> None:
+    losses = {"a": 1.0, "b": 1.002, "c": 1.5}
+    paths = [make_run(tmp_path / name, recipe(64), floor=loss) for name, loss in losses.items()]
+    write_result(paths[0], "sweep", kind="sweep", scores=[score(0, 2.0), score(64, 1.5)])
+    write_report(paths, tmp_path / "page.html")
+    text = read_page(tmp_path / "page.html").text
+    assert "2 runs alike: a, b; c reaches" in text
+    assert f"With memory{0.5 / math.log(2):.3f} bpc better" in text and "−" not in text
+
+
+def test_equal_shares_of_right_answers_have_no_winner(tmp_path: Path) -> None:
+    shares = {"a": 0.996, "b": 1.0, "c": 0.25}
+    for name, share in shares.items():
+        run = make_run(tmp_path / name, recipe(64), unit="symbol", corpus="recall")
+        write_result(run, "score", kind="score", score=score(64, 1.0) | {"accuracy": share})
+    write_report([tmp_path / name for name in shares], tmp_path / "page.html")
+    assert "Right answers on recall100%2 runs alike: a, b; c 25%" in re.sub(
+        r"\s*\n\s*", "", read_page(tmp_path / "page.html").text
+    ).replace("100% ", "100%")
+
+
+def test_memory_tokens_are_in_the_picture_of_the_plan(tmp_path: Path) -> None:
+    model = replace(recipe(0).model, tokens=MemoryTokens(num=10))
+    run = make_run(tmp_path / "run", replace(recipe(0), model=model))
+    write_report([run], tmp_path / "page.html")
+    picture = (tmp_path / "page-files" / "plan-0-run.svg").read_text(encoding="utf-8")
+    assert "tokens read" in picture and "tokens written" in picture and "<pattern" in picture
+    assert "10 memory tokens before the segment, 10 after it" in picture
+    plain = make_run(tmp_path / "plain", recipe(0))
+    write_report([plain], tmp_path / "other.html")
+    assert "tokens read" not in (tmp_path / "other-files" / "plan-0-plain.svg").read_text(encoding="utf-8")

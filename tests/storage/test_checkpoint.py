@@ -10,13 +10,15 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from helpers.edited_files import edit_checkpoint, edit_json
 from helpers.monitors import Signaller
 from helpers.toy_runs import metrics, recipe, run, scored_as
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mnemo.config import to_json
 from mnemo.errors import MnemoError
@@ -173,16 +175,6 @@ def test_links_inside_a_run_and_of_its_folders_are_followed(folder: Path, tmp_pa
     assert open_run(folder, "last").step == 12
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    change(tensors)
-    save_file(tensors, path)
-    progress = path.parent / "progress.json"
-    content = json.loads(progress.read_text())
-    content["files"][path.name] = path.stat().st_size
-    progress.write_text(json.dumps(content))
-
-
 CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda t: t.pop("embedding.tables.0"), "it has no tensor 'embedding.tables.0'"),
     (lambda t: t.update(extra=torch.zeros(1)), "it has an unexpected tensor 'extra'"),
@@ -200,16 +192,15 @@ CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
 @pytest.mark.parametrize(("change", "reason"), CHANGES)
 def test_weights_of_another_configuration_are_named(change: Any, reason: str, folder: Path) -> None:
     path = last(folder) / "weights.safetensors"
-    edit(path, change)
+    edit_checkpoint(path, change)
     for use in (lambda: open_run(folder, "last"), lambda: train(folder)):
         with pytest.raises(MnemoError, match=f"{path} is of another configuration: {reason}"):
             use()
 
 
 def test_another_recipe_does_not_take_the_weights(folder: Path) -> None:
-    header = json.loads((folder / "recipe.json").read_text())
-    header["recipe"] = to_json(recipe(model={"num_layers": 3}))
-    (folder / "recipe.json").write_text(json.dumps(header))
+    other = to_json(recipe(model={"num_layers": 3}))
+    edit_json(folder / "recipe.json", lambda header: header.update(recipe=other))
     with pytest.raises(MnemoError, match="weights.safetensors is of another configuration: it has no tensor"):
         open_run(folder)
 
@@ -303,7 +294,7 @@ def test_another_environment_is_noted_once(folder: Path) -> None:
     path = last(folder) / "progress.json"
     saved = json.loads(path.read_text())
     assert saved["environment"] == {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
-    path.write_text(json.dumps({**saved, "environment": {"torch": "1.0", "threads": 64}}))
+    edit_json(path, lambda progress: progress.update(environment={"torch": "1.0", "threads": 64}))
     train(folder, monitor=notes)
     (note,) = [line for line in notes.lines if "last digits" in line]
     assert note.startswith("torch version 1.0 -> ") and "number of threads 64 -> " in note
@@ -334,7 +325,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(
     monkeypatch.setattr(tensor_file, "save_file", save)
     monkeypatch.setattr(json, "dump", dump)
     if file == "metrics.jsonl":
-        monkeypatch.setattr("mnemo.training.metrics_log.json.dumps", _failing(json.dumps, full, after=4))
+        lines = SimpleNamespace(dumps=_failing(json.dumps, full, after=4))
+        monkeypatch.setattr("mnemo.training.metrics_log.json", lines)
     create_run(recipe(), tmp_path / "run")
     with pytest.raises(MnemoError, match="cannot (save|write) .*: No space left on device; .* whole"):
         train(tmp_path / "run")

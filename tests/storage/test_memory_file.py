@@ -16,6 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from mnemo.errors import MnemoError
+from mnemo.files import checksum
+from mnemo.files.tensor_file import settle
 from mnemo.inference.generation import TextState, generate, read
 from mnemo.memory import XL, Plan
 from mnemo.memory.state import leaves, tree_map
@@ -44,8 +46,10 @@ def edit(path: Path, tensors: dict[str, torch.Tensor] | None = None, **metadata:
     with safe_open(path, "pt") as file:
         values = {name: file.get_tensor(name) for name in file.keys()}
         old = file.metadata()
-    kept = {name: value for name, value in (old | metadata).items() if value is not None}
+    changed = old | {checksum.FIELD: checksum.BLANK} | metadata
+    kept = {name: value for name, value in changed.items() if value is not None}
     save_file(values if tensors is None else values | tensors, path, kept)
+    settle(path)
 
 
 def edit_layout(path: Path, **changes: Any) -> None:

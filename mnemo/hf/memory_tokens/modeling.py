@@ -19,6 +19,7 @@ from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
 from mnemo.hf.modeling import IGNORED, check_prompt
+from mnemo.hf.safe_folder import SafeFolder
 from mnemo.memory import RecurrentMemory, TokensState
 from mnemo.training.bptt import SegmentResult
 
@@ -32,7 +33,7 @@ class MemoryOutput(ModelOutput):
     """(B, m, D) after the last segment; pass it to the next call to continue the text"""
 
 
-class _WithMemory(PreTrainedModel):
+class _WithMemory(SafeFolder, PreTrainedModel):
     config_class = MemoryConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True

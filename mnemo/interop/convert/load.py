@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemo.data import tokenizers
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
-from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import load_object
 from mnemo.interop.convert import formats, vocabulary, weight_files
 from mnemo.interop.convert.formats import Format
@@ -24,7 +22,8 @@ from mnemo.interop.convert.weight_files import WeightsFile
 from mnemo.memory.configuration import Start
 from mnemo.model import ModelConfig
 from mnemo.storage.run_folder import open_run
-from mnemo.storage.run_header import RECIPE, TOKENIZER
+from mnemo.storage.run_header import RECIPE
+from mnemo.storage.run_tokenizer import load_tokenizer
 
 CONFIG = "config.json"
 WEIGHTS = (
@@ -81,14 +80,11 @@ def _load_run(path: Path, given: UserOptions) -> ConvertedModel:
     if given.arguments or given.config or given.vocab:
         raise MnemoError(f"{path} is a run of mnemo, which includes its configuration: leave the flags out")
     run = open_run(path, device="cpu")
-    known = None
-    if (path / TOKENIZER).exists():
-        known = tokenizers.from_json(load_json(path / TOKENIZER).get("tokenizer"))
     return ConvertedModel(
         config=run.recipe.model,
         weights=dict(run.model.state_dict()),
         segment=run.recipe.train.segment,
-        tokenizer=known,
+        tokenizer=load_tokenizer(path),
         format="mnemo",
         start=run.start,
     )

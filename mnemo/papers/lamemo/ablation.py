@@ -62,9 +62,9 @@ def _row(budget: Budget, name: str) -> Row:
     if budget == "paper":
         recipe = published("lamemo-wikitext103", replace(MEMORIES[name], length=WORDS))
     else:
-        size = models.SMOKE if budget == "smoke" else models.ABLATION
+        size = models.SELF_TEST if budget == "self-test" else models.ABLATION
         recipe = size.recipe(replace(MEMORIES[name], length=size.length))
-    row = trained_row(name, recipe, budget, 1 if budget == "smoke" else SEEDS, paper=PUBLISHED[name])
+    row = trained_row(name, recipe, budget, 1 if budget == "self-test" else SEEDS, paper=PUBLISHED[name])
     return replace(row, job="lamemo-train")
 
 

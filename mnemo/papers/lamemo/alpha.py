@@ -37,7 +37,7 @@ def measure_alpha(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def cells(budget: Budget) -> list[Cell]:
-    segments, tokens = (3, 200) if budget == "smoke" else (SEGMENTS, 100_000)
+    segments, tokens = (3, 200) if budget == "self-test" else (SEGMENTS, 100_000)
     return trained_then_measured(budget, [LAMEMO], "lamemo-alpha", {"segments": segments, "tokens": tokens})
 
 

@@ -39,7 +39,7 @@ def measure_attention(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 def cells(budget: Budget) -> list[Cell]:
     settings = {"tokens": TOKENS, "interval": INTERVAL, "context": CONTEXT}
-    if budget == "smoke":
+    if budget == "self-test":
         settings = {"tokens": 64, "interval": 2, "context": 8}
     return trained_then_measured(budget, MODELS, "lamemo-attention", settings)
 

@@ -45,7 +45,7 @@ SMALLER = (
     "after a warm-up over a tenth of them (published: 2.5e-4, no warm-up), and there is no dropout where no text is "
     "read twice."
 )
-LIMITS: dict[Budget, dict[str, int]] = {"smoke": {"limit": 64}, "small": {"limit": 1_000_000}, "paper": {}}
+LIMITS: dict[Budget, dict[str, int]] = {"self-test": {"limit": 64}, "small": {"limit": 1_000_000}, "paper": {}}
 """Symbols that are scored, where the whole split would take longer than training."""
 PAIRS = (
     (TRANSFORMER_XL, TRANSFORMER, "A memory of the last segment is better than none."),
@@ -64,7 +64,7 @@ def trained_row(
     paper: tuple[str, ...] = (),
 ) -> Row:
     """A row that is scored, unless `scores` are given, on valid and test with the lengths of training."""
-    test = LIMITS["smoke"] if budget == "smoke" else {}
+    test = LIMITS["self-test"] if budget == "self-test" else {}
     scores = scores or {"valid": {"split": "valid", **LIMITS[budget]}, "test": {"split": "test", **test}}
     return Row(
         key=model,
@@ -95,8 +95,8 @@ class Comparison:
     test: Mapping[str, float]
     """Published."""
     small: Size
-    smoke: tuple[str, ...]
-    """Models of a smoke run."""
+    self_test: tuple[str, ...]
+    """Models of a self-test."""
     seeds: Mapping[str, int]
     """Number of seeds at `small`, by model, the most important first."""
 
@@ -107,11 +107,11 @@ class Comparison:
     def recipe(self, budget: Budget, model: str) -> Recipe:
         if budget == "paper":
             return published(self.preset, memory_of(model, self.length), corpus=self.corpus)
-        size = models.SMOKE if budget == "smoke" else self.small
+        size = models.SELF_TEST if budget == "self-test" else self.small
         return size.recipe(memory_of(model, size.length))
 
     def grid(self, budget: Budget) -> Grid:
-        alone = {"smoke": self.smoke, "paper": MODELS}
+        alone = {"self-test": self.self_test, "paper": MODELS}
         seeds = self.seeds if budget == "small" else dict.fromkeys(alone[budget], 1)
         rows = [
             trained_row(model, self.recipe(budget, model), budget, count, paper=self.numbers(model))
@@ -192,7 +192,7 @@ WIKITEXT103 = Comparison(
     valid={TRANSFORMER: 28.11, TRANSFORMER_XL: 23.42, LAMEMO: 22.98},
     test={TRANSFORMER: 29.14, TRANSFORMER_XL: 24.56, COMPRESSIVE: 24.41, INFINITE: 24.22, LAMEMO: 23.77},
     small=models.WORDS,
-    smoke=MODELS,
+    self_test=MODELS,
     seeds={LAMEMO: 2, TRANSFORMER_XL: 2, TRANSFORMER: 1, COMPRESSIVE: 1, INFINITE: 1},
 )
 ENWIK8 = Comparison(
@@ -202,7 +202,7 @@ ENWIK8 = Comparison(
     valid={TRANSFORMER: 1.253, TRANSFORMER_XL: 1.150, LAMEMO: 1.129},
     test={TRANSFORMER: 1.240, TRANSFORMER_XL: 1.128, LAMEMO: 1.107},
     small=models.CHARACTERS,
-    smoke=THREE,
+    self_test=THREE,
     seeds=dict.fromkeys(THREE[::-1], 2),
 )
 TEXT8 = Comparison(
@@ -212,7 +212,7 @@ TEXT8 = Comparison(
     valid={TRANSFORMER: 1.232, TRANSFORMER_XL: 1.172, LAMEMO: 1.128},
     test={TRANSFORMER: 1.303, TRANSFORMER_XL: 1.239, LAMEMO: 1.196},
     small=models.HALF_CHARACTERS,
-    smoke=THREE,
+    self_test=THREE,
     seeds=dict.fromkeys(THREE[::-1], 2),
 )
 NOVELS = Comparison(
@@ -223,7 +223,7 @@ NOVELS = Comparison(
     valid=ENWIK8.valid,
     test=ENWIK8.test,
     small=models.NOVELS,
-    smoke=THREE,
+    self_test=THREE,
     seeds=SEEDS,
 )
 

@@ -107,7 +107,7 @@ def measure_variance(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 
 def cells(budget: Budget) -> list[Cell]:
-    reach, draws = (5, 2000) if budget == "smoke" else (REACH, 100_000)
+    reach, draws = (5, 2000) if budget == "self-test" else (REACH, 100_000)
     odd = [
         Cell(
             name=f"g-{dim}",

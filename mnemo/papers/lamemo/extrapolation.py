@@ -25,11 +25,11 @@ SATURATED_FROM, SATURATED = 7, 0.005
 
 
 def target_of(budget: Budget) -> int:
-    return 4 if budget == "smoke" else TARGET
+    return 4 if budget == "self-test" else TARGET
 
 
 def multiples_of(budget: Budget) -> tuple[int, ...]:
-    return (1, 7, 10) if budget == "smoke" else MULTIPLES
+    return (1, 7, 10) if budget == "self-test" else MULTIPLES
 
 
 def unit_of(budget: Budget) -> Measure:

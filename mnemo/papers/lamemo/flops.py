@@ -17,7 +17,7 @@ from mnemo.papers.lamemo.models import (
     LAMEMO,
     MODELS,
     PAPER,
-    SMOKE,
+    SELF_TEST,
     TRANSFORMER,
     TRANSFORMER_XL,
     memory_of,
@@ -59,9 +59,9 @@ def cells(budget: Budget) -> list[Cell]:
 
 
 def _cell(budget: Budget, model: str, times: int | None, kind: str) -> Cell:
-    length = SMOKE.length if budget == "smoke" else WORDS
+    length = SELF_TEST.length if budget == "self-test" else WORDS
     memory = memory_of(model, length)
-    recipe = SMOKE.recipe(memory) if budget == "smoke" else published("lamemo-wikitext103", memory)
+    recipe = SELF_TEST.recipe(memory) if budget == "self-test" else published("lamemo-wikitext103", memory)
     slots = None if times is None else times * length
     return Cell(
         name=slugify(model) if times is None else f"{slugify(model)}-memory-{slots}",

@@ -1,8 +1,8 @@
 """The models that LaMemo is compared with, and their sizes at each budget.
 
 All rows of a comparison are one recipe with different memories. At `paper` it is the preset, whose docstring gives the
-source of every number; at `small` the same architecture and optimizer with a smaller model and less text; at `smoke`
-just enough to run every line of code.
+source of every number; at `small` the same architecture and optimizer with a smaller model and less text; at
+`self-test` just enough to run every line of code.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Size:
         )
 
 
-SMOKE = Size(
+SELF_TEST = Size(
     corpus="python",
     num_layers=3,
     dim=16,

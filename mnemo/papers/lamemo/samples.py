@@ -88,7 +88,7 @@ def cells(budget: Budget) -> list[Cell]:
         settings |= {"clamp": CLAMP}
     if budget == "small":
         settings |= {"tokens": 4 * TOKENS}
-    if budget == "smoke":
+    if budget == "self-test":
         settings |= {"memory": 16, "tokens": 12, "prompt": 12, "prompts": 2, "clamp": 8}
     return trained_then_measured(budget, MODELS, "lamemo-samples", settings)
 

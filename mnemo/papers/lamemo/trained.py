@@ -29,7 +29,7 @@ def recipe_of(budget: Budget, model: str, seed: int = SEED) -> Recipe:
     """At `paper` that of Table 1."""
     if budget == "paper":
         return published("lamemo-wikitext103", memory_of(model, WORDS), seed)
-    size = models.SMOKE if budget == "smoke" else models.ANALYSED
+    size = models.SELF_TEST if budget == "self-test" else models.ANALYSED
     return size.recipe(memory_of(model, size.length), seed)
 
 

@@ -132,7 +132,7 @@ class Scale:
 
 def characters(budget: Budget) -> Scale:
     """Byte or character models: enwik8 in the paper, novels at `small`."""
-    if budget == "smoke":
+    if budget == "self-test":
         return toy()
     if budget == "small":
         score = {"split": "test", "batch": 64, "limit": 1_000_000}
@@ -142,7 +142,7 @@ def characters(budget: Budget) -> Scale:
 
 def words(budget: Budget) -> Scale:
     """Word models: WikiText-103 in the paper, WikiText-2 at `small`."""
-    if budget == "smoke":
+    if budget == "self-test":
         return toy()
     if budget == "small":
         return Scale(recipe=wikitext2(), long=512, short=32, seeds=(1, 2), score={"split": "test", "batch": 10})

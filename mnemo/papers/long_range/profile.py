@@ -66,7 +66,7 @@ COSTS = (MEMORY, TIME)
 
 
 def case(budget: Budget) -> Case:
-    """The published 24-layer model; a small one at `smoke`."""
+    """The published 24-layer model; a small one at `self-test`."""
     deep = Case(
         name="long-profile",
         summary="training step of the enwik8 model",
@@ -81,7 +81,7 @@ def case(budget: Budget) -> Case:
         compile=budget == "paper",
         **DEEP,
     )
-    if budget != "smoke":
+    if budget != "self-test":
         return deep
     small = {"num_layers": 6, "dim": 16, "num_heads": 2, "head_dim": 8, "inner_dim": 32}
     return replace(deep, **small, segment=8, memory=64, short=8, batch=2, precision="fp32")
@@ -89,8 +89,8 @@ def case(budget: Budget) -> Case:
 
 def cells(budget: Budget) -> list[Cell]:
     """Both formulations, one after the other: they must not share the device."""
-    numbers = NUMBERS if budget != "smoke" else (6, 3, 1, 0)
-    repeats = {"smoke": 1, "small": 4, "paper": 20}[budget]
+    numbers = NUMBERS if budget != "self-test" else (6, 3, 1, 0)
+    repeats = {"self-test": 1, "small": 4, "paper": 20}[budget]
     found: list[Cell] = []
     for formulation in NAMES:
         settings = {"case": to_json(case(budget)), "formulation": formulation, "long": list(numbers)}

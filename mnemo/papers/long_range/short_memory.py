@@ -22,7 +22,7 @@ PUBLISHED_LENGTHS = (
 )
 """Twenty from 32 to 2048; the paper does not list them."""
 LENGTHS: dict[Budget, tuple[int, ...]] = {
-    "smoke": (4, 8, 16),
+    "self-test": (4, 8, 16),
     "small": (32, 64, 128, 192, 256, 384, 512, 1024),
     "paper": PUBLISHED_LENGTHS,
 }
@@ -59,7 +59,7 @@ def _timing(budget: Budget, setting: Scale, trained: tuple[str, ...]) -> Cell:
     first = replace(setting.recipe, train=replace(setting.recipe.train, seed=setting.seeds[0]))
     seeded = replace(setting, recipe=first)
     recipes = {str(length): to_json(seeded.planned(SIXTH, length)) for length in LENGTHS[budget]}
-    times = {"updates": 1, "rounds": 1} if budget == "smoke" else {"updates": 20, "rounds": 3}
+    times = {"updates": 1, "rounds": 1} if budget == "self-test" else {"updates": 20, "rounds": 3}
     return Cell(
         name=SPEED,
         job="long-pace",

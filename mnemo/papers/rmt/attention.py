@@ -52,7 +52,7 @@ PARTS_OF_A_MAP = (*HEAD, "memory", "tokens", "cached", "map")
 
 
 def grid(budget: Budget) -> Grid:
-    shown = [each for each in SHOWN if budget != "smoke" or each.name.startswith("twelve")]
+    shown = [each for each in SHOWN if budget != "self-test" or each.name.startswith("twelve")]
     return Grid(last=[_cell(budget, each) for each in shown])
 
 

@@ -39,10 +39,10 @@ def _is_shown(variant: Variant) -> bool:
 def claims(budget: Budget) -> list[Claim]:
     corpus = CORPORA[budget][0]
     model = partial(Variant, corpus, SEGMENT[corpus])
-    memory, deepest = {"smoke": (2, 1), "small": (10, 2), "paper": (10, 4)}[budget]
-    short, long = {"smoke": (4, 4), "small": (10, 100), "paper": (10, 200)}[budget]
-    few, many = (model(RMT, num, 1) for num in {"smoke": (2, 2), "small": (5, 20), "paper": (5, 50)}[budget])
-    less, more = (model(XL, slots) for slots in {"smoke": (4, 4), "small": (10, 40), "paper": (5, 50)}[budget])
+    memory, deepest = {"self-test": (2, 1), "small": (10, 2), "paper": (10, 4)}[budget]
+    short, long = {"self-test": (4, 4), "small": (10, 100), "paper": (10, 200)}[budget]
+    few, many = (model(RMT, num, 1) for num in {"self-test": (2, 2), "small": (5, 20), "paper": (5, 50)}[budget])
+    less, more = (model(XL, slots) for slots in {"self-test": (4, 4), "small": (10, 40), "paper": (5, 50)}[budget])
     return [
         better(
             f"RMT with {memory} memory tokens gets better with more visible context (BPTT {deepest} against 0).",

@@ -23,7 +23,7 @@ from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 
 NOVELS, PYTHON = "novels", "python"
-CORPORA = {"smoke": (PYTHON,), "small": (NOVELS,), "paper": (WIKITEXT, ENWIK8)}
+CORPORA = {"self-test": (PYTHON,), "small": (NOVELS,), "paper": (WIKITEXT, ENWIK8)}
 MEASURES = {WIKITEXT: PPL, ENWIK8: BPC, NOVELS: BPC, PYTHON: BPC}
 SEGMENT = {PYTHON: 8, NOVELS: 128, WIKITEXT: 50, ENWIK8: 128}
 """The segments that claims are tested at: short ones, where memory counts most."""
@@ -91,9 +91,9 @@ IN_SMALL = {
     (RMT, 1, 1): 1,
 }
 """Number of seeds by model, memory and depth, the most important first."""
-IN_SMOKE = ((BASELINE, 0, 0), (XL, 4, 0), (RMT, 2, 0), (RMT, 2, 1))
+IN_SELF_TEST = ((BASELINE, 0, 0), (XL, 4, 0), (RMT, 2, 0), (RMT, 2, 1))
 VARIANTS: Mapping[Budget, Mapping[Variant, int]] = {
-    "smoke": {Variant(PYTHON, 8, *place): 1 for place in IN_SMOKE},
+    "self-test": {Variant(PYTHON, 8, *place): 1 for place in IN_SELF_TEST},
     "small": {Variant(NOVELS, 128, *place): seeds for place, seeds in IN_SMALL.items()},
     "paper": AS_PUBLISHED,
 }
@@ -151,7 +151,7 @@ def language_row(variant: Variant, num_seeds: int, limit: int | None) -> Row:
 
 
 def language_grid(budget: Budget, keep: Callable[[Variant], bool] = lambda variant: True) -> Grid:
-    limit, variants = 256 if budget == "smoke" else None, VARIANTS[budget]
+    limit, variants = 256 if budget == "self-test" else None, VARIANTS[budget]
     rows = [language_row(variant, seeds, limit) for variant, seeds in variants.items() if keep(variant)]
     return Grid(rows=rows, measure=MEASURES[CORPORA[budget][0]])
 

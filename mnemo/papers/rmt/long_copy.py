@@ -11,7 +11,7 @@ from mnemo.papers.judge import Better, Claim, far_below, judge, solves
 from mnemo.papers.rmt import published
 from mnemo.papers.rmt.accuracy import range_of_segments
 from mnemo.papers.rmt.published import MODELS, RMT, XL, beside, quote
-from mnemo.papers.rmt.recipes import LONG_AS_PUBLISHED, SMALL, SMOKE, in_stages
+from mnemo.papers.rmt.recipes import LONG_AS_PUBLISHED, SELF_TEST, SMALL, in_stages
 from mnemo.papers.rmt.series import CACHES, GROWING, ONE_SEED, PAPER, PUBLISHED_WAY, TINY, accuracy_over
 from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
@@ -19,8 +19,8 @@ from mnemo.papers.tables import published as published_value
 ALPHABET = 8
 BY_SEGMENTS, BY_SIZE = "segments", "size"
 QUOTED = {BY_SEGMENTS: published.LONG_COPY_BY_SEGMENTS, BY_SIZE: published.LONG_COPY_BY_SIZE}
-TRAINING = {"smoke": SMOKE, "small": SMALL, "paper": LONG_AS_PUBLISHED}
-SPLITS = {"smoke": TINY, "small": {}, "paper": {"valid": 10_000, "test": 20_000}}
+TRAINING = {"self-test": SELF_TEST, "small": SMALL, "paper": LONG_AS_PUBLISHED}
+SPLITS = {"self-test": TINY, "small": {}, "paper": {"valid": 10_000, "test": 20_000}}
 FEWER_ARE_RIGHT = 0.01
 """Accuracy that RMT must lose from short to long sequences."""
 
@@ -43,7 +43,7 @@ class Sizes:
 
 
 SIZES = {
-    "smoke": Sizes(size=6, memory={3: 3}, growing=(4,), segment=6, fixed=3),
+    "self-test": Sizes(size=6, memory={3: 3}, growing=(4,), segment=6, fixed=3),
     "small": Sizes(size=48, memory={9: 16, 6: 12, 3: 24}, growing=(72, 48, 24, 8), segment=24, fixed=12),
     "paper": Sizes(size=120, memory=published.LONG_COPY_MEMORY, growing=(40, 120, 240, 360), segment=120, fixed=60),
 }

@@ -11,16 +11,16 @@ from mnemo.papers.grid import ACCURACY, Grid, Row
 from mnemo.papers.judge import Better, Claim, at_most_worse, judge, solves
 from mnemo.papers.rmt import published
 from mnemo.papers.rmt.published import BASELINE, MODELS, RMT, XL
-from mnemo.papers.rmt.recipes import QUADRATIC_AS_PUBLISHED, SMALL, SMOKE, in_stages
+from mnemo.papers.rmt.recipes import QUADRATIC_AS_PUBLISHED, SELF_TEST, SMALL, in_stages
 from mnemo.papers.rmt.series import ONE_SEED, PAPER, TINY
 from mnemo.papers.tables import cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
 
 EQUATIONS = replace(ACCURACY, key="answer_accuracy", unit="of the equations")
 PARTS, PART = 6, 30
-SPLITS: dict[Budget, dict[str, int]] = {"smoke": TINY, "small": {"test": 5_000}, "paper": {}}
+SPLITS: dict[Budget, dict[str, int]] = {"self-test": TINY, "small": {"test": 5_000}, "paper": {}}
 TRAINING = {
-    "smoke": SMOKE,
+    "self-test": SELF_TEST,
     "small": replace(SMALL, steps=3000, lr=1e-3, eval_samples=512),
     "paper": QUADRATIC_AS_PUBLISHED,
 }
@@ -46,7 +46,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def grid(budget: Budget) -> Grid:
-    models = (RMT, XL) if budget == "smoke" else (RMT, XL, BASELINE)
+    models = (RMT, XL) if budget == "self-test" else (RMT, XL, BASELINE)
     return Grid(rows=[_row(budget, model) for model in models], measure=EQUATIONS)
 
 

@@ -66,7 +66,7 @@ SHORT = 100
 """Steps below which compiling takes longer than it saves."""
 LONG = 10_000
 """Steps from which on compiling the whole graph and checkpoints during training are worth their time."""
-SMOKE = Training(
+SELF_TEST = Training(
     model=ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, norm="pre", final_norm=True),
     batch=4,
     steps=2,

@@ -10,22 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mnemo.data.tasks import AnyTask
-from mnemo.papers.experiment import BUDGETS, Budget, Experiment, Figure, Results, Table
+from mnemo.papers.experiment import PAPER_BUDGETS, Budget, Experiment, Figure, Results, Table
 from mnemo.papers.figures import BANDS, learning_curves, scores_over
 from mnemo.papers.grid import ACCURACY, Grid, Measure, Row
 from mnemo.papers.judge import Claim, Within, far_below, judge, solves
 from mnemo.papers.rmt.published import BASELINE, MODELS, MT, RMT, XL, Quotes, beside, quote
-from mnemo.papers.rmt.recipes import COPY_AS_PUBLISHED, DEEP, SMALL, SMOKE, Training, in_stages
+from mnemo.papers.rmt.recipes import COPY_AS_PUBLISHED, DEEP, SELF_TEST, SMALL, Training, in_stages
 from mnemo.papers.tables import Column, cell_labels, grid_table, num_seeds, score
 from mnemo.papers.tables import published as published_value
 
 PAPER = "Recurrent Memory Transformer"
 TINY = {"train": 64, "valid": 16, "test": 16}
-"""Samples at `smoke`."""
+"""Samples at `self-test`."""
 NEAR = 0.05
 """Accuracy from chance that still counts as guessing."""
-SEEDS: Mapping[Budget, int] = {"smoke": 1, "small": 2, "paper": 3}
-ONE_SEED: Mapping[Budget, int] = {"smoke": 1, "small": 1, "paper": 3}
+SEEDS: Mapping[Budget, int] = {"self-test": 1, "small": 2, "paper": 3}
+ONE_SEED: Mapping[Budget, int] = {"self-test": 1, "small": 1, "paper": 3}
 WHOLE_ANSWERS = replace(ACCURACY, key="answer_accuracy", unit="of the answers")
 NATS = Measure(unit="nats per symbol", digits=4)
 
@@ -42,7 +42,7 @@ class Series:
     counts: tuple[int, ...]
     """Numbers of segments, the most important first."""
     tiny: tuple[int, int]
-    """Size and number of segments at `smoke`."""
+    """Size and number of segments at `self-test`."""
     quoted: Quotes = field(default_factory=dict)
     shorter: Callable[[int, int], Sequence[int]]
     """From tokens of a segment and the task's size to the sizes of the tasks that are learned first."""
@@ -62,11 +62,11 @@ class Series:
     """Published updates by the number of segments, where they are known."""
     memory_text: str = ""
     """Memory that distinguishes it from the same task in another experiment, for claims."""
-    budgets: tuple[Budget, ...] = BUDGETS
+    budgets: tuple[Budget, ...] = PAPER_BUDGETS
     """Those that run it."""
 
     def build(self, budget: Budget, size: int | None = None) -> AnyTask:
-        if budget == "smoke":
+        if budget == "self-test":
             return self.make(self.tiny[0] if size is None else size, TINY)
         return self.make(self.size if size is None else size, self.splits)
 
@@ -74,7 +74,7 @@ class Series:
         """From a short task to the whole one."""
         whole = self.build(budget)
         grows = budget != "paper" and segment < whole.num_tokens
-        sizes = self.shorter(segment, self.tiny[0] if budget == "smoke" else self.size) if grows else ()
+        sizes = self.shorter(segment, self.tiny[0] if budget == "self-test" else self.size) if grows else ()
         return [*(self.build(budget, size) for size in sizes), whole]
 
     def slots(self, model: str, segment: int, count: int) -> int:
@@ -89,7 +89,7 @@ class Series:
 
     def training(self, budget: Budget, count: int, *, deep: bool) -> Training:
         published = replace(self.as_published, steps=self.paper_steps.get(count, self.as_published.steps))
-        return {"smoke": SMOKE, "small": DEEP if deep else self.small, "paper": published}[budget]
+        return {"self-test": SELF_TEST, "small": DEEP if deep else self.small, "paper": published}[budget]
 
     def part(self, count: int) -> str:
         return f"{self.task} in {count} segments{f' with {self.memory_text}' if self.memory_text else ''}"
@@ -99,7 +99,7 @@ class Series:
 
     def row(self, budget: Budget, model: str, count: int, *, deep: bool = False) -> Row:
         """`deep`: at `small`, a model as deep as the published ones."""
-        count = self.tiny[1] if budget == "smoke" else count
+        count = self.tiny[1] if budget == "self-test" else count
         segment = -(-self.build(budget).num_tokens // count)
         memory, training = self.slots(model, segment, count), self.training(budget, count, deep=deep)
         layers = training.model.num_layers
@@ -118,7 +118,7 @@ class Series:
 
     def rows(self, budget: Budget) -> list[Row]:
         """Models with a memory that is written first, at the most important number of segments first."""
-        counts = () if budget not in self.budgets else self.counts[:1] if budget == "smoke" else self.counts
+        counts = () if budget not in self.budgets else self.counts[:1] if budget == "self-test" else self.counts
         remembering = [model for model in (RMT, XL) if model in self.models]
         others = [model for model in self.models if model not in remembering]
         depths = [(count, False) for count in counts] + [(count, True) for count in self.deep if budget == "small"]
@@ -183,7 +183,7 @@ class Series:
 
     def learning(self, grid: Grid, results: Results) -> list[Figure]:
         """At the most important number of segments."""
-        count = self.tiny[1] if results.budget == "smoke" else self.counts[0]
+        count = self.tiny[1] if results.budget == "self-test" else self.counts[0]
         return learning_curves(
             replace(grid, measure=NATS),
             results,

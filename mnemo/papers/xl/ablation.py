@@ -25,7 +25,7 @@ from mnemo.papers.xl.attention_length import (
     trained_attention,
 )
 from mnemo.papers.xl.benchmark import NOT_RUN, PAPER
-from mnemo.papers.xl.recipes import on_gpu, seeds, small_bytes, smoke
+from mnemo.papers.xl.recipes import on_gpu, seeds, self_test, small_bytes
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.transformer_xl_ablation import row as changed
@@ -71,12 +71,12 @@ VARIANTS = (
 STANDARD = Variant("xl-151m", "wikitext103-base", True, "ours", "full", 23.43, 23.09, 640)
 """The standard model, which only `paper` trains."""
 BY_NAME = {variant.name: variant for variant in (*VARIANTS, STANDARD)}
-LENGTHENED: dict[Budget, Variant] = {"smoke": BY_NAME["xl"], "small": BY_NAME["xl"], "paper": STANDARD}
+LENGTHENED: dict[Budget, Variant] = {"self-test": BY_NAME["xl"], "small": BY_NAME["xl"], "paper": STANDARD}
 """The model of the last block, which is scored with longer and longer attention."""
 LONGER = {300: 23.35, 450: 23.16, 640: 23.09}
 """The last block: perplexity of 151M parameters by attention length; training had the first."""
 MULTIPLES = [length / min(LONGER) for length in LONGER]
-FAR: dict[Budget, float] = {"smoke": 0.01, "small": 0.01, "paper": 0.05}
+FAR: dict[Budget, float] = {"self-test": 0.01, "small": 0.01, "paper": 0.05}
 """Share of the perplexity that counts as far: 1% of a byte's is about 5% of a word's."""
 NOTICEABLE = 1e-3
 """Share of the perplexity that counts as a gain of longer attention; the shortest length has the same limit."""
@@ -94,7 +94,7 @@ def positions(variant: Variant, segment: int) -> AnyPositions:
 def recipe_of(variant: Variant, budget: Budget) -> Recipe:
     if budget == "paper":
         return on_gpu(preset(variant.preset))
-    base = smoke() if budget == "smoke" else small_bytes()
+    base = self_test() if budget == "self-test" else small_bytes()
     segment = base.train.segment
     memory = segment if variant.recurrence else 0
     return changed(base, positions=positions(variant, segment), loss=variant.loss, memory=memory, segment=segment)

@@ -22,7 +22,7 @@ from mnemo.papers.grid import Grid
 from mnemo.papers.jobs import RUN, Place, job, training_cell
 from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.xl.benchmark import PAPER
-from mnemo.papers.xl.recipes import on_gpu, small_bytes, smoke
+from mnemo.papers.xl.recipes import on_gpu, self_test, small_bytes
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.files import is_number
@@ -64,7 +64,7 @@ class Scale(NamedTuple):
 
 
 SCALES: dict[Budget, Scale] = {
-    "smoke": Scale(16, 8, 64, 8, 2),
+    "self-test": Scale(16, 8, 64, 8, 2),
     "small": Scale(256, 64, 20_000, 64, 12),
     "paper": Scale(640, 64, 217_646, 80, 40),
 }
@@ -73,8 +73,8 @@ SCALES: dict[Budget, Scale] = {
 def recipe(budget: Budget) -> Recipe:
     if budget == "paper":
         return on_gpu(preset("wikitext103-base"))
-    if budget == "smoke":
-        return smoke()
+    if budget == "self-test":
+        return self_test()
     made = small_bytes()
     return replace(made, model=replace(made.model, num_heads=8, head_dim=32))
 

@@ -27,12 +27,12 @@ SEARCH, GIVEN = "xl-attention-length", "xl-longer-attention"
 SEARCHED, SCORED = "lengths", "longer"
 """Parts of a grid: cells that search the best length, and cells that score given lengths."""
 EVALUATION: dict[Budget, EvalConfig] = {
-    "smoke": EvalConfig(batch=2, segment=4, limit=60),
+    "self-test": EvalConfig(batch=2, segment=4, limit=60),
     "small": EvalConfig(batch=20, segment=16, limit=100_000),
     "paper": EvalConfig(batch=10, segment=16),
 }
 """Few new tokens at a time, so that all of them have nearly the same attention length."""
-LONGEST: dict[Budget, int] = {"smoke": 20, "small": 1024, "paper": 1000}
+LONGEST: dict[Budget, int] = {"self-test": 20, "small": 1024, "paper": 1000}
 """Attention that a search tries."""
 SHORTEST = Measure(unit="tokens", digits=0, key="shortest.attention", scale="tokens", part=f"-{SEARCHED}")
 """The shortest attention with a perplexity within 0.1% of the best."""

@@ -29,14 +29,14 @@ class Entry(NamedTuple):
     preset: str | None = None
     """Of `paper`."""
     small: Callable[[], Recipe] | None = None
-    smoke: Callable[[], Recipe] | None = None
+    self_test: Callable[[], Recipe] | None = None
     paper: float | None = None
     """Published value, at the published size."""
 
     def recipe(self, budget: Budget) -> Recipe | None:
         if budget == "paper":
             return None if self.preset is None else published_recipe(self.preset)
-        make = self.small if budget == "small" else self.smoke
+        make = self.small if budget == "small" else self.self_test
         return None if make is None else make()
 
     @property

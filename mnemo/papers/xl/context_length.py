@@ -23,7 +23,7 @@ from mnemo.papers.jobs import RUN, Place, job, training_cell
 from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.xl.ablation import BY_NAME, recipe_of
 from mnemo.papers.xl.benchmark import PAPER
-from mnemo.papers.xl.recipes import on_gpu, recurrent, small_bytes, smoke
+from mnemo.papers.xl.recipes import on_gpu, recurrent, self_test, small_bytes
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.plots import Line, line_figure
@@ -75,7 +75,7 @@ class Scale(NamedTuple):
 
 
 SCALES: dict[Budget, Scale] = {
-    "smoke": Scale(4, 12, 12, 8),
+    "self-test": Scale(4, 12, 12, 8),
     "small": Scale(32, 640, 4000, 384),
     "paper": Scale(100, 1200, 20_000, 640),
 }
@@ -89,7 +89,7 @@ def recipe_for(name: str, budget: Budget) -> Recipe:
         return recipe_of(BY_NAME[name], budget)
     if budget == "paper":
         return on_gpu(preset(PRESETS[name]))
-    base = small_bytes() if budget == "small" else smoke()
+    base = small_bytes() if budget == "small" else self_test()
     if name == "qrnn":
         return recurrent(base, QRNN(width=QRNN_WIDTH if budget == "small" else None))
     return recurrent(base, LSTM(width=LSTM_WIDTH if budget == "small" else None))
@@ -137,7 +137,7 @@ def context_losses(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """Losses of the same tokens of the validation set after every length of context."""
     opened = open_run(place.of(settings["run"]) / RUN, device=place.device)
     model, train = opened.model, opened.recipe.train
-    ids = np.asarray(load(opened.recipe.data.corpus, show=place.progress).split(settings["split"]).ids)
+    ids = np.asarray(load(opened.recipe.data.corpus, show=place.progress).split(settings["split"]).ids[:])
     scale = Scale(*(settings[name] for name in Scale._fields if name != "memory"), memory=0)
     targets = context_targets(len(ids), scale.longest, scale.targets)
     limit = sees_at_most(model)

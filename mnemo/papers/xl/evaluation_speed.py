@@ -24,7 +24,7 @@ from mnemo.papers.grid import Grid, Measure
 from mnemo.papers.jobs import Place, job
 from mnemo.papers.judge import Observed, Outcome, judge
 from mnemo.papers.xl.benchmark import PAPER
-from mnemo.papers.xl.recipes import smoke
+from mnemo.papers.xl.recipes import self_test
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import everywhere
@@ -58,7 +58,7 @@ GPU_ROUNDS = {REUSE: (2 * LOSSES_IN_FLIGHT, 7 * LOSSES_IN_FLIGHT), SLIDING: (2, 
 """Recording a CUDA graph takes the same time in both passes and cancels. Both end by fetching losses, so that no work
 is left on the device when the clock stops."""
 SCALES: dict[Budget, Scale] = {
-    "smoke": Scale((8, 16), 4, (1, 2), (1, 4), {REUSE: (2, 6), SLIDING: (1, 4)}, 1, "fp32"),
+    "self-test": Scale((8, 16), 4, (1, 2), (1, 4), {REUSE: (2, 6), SLIDING: (1, 4)}, 1, "fp32"),
     "small": Scale(tuple(PUBLISHED), 128, (16, 64, 256), (16, 64, 256), GPU_ROUNDS, 2, "bf16"),
     "paper": Scale(tuple(PUBLISHED), 128, (16, 64, 256), (16, 64, 256), GPU_ROUNDS, 3, "bf16"),
 }
@@ -67,7 +67,7 @@ MODELS: dict[Budget, str] = {"small": "enwik8-base", "paper": "enwik8-large"}
 
 def model_of(kind: str, attention: int, budget: Budget) -> ModelConfig:
     """Transformer-XL, or the same without memory and with a table of absolute positions as long as the window."""
-    model = smoke().model if budget == "smoke" else preset(MODELS[budget]).model
+    model = self_test().model if budget == "self-test" else preset(MODELS[budget]).model
     if kind == REUSE:
         return replace(model, memory=everywhere(attention))
     return replace(model, memory=everywhere(0), positions=Learned(length=attention))

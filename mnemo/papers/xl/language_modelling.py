@@ -8,12 +8,12 @@ from mnemo.memory import LSTM, QRNN
 from mnemo.papers.grid import BPC, PPL
 from mnemo.papers.judge import Better, Reaches
 from mnemo.papers.xl.benchmark import CLOSE, Benchmark, Entry, Quoted
-from mnemo.papers.xl.recipes import recurrent, small_bytes, small_words, smoke, vanilla
+from mnemo.papers.xl.recipes import recurrent, self_test, small_bytes, small_words, vanilla
 from mnemo.recipes.recipe import EvalConfig, Recipe
 
 
-def smoke_vanilla() -> Recipe:
-    return vanilla(smoke())
+def self_test_vanilla() -> Recipe:
+    return vanilla(self_test())
 
 
 def novels(num_layers: int, segment: int = 128) -> Recipe:
@@ -42,7 +42,7 @@ ENWIK8 = Benchmark(
             "12-layer vanilla transformer (small: 6)",
             "enwik8-vanilla",
             small=lambda: novels_vanilla(6),
-            smoke=smoke_vanilla,
+            self_test=self_test_vanilla,
             paper=1.11,
         ),
         Entry("vanilla-deep", "vanilla transformer twice as deep", small=lambda: novels_vanilla(12)),
@@ -51,7 +51,7 @@ ENWIK8 = Benchmark(
             "12-layer Transformer-XL (small: 6)",
             "enwik8-base",
             small=lambda: novels(6),
-            smoke=smoke,
+            self_test=self_test,
             paper=1.06,
         ),
         Entry("xl-18", "18-layer Transformer-XL (small: 9)", "enwik8-18l", small=lambda: novels(9), paper=1.03),
@@ -109,13 +109,15 @@ TEXT8 = Benchmark(
     corpus="text8",
     stand_in=NOVELS,
     entries=(
-        Entry("vanilla", "vanilla transformer", small=lambda: novels_vanilla(6, segment=64), smoke=smoke_vanilla),
+        Entry(
+            "vanilla", "vanilla transformer", small=lambda: novels_vanilla(6, segment=64), self_test=self_test_vanilla
+        ),
         Entry(
             "xl-12",
             "12-layer Transformer-XL (small: 6)",
             "text8-base",
             small=lambda: novels(6, segment=64),
-            smoke=smoke,
+            self_test=self_test,
         ),
         Entry("xl-24", "24-layer Transformer-XL", "text8-large", paper=1.08),
     ),
@@ -156,18 +158,18 @@ WIKITEXT103 = Benchmark(
             "LSTM",
             "wikitext103-lstm",
             small=lambda: recurrent(small_words(), LSTM(width=WORDS_LSTM)),
-            smoke=lambda: recurrent(smoke(), LSTM()),
+            self_test=lambda: recurrent(self_test(), LSTM()),
         ),
         Entry(
             "qrnn",
             "QRNN",
             "wikitext103-qrnn",
             small=lambda: recurrent(small_words(), QRNN(width=WORDS_QRNN)),
-            smoke=lambda: recurrent(smoke(), QRNN()),
+            self_test=lambda: recurrent(self_test(), QRNN()),
             paper=33.0,
         ),
         Entry("vanilla", "vanilla transformer", small=lambda: vanilla(small_words())),
-        Entry("xl-base", "Transformer-XL Standard", "wikitext103-base", small=words, smoke=smoke, paper=24.0),
+        Entry("xl-base", "Transformer-XL Standard", "wikitext103-base", small=words, self_test=self_test, paper=24.0),
         Entry("xl-large", "Transformer-XL Large", "wikitext103-large", paper=18.9),
     ),
     quoted=(

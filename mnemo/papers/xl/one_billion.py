@@ -13,7 +13,7 @@ from mnemo.papers.jobs import Place, job, train_and_score
 from mnemo.papers.judge import Better, Reaches
 from mnemo.papers.xl.benchmark import Benchmark, Entry, Quoted
 from mnemo.papers.xl.language_modelling import WORDS_LSTM
-from mnemo.papers.xl.recipes import recurrent, scored_in_steps, small_words, smoke
+from mnemo.papers.xl.recipes import recurrent, scored_in_steps, self_test, small_words
 from mnemo.papers.xl.sentences import FOLDER, SHUFFLE
 from mnemo.recipes.recipe import DataConfig, Recipe
 from mnemo.recipes.transformer_xl import everywhere
@@ -39,20 +39,20 @@ def words_without_memory() -> Recipe:
     return scored_in_steps(replace(recipe, model=replace(recipe.model, memory=everywhere(0))))
 
 
-def smoke_words() -> Recipe:
-    return by_sentence(smoke())
+def self_test_words() -> Recipe:
+    return by_sentence(self_test())
 
 
-def smoke_lstm() -> Recipe:
-    return replace(smoke_words(), model=recurrent(smoke(), LSTM()).model)
+def self_test_lstm() -> Recipe:
+    return replace(self_test_words(), model=recurrent(self_test(), LSTM()).model)
 
 
 def on_shuffled_lines(grid: Grid, budget: Budget) -> Grid:
     """Unless the corpus is the paper's: shuffle lines first, and train on them."""
     if budget == "paper":
         return grid
-    corpus = (smoke_words() if budget == "smoke" else words()).data.corpus
-    settings = {"corpus": corpus, "longest": 4000 if budget == "smoke" else None}
+    corpus = (self_test_words() if budget == "self-test" else words()).data.corpus
+    settings = {"corpus": corpus, "longest": 4000 if budget == "self-test" else None}
     shuffle = Cell(name=SENTENCES, job=SHUFFLE, settings=settings, labels={"part": SENTENCES})
     rows = [replace(row, job=TRAIN, after=(SENTENCES,)) for row in grid.rows]
     return replace(grid, rows=rows, first=[shuffle])
@@ -76,9 +76,9 @@ ONE_BILLION = Benchmark(
     corpus="One Billion Word",
     stand_in="lines of WikiText-2 in random order",
     entries=(
-        Entry("lstm", "LSTM", small=lambda: recurrent(words(), LSTM(width=WORDS_LSTM)), smoke=smoke_lstm),
+        Entry("lstm", "LSTM", small=lambda: recurrent(words(), LSTM(width=WORDS_LSTM)), self_test=self_test_lstm),
         Entry("no-memory", "Transformer-XL without memory", small=words_without_memory),
-        Entry("xl", "Transformer-XL", "lm1b-0.46b", small=words, smoke=smoke_words, paper=23.5),
+        Entry("xl", "Transformer-XL", "lm1b-0.46b", small=words, self_test=self_test_words, paper=23.5),
         Entry("xl-large", "Transformer-XL, later and larger", "lm1b-large", paper=21.8),
     ),
     quoted=(

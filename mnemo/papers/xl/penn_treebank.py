@@ -33,7 +33,7 @@ from mnemo.storage.run_folder import LoadedRun, open_run
 
 JOB = "penn-treebank"
 RECIPES: dict[Budget, tuple[str, ...]] = {
-    "smoke": ("ptb-fast", "ptb-fast-context"),
+    "self-test": ("ptb-fast", "ptb-fast-context"),
     "small": ("ptb-fast-context",),
     "paper": ("ptb",),
 }
@@ -80,7 +80,7 @@ def grid(budget: Budget) -> Grid:
 
 
 def _row(name: str, budget: Budget) -> Row:
-    recipe = _smoke(preset(name)) if budget == "smoke" else preset(name)
+    recipe = _self_test(preset(name)) if budget == "self-test" else preset(name)
     if budget == "small":  # compiling one whole graph would take a sixth of the time
         recipe = replace(recipe, train=replace(recipe.train, compile="layers"))
     tried = [to_json(each) for each in protocols(recipe)]
@@ -105,7 +105,7 @@ def protocols(recipe: Recipe) -> list[EvalConfig]:
     return [replace(test, memory=max(1, test.memory * share // 4)) for share in (2, 4, 6)]
 
 
-def _smoke(recipe: Recipe) -> Recipe:
+def _self_test(recipe: Recipe) -> Recipe:
     """The same parts at toy size, on a corpus that every machine has."""
     has_context = recipe.train.context > 0
     model = replace(

@@ -1,4 +1,4 @@
-"""Recipes of all budgets: the published ones, smaller models on novels and WikiText-2, and toys for `smoke`."""
+"""Recipes of all budgets: the published ones, smaller models on novels and WikiText-2, and toys for `self-test`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mnemo.recipes.transformer_xl import everywhere
 FIRST_SEED = 1
 
 
-def smoke() -> Recipe:
+def self_test() -> Recipe:
     """Two steps of a model of a few thousand weights, on a corpus that every machine has."""
     model = ModelConfig(num_layers=2, dim=16, num_heads=2, head_dim=8, inner_dim=32, memory=everywhere(8))
     train = TrainConfig(

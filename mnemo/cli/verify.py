@@ -1,0 +1,49 @@
+"""Verify that files are what Mnemo wrote: compare the content of every file with its checksum.
+
+    mnemo verify RUN             recipe, tokenizer, all checkpoints, metrics and results
+    mnemo verify CORPUS          the ids of all splits
+    mnemo verify FILE.memory     a memory file; or any .safetensors or .json file that Mnemo wrote
+
+Several can be given. Exit code 1: something is wrong, and each problem is listed. Other commands verify what they load
+by themselves; this one checks everything, for example after a copy to another disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from mnemo.cli import console
+from mnemo.storage.run_header import RUNS
+from mnemo.storage.verify import Verified, verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    targets: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Runs, exports and corpora (folder or name), and memory files."""
+    runs: Path = RUNS
+    """Folder of runs."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(args: Args) -> int:
+    found = [verify(target, runs=args.runs, show=console.progress) for target in args.targets]
+    if args.json:
+        console.print_json([each.to_json() for each in found])
+    else:
+        for each in found:
+            _print(each)
+    return int(any(each.problems for each in found))
+
+
+def _print(found: Verified) -> None:
+    for problem in found.problems:
+        print(f"wrong: {problem}")
+    unchecked = f", {len(found.unchecked)} without checksums (of an earlier version)" if found.unchecked else ""
+    outcome = f"{len(found.problems)} problem(s)" if found.problems else "whole"
+    print(f"{found.kind} {found.path}: {outcome}; {len(found.verified)} file(s) match their checksums{unchecked}")
