@@ -31,6 +31,11 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     return shorten(lines[0], limit)
 
 
+def install_command(extras: str) -> str:
+    """Return how to install Mnemo with optional dependencies: from source, because no package index has it."""
+    return f"in a checkout of Mnemo, pip install '.[{extras}]'"
+
+
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> MnemoError:
     """Return an error for an unknown name that suggests similar names, or else lists all known names.
 

@@ -1,25 +1,26 @@
 """Show where memory helps on a given text: the loss of every token with and without memory, the attention by distance,
-and the alpha of look-ahead memories. Writes an HTML page, its figures as SVG and its numbers as CSV."""
+and the alpha of look-ahead memories. Writes an HTML page, its figures as SVG and its numbers as CSV.
+
+    mnemo analyse                 the validation text of the run that was trained last
+    mnemo analyse FILE            a text, with the run that was trained last
+    mnemo analyse RUN [FILE]      another run
+
+- in place of FILE takes the text from a pipe.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from mnemo.cli.run_arguments import RunArgs, require_file
+from mnemo.cli.console import STDIN
+from mnemo.cli.run_arguments import TextArgs, only_text, require_corpus_of, require_text, with_run
 from mnemo.errors import MnemoError
-from mnemo.storage.run_header import find_run
-
-STDIN = "-"
+from mnemo.storage.run_header import load_header
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RunArgs):
-    text: Annotated[str, tyro.conf.Positional]
-    """A text file; xz, gz and bz2 files are decompressed. - reads from a pipe."""
+class Args(TextArgs):
     out: Path | None = None
     """Folder for report.html and its files; if unset, analyses/TEXT in the run's folder."""
     limit: int = 20_000
@@ -32,6 +33,10 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
+    args = with_run(_named(args))
+    require_text(args.text)
+    if args.text is None:
+        _require_validation_text(Path(args.run or ""))
     from mnemo.cli.analyse_text import analyse
 
     return analyse(args)
@@ -47,6 +52,17 @@ def _check(args: Args) -> None:
             raise MnemoError(f"{name} {value} is {'negative' if least == 0 else 'not positive'}")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise MnemoError(f"{args.out} is not a folder")
-    find_run(args.run)
-    if args.text != STDIN:
-        require_file(Path(args.text))
+
+
+def _named(args: Args) -> Args:
+    """Decide whether a single name is a text's or a run's."""
+    is_text = args.run is not None and (args.run == STDIN or Path(args.run).is_file())
+    return only_text(args) if is_text else args
+
+
+def _require_validation_text(run: Path) -> None:
+    """Raise an error if a run's corpus is not on this machine."""
+    recipe = load_header(run).recipe
+    if recipe.data.task is not None:
+        raise MnemoError(f"{run} was trained on a task: name a text, mnemo analyse {run} FILE")
+    require_corpus_of(run, recipe)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from mnemo import analysis
 from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceObserver
-from mnemo.cli import console, runs
-from mnemo.cli.analyse import STDIN, Args
-from mnemo.cli.runs import OpenedRun
+from mnemo.cli import console, opened_run
+from mnemo.cli.analyse import Args
+from mnemo.cli.console import STDIN
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -22,25 +24,32 @@ from mnemo.report.analysis_page import TextAnalysis, write_analysis
 from mnemo.report.run_summary import plan_words
 from mnemo.report.shaded_text import passages
 from mnemo.report.svg import slugify
+from mnemo.session.text_run import OpenedRun
+from mnemo.storage.shipped import is_shipped
 from mnemo.units import bits
 
 
+class Text(NamedTuple):
+    name: str
+    ids: Tensor
+    """The token ids that are analysed."""
+    available: int
+    """Number of tokens of the whole text."""
+
+
 def analyse(args: Args) -> int:
-    opened = runs.open_with_tokenizer(args)
-    whole = _read_text(opened, args.text)
+    opened = opened_run.open_with_tokenizer(args)
+    name, whole = _load_text(opened, args.text)
     ids = whole[: args.limit] if args.limit else whole
     segment = args.segment or opened.run.recipe.train.segment
     _require_two_segments(len(ids), segment)
-    folder = _folder(args.out or opened.run.path / "analyses" / slugify(_name(args.text).partition(".")[0]))
-    found = _analyse(args, opened, ids, segment, len(whole))
+    home = Path() if is_shipped(opened.run.path) else opened.run.path
+    folder = _folder(args.out or home / "analyses" / slugify(name.partition(".")[0]))
+    found = _analyse(args, opened, Text(name, ids, len(whole)), segment)
     page = write_analysis(found, folder)
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}
     console.print_json(answer) if args.json else _print(answer)
     return 0
-
-
-def _name(text: str) -> str:
-    return "stdin" if text == STDIN else Path(text).name
 
 
 def _require_two_segments(num_tokens: int, segment: int) -> None:
@@ -59,32 +68,33 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _read_text(opened: OpenedRun, text: str) -> Tensor:
-    if text != STDIN:
-        return runs.encode_file(opened.tokenizer, Path(text))
-    if sys.stdin.isatty():
-        raise MnemoError("- reads the text from a pipe, but there is none: cat TEXT | mnemo analyse RUN -")
-    return runs.encode(opened.tokenizer, sys.stdin.buffer.read(), "the text from the pipe")
+def _load_text(opened: OpenedRun, text: str | None) -> tuple[str, Tensor]:
+    """Name and token ids of the text; if unset, of the validation split that the run was trained with."""
+    if text is not None:
+        return "stdin" if text == STDIN else Path(text).name, opened_run.encode_text(opened.tokenizer, text)
+    corpus = opened_run.corpus_of(opened.run)
+    ids = torch.from_numpy(corpus.split("valid").ids.astype(np.int64))
+    return f"{corpus.name}, valid", ids
 
 
-def _analyse(args: Args, opened: OpenedRun, ids: Tensor, segment: int, available: int) -> TextAnalysis:
+def _analyse(args: Args, opened: OpenedRun, text: Text, segment: int) -> TextAnalysis:
     model = opened.run.model
-    device = model.device
+    device, ids = model.device, text.ids
     require_state_room(model.config, device, batch=1, segment=segment, lengths=args.memory_length, cached=True)
     state = opened.run.first_state(1, args.memory_length, cached=True)
     gain = analysis.gain_from_memory(model, ids, segment=segment, state=state, progress=console.progress)
-    runs.require_finite(float(gain.with_memory.sum()))
+    opened_run.require_finite(float(gain.with_memory.sum()))
     state = opened.run.first_state(1, args.memory_length, cached=True)
     attention, alpha, left_out = _watch(model, ids, segment, state)
     if not analysis.keeps_memory(model, args.memory_length):
         left_out.append("the gain from memory: this model keeps nothing from one segment to the next")
     return TextAnalysis(
         run=opened.run.path.name,
-        text=_name(args.text),
+        text=text.name,
         ids=ids.tolist(),
         pieces=_pieces(opened, ids),
         unit=opened.unit,
-        facts=_facts(args, opened, segment, len(ids), available),
+        facts=_facts(args, opened, segment, len(ids), text.available),
         gain=gain,
         attention=attention,
         alpha=alpha,

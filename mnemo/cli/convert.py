@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from mnemo.cli.console import STDIN
 from mnemo.cli.run_arguments import require_corpus, require_file
 from mnemo.errors import MnemoError
 from mnemo.interop.convert.destination import check_free
@@ -55,7 +56,7 @@ class Args:
     corpus: str | None = None
     """Prepared corpus to evaluate the run on; without a vocabulary file, the model gets its vocabulary."""
     eval: str | None = None
-    """Prepared corpus, or text file, to score the converted model on."""
+    """Prepared corpus, or text file (- for a pipe), to score the converted model on."""
     split: Literal["valid", "test", "train"] = "valid"
     """Split of that corpus."""
     batch: int = 10
@@ -83,7 +84,7 @@ def _check(args: Args) -> None:
         raise MnemoError("--eval scores runs of mnemo only: remove --to")
     if not args.source.exists():
         raise MnemoError(f"{args.source} does not exist")
-    if args.eval is not None and not Path(args.eval).is_file():
+    if args.eval is not None and args.eval != STDIN and not Path(args.eval).is_file():
         require_corpus(args.eval)
     require_file(args.config)
     published_arguments(args)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.cli import console
+from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.convert import Args, published_arguments
 from mnemo.cli.run_arguments import UNKNOWN_CORPUS, format_loss
-from mnemo.cli.runs import encode_file
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
@@ -22,6 +22,7 @@ from mnemo.interop.convert.load import ConvertedModel, UserOptions, load_model
 from mnemo.interop.convert.save import unknown_corpus, write_published, write_run
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
+from mnemo.session.text_run import encode, encode_file
 from mnemo.storage.run_folder import open_run
 
 PUBLISHED_SIZES = {
@@ -55,7 +56,7 @@ def convert(args: Args) -> int:
 
 
 def _is_text(name: str) -> bool:
-    return Path(name).is_file()
+    return name == STDIN or Path(name).is_file()
 
 
 def _corpus(args: Args) -> Corpus | None:
@@ -72,6 +73,9 @@ def _split(args: Args, model: ConvertedModel, corpus: Corpus | None) -> Split | 
         return corpus.split(args.split)
     if model.tokenizer is None:
         raise MnemoError(f"{args.eval} is text, but the weights have no vocabulary: give --vocab or --corpus")
+    if args.eval == STDIN:
+        text = piped_text()
+        return Split("stdin", encode(model.tokenizer, text, "the text from the pipe").numpy(), None, len(text), 0, 0)
     path = Path(args.eval)
     return Split(path.name, encode_file(model.tokenizer, path).numpy(), None, path.stat().st_size, 0, 0)
 

@@ -6,14 +6,14 @@ Results are printed and saved as JSON in the run's `results` folder; sweeps and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from mnemo.cli.run_arguments import Precision, RunArgs, require_corpus_of
+from mnemo.cli.run_arguments import Precision, RunArgs, chosen_run, require_corpus_of
 from mnemo.data.tasks import AnyTask
 from mnemo.errors import MnemoError
 from mnemo.memory.configuration import Start
-from mnemo.storage.run_header import find_run, load_header
+from mnemo.storage.run_header import load_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
-    folder = find_run(args.run)
-    header = load_header(folder)
+    folder = chosen_run(args)
+    args, header = replace(args, run=str(folder)), load_header(folder)
     task = header.recipe.data.task
     if task is not None:
         return _answer(args, task)

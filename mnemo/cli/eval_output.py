@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mnemo.cli import console, runs
+from mnemo.cli import console, opened_run
 from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
-from mnemo.cli.runs import OpenedRun
 from mnemo.evaluation.length_search import LengthSearch
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import training_remark
+from mnemo.session.text_run import OpenedRun
 from mnemo.units import bits, perplexity
 
 
@@ -75,12 +75,12 @@ class EvaluationOutput:
 
     def finish(self, found: Evaluated) -> None:
         """Save the result and its plot, then print it."""
-        run, folder = self.opened.run, runs.result_folder(self.opened.run)
+        run, folder = self.opened.run, opened_run.result_folder(self.opened.run)
         content = self.settings | {"kind": found.kind} | found.content
         files: list[Path] = []
         if folder is not None:
             name = f"{found.kind}-{self.label}-{found.lengths}"
-            files.append(runs.save_result(folder, name, run, content))
+            files.append(opened_run.save_result(folder, name, run, content))
             files += save_curve(self._curve(found.plot), folder / name) if found.plot is not None else []
         if self.json:
             console.print_json(content | {"step": run.step, "files": [str(path) for path in files]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mnemo.cli import console, runs
+from mnemo.cli import console, opened_run
 from mnemo.data.tasks import AnyTask
 from mnemo.evaluation.task_accuracy import AnswerScore, answer
 from mnemo.storage.run_folder import open_run
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def score_answers(args: Args, task: AnyTask) -> int:
-    run = open_run(args.run, args.which, args.device)
-    half = runs.half_precision(args.precision, run)
-    with runs.computing_in(half, run):
+    run = open_run(opened_run.chosen_run(args), args.which, args.device)
+    half = opened_run.half_precision(args.precision, run)
+    with opened_run.computing_in(half, run):
         score = answer(
             run.model,
             task,
@@ -34,8 +34,8 @@ def score_answers(args: Args, task: AnyTask) -> int:
         "kind": "answers",
         "score": score.to_json(),
     }
-    folder = runs.result_folder(run)
-    files = [] if folder is None else [str(runs.save_result(folder, _name(score, args.limit), run, content))]
+    folder = opened_run.result_folder(run)
+    files = [] if folder is None else [str(opened_run.save_result(folder, _name(score, args.limit), run, content))]
     if args.json:
         console.print_json(content | {"step": run.step, "files": files})
     else:

@@ -9,32 +9,32 @@ from typing import Any
 
 import torch
 
-from mnemo.cli import console, runs
+from mnemo.cli import console, opened_run
 from mnemo.cli.eval import Args
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
-from mnemo.cli.runs import OpenedRun
 from mnemo.data.corpus import Corpus, Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings, trained_memory
+from mnemo.session.text_run import OpenedRun
 from mnemo.storage.run_folder import LoadedRun
 
 
 def score_text(args: Args) -> int:
-    opened, corpus = runs.open_with_corpus(args)
+    opened, corpus = opened_run.open_with_corpus(args)
     if args.find_length and args.split == "test":
         print(
             "mnemo: warning: a length chosen on test flatters the score there: choose it on valid",
             file=sys.stderr,
         )
-    half = runs.half_precision(args.precision, opened.run)
+    half = opened_run.half_precision(args.precision, opened.run)
     evaluation = _Evaluation(args, opened, corpus)
-    with runs.computing_in(half, opened.run):
+    with opened_run.computing_in(half, opened.run):
         found = evaluation.run()
-    runs.require_finite(*(score.loss for score in found.scores))
+    opened_run.require_finite(*(score.loss for score in found.scores))
     _output(args, opened, evaluation.settings, half).finish(found)
     return 0
 

@@ -16,17 +16,22 @@ from typing import Annotated
 import tyro
 
 from mnemo.cli.console import print_json
-from mnemo.storage.run_header import RUNS, Which, find_run
+from mnemo.cli.run_arguments import run_or_last
+from mnemo.errors import MnemoError
+from mnemo.storage.run_header import RUNS, Which, load_header
+from mnemo.storage.shipped import is_shipped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name."""
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    """A run's folder, or its name; if unset, the run that was trained last."""
     output: Path | None = None
     """Folder to create; if unset, RUN/export."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
+    half: bool = False
+    """Store the weights in bfloat16: half the space, about three digits. They are loaded as float32."""
     runs: Path = RUNS
     """Folder of runs."""
     json: bool = False
@@ -34,11 +39,15 @@ class Args:
 
 
 def run(args: Args) -> int:
-    folder = find_run(args.run, args.runs)
+    folder = run_or_last(args.run, args.runs)
+    if args.output is None and is_shipped(folder):
+        raise MnemoError(f"{folder.name} comes with mnemo: name a folder for the export with --output")
+    if args.half and load_header(folder).recipe.train.precision == "fp64":
+        raise MnemoError(f"{folder} has weights of float64, which --half would store with three digits")
     target = args.output or folder / "export"
     from mnemo.storage.run_folder import export_run
 
-    found = export_run(folder, target, args.which)
+    found = export_run(folder, target, args.which, args.half)
     if args.json:
         print_json({"folder": str(target), "step": found.step})
     else:

@@ -1,7 +1,8 @@
 """Write text with a run, from a prompt or from a memory that `mnemo read` has saved.
 
 Text is printed token by token. Continuation k uses seed + k, so that it can be repeated alone with that seed.
-The sample is saved in the run's `results` folder, where `mnemo report` finds it.
+Without RUN, the run that was trained last is used. The sample is saved in the run's `results` folder, where
+`mnemo report` finds it.
 """
 
 from __future__ import annotations
@@ -13,26 +14,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import Precision, RunArgs, require_existing, require_file
+from mnemo.cli.run_arguments import Precision, RunArgs, require_existing, require_text, with_run
 from mnemo.config import digest
 from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
 from mnemo.lazy import LazyModule
-from mnemo.storage.run_header import find_run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mnemo.cli import runs
-    from mnemo.cli.runs import OpenedRun
+    from mnemo.cli import opened_run
     from mnemo.data.tokenizers import AnyTokenizer, Decoder
+    from mnemo.session import text_run
+    from mnemo.session.text_run import OpenedRun
 else:
-    runs = LazyModule("mnemo.cli.runs")
+    opened_run = LazyModule("mnemo.cli.opened_run")
+    text_run = LazyModule("mnemo.session.text_run")
 
 LONG_PROMPT = 4096
 """Prompts with more tokens show a progress bar."""
-CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
-"""Control characters, which a terminal would obey, and their replacement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Args(RunArgs):
     prompt: str | None = None
     """Text to continue; without prompt and memory, the start of a document."""
     prompt_file: Path | None = None
-    """A file with the text to continue."""
+    """A file with the text to continue; - takes it from a pipe."""
     memory: Path | None = None
     """Continue from a memory that `mnemo read` has saved with the same run."""
     tokens: int = 256
@@ -65,15 +65,16 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
+    args = with_run(args)
     from mnemo.inference.generation import generate, read
     from mnemo.inference.ring_decoder import suits
     from mnemo.inference.segment_scorer import with_dtype
     from mnemo.memory.state import to
 
-    opened = runs.open_with_tokenizer(args)
-    state, segment = runs.start_state(opened, args.memory, args.memory_length)
+    opened = opened_run.open_with_tokenizer(args)
+    state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     prompt, model = _prompt(args, opened), opened.run.model
-    half = runs.half_precision(args.precision, opened.run)
+    half = opened_run.half_precision(args.precision, opened.run)
     if half is not None and suits(model):
         model, state = with_dtype(model, half), to(state, dtype=half)
     if prompt is not None:
@@ -116,31 +117,17 @@ def _check(args: Args) -> None:
     if not 0 <= args.seed < 2**62:
         raise MnemoError(f"seed {args.seed} is not between 0 and 2^62")
     Sampling(args.temperature, args.top_k, args.top_p).check()
-    find_run(args.run)
-    require_file(args.prompt_file)
+    require_text(args.prompt_file)
     require_existing(args.memory)
 
 
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
     """Token ids of the prompt; None to continue from a memory alone."""
     if args.prompt is not None:
-        return runs.encode(opened.tokenizer, args.prompt, "the prompt")
+        return text_run.encode(opened.tokenizer, args.prompt, "the prompt")
     if args.prompt_file is not None:
-        return runs.encode_file(opened.tokenizer, args.prompt_file)
-    return None if args.memory is not None else _beginning(opened)
-
-
-def _beginning(opened: OpenedRun) -> Tensor:
-    """The token before a document: the separator of documents, or the end of a line."""
-    marks = ("\0", "\n", " ") if opened.run.corpus.get("documents") else ("\n", " ")
-    for mark in marks:
-        try:
-            return runs.encode(opened.tokenizer, mark, "the separator")
-        except MnemoError:
-            continue
-    import torch
-
-    return torch.zeros(1, dtype=torch.int64)
+        return opened_run.encode_text(opened.tokenizer, args.prompt_file)
+    return None if args.memory is not None else text_run.document_start(opened)
 
 
 class _Printer:
@@ -152,20 +139,14 @@ class _Printer:
 
     def add(self, token: int) -> None:
         if self.prompt is not None:
-            self._write(self.decoder.feed(self.prompt.tolist()))
+            console.write_text(self.output, self.decoder.feed(self.prompt.tolist()))
             self.prompt = None
-        self._write(self.decoder.feed([token]))
+        console.write_text(self.output, self.decoder.feed([token]))
 
     def finish(self, others: Iterable[str]) -> None:
-        self._write(self.decoder.finish() + "\n")
+        console.write_text(self.output, self.decoder.finish() + "\n")
         for number, text in enumerate(others, 2):
-            self._write(f"--- continuation {number} ---\n{text}\n")
-
-    def _write(self, text: str) -> None:
-        shown = text.translate(CONTROL) if self.output.isatty() else text
-        encoding = self.output.encoding or "utf-8"
-        self.output.write(shown.encode(encoding, "replace").decode(encoding))
-        self.output.flush()
+            console.write_text(self.output, f"--- continuation {number} ---\n{text}\n")
 
 
 def _continuation(tokenizer: AnyTokenizer, prompt: Tensor | None, row: Tensor) -> str:
@@ -195,8 +176,8 @@ def _record(args: Args, texts: list[str]) -> dict[str, Any]:
 
 def _save(opened: OpenedRun, record: dict[str, Any]) -> None:
     """Save a sample; one with the same settings is replaced."""
-    folder = runs.result_folder(opened.run)
+    folder = opened_run.result_folder(opened.run)
     if folder is not None:
         settings = {name: value for name, value in record.items() if name != "texts"}
-        path = runs.save_result(folder, f"sample-{digest(settings)[:8]}", opened.run, record)
+        path = opened_run.save_result(folder, f"sample-{digest(settings)[:8]}", opened.run, record)
         print(f"saved {path}", file=sys.stderr)

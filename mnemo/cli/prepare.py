@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from mnemo.cli import console
+from mnemo.cli.console import STDIN, piped_text
 from mnemo.data.known_corpora import CORPORA, command_for
-from mnemo.errors import MnemoError
+from mnemo.errors import MOST_LISTED, MnemoError
 from mnemo.lazy import LazyModule
 
 if TYPE_CHECKING:
     from mnemo.data import corpus as corpora
     from mnemo.data.corpus import Corpus
+    from mnemo.data.text_files import TextFiles
 else:
     corpora = LazyModule("mnemo.data.corpus")
 
@@ -25,9 +27,15 @@ else:
 class Args:
     name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None
     """A corpus of --list, or a new name for your own text."""
-    source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FILE|DIR")] = None
-    """Use this file, folder or archive (xz, gz, bz2, zip, tar) instead of a download. Files named train, valid and
-    test become these splits; other text is split 90/5/5 in order."""
+    source: Annotated[Path | None, tyro.conf.arg(name="from", metavar="FILE|DIR|-")] = None
+    """Use this file, folder or archive (xz, gz, bz2, zip, tar) instead of a download; - takes a text from a pipe. Of a
+    folder, text files are used: hidden and binary files, links out of it, runs and corpora are skipped. Files named
+    train, valid and test become these splits; other text is split 90/5/5 in order."""
+    encoding: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Encoding of text files that are not UTF-8, such as latin-1 or utf-16; skip: leave them out. If unset, they are
+    refused."""
+    binary: bool = False
+    """Take the bytes of all files as they are, also of files that are not text."""
     tokenizer: Literal["bytes", "chars", "words", "bpe"] | None = None
     """How to split text into tokens; if unset, as published for corpora of --list, bytes for others."""
     vocab_size: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -51,21 +59,33 @@ def run(args: Args) -> int:
     if args.name is None:
         raise MnemoError("name a corpus to prepare; mnemo prepare --list shows those known by name")
     from mnemo.data.prepare import prepare
+    from mnemo.data.text_files import Accepted
 
     _refuse_to_replace(args)
     _say_before(args)
+    found: list[TextFiles] = []
+
+    def list_files(files: TextFiles) -> None:
+        found.append(files)
+        print_files(files)
+
     corpus = prepare(
         args.name,
-        args.source,
+        piped_text() if str(args.source) == STDIN else args.source,
         args.tokenizer,
         vocab_size=args.vocab_size,
         root=args.root,
         allow_mismatch=args.allow_mismatch,
+        accepted=Accepted(encoding=args.encoding, binary=args.binary),
+        found=list_files,
         show=console.progress,
     )
     for mismatch in corpus.mismatches:
         print(f"mnemo: warning: {mismatch}", file=sys.stderr)
-    _print_corpus(corpus, args.json)
+    if args.json:
+        console.print_json(_summary(corpus) | (_files(found[0]) if found else {}))
+    else:
+        _print_corpus(corpus)
     return 0
 
 
@@ -87,10 +107,26 @@ def _say_before(args: Args) -> None:
         print(f"{args.name}: {known.note}", file=sys.stderr)
 
 
-def _print_corpus(corpus: Corpus, as_json: bool) -> None:
-    if as_json:
-        console.print_json(_summary(corpus))
-        return
+def print_files(files: TextFiles) -> None:
+    """Print the chosen files of a folder with their sizes, and what was skipped, on stderr; of one file nothing."""
+    if len(files.chosen) > 1 or files.skipped:
+        print(f"{files.source}: {len(files.chosen):,} text files, {files.size:,} bytes", file=sys.stderr)
+        for name, _, size in files.chosen[:MOST_LISTED]:
+            print(f"  {size:>12,}  {name}", file=sys.stderr)
+    if len(files.chosen) > MOST_LISTED:
+        print(f"  {'...':>12}  and {len(files.chosen) - MOST_LISTED:,} more", file=sys.stderr)
+    if files.skipped:
+        print(f"skipped: {files.skipped_by_reason()}", file=sys.stderr)
+
+
+def _files(files: TextFiles) -> dict[str, Any]:
+    return {
+        "files": [{"name": name, "bytes": size} for name, _, size in files.chosen],
+        "skipped": [skipped._asdict() for skipped in files.skipped],
+    }
+
+
+def _print_corpus(corpus: Corpus) -> None:
     columns = zip(*map(_counts, corpus.splits.values()), strict=True)
     aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in columns]
     console.table(

@@ -1,28 +1,29 @@
-"""Read a text once and save the model's memory of it; `mnemo generate --memory` continues from there."""
+"""Read a text once and save the model's memory of it; `mnemo generate --memory` continues from there.
+
+    mnemo read FILE [--save FILE.memory]        with the run that was trained last
+    mnemo read RUN FILE [--save FILE.memory]    with another run
+
+- in place of FILE takes the text from a pipe.
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import RunArgs, format_loss, require_existing, require_file
+from mnemo.cli.run_arguments import TextArgs, format_loss, only_text, require_existing, require_text, with_run
 from mnemo.errors import MnemoError
-from mnemo.storage.run_header import find_run
 
 if TYPE_CHECKING:
-    from mnemo.cli.runs import OpenedRun
     from mnemo.inference.generation import TextScore, TextState
+    from mnemo.session.text_run import OpenedRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(RunArgs):
-    text: Annotated[Path, tyro.conf.Positional]
-    """A text file; xz, gz and bz2 files are decompressed."""
+class Args(TextArgs):
     save: Path | None = None
     """File for the memory, for example BOOK.memory; without it, the text is only scored."""
     memory: Path | None = None
@@ -34,20 +35,25 @@ class Args(RunArgs):
 def run(args: Args) -> int:
     if args.save is not None and not args.save.absolute().parent.is_dir():
         raise MnemoError(f"{args.save.absolute().parent} is not a folder")
-    find_run(args.run)
-    require_file(args.text)
+    args = only_text(args)
+    if args.text is None:
+        raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")
+    require_text(args.text)
     require_existing(args.memory)
-    from mnemo.cli import runs
+    args = with_run(args)
+    from mnemo.cli import opened_run
     from mnemo.inference.generation import read
+    from mnemo.session.text_run import vocabulary_digest
     from mnemo.storage.memory_file import save_memory
 
-    opened = runs.open_with_tokenizer(args)
-    text = runs.encode_file(opened.tokenizer, args.text)
-    state, segment = runs.start_state(opened, args.memory, args.memory_length)
+    opened = opened_run.open_with_tokenizer(args)
+    assert args.text is not None
+    text = opened_run.encode_text(opened.tokenizer, args.text)
+    state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
-    runs.require_finite(score.nats)
+    opened_run.require_finite(score.nats)
     if args.save is not None:
-        vocabulary = runs.vocabulary_digest(opened.tokenizer)
+        vocabulary = vocabulary_digest(opened.tokenizer)
         save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)
     answer = _answer(args, opened, reading, score, len(text))
     console.print_json(answer) if args.json else _print(answer, opened)
@@ -58,7 +64,7 @@ def _answer(args: Args, opened: OpenedRun, reading: TextState, score: TextScore,
     from mnemo.memory.state import nbytes
 
     return {
-        "text": str(args.text),
+        "text": args.text,
         "tokens": num_tokens,
         "tokens_in_all": int(reading.tokens),
         "loss": score.nats / score.tokens if score.tokens else None,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 
 from mnemo.cli import console
+from mnemo.cli.console import STDIN
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_header import Which
+from mnemo.storage.run_header import RUNS, Which, default_run, find_run, last_run
+from mnemo.storage.shipped import is_shipped
 
 Precision = Literal["auto", "fp32", "bf16"]
 UNKNOWN_CORPUS = "unknown"
@@ -25,8 +28,8 @@ BITS_PER_SYMBOL = ("byte", "char", "symbol")
 class RunArgs:
     """The arguments of every verb that uses a trained run."""
 
-    run: Annotated[str, tyro.conf.Positional]
-    """A run's folder, or its name under runs/."""
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    """A run's folder, or its name under runs/; if unset, the run that was trained last, else novels-small."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
@@ -35,10 +38,58 @@ class RunArgs:
     """Print JSON."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextArgs(RunArgs):
+    """The arguments of a verb that uses a run and a text; a single one of the two names may be given."""
+
+    text: Annotated[str | None, tyro.conf.Positional] = None
+    """A text file; xz, gz and bz2 files are decompressed. - takes the text from a pipe."""
+
+
+RunArgsT = TypeVar("RunArgsT", bound=RunArgs)
+TextArgsT = TypeVar("TextArgsT", bound=TextArgs)
+
+
+def with_run(args: RunArgsT) -> RunArgsT:
+    """The arguments with the folder of their run; without a name that of the last run, after a line about it."""
+    return replace(args, run=str(chosen_run(args)))
+
+
+def chosen_run(args: RunArgs) -> Path:
+    """The folder of the run that the arguments name.
+
+    Without a name: the last run under runs/, or a model that comes with mnemo if there is none, after a line about it.
+    """
+    if args.run is None and is_shipped(folder := default_run()):
+        print(f"mnemo: there is no trained run in {RUNS}: using {folder.name}, which comes with mnemo", file=sys.stderr)
+        return folder
+    return run_or_last(args.run)
+
+
+def run_or_last(name: str | None, runs: Path = RUNS) -> Path:
+    """The folder of a run; without a name that of the last run, after a line about it."""
+    if name is not None:
+        return find_run(name, runs)
+    folder = last_run(runs)
+    print(f"mnemo: using the last run, {folder}", file=sys.stderr)
+    return folder
+
+
+def only_text(args: TextArgsT) -> TextArgsT:
+    """The arguments with a single name taken as that of the text: `mnemo read FILE` is `mnemo read LAST_RUN FILE`."""
+    return args if args.text is not None or args.run is None else replace(args, run=None, text=args.run)
+
+
 def require_file(path: Path | None) -> None:
     """Raise an error if a path was given and is not that of a file."""
     if path is not None and not path.is_file():
         raise MnemoError(f"{path} is not a file")
+
+
+def require_text(path: Path | str | None) -> None:
+    """Raise an error if a text was given that is neither a file nor a pipe."""
+    if path is not None and str(path) != STDIN:
+        require_file(Path(path))
 
 
 def require_existing(path: Path | None) -> None:

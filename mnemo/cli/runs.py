@@ -1,150 +1,174 @@
-"""Shared by the verbs that use a trained run: open it with its tokenizer or corpus, save results in its folder."""
+"""List, remove and rename runs.
+
+    mnemo runs                          list the runs in ./runs, the last one at the end
+    mnemo runs remove NAME...           remove runs, after a question (--yes: without)
+    mnemo runs rename NAME NEW_NAME     rename a run
+
+Only folders that training, `mnemo convert` or `mnemo export` has written are removed or renamed, and only if no process
+trains in them.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import re
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
+import tyro
 
-from mnemo import __version__
 from mnemo.cli import console
-from mnemo.cli.run_arguments import Precision, RunArgs, require_corpus_of
-from mnemo.data.corpus import Corpus
-from mnemo.data.prepare import load
-from mnemo.data.text_parts import Part
-from mnemo.data.tokenizers import AnyTokenizer
+from mnemo.cli.run_arguments import BITS_PER_SYMBOL, format_loss
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
-from mnemo.files.json_file import write_json
-from mnemo.inference.generation import NOT_FINITE, AnyState, TextState
-from mnemo.model.memory_limits import require_state_room
-from mnemo.storage.memory_file import load_memory
-from mnemo.storage.run_folder import LoadedRun, open_run
-from mnemo.storage.run_header import TOKENIZER
-from mnemo.storage.run_tokenizer import load_tokenizer
+from mnemo.lazy import LazyModule
+from mnemo.storage.run_header import CHECKPOINTS, RECIPE, RUN_NAME, RUNS, TOKENIZER, find_run
+from mnemo.units import bits
+
+if TYPE_CHECKING:
+    from mnemo.storage import run_folder
+    from mnemo.training import run_states
+    from mnemo.training.run_states import RunState
+else:
+    run_folder, run_states = LazyModule("mnemo.storage.run_folder"), LazyModule("mnemo.training.run_states")
+
+Action = Literal["list", "remove", "rename"]
 
 
-class OpenedRun(NamedTuple):
-    run: LoadedRun
-    tokenizer: AnyTokenizer
-
-    @property
-    def unit(self) -> str:
-        return self.tokenizer.unit
-
-
-def open_with_tokenizer(args: RunArgs) -> OpenedRun:
-    """Open a run with the tokenizer in its folder; the corpus need not be on this machine."""
-    run = open_run(args.run, args.which, args.device)
-    tokenizer = load_tokenizer(run.path)
-    if tokenizer is None:
-        raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
-    if tokenizer.vocab_size != run.model.config.vocab_size:
-        raise MnemoError(
-            f"{run.path / TOKENIZER} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}"
-        )
-    return OpenedRun(run, tokenizer)
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    action: Annotated[Action, tyro.conf.Positional] = "list"
+    """What to do."""
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Names or folders of runs; for rename, the run and its new name."""
+    runs: Path = RUNS
+    """Folder of runs."""
+    yes: bool = False
+    """Remove without a question."""
+    json: bool = False
+    """Print JSON."""
 
 
-def open_with_corpus(args: RunArgs) -> tuple[OpenedRun, Corpus]:
-    """Open a run with its corpus; warn if the text has changed since training, fail if its vocabulary has."""
-    run = open_run(args.run, args.which, args.device)
-    require_corpus_of(run.path, run.recipe)
-    corpus = load(run.recipe.data.corpus, show=console.progress)
-    if corpus.vocab_size != run.model.config.vocab_size or corpus.tokenizer.unit != run.corpus.get("unit"):
-        raise MnemoError(f"corpus '{corpus.name}' has another vocabulary than the one {run.path} was trained on")
-    if run.corpus.get("fingerprint") not in (None, corpus.fingerprint()):
-        print(f"mnemo: warning: corpus '{corpus.name}' has changed since {run.path} was trained on it", file=sys.stderr)
-    return OpenedRun(run, corpus.tokenizer), corpus
+def run(args: Args) -> int:
+    if args.action == "remove":
+        return _remove(args)
+    return _rename(args) if args.action == "rename" else _list(args)
 
 
-def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | None) -> tuple[AnyState, int]:
-    """The state to continue from and the segment length: those in a memory file, or those of the run."""
-    model = opened.run.model
-    if memory_length is not None and memory_length < 0:
-        raise MnemoError(f"memory length {memory_length} is negative")
-    segment, device = opened.run.recipe.train.segment, model.device
-    require_state_room(model.config, device, batch=1, segment=segment, lengths=memory_length, cached=True)
-    if memory is None:
-        return opened.run.first_state(1, memory_length, cached=True), segment
-    loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))
-    if not isinstance(loaded.memory, TextState) or loaded.layout.batch != 1:
-        raise MnemoError(f"{memory} was not written by `mnemo read`: it is not the memory of one text")
-    if memory_length is None:
-        return loaded.memory, loaded.layout.segment
-    opened_state = loaded.memory.state
-    resized = opened_state._replace(state=model.resize(opened_state.state, memory_length))
-    return loaded.memory._replace(state=resized), loaded.layout.segment
+def _list(args: Args) -> int:
+    if args.names:
+        raise MnemoError(f"unexpected argument '{args.names[0]}': mnemo runs lists all runs in {args.runs}")
+    found = run_states.run_states(args.runs)
+    if args.json:
+        console.print_json([_record(state) for state in found])
+    elif found:
+        console.table(map(_row, found), ("run", "state", "steps", "best", "memory", "size", "written"))
+    else:
+        print(f"there are no runs in {args.runs}; mnemo train mybook.txt starts one")
+    for state in found:
+        if state.note:
+            print(f"{state.name}: {state.note}", file=sys.stderr)
+    return 0
 
 
-def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
-    """The type to compute in; None: that of the weights. `auto`: on a GPU as the run was trained."""
-    device = run.model.device
-    if choice == "bf16" and device.type == "cpu":
-        raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory")
-    if choice == "auto":
-        choice = "bf16" if device.type == "cuda" and run.recipe.train.precision == "bf16" else "fp32"
-    return torch.bfloat16 if choice == "bf16" else None
+def _row(run: RunState) -> list[str]:
+    recipe = None if run.header is None else run.header.recipe
+    best = "-" if run.best is None else format_loss(run.best.loss, _unit(run))
+    planned = "" if recipe is None or run.state in ("converted", "exported") else f" of {recipe.train.steps:,}"
+    written = datetime.fromtimestamp(run.written).strftime("%Y-%m-%d %H:%M")
+    size = f"{run.num_bytes / 1e6:,.1f} MB"
+    return [run.name, _state_words(run), f"{run.step:,}{planned}", best, _memory(run) or "-", size, written]
 
 
-def computing_in(half: torch.dtype | None, run: LoadedRun) -> AbstractContextManager[Any]:
-    """Compute in the given type on the run's device."""
-    return nullcontext() if half is None else torch.autocast(run.model.device.type, half)
+def _state_words(run: RunState) -> str:
+    return f"{run.state} at step {run.step:,}" if run.state in ("stopped", "diverged") else run.state
 
 
-def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:
-    """Token ids (T,). `what` names the text in error messages."""
-    try:
-        ids = tokenizer.encode(text)
-    except MnemoError as error:
-        raise MnemoError(f"{what}: {error}") from None
-    if len(ids) == 0:
-        raise MnemoError(f"{what}: it contains no text")
-    return torch.from_numpy(ids.astype(np.int64))
+def _memory(run: RunState) -> str | None:
+    from mnemo.report.run_summary import plan_words
+
+    return None if run.header is None else plan_words(run.header.recipe.model)
 
 
-def encode_file(tokenizer: AnyTokenizer, path: Path) -> Tensor:
-    """Token ids of a text file, compressed or not."""
-    if not path.is_file():
-        raise MnemoError(f"{path} is not a file")
-    return encode(tokenizer, Part(path).load().tobytes(), str(path))
+def _unit(run: RunState) -> str:
+    return "" if run.header is None else str(run.header.corpus.get("unit"))
 
 
-def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
-    return hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+def _record(run: RunState) -> dict[str, Any]:
+    recipe = None if run.header is None else run.header.recipe
+    in_bits = run.best is not None and _unit(run) in BITS_PER_SYMBOL
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "state": run.state,
+        "note": run.note,
+        "step": run.step,
+        "steps": None if recipe is None else recipe.train.steps,
+        "best": None if run.best is None else run.best._asdict(),
+        "bpc": bits(run.best.loss) if in_bits and run.best is not None else None,
+        "corpus": None if run.header is None else run.header.corpus.get("name"),
+        "memory": _memory(run),
+        "bytes": run.num_bytes,
+        "written": datetime.fromtimestamp(run.written).astimezone().isoformat(timespec="seconds"),
+    }
 
 
-def require_finite(*losses: float) -> None:
-    """Raise MnemoError for a loss that is NaN or infinite."""
-    if not all(map(math.isfinite, losses)):
-        raise MnemoError(NOT_FINITE)
+def _remove(args: Args) -> int:
+    if not args.names:
+        raise MnemoError("name the runs to remove: mnemo runs remove NAME...")
+    folders = [_own_run(name, args.runs) for name in dict.fromkeys(args.names)]
+    removed = [str(folder) for folder in folders if args.yes or _confirmed(folder)]
+    for folder in map(Path, removed):
+        with run_folder.locked(folder):
+            folder.unlink() if folder.is_symlink() else atomic.remove_folder(folder)
+    _report({"removed": removed}, [f"removed {folder}" for folder in removed], args.json)
+    return 0
 
 
-def result_folder(run: LoadedRun) -> Path | None:
-    """The run's folder for results; None, after a warning, if it cannot be written."""
-    folder = run.path / "results"
-    try:
-        atomic.make_folder(folder)
-        probe = folder / ".tmp-probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        print(f"mnemo: warning: results are not saved: {error.strerror}: {folder}", file=sys.stderr)
-        return None
+def _own_run(name: str, runs: Path) -> Path:
+    """The folder of a run; a folder that Mnemo has not written is refused, even if it holds a recipe.json."""
+    folder = find_run(name, runs)
+    if not ((folder / CHECKPOINTS).is_dir() or (folder / TOKENIZER).is_file() or _has_header(folder)):
+        raise MnemoError(f"{folder} is not a run: its {RECIPE} is not Mnemo's")
     return folder
 
 
-def save_result(folder: Path, name: str, run: LoadedRun, content: dict[str, Any]) -> Path:
-    """Write one result; an earlier one of the same name is replaced."""
-    path = folder / f"{name}.json"
-    about = {"mnemo_version": __version__, "step": run.step, "corpus": run.corpus.get("name")}
-    write_json(path, about | {"unit": run.corpus.get("unit")} | content)
-    return path
+def _has_header(folder: Path) -> bool:
+    return run_states.state_of(folder, folder.name).state != "damaged"
+
+
+def _confirmed(folder: Path) -> bool:
+    if not sys.stdin.isatty():
+        raise MnemoError(f"{folder} is removed only after a question, and there is no terminal to ask on: add --yes")
+    found = run_states.state_of(folder, folder.name)
+    question = f"remove {folder} ({_state_words(found)}, {found.num_bytes / 1e6:,.1f} MB)? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _rename(args: Args) -> int:
+    if len(args.names) != 2:
+        raise MnemoError("name a run and its new name: mnemo runs rename NAME NEW_NAME")
+    name, new = args.names
+    if not re.fullmatch(RUN_NAME, new):
+        raise MnemoError(f"'{new}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
+    folder = _own_run(name, args.runs)
+    target = folder.with_name(new)
+    if target.exists():
+        raise MnemoError(f"{target} exists: choose another name, or remove it first")
+    with run_folder.locked(folder):
+        folder.rename(target)
+        atomic.sync(target.parent)
+    _report({"renamed": str(folder), "to": str(target)}, [f"renamed {folder} to {target}"], args.json)
+    return 0
+
+
+def _report(record: dict[str, Any], lines: Sequence[str], as_json: bool) -> None:
+    if as_json:
+        console.print_json(record)
+        return
+    for line in lines:
+        print(line)

@@ -1,5 +1,7 @@
-"""Train a preset, with any field of its recipe overridden; resume a run, or start from its weights.
+"""Train on your own text, or train a preset; resume a run, or start from its weights.
 
+    mnemo train mybook.txt [overrides]              train on a text file, a folder of them, or - (a pipe)
+    mnemo train mybook.txt --memory rmt             the same with another paper's memory
     mnemo train --list [WORD ...]                   list the presets in groups, or those that match (enwik8, rmt)
     mnemo train PRESET [--name NAME] [overrides]    start a run in runs/NAME
     mnemo train PRESET --help                       list every field that can be overridden
@@ -7,15 +9,20 @@
     mnemo train --resume RUN [overrides]            the same with changes from there on, for example more steps
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
+    mnemo train PRESET --data mybook.txt            a preset, or with --from a run, on your own text
+
+A text becomes a corpus that is named after it and kept: a second run uses it again. The recipe for it is chosen by its
+length and by the machine: minutes on a CPU, a larger model on a GPU.
 
 On resume, training fields that do not belong to the saved state can change, and the run records when; --rates
 (continue, rewarm, recompute) selects the course of the learning rate after a change of steps or schedule
 (docs/resuming.md).
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
-Memory of another paper: --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive, infinite). The name of
-a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation and `mnemo eval` use the memory length of
-training, unless the preset's paper tests at another length and you leave its memory as it is, or you set --test.memory.
+Memory of another paper: --memory rmt or --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive,
+infinite). The name of a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation and `mnemo eval`
+use the memory length of training, unless the preset's paper tests at another length and you leave its memory as it is,
+or you set --test.memory.
 
 RUN is a folder or a name in the folder of runs (--runs, default ./runs). Ctrl-C, SIGTERM, SIGQUIT, SIGUSR1 (the notice
 of a scheduler) and SIGHUP (a closed terminal) finish the step, save, and print the command that resumes the run; the
@@ -31,10 +38,8 @@ job that has failed, which then resumes from its last checkpoint.
 from __future__ import annotations
 
 import re
-import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from inspect import cleandoc
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,15 +51,13 @@ from mnemo.cli.arguments import refuse_unknown
 from mnemo.cli.console import print_json
 from mnemo.cli.preset_list import format_presets
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL, require_corpus
+from mnemo.cli.train_start import Start, find_start, take_given
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
-from mnemo.recipes.memories import KINDS, memory_recipe
-from mnemo.recipes.presets import documentation, full_name, preset
 from mnemo.recipes.recipe import Recipe
-from mnemo.recipes.tied_lengths import tie_lengths
 from mnemo.storage.overrides import Rates, differences
-from mnemo.storage.run_header import RECIPE, RUNS, find_run, load_header
+from mnemo.storage.run_header import RECIPE, RUN_NAME, RUNS, find_run, load_header
 from mnemo.training import Unwatched
 from mnemo.training.changeable_fields import refuse
 from mnemo.training.launch import RankError, is_main, may_start_again, starts_again
@@ -75,13 +78,22 @@ cannot change, such as the model, is refused with the reason."""
 class NewRun:
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     name: str | None = None
-    """Name of the run; if unset, the preset's name and a number."""
+    """Name of the run; if unset, the name of the preset or of the text, and a number."""
     runs: Path = RUNS
     """Folder of runs."""
     from_: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """Start from the best weights of this run."""
+    data: str | None = None
+    """Your own text: a file, a folder, - for a pipe; or a prepared corpus."""
+    memory: str | None = None
+    """Another paper's memory in place of the recipe's: none, xl, long-range, lamemo, rmt, mt, compressive, infinite.
+    --model.memory does the same."""
+    encoding: str | None = None
+    """Encoding of text files that are not UTF-8, such as latin-1; skip: leave them out."""
+    binary: bool = False
+    """Take the bytes of all files as they are, also of files that are not text."""
     track: Service = "none"
-    """Also send metrics to a tracking service (pip install 'mnemo-lm[track]')."""
+    """Also send metrics to a tracking service (in a checkout of Mnemo: pip install '.[track]')."""
     json: bool = False
     """Print JSON."""
 
@@ -116,7 +128,7 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print("usage: mnemo train PRESET [options]\n\n" + (__doc__ or "").strip())
+        print("usage: mnemo train PRESET|FILE [options]\n\n" + (__doc__ or "").strip())
         return 0
     if "--list" in argv:
         print(format_presets(_filter(argv)))
@@ -151,20 +163,31 @@ def _resume(argv: list[str]) -> int:
 
 
 def _start(argv: list[str]) -> int:
-    base, recipe, left = _base(argv)
-    about = cleandoc(documentation(base)) if left != argv else f"Start from the weights of {base}."
-    memory, rest = overrides.take("--model.memory", left)
-    if memory is not None:
-        recipe = memory_recipe(recipe, memory)
-    about += f"\n\nMemory of a paper in place of the recipe's: --model.memory {{{','.join(KINDS)}}}"
-    args = overrides.parse(NewRun, NewRun(recipe=recipe), rest, prog=f"mnemo train {base}", description=about)
+    given, rest = take_given(argv)
+    with ExitStack() as stack:
+        start = find_start(given, stack)
+        default = NewRun(
+            recipe=start.recipe,
+            data=given.data,
+            memory=given.memory,
+            encoding=given.encoding,
+            binary=given.binary,
+        )
+        prog = "mnemo train" if given.name is None else f"mnemo train {given.name}"
+        args = overrides.parse(NewRun, default, rest, prog=prog, description=start.about)
+        return _train_new(args, start)
+
+
+def _train_new(args: NewRun, start: Start) -> int:
     if args.name is None and may_start_again():
         raise MnemoError("torchrun --max-restarts needs --name, so that a restarted job finds its run")
-    name = args.name or _free_name(args.runs, base.replace("@", "-"))
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+    name = args.name or _free_name(args.runs, start.name)
+    if not re.fullmatch(RUN_NAME, name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
     source = None if args.from_ is None else find_run(args.from_, args.runs)
-    _require_corpus(args.recipe)
+    text = start.text if start.text is not None and args.recipe.data.corpus == start.text.corpus_name else None
+    if text is None:
+        _require_corpus(args.recipe)
     config = args.recipe.train
     from mnemo.training import create_run
     from mnemo.training.processes import joined
@@ -174,7 +197,9 @@ def _start(argv: list[str]) -> int:
         def create() -> str:
             folder = args.runs / name
             if not (starts_again() and (folder / RECIPE).exists()):
-                create_run(args.recipe, folder, preset=base, source=source, monitor=watcher)
+                if text is not None:
+                    text.prepare(watcher.show)
+                create_run(args.recipe, folder, preset=start.preset, source=source, monitor=watcher)
             return str(folder)
 
         return _run(Path(world.main(create)), watcher, args, world)
@@ -191,26 +216,6 @@ def _watching() -> AbstractContextManager[Watcher]:
 
 class _Silent(Unwatched):
     unit = ""
-
-
-def _base(argv: list[str]) -> tuple[str, Recipe, list[str]]:
-    """Name and recipe to start from, of a preset or of the run of --from, and the other arguments."""
-    if not argv[0].startswith("-"):
-        return _full_name(argv[0]), preset(argv[0]), argv[1:]
-    source, _ = overrides.take("--from", argv)
-    if source is None:
-        raise MnemoError("name a preset first: mnemo train PRESET [options]; mnemo train --list shows them")
-    runs, _ = overrides.take("--runs", argv)
-    folder = find_run(source, Path(runs or RUNS))
-    return folder.name, tie_lengths(load_header(folder).recipe), argv
-
-
-def _full_name(given: str) -> str:
-    """The preset's name; a note says so if only a memory was named."""
-    name = full_name(given)
-    if name != given and is_main():
-        print(f"{given}: training {name}; mnemo train --list {given} shows related presets", file=sys.stderr)
-    return name
 
 
 def _free_name(runs: Path, base: str) -> str:
@@ -242,8 +247,15 @@ def _run(
     if outcome.best is not None:
         step, loss = outcome.best
         print(f"best: {format_loss(loss, watcher.unit)} on valid, after step {step:,} of {outcome.step:,}")
-    print(f"next: mnemo eval {folder}")
+    print(_next_commands(folder, header.preset))
     return 0
+
+
+def _next_commands(folder: Path, preset: str | None) -> str:
+    if preset is not None:
+        return f"next: mnemo eval {folder}"
+    run = "" if folder.parent == RUNS else f" {folder}"  # without a name, verbs use the last run in ./runs
+    return f"next: mnemo generate{run}, mnemo analyse{run}, mnemo eval{run}"
 
 
 def _summary(outcome: Outcome, unit: str) -> dict[str, Any]:

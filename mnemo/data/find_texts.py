@@ -6,8 +6,7 @@ import fnmatch
 import os
 import re
 import sysconfig
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,13 @@ from mnemo.data import text_parts
 from mnemo.data.corpus import SPLITS
 from mnemo.data.download import fetch
 from mnemo.data.known_corpora import CORPORA, PYTHON, Published
+from mnemo.data.text_files import Accepted, TextFiles, all_files, choose_text_files
 from mnemo.data.text_parts import Part
 from mnemo.errors import MnemoError
 from mnemo.progress import ShowProgress
 
+Found = Callable[[TextFiles], None]
+"""Called with the files that were chosen and skipped."""
 DOWNLOADS = "downloads"
 """Folder of downloads in the folder of prepared corpora; no corpus may have this name."""
 PYTHON_LIMIT = 8_000_000
@@ -37,37 +39,43 @@ class Texts:
     """A file that lists the words of the vocabulary."""
 
 
-def find_texts(name: str, source: Path | None, folder: Path, stack: ExitStack, show: ShowProgress) -> Texts:
-    """Return the texts of a corpus. Downloads go to `folder`; unpacked archives are removed when `stack` closes."""
+def find_texts(
+    name: str,
+    source: Path | bytes | None,
+    folder: Path,
+    stack: ExitStack,
+    show: ShowProgress,
+    accepted: Accepted,
+    found: Found,
+) -> Texts:
+    """Return the texts of a corpus. Downloads go to `folder`; unpacked archives are removed when `stack` closes.
+
+    `found` is called with the chosen files of a text that is not a published one.
+    """
     published = CORPORA.get(name)
     if published is None:
         assert source is not None
-        return local(_unpacked([source], folder, stack), str(source))
+        files = choose_text_files(source, accepted, folder, stack)
+        found(files)
+        return local(files.parts, files.source)
     if name == PYTHON:
         if source is not None:
             raise MnemoError("the corpus 'python' is Python's own library: use another name for your text")
         return python_library()
+    if isinstance(source, bytes):
+        raise MnemoError(f"'{name}' is a published corpus of files: use another name for your text")
     if source is not None:
-        return named(name, published, _unpacked([source], folder, stack), str(source))
+        return named(name, published, _all_parts([source], folder, stack), str(source))
     if not published.downloads:
         raise MnemoError(f"'{name}' cannot be downloaded; run: mnemo prepare {name} --from DIR")
     files = [fetch(download, folder / DOWNLOADS / name, show) for download in published.downloads]
     urls = ", ".join(download.urls[0] for download in published.downloads)
-    return named(name, published, _unpacked(files, folder, stack), urls)
+    return named(name, published, _all_parts(files, folder, stack), urls)
 
 
-def _unpacked(paths: Sequence[Path], folder: Path, stack: ExitStack) -> list[Part]:
-    """Return every file of the paths; tar archives are unpacked into `folder` first."""
-    found = []
-    for path in paths:
-        if text_parts.is_tar(path):
-            folder.mkdir(parents=True, exist_ok=True)
-            unpacked = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".unpacked.", dir=folder)))
-            text_parts.unpack_tar(path, unpacked)
-            found += text_parts.expand(unpacked)
-        else:
-            found += text_parts.expand(path)
-    return found
+def _all_parts(paths: Sequence[Path], folder: Path, stack: ExitStack) -> list[Part]:
+    """Return every file of the paths, of any content: a published corpus is checked by its checksums."""
+    return [chosen.part for path in paths for chosen in all_files(path, [], folder, stack)]
 
 
 def named(name: str, published: Published, parts: Sequence[Part], source: str) -> Texts:
@@ -114,12 +122,9 @@ def _no_file(name: str, missing: Sequence[str], published: Published, source: st
     return MnemoError(f"{name}: {source} has no file for {what} (also as .xz, .gz, .bz2 or .zip)")
 
 
-def local(parts: Sequence[Part], source: str) -> Texts:
-    """Split the user's files into train, valid and test: by their names, else in order, 90, 5 and 5 percent."""
-    splits = _by_name(parts, source) or text_parts.split_in_order(parts)
-    if not any(splits.values()):
-        raise MnemoError(f"{source} is empty: there is no text to prepare")
-    return Texts(splits, {}, source)
+def local(parts: Sequence[Part], source: str, shares: Sequence[float] = (0.90, 0.05, 0.05)) -> Texts:
+    """Split the user's files into train, valid and test: by their names, else in order, by these shares."""
+    return Texts(_by_name(parts, source) or text_parts.split_in_order(parts, shares), {}, source)
 
 
 def _by_name(parts: Sequence[Part], source: str) -> dict[str, tuple[Part, ...]] | None:

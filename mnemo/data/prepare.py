@@ -13,8 +13,9 @@ import numpy as np
 from mnemo.data import corpus as corpora
 from mnemo.data import encoding, known_corpora, text_parts
 from mnemo.data.corpus import Corpus, IdWriter, SplitHeader
-from mnemo.data.find_texts import DOWNLOADS, Texts, find_texts
+from mnemo.data.find_texts import DOWNLOADS, Found, Texts, find_texts
 from mnemo.data.known_corpora import CORPORA, PYTHON, Option, Published
+from mnemo.data.text_files import Accepted
 from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
@@ -27,34 +28,42 @@ MIN_TOKENS = 2
 
 def prepare(
     name: str,
-    source: Path | str | None = None,
+    source: Path | str | bytes | None = None,
     tokenizer: Option | None = None,
     *,
     vocab_size: int | None = None,
     root: Path | str | None = None,
     allow_mismatch: bool = False,
+    accepted: Accepted | None = None,
+    found: Found = lambda files: None,
     show: ShowProgress = silent,
 ) -> Corpus:
     """Prepare a corpus: one of `CORPORA`, downloaded or from `source`, or any text files under a new name.
 
+    `source`: a file, a folder, an archive, or a text as bytes.
     `tokenizer`: by default the published one for a known corpus, and bytes for others.
     `vocab_size`: largest vocabulary, for words and BPE.
     `allow_mismatch`: accept a text whose sizes or checksums differ from the published corpus.
+    `accepted`: what is done with files that are not UTF-8 text; by default they are skipped or refused.
+    `found`: called with the chosen and skipped files.
     """
-    known = CORPORA.get(name)
+    known, accepted = CORPORA.get(name), accepted or Accepted()
     option: Option = tokenizer or (known.tokenizer if known else "bytes")
     _check_arguments(name, source, option, vocab_size)
+    if accepted.binary and option != "bytes":
+        raise MnemoError(f"binary data has no {option}: --binary needs --tokenizer bytes")
     keep = allow_mismatch or (known is not None and not known.strict)
     folder = corpora.data_root(root).absolute()
     target = folder / target_name(name, tokenizer)
     with ExitStack() as stack:
         stack.callback(text_parts.release)
-        texts = find_texts(name, None if source is None else Path(source).expanduser(), folder, stack, show)
+        given = Path(source).expanduser() if isinstance(source, (str, Path)) else source
+        texts = find_texts(name, given, folder, stack, show, accepted, found)
         problems = _check_files(name, known, texts) if known else []
         _decide(problems, keep)
         chosen = _make_tokenizer(option, name, texts, vocab_size, show)
         with atomic.new_folder(target, replace=True) as new:
-            splits = _encode(new, name, texts, chosen, show)
+            splits = encode_splits(new, name, texts, chosen, show)
             problems += _check_sizes(name, known, option, vocab_size, chosen, splits) if known else []
             _decide(problems, keep)
             corpora.write_header(
@@ -81,7 +90,7 @@ def load(name_or_path: str | Path, root: Path | str | None = None, show: ShowPro
     return Corpus.open(name_or_path, root)
 
 
-def _check_arguments(name: str, source: Path | str | None, option: Option, vocab_size: int | None) -> None:
+def _check_arguments(name: str, source: Path | str | bytes | None, option: Option, vocab_size: int | None) -> None:
     known = CORPORA.get(name)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or name == DOWNLOADS:
         raise MnemoError(f"'{name}' is not a valid corpus name: use letters, digits, '.', '_' and '-'")
@@ -190,9 +199,10 @@ def _listed_words(part: Part) -> WordTokenizer:
     return WordTokenizer(words, end="<S>", both_ends=True, unknown="<UNK>")
 
 
-def _encode(
+def encode_splits(
     folder: Path, name: str, texts: Texts, tokenizer: AnyTokenizer, show: ShowProgress
 ) -> dict[str, SplitHeader]:
+    """Write the ids of every split to a folder."""
     splits = {}
     for split, parts in texts.splits.items():
         writer = IdWriter(folder, split, tokenizer.vocab_size)

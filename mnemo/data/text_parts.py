@@ -36,6 +36,8 @@ class Part:
     """Name inside a zip archive."""
     start: int = 0
     stop: int | None = None
+    encoding: str | None = None
+    """Encoding of the file if it is not UTF-8; all other fields are about its bytes as UTF-8."""
 
     @property
     def name(self) -> str:
@@ -48,7 +50,7 @@ class Part:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
     def load(self) -> np.ndarray:
-        return _load(self.path, self.member)[self.start : self.stop]
+        return _load(self.path, self.member, self.encoding)[self.start : self.stop]
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield pieces of a few megabytes, cut at line ends, word ends or at least character ends."""
@@ -70,10 +72,10 @@ class Part:
             offset += len(chunk)
 
     def size(self) -> int | None:
-        """Return the number of bytes, or None for compressed files."""
+        """Return the number of bytes, or None for compressed and converted files."""
         if self.stop is not None:
             return self.stop - self.start
-        if self.member is not None or self.path.suffix in _OPENERS:
+        if self.member is not None or self.encoding is not None or self.path.suffix in _OPENERS:
             return None
         return self.path.stat().st_size - self.start
 
@@ -89,8 +91,18 @@ class Part:
 
 
 @lru_cache(maxsize=1)
-def _load(path: Path, member: str | None) -> np.ndarray:
+def _load(path: Path, member: str | None, encoding: str | None) -> np.ndarray:
     """Return all bytes of a file, memory-mapped if it is not compressed. The cache holds one file."""
+    data = _load_bytes(path, member)
+    if encoding is None:
+        return data
+    try:
+        return np.frombuffer(data.tobytes().decode(encoding).encode("utf-8"), dtype=np.uint8)
+    except UnicodeError as error:
+        raise MnemoError(f"{path} is not {encoding} text: {error}") from None
+
+
+def _load_bytes(path: Path, member: str | None) -> np.ndarray:
     file_size(path)
     try:
         if member is not None:
@@ -124,30 +136,19 @@ def _good_cut(data: np.ndarray, at: int, window: int) -> int:
     return at
 
 
-def expand(path: Path) -> list[Part]:
-    """Return all files of a path: the file itself, the files of a folder or of a zip archive, without hidden ones."""
-    if not path.exists():
-        raise MnemoError(f"{path} does not exist")
-    if path.is_dir():
-        files = sorted((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.parts)
-        visible = [file for file in files if not _hidden(file.relative_to(path).parts)]
-        return [part for file in visible for part in expand(file)]
-    if path.suffix == ".zip":
-        return [Part(path, member) for member in _members(path)]
-    return [Part(path)]
-
-
-def _hidden(parts: Sequence[str]) -> bool:
+def is_hidden(parts: Sequence[str]) -> bool:
+    """Whether a name in a path is hidden, or Apple's folder of attributes."""
     return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
-def _members(path: Path) -> list[str]:
+def zip_members(path: Path) -> list[str]:
+    """Names of the files in a zip archive, sorted, without hidden ones."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = sorted(info.filename for info in archive.infolist() if not info.is_dir())
     except _ARCHIVE_ERRORS as error:
         raise MnemoError(f"cannot read {path}: {error}") from None
-    return [name for name in names if not _hidden(Path(name).parts)]
+    return [name for name in names if not is_hidden(Path(name).parts)]
 
 
 def is_tar(path: Path) -> bool:
@@ -163,7 +164,7 @@ def unpack_tar(path: Path, folder: Path) -> None:
         raise MnemoError(f"cannot unpack {path}: {error}") from None
 
 
-def split_in_order(parts: Sequence[Part], shares: Sequence[float] = (0.90, 0.05, 0.05)) -> dict[str, tuple[Part, ...]]:
+def split_in_order(parts: Sequence[Part], shares: Sequence[float]) -> dict[str, tuple[Part, ...]]:
     """Split the text, in order, into train, valid and test at line ends."""
     sizes = [len(part.load()) for part in parts]
     edges = [0, *(_line_edge(parts, sizes, sum(shares[:i]) * sum(sizes)) for i in (1, 2)), sum(sizes)]

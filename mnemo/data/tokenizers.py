@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from mnemo.data.text_statistics import NUM_CODE_POINTS, SymbolCounter, id_dtype
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError, install_command, unknown
 
 Unit = Literal["byte", "char", "word", "bpe"]
 REPLACEMENT = "\ufffd"
@@ -26,6 +26,10 @@ T = TypeVar("T")
 _BPE_CUTS = re.compile(r"(?<=\n)(?= \S)|(?<=\S\n)(?=\S)")
 """Positions that byte-level BPE never merges across, so that long texts can be encoded line by line."""
 _BPE_BATCH = 1000
+LONGEST_BPE_RUN = 256
+"""Longest run of characters without a blank, or of blanks, that BPE is trained on as one word; longer ones are cut. The
+library's time grows faster than the square of a word's length."""
+_LONG_RUN = re.compile(rf"\S{{{LONGEST_BPE_RUN + 1},}}|\s{{{LONGEST_BPE_RUN + 1},}}")
 
 
 class Decoder(Protocol):
@@ -372,7 +376,8 @@ class BPETokenizer:
             special_tokens=[],
             show_progress=False,
         )
-        tokenizer.train_from_iterator(chunks, trainer)
+        pieces = (piece for chunk in chunks for piece in _with_short_runs(chunk))
+        tokenizer.train_from_iterator(pieces, trainer)
         return cls(tokenizer.to_str())
 
     @cached_property
@@ -419,6 +424,16 @@ class BPETokenizer:
         return cls(json.dumps(model, ensure_ascii=False))
 
 
+def _with_short_runs(text: str) -> Iterator[str]:
+    """Yield the text in pieces, cut only inside long runs; a text without long runs stays whole."""
+    begin = 0
+    for run in _LONG_RUN.finditer(text):
+        for cut in range(run.start() + LONGEST_BPE_RUN, run.end(), LONGEST_BPE_RUN):
+            yield text[begin:cut]
+            begin = cut
+    yield text[begin:]
+
+
 def _bpe_library() -> Any:
     try:
         import tokenizers
@@ -427,7 +442,7 @@ def _bpe_library() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError:
-        raise MnemoError("BPE needs the 'tokenizers' library: pip install 'mnemo-lm[bpe]'") from None
+        raise MnemoError(f"BPE needs the 'tokenizers' library: {install_command('bpe')}") from None
     return tokenizers
 
 

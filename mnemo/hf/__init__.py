@@ -11,17 +11,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, install_command
 
 try:
     import transformers
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
-    raise MnemoError("mnemo.hf needs the transformers library, version 5: pip install 'mnemo-lm[hf]'") from None
+    raise MnemoError(f"mnemo.hf needs the transformers library, version 5: {install_command('hf')}") from None
 
 if int(transformers.__version__.partition(".")[0]) < 5:
-    raise MnemoError(f"mnemo.hf needs transformers 5, not {transformers.__version__}: pip install 'mnemo-lm[hf]'")
+    raise MnemoError(f"mnemo.hf needs transformers 5, not {transformers.__version__}: {install_command('hf')}")
 
 if TYPE_CHECKING:
     from mnemo.hf.cache import MnemoCache

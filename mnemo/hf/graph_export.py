@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mnemo.errors import MnemoError, one_line
+from mnemo.errors import MnemoError, install_command, one_line
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
@@ -62,7 +62,7 @@ def export_onnx(model: MnemoForCausalLM, path: str | Path, *, batch: int = 1, to
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError:
-        raise MnemoError("ONNX needs further libraries: pip install 'mnemo-lm[onnx]'") from None
+        raise MnemoError(f"ONNX needs further libraries: {install_command('onnx')}") from None
     program = export_step(model, batch=batch, tokens=tokens)
     names = list(step_state(model, batch))
     options: dict[str, Any] = {

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, install_command
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.run_folders import from_run
 from mnemo.hf.tokenization import MnemoTokenizer
@@ -32,7 +32,7 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
 except ImportError:
-    raise MnemoError("evaluation tasks need lm-evaluation-harness: pip install 'mnemo-lm[hf,harness]'") from None
+    raise MnemoError(f"evaluation tasks need lm-evaluation-harness: {install_command('hf,harness')}") from None
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 """Texts of context and continuation, and the ids of both"""

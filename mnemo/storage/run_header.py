@@ -17,9 +17,15 @@ from mnemo.recipes.presets import preset as recipe_of
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_inherited_test
 from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
+from mnemo.storage.shipped import DEFAULT, shipped_model
 
 RUNS = Path("runs")
-RECIPE, TOKENIZER = "recipe.json", "tokenizer.json"
+RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+"""Pattern of names that a new run can have."""
+RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
+EXPORT = "export.json"
+"""In the folder of an exported model: the run and step of its weights."""
+CHECKPOINTS, STEP_PREFIX = "checkpoints", "step-"
 Which = Literal["best", "last"]
 STARTS: tuple[Start, ...] = get_args(Start)
 
@@ -53,14 +59,49 @@ class RunHeader:
 
 
 def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path or its name under `runs`."""
+    """The folder of a run, given its path, its name under `runs`, or that of a model that comes with the package."""
     for path in (runs / run, Path(run)):
         if (path / RECIPE).is_file():
             return path
     if Path(run).is_dir():
         raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    names = [path.parent.name for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith(".")]
+    if (model := shipped_model(str(run))) is not None:
+        return model
+    names = [path.name for path in run_folders(runs)]
     raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+
+
+def run_folders(runs: Path = RUNS) -> list[Path]:
+    """Every run under `runs`, sorted by name; hidden folders are unfinished ones."""
+    return sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith("."))
+
+
+def last_run(runs: Path = RUNS) -> Path:
+    """The folder under `runs` in which training has written last; only runs with a checkpoint count."""
+    trained = [path for path in run_folders(runs) if (path / EXPORT).is_file() or _has_checkpoint(path)]
+    if not trained:
+        raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
+    return max(trained, key=last_written)
+
+
+def default_run(runs: Path = RUNS) -> Path:
+    """The run that was trained last; if there is none, a model that comes with the package."""
+    try:
+        return last_run(runs)
+    except MnemoError:
+        if (model := shipped_model(DEFAULT)) is None:
+            raise
+        return model
+
+
+def _has_checkpoint(run: Path) -> bool:
+    return any((run / CHECKPOINTS).glob(f"{STEP_PREFIX}*"))
+
+
+def last_written(run: Path) -> float:
+    """When training last wrote to a run, in seconds since the epoch; results of other verbs do not count."""
+    names = (RECIPE, BEST, EXPORT, METRICS, CHECKPOINTS)
+    return max((run / name).stat().st_mtime for name in names if (run / name).exists())
 
 
 def load_header(folder: Path) -> RunHeader:

@@ -199,13 +199,26 @@ class RunCheckpoints:
         saved = self.last
         if saved is None or saved.step != state.progress.step:
             with log.clock.pause():
-                health = self._judge(state)
-                self._write(state, {**_json(state, log, reason), "health": health.to_json()}, begin)
+                health = self._judge_if_planned(state, reason)
+                if health is not None:
+                    self._write(state, {**_json(state, log, reason), "health": health.to_json()}, begin)
             return
         if saved.progress["evaluated"] != state.progress.evaluated:
             progress = _json(state, log, reason)
             self.last = self.world.main(lambda: checkpoints.save_progress(saved, progress))
         self.world.main(lambda: self._keep(state.progress))
+
+    def _judge_if_planned(self, state: TrainingState, reason: Reason) -> Health | None:
+        """The health of a state; None if it is not finite at a moment that the clock chose.
+
+        The next update shows that divergence too, at a step that does not depend on the clock.
+        """
+        try:
+            return self._judge(state)
+        except Diverged:
+            if reason == "clock":
+                return None
+            raise
 
     def _judge(self, state: TrainingState) -> Health:
         """The health of a state that is to be saved; raise `Diverged` if it is not finite."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from mnemo.storage.checkpoint import Checkpoint
 from mnemo.storage.overrides import Rates
 from mnemo.storage.run_header import RunHeader, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, pick_device
-from mnemo.training.data import Data, open_data
+from mnemo.training.data import Data, check_rows, open_data
 from mnemo.training.distributed import check_parallel
+from mnemo.training.divergence import Diverged
 from mnemo.training.metrics_log import NoTracker, Tracker
 from mnemo.training.monitor import Monitor, Unwatched
 from mnemo.training.precision import safe_kernels
@@ -54,6 +55,7 @@ def create_run(
     data = data or open_data(recipe, monitor.show)
     given, recipe = recipe, _with_vocabulary(recipe, data.info["vocab_size"])
     check(recipe)
+    check_rows(recipe, data)
     with torch.device("meta"):
         model = build_model(recipe.model, recipe.train.precision)
     origin = None
@@ -109,8 +111,22 @@ def train(
         trainer = Trainer(folder, header, data, monitor, tracker, world)
         for line in describe_run(trainer, header):
             monitor.note(line)
-        with trainer.started(lambda: _first_weights(trainer.model, header)):
+        with trainer.started(lambda: _first_weights(trainer.model, header)), _recorded_divergence(folder, world):
             return trainer.run(stop)
+
+
+@contextmanager
+def _recorded_divergence(folder: Path, world: AnyWorld) -> Iterator[None]:
+    """Note in the run's folder that it has diverged, which `mnemo runs` shows; resuming removes the note."""
+    if world.rank:
+        yield
+        return
+    run_folder.write_divergence(folder, None)
+    try:
+        yield
+    except Diverged as error:
+        run_folder.write_divergence(folder, str(error))
+        raise
 
 
 def _override(folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates, world: AnyWorld) -> RunHeader:

@@ -40,6 +40,8 @@ class Data:
     """Scores a model on the validation set; None without one"""
     tokenizer: dict[str, Any] | None = None
     """The tokenizer as JSON; None if the data is not text"""
+    row_tokens: int | None = None
+    """Tokens of a contiguous text in each row of a batch; None for shuffled sentences and tasks"""
     divided: bool = False
     """Whether `score` scores only this process's rows of the validation set"""
 
@@ -66,7 +68,8 @@ def open_data(recipe: Recipe, show: ShowProgress = silent, world: AnyWorld | Non
     train_split = corpus.split("train")
     info |= {"documents": train_split.documents is not None, "fingerprint": corpus.fingerprint()}
     stream = build_stream(recipe, train_split, corpus)
-    return Data(info, stream, None if valid is None else score, corpus.tokenizer.to_json(), divided)
+    rows = len(train_split.ids) // recipe.train.batch if recipe.data.order == "contiguous" else None
+    return Data(info, stream, None if valid is None else score, corpus.tokenizer.to_json(), rows, divided)
 
 
 def _open_task(recipe: Recipe, task: AnyTask) -> Data:
@@ -100,6 +103,19 @@ def _check_long_enough(recipe: Recipe, valid: Split) -> None:
     count = len(valid.ids) if config.limit is None else min(config.limit, len(valid.ids))
     if count < 2 * config.batch:
         raise MnemoError(f"the validation set's {count:,} tokens are too short for {config.batch} rows of evaluation")
+
+
+def check_rows(recipe: Recipe, data: Data) -> None:
+    """Raise MnemoError if the text is shorter than a segment in every row: no memory would carry anything there."""
+    rows, segment, tokens = recipe.train.batch, recipe.train.segment, data.row_tokens
+    if tokens is None or tokens > segment:
+        return
+    fewer = rows * tokens // (segment + 1)
+    batch = f"--train.batch {fewer} or less, " if fewer else ""
+    raise MnemoError(
+        f"{rows} rows leave {tokens:,} tokens of the text in each, less than a segment of {segment:,} and its targets: "
+        f"use {batch}--train.segment {tokens - 1} or less, or a longer text"
+    )
 
 
 def why_uneven(recipe: Recipe) -> str | None:

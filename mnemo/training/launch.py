@@ -20,6 +20,11 @@ def is_main() -> bool:
     return environment_number("RANK", 0) == 0
 
 
+def is_alone() -> bool:
+    """Whether torchrun has started no other processes."""
+    return environment_number("WORLD_SIZE", 1) == 1
+
+
 def starts_again() -> bool:
     """Whether torchrun has restarted this job after a failure."""
     return environment_number("TORCHELASTIC_RESTART_COUNT", 0) > 0

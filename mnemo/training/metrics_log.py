@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, install_command
 from mnemo.files import atomic
 from mnemo.files.safe_load import open_own
 
@@ -126,7 +126,7 @@ class ServiceTracker:
         try:
             self._service = importlib.import_module(service)
         except ImportError:
-            raise MnemoError(f"--track {service} needs the {service} package: pip install 'mnemo-lm[track]'") from None
+            raise MnemoError(f"--track {service} needs the {service} package: {install_command('track')}") from None
         # wandb identifies a resumed run by its id, trackio by its name.
         found_by = {"id": identity} if service == "wandb" else {}
         try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mnemo.data.streams import Cursor
 from mnemo.recipes.recipe import TrainConfig
+from mnemo.storage.run_header import METRICS
 from mnemo.training.divergence import Watch
 from mnemo.training.loss_course import Course
 from mnemo.training.metrics_log import JsonLines, NoLines, Tracker
@@ -22,7 +23,7 @@ from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress, mean_loss
 from mnemo.training.training_clock import Clock
 
-METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
+TIMING = "timing.jsonl"
 
 
 class PendingStep(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import pickle
@@ -289,13 +290,17 @@ def test_a_run_without_a_corpus_names_the_ways_to_score_it(tmp_path: Path, capsy
 
 
 def test_a_text_is_scored_in_the_models_own_symbols(
-    converted: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    converted: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text.txt").write_text("a b c never-seen d\n" * 9)
     options = ("--eval", tmp_path / "text.txt", "--batch", 2, "--device", "cpu", "--json")
     assert convert(converted[0] / "hf", tmp_path / "out", *options) == 0
     score = json.loads(capsys.readouterr().out)["score"]
     assert (score["tokens"], score["split"]) == (52, "text.txt")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "text.txt").read_bytes())))
+    assert convert(converted[0] / "hf", tmp_path / "piped", "--eval", "-", *options[2:]) == 0
+    piped = json.loads(capsys.readouterr().out)["score"]
+    assert (piped["tokens"], piped["split"], piped["loss"]) == (52, "stdin", score["loss"])
     line = failed(capsys, folder_of(tmp_path / "bare"), tmp_path / "none", "--eval", tmp_path / "text.txt")
     assert "have no vocabulary" in line
 

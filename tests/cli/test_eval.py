@@ -211,7 +211,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_run("words")
-    monkeypatch.setattr("mnemo.cli.runs.load", lambda *_, **__: Corpus.open("tiny-words"))
+    monkeypatch.setattr("mnemo.cli.opened_run.load", lambda *_, **__: Corpus.open("tiny-words"))
     assert run_eval() == 2
     assert "another vocabulary" in capsys.readouterr().err
 

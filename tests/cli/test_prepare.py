@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,38 @@ def test_notes_come_before_a_download(capsys: pytest.CaptureFixture[str], monkey
     with pytest.raises(MnemoError, match="offline"):
         run(Args(name="ptb"))
     assert "Linguistic Data Consortium" in capsys.readouterr().err
+
+
+def test_files_of_a_folder_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for i in range(25):
+        (folder / f"{i:02}.txt").write_text("a line\n" * 20)
+    (folder / "weights.bin").write_bytes(bytes(range(256)) * 20)
+    argv = ["prepare", "mine", "--from", str(folder), "--root", str(tmp_path / "data")]
+    assert cli.main([*argv, "--json"]) == 0
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert lines[0] == f"{folder}: 25 text files, 3,500 bytes" and lines[1].split() == ["140", "00.txt"]
+    assert lines[21].split() == ["...", "and", "5", "more"]
+    assert lines[22] == "skipped: 1 binary (weights.bin)"
+    answer = json.loads(out)
+    assert len(answer["files"]) == 25 and answer["files"][0] == {"name": "00.txt", "bytes": 140}
+    assert answer["skipped"] == [{"name": "weights.bin", "reason": "binary"}]
+
+
+def test_flags_for_files_that_are_not_utf_8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_bytes("ein Wörtchen\n".encode("latin-1") * 60)
+    argv = ["prepare", "mine", "--from", str(tmp_path / "a.txt"), "--root", str(tmp_path / "data")]
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert cli.main([*argv, "--encoding", "latin-1"]) == 0
+    assert cli.main([*argv, "--binary", "--replace"]) == 0
+
+
+def test_text_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a line\n" * 99)))
+    assert cli.main(["prepare", "mine", "--from", "-", "--root", str(tmp_path / "data"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert sum(split["bytes"] for split in answer["splits"].values()) == 7 * 99
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mnemo.data import find_texts, known_corpora, text_parts
+from mnemo.data import find_texts, known_corpora, text_files, text_parts
 from mnemo.data.corpus import Corpus
 from mnemo.data.known_corpora import CORPORA, Download, Expected
 from mnemo.data.prepare import load, prepare
+from mnemo.data.text_files import Accepted, TextFiles
 from mnemo.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 
@@ -165,17 +167,138 @@ def test_an_empty_folder_and_a_missing_file(tmp_path: Path, root: Path) -> None:
 def test_undecodable_text_names_file_and_offset(tmp_path: Path, root: Path, tokenizer: Any) -> None:
     text = b"good line\n" * 300 + b"caf\xe9 au lait\n" + b"good line\n" * 300
     (tmp_path / "a.txt").write_bytes(text)
-    with pytest.raises(MnemoError, match=r"a.txt is not UTF-8 text: byte 0xe9 at offset 3,003 .*--tokenizer bytes"):
+    with pytest.raises(MnemoError, match=r"not UTF-8 text: .*a.txt \(byte 0xe9 at offset 3,003\); --encoding"):
         prepare("mine", tmp_path / "a.txt", tokenizer, root=root)
-    assert joined(prepare("mine", tmp_path / "a.txt", "bytes", root=root)) == text
+    assert joined(prepare("mine", tmp_path / "a.txt", "bytes", root=root, accepted=Accepted(binary=True))) == text
+    converted = prepare("mine", tmp_path / "a.txt", "chars", root=root, accepted=Accepted(encoding="latin-1"))
+    assert "".join(converted.tokenizer.decode(ids(converted, name)) for name in converted.splits) == text.decode(
+        "latin-1"
+    )
 
 
-def test_offsets_hold_in_later_chunks_and_splits(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_parts, "CHUNK", 64)
-    text = b"\xef\xbb\xbf" + b"good line\n" * 97 + b"bad \xff\n"
+def test_offsets_hold_in_later_pieces(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_files, "_PIECE", 64)
+    text = b"\xef\xbb\xbf" + "gööd line\n".encode() * 97 + b"bad \xff\n"
     (tmp_path / "a.txt").write_bytes(text)
-    with pytest.raises(MnemoError, match=f"byte 0xff at offset {text.index(0xFF, 3)} "):
+    with pytest.raises(MnemoError, match=rf"byte 0xff at offset {text.index(0xFF, 3):,}\)"):
         prepare("mine", tmp_path / "a.txt", "chars", root=root)
+
+
+RANDOM = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8).tobytes()
+
+
+def mixed_folder(folder: Path) -> Path:
+    """A folder with two texts, one of them compressed, and everything that is not text."""
+    for name, data in {
+        "a.txt": b"a line of text\n" * 60,
+        "b.txt.gz": gzip.compress("ein Wörtchen\n".encode() * 60),
+        "noise.bin": RANDOM,
+        "numbers": np.arange(1000, dtype=np.int32).tobytes(),
+        "empty.txt": b"",
+        ".secret": b"hidden\n" * 50,
+        ".git/config": b"hidden\n" * 50,
+        "runs/x/recipe.json": b"{}",
+        "runs/x/metrics.jsonl": b"{}\n" * 50,
+        "runs/x/notes.txt": b"part of a run\n",
+        "corpus/header.json": b"{}",
+        "corpus/train.bin": b"text",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+def chosen_files(source: Path, root: Path, **accepted: Any) -> TextFiles:
+    found: list[TextFiles] = []
+    prepare("mine", source, root=root, accepted=Accepted(**accepted), found=found.append)
+    return found[0]
+
+
+def test_only_text_files_of_a_folder_are_chosen(tmp_path: Path, root: Path) -> None:
+    files = chosen_files(mixed_folder(tmp_path / "mixed"), root)
+    assert [(name, size) for name, _, size in files.chosen] == [("a.txt", 900), ("b.txt.gz", 840)]
+    assert dict(files.skipped) == {
+        "noise.bin": "binary",
+        "numbers": "binary",
+        "empty.txt": "empty",
+        ".secret": "hidden",
+        ".git": "hidden",
+        "runs/x": "run",
+        "corpus": "corpus",
+        "pipe": "not a regular file",
+    }
+    assert files.skipped_by_reason().startswith("2 binary (noise.bin, numbers), 1 corpus (corpus), 1 empty (empty.txt)")
+    assert b"part of a run" not in joined(Corpus.open("mine", root))
+
+
+def test_binary_files_of_a_folder_on_request(tmp_path: Path, root: Path) -> None:
+    files = chosen_files(mixed_folder(tmp_path / "mixed"), root, binary=True)
+    assert [name for name, _, _ in files.chosen] == ["a.txt", "b.txt.gz", "noise.bin", "numbers"]
+    with pytest.raises(MnemoError, match="--binary needs --tokenizer bytes"):
+        prepare("mine", tmp_path / "mixed", "chars", root=root, accepted=Accepted(binary=True))
+
+
+def test_a_single_binary_file_is_refused(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "noise.txt").write_bytes(RANDOM)
+    with pytest.raises(MnemoError, match="noise.txt is binary data, not text: --binary takes its bytes"):
+        prepare("mine", tmp_path / "noise.txt", root=root)
+    assert joined(prepare("mine", tmp_path / "noise.txt", root=root, accepted=Accepted(binary=True))) == RANDOM
+
+
+def test_text_in_other_encodings_needs_a_word(tmp_path: Path, root: Path) -> None:
+    folder = mixed_folder(tmp_path / "mixed")
+    (folder / "c.txt").write_bytes("ein Wörtchen\n".encode("latin-1") * 60)
+    with pytest.raises(MnemoError, match=r"c.txt \(byte 0xf6 at offset 5\); --encoding .*--encoding skip.*--binary"):
+        prepare("mine", folder, root=root)
+    files = chosen_files(folder, root, encoding="latin-1")
+    assert [(name, size) for name, _, size in files.chosen][2:] == [("c.txt", 840)]
+    assert ("c.txt", "not UTF-8") in chosen_files(folder, root, encoding="skip").skipped
+    with pytest.raises(MnemoError, match="unknown encoding 'latin-99'"):
+        Accepted(encoding="latin-99")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+def test_a_file_in_utf_16(tmp_path: Path, root: Path, encoding: str) -> None:
+    (tmp_path / "a.txt").write_bytes(("ein Wörtchen\n" * 60).encode(encoding))
+    corpus = prepare("mine", tmp_path / "a.txt", root=root, accepted=Accepted(encoding=encoding))
+    assert joined(corpus) == ("ein Wörtchen\n" * 60).encode()
+    with pytest.raises(MnemoError, match="not UTF-8 text|is binary data"):
+        prepare("mine", tmp_path / "a.txt", root=root)
+
+
+def test_links_are_not_followed_out_of_a_folder(tmp_path: Path, root: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    for path in (outside / "passwords.txt", folder / "a.txt", folder / ".kept" / "b.txt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("some lines\n" * 50)
+    (folder / "link.txt").symlink_to(outside / "passwords.txt")
+    (folder / "linked").symlink_to(outside)
+    (folder / "twin.txt").symlink_to("a.txt")
+    (folder / "b.txt").symlink_to(".kept/b.txt")
+    files = chosen_files(folder, root)
+    assert [name for name, _, _ in files.chosen] == ["a.txt", "b.txt"]
+    assert {("link.txt", "link"), ("linked", "link")} <= set(files.skipped)
+
+
+def test_links_of_published_corpora_stay_inside_too(tmp_path: Path, root: Path, small_ptb: None) -> None:
+    source = write_splits(tmp_path / "x", "ptb.{}.txt")
+    (tmp_path / "elsewhere.txt").write_bytes(SPLITS["valid"])
+    (source / "ptb.valid.txt").unlink()
+    (source / "ptb.valid.txt").symlink_to(tmp_path / "elsewhere.txt")
+    with pytest.raises(MnemoError, match="no file for valid"):
+        prepare("ptb", source, root=root)
+
+
+def test_a_folder_that_is_no_text_says_so(tmp_path: Path, root: Path) -> None:
+    folder = mixed_folder(tmp_path / "mixed")
+    with pytest.raises(MnemoError, match="runs/x is a run, not a text"):
+        prepare("mine", folder / "runs" / "x", root=root)
+    (folder / "a.txt").unlink()
+    (folder / "b.txt.gz").unlink()
+    with pytest.raises(MnemoError, match=r"mixed has no text files; skipped: 2 binary \(noise.bin, numbers\), 1 c"):
+        prepare("mine", folder, root=root)
 
 
 def test_a_byte_order_mark_is_not_text(tmp_path: Path, root: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
 from collections import Counter
 from typing import Any
 
@@ -186,9 +188,9 @@ def test_bpe_is_the_librarys() -> None:
 
 def test_bpe_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MnemoError, match=r"pip install 'mnemo-lm\[bpe\]'"):
+    with pytest.raises(MnemoError, match=r"pip install '.\[bpe\]'"):
         BPETokenizer.train(["a"], vocab_size=300)
-    with pytest.raises(MnemoError, match=r"pip install 'mnemo-lm\[bpe\]'"):
+    with pytest.raises(MnemoError, match=r"pip install '.\[bpe\]'"):
         BPETokenizer("{}").encode("a")
 
 
@@ -212,6 +214,30 @@ EXAMPLES: list[Any] = [
 def test_json_round_trip(tokenizer: Any) -> None:
     again = tokenizers.from_json(json.loads(json.dumps(tokenizer.to_json())))
     assert again == tokenizer and again.unit == tokenizer.unit
+
+
+@pytest.mark.parametrize("text", [BPE_TEXT, "x" * 256, " " * 256, "word " * 1000, ""])
+def test_bpe_is_trained_on_usual_text_as_it_is(text: str) -> None:
+    assert list(tokenizers._with_short_runs(text)) == [text]
+
+
+@pytest.mark.parametrize("text", ["x" * 1000, "a b " + "漢" * 700 + " c", "a" + " " * 600 + "b", "x" * 257])
+def test_bpe_is_trained_on_short_runs(text: str) -> None:
+    pieces = list(tokenizers._with_short_runs(text))
+    assert "".join(pieces) == text and len(pieces) > 1 and all(pieces)
+    longest = max(len(run) for piece in pieces for run in re.findall(r"\S+|\s+", piece))
+    assert longest == tokenizers.LONGEST_BPE_RUN
+
+
+def test_bpe_of_text_without_blanks_takes_bounded_time() -> None:
+    """Seconds; the time for a single word of this length would grow faster than the square of its length."""
+    pytest.importorskip("tokenizers")
+    letters = np.random.default_rng(0).zipf(1.6, 400_000) % 3000 + 0x4E00
+    text = "".join(map(chr, letters))
+    began = time.process_time()
+    tokenizer = BPETokenizer.train([text], vocab_size=8192)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert time.process_time() - began < 120
 
 
 def test_bpe_json_round_trip() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from helpers.tiny_runs import SEGMENT, sample_text, tiny_run
 
+from mnemo.cli.opened_run import open_with_tokenizer
 from mnemo.cli.run_arguments import RunArgs
-from mnemo.cli.runs import open_with_tokenizer
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate

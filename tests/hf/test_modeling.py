@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, TextStreamer, pipeline
 
 import mnemo
+from mnemo.cli.opened_run import open_with_tokenizer
 from mnemo.cli.run_arguments import RunArgs
-from mnemo.cli.runs import open_with_tokenizer
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.errors import MnemoError
 from mnemo.hf import MnemoCache, MnemoConfig, MnemoForCausalLM, MnemoTokenizer, from_run, to_run
@@ -415,7 +415,8 @@ def test_without_the_library_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None\nimport mnemo.hf"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith("mnemo.hf needs the transformers library, version 5: pip install 'mnemo-lm[hf]'")
+    assert "mnemo.hf needs the transformers library, version 5" in last
+    assert last.endswith("in a checkout of Mnemo, pip install '.[hf]'")
     assert "transformers" not in sys.modules["mnemo.model"].__dict__
 
 

@@ -30,14 +30,24 @@ def flags() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands(page)}))
-def test_commands_exist(command: str, flags: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_exist(
+    command: str,
+    flags: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mybook.txt").write_text("a line of text\n" * 200)
     words = shlex.split(command)
     verb = words[1]
     assert verb in VERBS, f"no verb '{verb}'"
     target = [words[2]] if verb == "train" and len(words) > 2 and not words[2].startswith("-") else []
-    key = " ".join([verb, *target])
+    key = " ".join([verb, *(target or words[2:3] * ("--resume" in words))])
     if key not in flags:
         assert main([verb, *target, "--help"]) == 0
+        if "--resume" in words:  # takes the fields of a recipe as well
+            assert main([verb, "tiny-bytes", "--help"]) == 0
         flags[key] = capsys.readouterr().out
     for word in words[2:]:
         if word.startswith("--"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,3 +125,13 @@ def test_make_installs_with_the_constraints() -> None:
     """Without them pip resolves torch to gigabytes of another build."""
     installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line]
     assert installs and all("-c constraints.txt" in line for line in installs)
+
+
+def test_hints_name_extras_and_no_package_index() -> None:
+    """Mnemo is installed from source: no text may say that an index has it."""
+    sources = [*(ROOT / "mnemo").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    texts = {path: path.read_text(encoding="utf-8") for path in sources}
+    assert [path for path, text in texts.items() if "mnemo-lm" in text] == []
+    named = re.findall(r"install_command\('([^']+)'\)|pip install '\.\[([\w,]+)\]'", "".join(texts.values()))
+    extras = {extra for pair in named for names in pair if names for extra in names.split(",")}
+    assert {"bpe", "hf", "onnx", "harness", "track"} <= extras <= EXTRAS.keys()

@@ -395,7 +395,7 @@ def test_checkpoints_of_clocks_and_signals_displace_no_others(folder: Path, reas
     def save(step: int, reason: str) -> list[int]:
         content = {**progress, "step": step, "reason": reason}
         checkpoints.save_checkpoint(folder, content, {part: {} for part in checkpoints.PARTS})
-        checkpoints.prune(folder, 2, best=9)
+        checkpoints.prune(folder, 2, {9})
         return checkpoints.checkpoint_steps(folder)
 
     assert save(13, reason) == [9, 12, 13]

@@ -133,6 +133,16 @@ def test_two_processes_resume_a_run_of_two(name: str) -> None:
     assert_same_end(resumed, observe.RUNS / name)
 
 
+@pytest.mark.parametrize("name", ["xl", "modern"])
+def test_finished_runs_train_longer(name: str) -> None:
+    longer = observe.cut_back(observe.RUNS / name, 1, name)
+    observe.resume(longer)
+    end = step(longer, -1)
+    assert main(["train", "--resume", str(longer), "--train.steps", str(end + 3), "--json"]) == 0
+    assert step(longer, -1) == end + 3
+    assert json.loads((longer / "overrides.json").read_text())["overrides"][0]["step"] == end
+
+
 @pytest.mark.parametrize("source", EXPECTED["fine_tuned"])
 def test_new_runs_start_from_stored_weights(source: str) -> None:
     found = observe.fine_tuned(Path(source), "tuned")

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks
+from helpers.divergence import Fault, contents, diverging, drift_from, nan_at
 from helpers.monitors import Signaller
 from helpers.toy_runs import metrics, recipe, run
 
 from mnemo.errors import MnemoError
 from mnemo.files import tensor_file
-from mnemo.recipes.recipe import TrainConfig
+from mnemo.recipes.recipe import HealthConfig, TrainConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.training import background_save, checkpoint_schedule, checkpointing, create_run, train
@@ -94,6 +95,18 @@ def test_clock_and_background_change_no_number(tmp_path: Path, monkeypatch: pyte
     assert every_checkpoint(tmp_path / "timed") == every_checkpoint(tmp_path / "plain")
     steps = [checkpoints.checkpoint_steps(tmp_path / name) for name in ("timed", "plain")]
     assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("fault", [nan_at(7), drift_from(5, 11)], ids=["nan", "drift"])
+def test_a_rollback_does_not_depend_on_the_clock(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_schedule, "LARGEST_SHARE", float("inf"))
+    settings: dict[str, Any] = {"steps": 18, "batch": 4, "health": HealthConfig(patience=3, slower_steps=4)}
+    for name, minutes in (("plain", None), ("timed", ALWAYS)):
+        monkeypatch.setattr(checkpointing, "fits_twice", lambda parts: False)  # so that every step is saved
+        with diverging(fault):
+            run(tmp_path / name, of=recipe(checkpoint_minutes=minutes, **settings))
+    assert "rollback" in metrics(tmp_path / "plain").decode()
+    assert contents(tmp_path / "timed") == contents(tmp_path / "plain")
 
 
 def test_an_error_in_the_background_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import ranks
-from helpers.monitors import Signaller
+from helpers.divergence import Killed, contents, diverging, nan_at
+from helpers.monitors import Notes, Signaller
 from helpers.toy_runs import metrics, recipe, run, scored_as, train_and_die
 
 from mnemo import cli
@@ -26,7 +27,7 @@ from mnemo.recipes.recipe import AverageConfig, HealthConfig, OptimizerConfig, R
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.overrides import OVERRIDES, RateCourse, Rates
-from mnemo.training import Unwatched, create_run, train
+from mnemo.training import create_run, train
 from mnemo.training.changeable_fields import CHANGEABLE, REFUSED, refuse
 from mnemo.training.optimizers import scheduled_rate
 from mnemo.training.resume_overrides import next_course
@@ -34,14 +35,6 @@ from mnemo.training.resume_overrides import next_course
 LONGER = {"train.steps": 20}
 VERSION = '{"format_version": 1'
 STEADY = ScheduleConfig(kind="constant")
-
-
-class Notes(Unwatched):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def rates(folder: Path) -> dict[int, float]:
@@ -58,7 +51,7 @@ def leaf_names(kind: type, name: str) -> Iterator[str]:
 
 
 def test_every_field_either_changes_or_says_why_not() -> None:
-    """A new field of TrainConfig needs a decision in training/resume_overrides.py."""
+    """A new field of TrainConfig needs a decision in training/changeable_fields.py."""
     names = {*leaf_names(TrainConfig, "train")}
     refused = {name for name in REFUSED if name.startswith("train.")}
     assert CHANGEABLE | refused == names and not CHANGEABLE & refused
@@ -96,12 +89,12 @@ VALUES: dict[str, Any] = {
     "train.on_nan": "skip",
     "train.spike": 3.0,
     "train.z_loss": 1e-4,
-    "train.health.loss_rise": None,
-    "train.health.norm_rise": 5.0,
-    "train.health.patience": 20,
-    "train.health.weight_growth": 3.0,
-    "train.health.rollbacks": 1,
-    "train.health.slower": 0.25,
+    "train.health.loss_rise": 0.5,
+    "train.health.norm_rise": None,
+    "train.health.patience": 10,
+    "train.health.weight_growth": 5.0,
+    "train.health.rollbacks": 3,
+    "train.health.slower": 0.7,
     "train.health.slower_steps": 100,
     "train.schedule.kind": "linear",
     "train.schedule.warmup": 3,
@@ -118,7 +111,6 @@ VALUES: dict[str, Any] = {
     "train.optimizer.momentum": 0.5,
     "train.optimizer.clip": None,
     "train.optimizer.clip_mean": 3.0,
-    "train.optimizer.update_clip": 0.1,
     "train.optimizer.embedding_lr_factor": 2.0,
     "train.optimizer.scale_lr_by_length": True,
 }
@@ -136,7 +128,7 @@ def copy(source: Path, target: Path) -> Path:
 
 
 def test_the_table_of_values_is_whole() -> None:
-    assert VALUES.keys() == CHANGEABLE
+    assert VALUES.keys() == CHANGEABLE - {"train.optimizer.update_clip"}, "which is for Muon only"
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
@@ -150,6 +142,12 @@ def test_every_changeable_field_changes(name: str, half_done: Path, tmp_path: Pa
     assert outcome.step == header.recipe.train.steps or name == "train.patience"
     assert any(line.startswith(f"changed at step 6: {name.removeprefix('train.')} ") for line in notes.lines)
     assert json.loads((folder / "recipe.json").read_text())["recipe"]["train"]["steps"] == 12
+
+
+def test_the_updates_of_muon_can_be_limited_later(tmp_path: Path) -> None:
+    muon = recipe(optimizer=OptimizerConfig(kind="muon", lr=0.02, momentum=0.95))
+    run(tmp_path / "run", of=muon, monitor=Signaller(signal.SIGTERM, step=6))
+    assert train(tmp_path / "run", overrides={"train.optimizer.update_clip": 0.05}).step == 12
 
 
 def test_an_unknown_name_and_a_wrong_type_are_errors(half_done: Path) -> None:
@@ -234,6 +232,22 @@ def _tensors(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.parametrize("kill_at", [1, 2, 3, 6])
+def test_a_rollback_to_before_a_change_survives_kills(kill_at: int, tmp_path: Path) -> None:
+    """The change is at step 10, the divergence after it, and the healthy checkpoint before both is of step 9."""
+    changes = {"train.steps": 16, "train.optimizer.lr": 1e-3}
+    for name in ("whole", "killed"):
+        run(tmp_path / name, of=recipe(batch=4), monitor=Signaller(signal.SIGTERM, step=10))
+    with diverging(nan_at(11)):
+        train(tmp_path / "whole", overrides=changes)
+    with diverging(nan_at(11), kill_at), pytest.raises(Killed):
+        train(tmp_path / "killed", overrides=changes)
+    with diverging(nan_at(11)):
+        train(tmp_path / "killed")
+    assert '"back_to": 9' in metrics(tmp_path / "whole").decode()
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
 def changed(folder: Path) -> list[str]:
     """Extend a run as one of several ranks."""
     notes = Notes()
@@ -271,7 +285,8 @@ def test_a_decay_goes_on_from_the_present_rate() -> None:
 
 def test_a_decay_that_has_ended_rises_again() -> None:
     course = next_course(COSINE, longer(COSINE), None, 100, 1.0, "auto")
-    assert course == RateCourse(step=100, rate=pytest.approx(0.1), warmup=10, peak=1.0)
+    assert course is not None and course.rate == pytest.approx(0.1)
+    assert course == RateCourse(step=100, rate=course.rate, warmup=10, peak=1.0)
     curve = [scheduled_rate(longer(COSINE), step, 1.0, course) for step in range(100, 201)]
     assert curve[0] == pytest.approx(0.1 + 0.9 / 10) and curve[9] == curve[10] == 1.0
     assert curve[-1] == pytest.approx(0.1) and curve[9:] == sorted(curve[9:], reverse=True)

@@ -99,4 +99,18 @@ DECLARED: tuple[Declared, ...] = (
         after="1d96a86",
         why="memory files hold their checksum",
     ),
+    Declared(
+        case="*",
+        file="*recipe.json",
+        field="recipe.train.checkpoint_minutes",
+        after="f94d46e",
+        why="checkpoints by time: a new field, which changes no number",
+    ),
+    Declared(
+        case="*",
+        file="runs/*/checkpoints/*/progress.json",
+        field="reason",
+        after="f94d46e",
+        why="every checkpoint says why it was saved",
+    ),
 )

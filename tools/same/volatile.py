@@ -20,6 +20,7 @@ VOLATILE = (
     Volatile("runs/*/timing.jsonl", "*", "seconds and tokens per second"),
     Volatile("runs/*/checkpoints/*/progress.json", "seconds", "time spent in training"),
     Volatile("runs/*/checkpoints/*/progress.json", "timing_bytes", "size of timing.jsonl"),
+    Volatile("runs/*/checkpoints/*/progress.json", "environment*", "version of torch and number of threads"),
     Volatile("*.json", "*seconds", "time of an evaluation"),
     Volatile("*.json", "run_id", "a random name of a run, which no number depends on"),
     Volatile("*.json", "checksum", "of a JSON file, whose times and run_id differ"),

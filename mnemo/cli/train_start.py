@@ -1,0 +1,184 @@
+"""What a new run starts from: a preset, the user's own text, a prepared corpus, or another run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from inspect import cleandoc
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mnemo.cli import overrides
+from mnemo.cli.console import STDIN, piped_text
+from mnemo.cli.prepare import print_files
+from mnemo.errors import MnemoError, unknown
+from mnemo.recipes.memories import KINDS, memory_kind, memory_recipe
+from mnemo.recipes.own_text import own_text_recipe
+from mnemo.recipes.presets import LISTING, PRESETS, documentation, full_name, preset
+from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import tie_lengths
+from mnemo.storage.run_header import RECIPE, RUNS, find_run, load_header
+from mnemo.training.launch import is_alone, is_main
+
+if TYPE_CHECKING:
+    from mnemo.data.own_text import OwnText
+
+
+class Given(NamedTuple):
+    """The arguments that decide about the recipe before its fields are overridden."""
+
+    name: str | None
+    """The first word: a preset, a text or a corpus."""
+    data: str | None
+    memory: str | None
+    source: str | None
+    """The run of --from."""
+    runs: Path
+    device: str
+    encoding: str | None
+    binary: bool
+
+
+class Start(NamedTuple):
+    name: str
+    """What runs are named after."""
+    about: str
+    recipe: Recipe
+    preset: str | None = None
+    text: OwnText | None = None
+    """The user's own text, whose corpus is to be prepared."""
+
+
+class TextOrCorpus(NamedTuple):
+    name: str
+    about: str
+    corpus: str
+    num_train: int
+    num_valid: int
+    text: OwnText | None
+
+
+def find_start(given: Given, stack: ExitStack) -> Start:
+    """Find the recipe that a new run starts from; temporary files are kept until `stack` closes."""
+    start = _start_without_memory(given, stack)
+    recipe = start.recipe if given.memory is None else memory_recipe(start.recipe, given.memory)
+    kinds = f"Memory of a paper in place of the recipe's: --memory {{{','.join(KINDS)}}}"
+    return start._replace(recipe=recipe, about=f"{start.about}\n\n{kinds}")
+
+
+def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
+    """Split a command line into the arguments that decide about the recipe, and all others."""
+    named = bool(argv) and (argv[0] == STDIN or not argv[0].startswith("-"))
+    name, rest = (argv[0], list(argv[1:])) if named else (None, list(argv))
+    binary, rest = "--binary" in rest, [word for word in rest if word != "--binary"]
+    data, rest = overrides.take("--data", rest)
+    short, rest = overrides.take("--memory", rest)
+    memory, rest = overrides.take("--model.memory", rest)
+    encoding, rest = overrides.take("--encoding", rest)
+    source, _ = overrides.take("--from", rest)
+    runs, _ = overrides.take("--runs", rest)
+    device, _ = overrides.take("--train.device", rest)
+    return Given(name, data, short or memory, source, Path(runs or RUNS), device or "auto", encoding, binary), rest
+
+
+def _start_without_memory(given: Given, stack: ExitStack) -> Start:
+    name = None if given.name is None else _preset_name(given.name)
+    if given.name is not None and name is None and given.data is not None:
+        raise MnemoError(f"name one text: '{given.name}', or the one of --data, '{given.data}'")
+    word = given.data if name is not None or given.name is None else given.name
+    found = None if word is None else _text_or_corpus(word, given, stack)
+    if name is not None:
+        return _with_data(_preset_start(name), found)
+    if given.source is not None:
+        return _with_data(_run_start(given.source, given.runs), found)
+    if found is None:
+        raise MnemoError(
+            "name a preset or your text: mnemo train PRESET, or mnemo train mybook.txt; mnemo train --list shows the "
+            "presets"
+        )
+    return Start(found.name, found.about, _recipe_for(found, given.device), text=found.text)
+
+
+def _preset_name(given: str) -> str | None:
+    """The name of a preset; that of a memory stands for a small preset, unless there is a file of that name."""
+    plain, exists = given.partition("@")[0], Path(given).exists()
+    if plain in PRESETS:
+        if exists:
+            _say(f"mnemo: '{given}' is a preset and a file: taking the preset; ./{given} is the file")
+        return given
+    if memory_kind(plain) is None or exists:
+        return None
+    name = full_name(given)
+    _say(f"{given}: training {name}; mnemo train --list {given} shows related presets")
+    return name
+
+
+def _say(line: str) -> None:
+    if is_main():
+        print(line, file=sys.stderr)
+
+
+def _preset_start(name: str) -> Start:
+    return Start(name.replace("@", "-"), cleandoc(documentation(name)), preset(name), preset=name)
+
+
+def _run_start(source: str, runs: Path) -> Start:
+    folder = find_run(source, runs)
+    recipe = tie_lengths(load_header(folder).recipe)
+    return Start(folder.name, f"Start from the weights of {folder}.", recipe, preset=folder.name)
+
+
+def _with_data(start: Start, found: TextOrCorpus | None) -> Start:
+    """The same start, on another text."""
+    if found is None:
+        return start
+    data = replace(start.recipe.data, corpus=found.corpus, task=None)
+    return start._replace(name=found.name, recipe=replace(start.recipe, data=data), text=found.text)
+
+
+def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
+    from mnemo.data import corpus as corpora
+
+    path = Path(word).expanduser()
+    if word == STDIN or (path.exists() and not (path / corpora.HEADER).is_file()):
+        return _own_text(word, given, stack)
+    if corpora.find(word) is not None:
+        sizes = {name: split.count for name, split in corpora.Corpus.open(word).splits.items()}
+        name, about = Path(word).name, _about(f"the corpus {word}")
+        return TextOrCorpus(name, about, word, sizes["train"], sizes.get("valid", 0), None)
+    if given.name != word or "/" in word or path.suffix in (".txt", ".md", ".gz", ".xz", ".bz2", ".zip", ".tar"):
+        raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name")
+    raise unknown("preset", word.partition("@")[0], PRESETS, LISTING)
+
+
+def _own_text(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
+    from mnemo.data.own_text import opened_text
+    from mnemo.data.text_files import Accepted
+
+    path, accepted = Path(word).expanduser(), Accepted(encoding=given.encoding, binary=given.binary)
+    if (path / RECIPE).is_file():
+        raise MnemoError(f"{word} is a run: mnemo train --resume {word} continues it; --from {word} starts a new one")
+    if word == STDIN and not is_alone():
+        raise MnemoError("several processes cannot share a pipe: write the text to a file")
+    text = stack.enter_context(opened_text(piped_text() if word == STDIN else path, accepted))
+    if is_main():
+        print_files(text.files)
+    about = _about(f"{text.files.source}, {text.files.size:,} bytes")
+    sizes = text.num_tokens
+    return TextOrCorpus(text.base, about, text.corpus_name, sizes["train"], sizes.get("valid", 0), text)
+
+
+def _about(what: str) -> str:
+    return f"Train on {what}. The recipe is chosen by the length of the text and by this machine."
+
+
+def _recipe_for(found: TextOrCorpus, device: str) -> Recipe:
+    import torch
+
+    from mnemo.storage.weights import pick_device
+
+    gpu = pick_device(device).type == "cuda"
+    precision = "bf16" if gpu and torch.cuda.is_bf16_supported() else "fp32"
+    return own_text_recipe(found.corpus, found.num_train, found.num_valid, gpu=gpu, precision=precision)
