@@ -71,8 +71,8 @@ class OptimizerConfig:
             raise ValueError(f"learning rate {self.lr} and clip {self.clip} must be positive")
         if self.clip_mean is not None and self.clip_mean <= 1:
             raise ValueError(f"clip_mean {self.clip_mean} must be above 1: it is a multiple of the mean gradient norm")
-        if self.update_clip is not None and self.update_clip <= 0:
-            raise ValueError(f"update_clip {self.update_clip} must be positive")
+        if self.update_clip is not None and (self.kind != "muon" or self.update_clip <= 0):
+            raise ValueError(f"update_clip {self.update_clip} must be positive, and is for muon only")
 
 
 @dataclass(frozen=True, kw_only=True)

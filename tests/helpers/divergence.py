@@ -68,7 +68,7 @@ def last(folder: Path) -> Checkpoint:
 def contents(folder: Path) -> dict[str, Any]:
     """Metrics and the last checkpoint of a run, without times."""
     end = last(folder)
-    volatile = ("seconds", "timing_bytes", "files", "reason", "checksums", run_identity.FIELD)
+    volatile = ("seconds", "timing_bytes", "files", "reason", "checksums", "logs", run_identity.FIELD)
     progress = {name: value for name, value in end.progress.items() if name not in volatile}
     tensors = {
         f"{part}/{name}": tensor.flatten().view(torch.uint8).tolist()
