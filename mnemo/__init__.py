@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from mnemo.ops import relative_attention, relative_attention_reference
     from mnemo.recipes.presets import preset
     from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
+    from mnemo.run import Run, open_run
+    from mnemo.session.session import Session
     from mnemo.storage.memory_file import load_memory, save_memory
-    from mnemo.storage.run_folder import LoadedRun, open_run
+    from mnemo.storage.run_folder import LoadedRun
     from mnemo.training import create_run, train
 
 _HOME = {
-    "mnemo.storage.run_folder": ("LoadedRun", "open_run"),
+    "mnemo.run": ("Run", "open_run"),
+    "mnemo.session.session": ("Session",),
+    "mnemo.storage.run_folder": ("LoadedRun",),
     "mnemo.data.corpus": ("Corpus", "Split"),
     "mnemo.data.prepare": ("prepare",),
     "mnemo.data.streams": ("Batch", "ContiguousStream", "SentenceStream"),
@@ -84,8 +88,10 @@ __all__ = [
     "Recipe",
     "Relative",
     "Rotary",
+    "Run",
     "Score",
     "SentenceStream",
+    "Session",
     "Shaw",
     "Sinusoidal",
     "Split",

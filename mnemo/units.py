@@ -1,4 +1,4 @@
-"""Units of a loss: nats to bits and to perplexity."""
+"""Units: nats to bits and to perplexity, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def bits(nats: Loss) -> Loss:
 def perplexity(nats: float) -> float:
     """exp(nats), or infinity if that is more than a float64 can hold."""
     return math.inf if nats > LARGEST_EXPONENT else math.exp(nats)
+
+
+def size_text(count: int) -> str:
+    """`512 B`, `1.5 KiB`, `20 MiB`, `3.25 GiB`."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{count} B"

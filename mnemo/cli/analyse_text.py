@@ -16,7 +16,6 @@ from mnemo.analysis import Alpha, AlphaObserver, AttentionByDistance, DistanceOb
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
 from mnemo.cli.console import STDIN
-from mnemo.cli.opened_run import OpenedRun
 from mnemo.errors import MnemoError
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -25,6 +24,8 @@ from mnemo.report.analysis_page import TextAnalysis, write_analysis
 from mnemo.report.run_summary import plan_words
 from mnemo.report.shaded_text import passages
 from mnemo.report.svg import slugify
+from mnemo.session.text_run import OpenedRun
+from mnemo.storage.shipped import is_shipped
 from mnemo.units import bits
 
 
@@ -42,7 +43,8 @@ def analyse(args: Args) -> int:
     ids = whole[: args.limit] if args.limit else whole
     segment = args.segment or opened.run.recipe.train.segment
     _require_two_segments(len(ids), segment)
-    folder = _folder(args.out or opened.run.path / "analyses" / slugify(name.partition(".")[0]))
+    home = Path() if is_shipped(opened.run.path) else opened.run.path
+    folder = _folder(args.out or home / "analyses" / slugify(name.partition(".")[0]))
     found = _analyse(args, opened, Text(name, ids, len(whole)), segment)
     page = write_analysis(found, folder)
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}
@@ -69,7 +71,7 @@ def _folder(path: Path) -> Path:
 def _load_text(opened: OpenedRun, text: str | None) -> tuple[str, Tensor]:
     """Name and token ids of the text; if unset, of the validation split that the run was trained with."""
     if text is not None:
-        return "stdin" if text == STDIN else Path(text).name, opened_run.encode_file(opened.tokenizer, text)
+        return "stdin" if text == STDIN else Path(text).name, opened_run.encode_text(opened.tokenizer, text)
     corpus = opened_run.corpus_of(opened.run)
     ids = torch.from_numpy(corpus.split("valid").ids.astype(np.int64))
     return f"{corpus.name}, valid", ids

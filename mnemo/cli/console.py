@@ -16,6 +16,9 @@ from mnemo.units import bits, perplexity
 STDIN = "-"
 """In place of a file: the text from a pipe."""
 
+CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
+"""Control characters, which a terminal would obey, and their replacement."""
+
 
 class Progress(Protocol):
     def advance(self, count: float = 1, note: str = "") -> None:
@@ -114,7 +117,9 @@ def format_loss(nats: float, in_bits: bool) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """`8s`, `2m05s`, `3h20m`."""
+    """`8s`, `2m05s`, `3h20m`; `?` for NaN."""
+    if math.isnan(seconds):
+        return "?"
     seconds = max(0, round(seconds))
     if seconds < 60:
         return f"{seconds}s"
@@ -151,9 +156,33 @@ def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) ->
     return "  ".join(aligned).rstrip()
 
 
+def print_json_line(value: Any) -> None:
+    """Print one line of JSON to stdout, at once."""
+    print(json.dumps(_finite(value), allow_nan=False), flush=True)
+
+
 def print_json(value: Any) -> None:
     """Print valid JSON to stdout; NaN and infinities, which JSON does not have, become null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def write_text(output: TextIO, text: str) -> None:
+    """Write a model's text at once; control characters, which a terminal would obey, are replaced on one."""
+    shown = text.translate(CONTROL) if output.isatty() else text
+    encoding = output.encoding or "utf-8"
+    output.write(shown.encode(encoding, "replace").decode(encoding))
+    output.flush()
+
+
+def dim(line: str, stream: TextIO | None = None) -> None:
+    """Print a line on stderr, less bright than the text around it if that is a terminal."""
+    from rich.console import Console
+
+    output = stream or sys.stderr
+    if output.isatty():
+        Console(file=output).print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+    else:
+        print(line, file=output, flush=True)
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 from mnemo.cli import console
 from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.convert import Args, published_arguments
-from mnemo.cli.opened_run import encode, encode_file
 from mnemo.cli.run_arguments import UNKNOWN_CORPUS, format_loss
 from mnemo.data import corpus as corpora
 from mnemo.data.corpus import Corpus, Split
@@ -23,6 +22,7 @@ from mnemo.interop.convert.load import ConvertedModel, UserOptions, load_model
 from mnemo.interop.convert.save import unknown_corpus, write_published, write_run
 from mnemo.recipes.recipe import EvalConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS, LM1B_WORDS, TEXT8_SYMBOLS, WIKITEXT103_WORDS
+from mnemo.session.text_run import encode, encode_file
 from mnemo.storage.run_folder import open_run
 
 PUBLISHED_SIZES = {

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.cli import console, opened_run
-from mnemo.cli.opened_run import OpenedRun
 from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
 from mnemo.evaluation.length_search import LengthSearch
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import training_remark
+from mnemo.session.text_run import OpenedRun
 from mnemo.units import bits, perplexity
 
 

@@ -12,7 +12,6 @@ import torch
 from mnemo.cli import console, opened_run
 from mnemo.cli.eval import Args
 from mnemo.cli.eval_output import Evaluated, EvaluationOutput, LossPlot, length_remark
-from mnemo.cli.opened_run import OpenedRun
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
 from mnemo.data.corpus import Corpus, Split
 from mnemo.errors import MnemoError
@@ -20,6 +19,7 @@ from mnemo.evaluation.length_search import find_length, sweep_memory
 from mnemo.evaluation.perplexity import TEMPERATURES, score_split
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import EvaluationSettings, trained_memory
+from mnemo.session.text_run import OpenedRun
 from mnemo.storage.run_folder import LoadedRun
 
 

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mnemo.cli import opened_run
-    from mnemo.cli.opened_run import OpenedRun
     from mnemo.data.tokenizers import AnyTokenizer, Decoder
+    from mnemo.session import text_run
+    from mnemo.session.text_run import OpenedRun
 else:
     opened_run = LazyModule("mnemo.cli.opened_run")
+    text_run = LazyModule("mnemo.session.text_run")
 
 LONG_PROMPT = 4096
 """Prompts with more tokens show a progress bar."""
-CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr(code) not in "\n\t"}
-"""Control characters, which a terminal would obey, and their replacement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,23 +126,10 @@ def _check(args: Args) -> None:
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:
     """Token ids of the prompt; None to continue from a memory alone."""
     if args.prompt is not None:
-        return opened_run.encode(opened.tokenizer, args.prompt, "the prompt")
+        return text_run.encode(opened.tokenizer, args.prompt, "the prompt")
     if args.prompt_file is not None:
-        return opened_run.encode_file(opened.tokenizer, args.prompt_file)
-    return None if args.memory is not None else _beginning(opened)
-
-
-def _beginning(opened: OpenedRun) -> Tensor:
-    """The token before a document: the separator of documents, or the end of a line."""
-    marks = ("\0", "\n", " ") if opened.run.corpus.get("documents") else ("\n", " ")
-    for mark in marks:
-        try:
-            return opened_run.encode(opened.tokenizer, mark, "the separator")
-        except MnemoError:
-            continue
-    import torch
-
-    return torch.zeros(1, dtype=torch.int64)
+        return opened_run.encode_text(opened.tokenizer, args.prompt_file)
+    return None if args.memory is not None else text_run.document_start(opened)
 
 
 class _Printer:
@@ -154,20 +141,14 @@ class _Printer:
 
     def add(self, token: int) -> None:
         if self.prompt is not None:
-            self._write(self.decoder.feed(self.prompt.tolist()))
+            console.write_text(self.output, self.decoder.feed(self.prompt.tolist()))
             self.prompt = None
-        self._write(self.decoder.feed([token]))
+        console.write_text(self.output, self.decoder.feed([token]))
 
     def finish(self, others: Iterable[str]) -> None:
-        self._write(self.decoder.finish() + "\n")
+        console.write_text(self.output, self.decoder.finish() + "\n")
         for number, text in enumerate(others, 2):
-            self._write(f"--- continuation {number} ---\n{text}\n")
-
-    def _write(self, text: str) -> None:
-        shown = text.translate(CONTROL) if self.output.isatty() else text
-        encoding = self.output.encoding or "utf-8"
-        self.output.write(shown.encode(encoding, "replace").decode(encoding))
-        self.output.flush()
+            console.write_text(self.output, f"--- continuation {number} ---\n{text}\n")
 
 
 def _continuation(tokenizer: AnyTokenizer, prompt: Tensor | None, row: Tensor) -> str:

@@ -15,6 +15,8 @@ from mnemo.errors import MnemoError
 from mnemo.recipes.memory_words import layer_ranges
 from mnemo.recipes.presets import documentation, grouped_listing, is_preset
 from mnemo.storage.run_header import find_overrides, find_recipe
+from mnemo.storage.shipped import load_card, shipped_model
+from mnemo.units import size_text
 
 if TYPE_CHECKING:
     from mnemo.cost.flops import Flops
@@ -28,7 +30,7 @@ WIDTH = 100
 @dataclass(frozen=True, kw_only=True)
 class Args:
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A preset, or a run's name or folder (runs/NAME if a preset has the same name)."""
+    """A preset, a run's name or folder (runs/NAME if a preset has the same name), or a model that comes with mnemo."""
     memory: int | None = None
     """Memory length of the long-range layers; if unset, as in training."""
     segment: int | None = None
@@ -69,9 +71,17 @@ def _list_presets(words: Sequence[str], as_json: bool) -> int:
 
 
 def _about(name: str) -> str:
-    if not is_preset(name):
-        return ""
-    return "\n".join(line.strip() for line in documentation(name).strip().splitlines())
+    """The documentation of a preset, and the card of a model that comes with mnemo; both may have one name."""
+    parts = []
+    if is_preset(name):
+        parts.append("\n".join(line.strip() for line in documentation(name).strip().splitlines()))
+    if (model := shipped_model(name)) is not None:
+        parts.append("\n".join(_fact(*fact) for fact in load_card(model).items()))
+    return "\n\n".join(parts)
+
+
+def _fact(name: str, text: str) -> str:
+    return textwrap.fill(f"{name}: {text}", WIDTH, subsequent_indent="  ")
 
 
 def _sections(info: ModelCost) -> list[str]:
@@ -110,12 +120,12 @@ def _flops(info: ModelCost) -> str:
 def _activations(info: ModelCost) -> str:
     kept = info.activations
     lines = [
-        f"an update of {info.batch:,} rows keeps about {_size(kept.all)} of activations; computed again instead,",
-        f"  layers (--train.recompute layer): {_size(kept.layers)} for {_more(kept.layers_work)} FLOPs",
+        f"an update of {info.batch:,} rows keeps about {size_text(kept.all)} of activations; computed again instead,",
+        f"  layers (--train.recompute layer): {size_text(kept.layers)} for {_more(kept.layers_work)} FLOPs",
     ]
     if kept.segments < kept.all:
         lines.append(
-            f"  segments (--train.bptt-memory replay): {_size(kept.segments)} for {_more(kept.segments_work)} FLOPs"
+            f"  segments (--train.bptt-memory replay): {size_text(kept.segments)} for {_more(kept.segments_work)} FLOPs"
         )
     return "\n".join(lines)
 
@@ -135,12 +145,12 @@ def _state(info: ModelCost) -> str:
     sizes = [*tokens, *zip(info.state_bytes, info.cached_bytes, strict=True)]
     shared = {f"{layer:>5}" for kind in info.memories if kind.together for layer in kind.layers}
     rows = [
-        (*row, *("" if row[0] in shared and not size else _size(size).rjust(9) for size in pair))
+        (*row, *("" if row[0] in shared and not size else size_text(size).rjust(9) for size in pair))
         for row, pair in zip(draw_plan(info), sizes, strict=True)
     ]
     headers = ("layer", "", "memory", "", "slots", "    state", "   cached")
     total, cached = info.total_bytes(info.state_bytes), info.total_bytes(info.cached_bytes)
-    all_rows = f"; of {info.batch:,} rows: {_size(total * info.batch)}" if info.batch > 1 else ""
+    all_rows = f"; of {info.batch:,} rows: {size_text(total * info.batch)}" if info.batch > 1 else ""
     return "\n".join(
         [
             console.format_table(rows, headers),
@@ -148,7 +158,8 @@ def _state(info: ModelCost) -> str:
             f"memory: {info.memory_in_words}",
             *map(_kind, info.memories),
             *_tokens(info),
-            f"state of one row in 32-bit numbers: {_size(total)} ({_size(cached)} cached for inference){all_rows}",
+            f"state of one row in 32-bit numbers: {size_text(total)} "
+            f"({size_text(cached)} cached for inference){all_rows}",
             *(f"hint: {hint}" for hint in info.hints),
         ]
     )
@@ -165,7 +176,7 @@ def _kind(kind: MemoryKind) -> str:
     keep = "keeps" if len(kind.layers) == 1 else f"keep{how}"
     tensors = [f"{name} {' x '.join(map(str, shape))}" for name, shape in kind.tensors.items()]
     settings = [f"{name} {_value(value)}" for name, value in kind.settings.items()]
-    kept = [f"{keep} {_list(tensors)}", f"({_size(kind.state_bytes)} in all)"] if tensors else [keep, "nothing"]
+    kept = [f"{keep} {_list(tensors)}", f"({size_text(kind.state_bytes)} in all)"] if tensors else [keep, "nothing"]
     text = " ".join([f"{kind.memory}: {layer_ranges(kind.layers)}", *kept])
     text += f"; {_list(settings)}" if settings else ""
     return textwrap.fill(text, WIDTH, subsequent_indent="  ").replace("\xa0", " ")
@@ -182,12 +193,5 @@ def _value(value: Any) -> str:
 def _tokens(info: ModelCost) -> list[str]:
     if info.tokens is None:
         return []
-    tokens, kept = info.tokens, _size(info.tokens.state_bytes) if info.tokens.state_bytes else "nothing"
+    tokens, kept = info.tokens, size_text(info.tokens.state_bytes) if info.tokens.state_bytes else "nothing"
     return [f"memory tokens: {tokens.read} read, {tokens.written} written by every segment; {kept} carried on"]
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"

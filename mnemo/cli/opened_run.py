@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,39 +17,20 @@ from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.run_arguments import Precision, RunArgs, chosen_run, require_corpus_of
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
-from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import write_json
-from mnemo.inference.generation import NOT_FINITE, AnyState, TextState
+from mnemo.inference.generation import NOT_FINITE, AnyState
 from mnemo.model.memory_limits import require_state_room
-from mnemo.storage.memory_file import load_memory
+from mnemo.session.text_run import OpenedRun, encode, encode_file, load_text_memory, resized, with_tokenizer
 from mnemo.storage.run_folder import LoadedRun, open_run
-from mnemo.storage.run_header import TOKENIZER
-from mnemo.storage.run_tokenizer import load_tokenizer
-
-
-class OpenedRun(NamedTuple):
-    run: LoadedRun
-    tokenizer: AnyTokenizer
-
-    @property
-    def unit(self) -> str:
-        return self.tokenizer.unit
+from mnemo.storage.shipped import is_shipped
 
 
 def open_with_tokenizer(args: RunArgs) -> OpenedRun:
     """Open a run with the tokenizer in its folder; the corpus need not be on this machine."""
-    run = open_run(chosen_run(args), args.which, args.device)
-    tokenizer = load_tokenizer(run.path)
-    if tokenizer is None:
-        raise MnemoError(f"{run.path} has no {TOKENIZER}: it was not trained on text")
-    if tokenizer.vocab_size != run.model.config.vocab_size:
-        raise MnemoError(
-            f"{run.path / TOKENIZER} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}"
-        )
-    return OpenedRun(run, tokenizer)
+    return with_tokenizer(open_run(chosen_run(args), args.which, args.device))
 
 
 def open_with_corpus(args: RunArgs) -> tuple[OpenedRun, Corpus]:
@@ -82,14 +60,8 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
     require_state_room(model.config, device, batch=1, segment=segment, lengths=memory_length, cached=True)
     if memory is None:
         return opened.run.first_state(1, memory_length, cached=True), segment
-    loaded = load_memory(memory, model, vocabulary=vocabulary_digest(opened.tokenizer))
-    if not isinstance(loaded.memory, TextState) or loaded.layout.batch != 1:
-        raise MnemoError(f"{memory} was not written by `mnemo read`: it is not the memory of one text")
-    if memory_length is None:
-        return loaded.memory, loaded.layout.segment
-    opened_state = loaded.memory.state
-    resized = opened_state._replace(state=model.resize(opened_state.state, memory_length))
-    return loaded.memory._replace(state=resized), loaded.layout.segment
+    state, segment = load_text_memory(memory, opened)
+    return state if memory_length is None else resized(model, state, memory_length, segment), segment
 
 
 def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
@@ -107,29 +79,11 @@ def computing_in(half: torch.dtype | None, run: LoadedRun) -> AbstractContextMan
     return nullcontext() if half is None else torch.autocast(run.model.device.type, half)
 
 
-def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:
-    """Token ids (T,). `what` names the text in error messages."""
-    try:
-        ids = tokenizer.encode(text)
-    except MnemoError as error:
-        raise MnemoError(f"{what}: {error}") from None
-    if len(ids) == 0:
-        raise MnemoError(f"{what}: it contains no text")
-    return torch.from_numpy(ids.astype(np.int64))
-
-
-def encode_file(tokenizer: AnyTokenizer, path: Path | str) -> Tensor:
+def encode_text(tokenizer: AnyTokenizer, path: Path | str) -> Tensor:
     """Token ids of a text file, compressed or not; `-` is the text from a pipe."""
     if str(path) == STDIN:
         return encode(tokenizer, piped_text(), "the text from the pipe")
-    path = Path(path)
-    if not path.is_file():
-        raise MnemoError(f"{path} is not a file")
-    return encode(tokenizer, Part(path).load().tobytes(), str(path))
-
-
-def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
-    return hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+    return encode_file(tokenizer, Path(path))
 
 
 def require_finite(*losses: float) -> None:
@@ -139,7 +93,9 @@ def require_finite(*losses: float) -> None:
 
 
 def result_folder(run: LoadedRun) -> Path | None:
-    """The run's folder for results; None, after a warning, if it cannot be written."""
+    """The run's folder for results; None for a model that comes with mnemo, or, after a warning, if it is read-only."""
+    if is_shipped(run.path):
+        return None
     folder = run.path / "results"
     try:
         atomic.make_folder(folder)

@@ -28,8 +28,8 @@ from mnemo.cli.run_arguments import (
 from mnemo.errors import MnemoError
 
 if TYPE_CHECKING:
-    from mnemo.cli.opened_run import OpenedRun
     from mnemo.inference.generation import TextScore, TextState
+    from mnemo.session.text_run import OpenedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +54,17 @@ def run(args: Args) -> int:
     args = with_run(args)
     from mnemo.cli import opened_run
     from mnemo.inference.generation import read
+    from mnemo.session.text_run import vocabulary_digest
     from mnemo.storage.memory_file import save_memory
 
     opened = opened_run.open_with_tokenizer(args)
     assert args.text is not None
-    text = opened_run.encode_file(opened.tokenizer, args.text)
+    text = opened_run.encode_text(opened.tokenizer, args.text)
     state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     reading, score = read(opened.run.model, text, segment=segment, state=state, progress=console.progress)
     opened_run.require_finite(score.nats)
     if args.save is not None:
-        vocabulary = opened_run.vocabulary_digest(opened.tokenizer)
+        vocabulary = vocabulary_digest(opened.tokenizer)
         save_memory(args.save, opened.run.model, reading, segment=segment, vocabulary=vocabulary)
     answer = _answer(args, opened, reading, score, len(text))
     console.print_json(answer) if args.json else _print(answer, opened)

@@ -11,6 +11,7 @@ import tyro
 from mnemo.errors import MnemoError
 from mnemo.report import is_run
 from mnemo.report.run_files import why_no_run
+from mnemo.storage.shipped import is_shipped, shipped_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ def run(args: Args) -> int:
     if not args.runs:
         raise MnemoError("name at least one run: mnemo report RUN...")
     folders = [locate(name) for name in args.runs]
-    out = args.out or (folders[0] if len(folders) == 1 else Path("runs")) / "report.html"
+    alone = len(folders) == 1 and not is_shipped(folders[0])
+    out = args.out or (folders[0] if alone else Path("runs")) / "report.html"
     paths = [path for folder in folders for path in inside(folder)]
     if all(map(why_no_run, paths)):
         raise MnemoError(why_no_run(paths[0].resolve()) or "")
@@ -43,7 +45,7 @@ def locate(name: str) -> Path:
     """The run of that name under runs/, or at that path; if neither is a run, one of them that is a folder."""
     candidates = (Path("runs") / name, Path(name))
     runs, folders = (list(filter(test, candidates)) for test in (is_run, Path.is_dir))
-    return next(iter([*runs, *folders]), Path(name))
+    return next(iter([*runs, *folders]), shipped_model(name) or Path(name))
 
 
 def inside(folder: Path) -> list[Path]:

@@ -14,7 +14,8 @@ from mnemo.cli.console import STDIN
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_header import RECIPE, RUNS, Which, find_run, last_run
+from mnemo.storage.run_header import RECIPE, RUNS, Which, default_run, find_run, last_run
+from mnemo.storage.shipped import is_shipped
 
 Precision = Literal["auto", "fp32", "bf16"]
 UNKNOWN_CORPUS = "unknown"
@@ -28,7 +29,7 @@ class RunArgs:
     """The arguments of every verb that uses a trained run."""
 
     run: Annotated[str | None, tyro.conf.Positional] = None
-    """A run's folder, or its name under runs/; if unset, the run that was trained last."""
+    """A run's folder, or its name under runs/; if unset, the run that was trained last, else novels-small."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
@@ -55,7 +56,13 @@ def with_run(args: RunArgsT) -> RunArgsT:
 
 
 def chosen_run(args: RunArgs) -> Path:
-    """The folder of the run that the arguments name; without a name that of the last run, after a line about it."""
+    """The folder of the run that the arguments name.
+
+    Without a name: the last run under runs/, or a model that comes with mnemo if there is none, after a line about it.
+    """
+    if args.run is None and is_shipped(folder := default_run()):
+        print(f"mnemo: there is no trained run in {RUNS}: using {folder.name}, which comes with mnemo", file=sys.stderr)
+        return folder
     return run_or_last(args.run)
 
 

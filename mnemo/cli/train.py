@@ -156,9 +156,11 @@ def _filter(argv: list[str]) -> list[str]:
 def _resume(argv: list[str]) -> int:
     name, _ = overrides.take("--resume", argv)
     runs, _ = overrides.take("--runs", argv)
-    folder = find_run(name or "", Path(runs or RUNS))
+    if not name or name.startswith("-"):
+        raise MnemoError("--resume needs the name or folder of a run")
+    folder = find_run(name, Path(runs or RUNS))
     recipe = load_header(folder).recipe
-    default = Resume(recipe=recipe, resume=str(name))
+    default = Resume(recipe=recipe, resume=name)
     args = overrides.parse(Resume, default, argv, prog=f"mnemo train --resume {name}", description=RESUME_HELP)
     changes = {field: new for field, (_, new) in differences(recipe, args.recipe).items()}
     for field in changes:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from mnemo.cli import console
 from mnemo.storage.run_header import RUNS
-from mnemo.storage.verify import Verified, verify
+
+if TYPE_CHECKING:
+    from mnemo.storage.verify import Verified
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,12 @@ class Args:
 
 
 def run(args: Args) -> int:
-    found = [verify(target, runs=args.runs, show=console.progress) for target in args.targets]
+    from mnemo.storage.verify_target import find_target
+
+    paths = [find_target(target, args.runs) for target in args.targets]
+    from mnemo.storage.verify import verify
+
+    found = [verify(path, runs=args.runs, show=console.progress) for path in paths]
     if args.json:
         console.print_json([each.to_json() for each in found])
     else:

@@ -63,10 +63,11 @@ class OwnText:
     def prepare(self, show: ShowProgress = silent) -> Corpus:
         """Return the corpus of this text; it is written only if it is not there."""
         target = self.folder / self.corpus_name
-        try:
-            return Corpus.open(target)
-        except MnemoError:
-            atomic.remove_folder(target)  # damaged, or not there
+        if target.exists():
+            try:
+                return Corpus.open(target)
+            except MnemoError:  # damaged
+                atomic.remove_folder(target)
         with atomic.new_folder(target) as new:
             tokenizer = ByteTokenizer()
             splits = encode_splits(new, self.base, self.texts, tokenizer, show)

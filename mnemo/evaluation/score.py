@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mnemo.display import Shown, Summary
 from mnemo.evaluation.settings import Documents, Order
 from mnemo.units import bits, perplexity
 
@@ -20,8 +21,8 @@ WORDS_TO_GUESS_FROM = 267_735
 from this many: it cannot spell yet, and the number says nothing about words. `mnemo eval` does not print it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Score(Shown):
     loss: float
     """Nats per token."""
     tokens: int
@@ -68,6 +69,17 @@ class Score:
     def attention(self) -> int:
         """Tokens that a segment's last token can attend to, itself included."""
         return self.memory + self.context + self.segment
+
+    def summary(self) -> Summary:
+        facts = [
+            ("bits per token", f"{self.bits_per_token:.4f}"),
+            ("perplexity", f"{self.perplexity:,.4g}"),
+            ("nats per token", f"{self.loss:.4f}"),
+            ("memory, segment", f"{self.memory:,}, {self.segment:,}" + (" (sliding window)" if self.sliding else "")),
+            ("tokens", f"{self.tokens:,} in {self.seconds:.1f} s"),
+        ]
+        facts += [] if self.temperature == 1 else [("temperature", f"{self.temperature:g}")]
+        return Summary(f"score on {self.split}", facts)
 
     def to_json(self, by_position: bool = False) -> dict[str, Any]:
         """Plain data; an infinite perplexity becomes None."""

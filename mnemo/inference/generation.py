@@ -85,7 +85,34 @@ def generate(
                 on_token(step, written[-1].cpu())
         writer.check()
         tokens = torch.stack(written, 1).cpu()
-        return Generated(tokens, _Text(text.decoder, writer.hidden, text.tokens + num_tokens).state())
+        return Generated(tokens, text.written(writer, num_tokens))
+
+
+class TextWriter:
+    """Continues texts by single tokens, as long as the caller wants; `state()` is valid after every token.
+
+    `text`: the state after the texts, one a row. The tokens equal those of `generate` for the same draws.
+    """
+
+    def __init__(self, model: Model, text: TextState, segment: int, sampling: Sampling) -> None:
+        sampling.check()
+        self.model, self.count = model, 0
+        with evaluating(model):
+            self.text = _start(model, [], text, segment)
+            self.writer = TokenWriter(model, self.text.decoder, self.text.hidden, sampling)
+
+    def write(self, draw: Tensor) -> Tensor:
+        """Choose and feed the tokens (R,) at `draw` (R,), uniform in [0, 1)."""
+        with evaluating(self.model):
+            tokens = self.writer.write(draw)
+        self.count += 1
+        self.writer.check()
+        return tokens.cpu()
+
+    def state(self) -> TextState:
+        """The state after the tokens written so far, to continue from."""
+        with evaluating(self.model):
+            return self.text.written(self.writer, self.count)
 
 
 def _start(model: Model, prompts: list[Tensor], state: AnyState, segment: int) -> _Text:
@@ -212,6 +239,10 @@ class _Text:
         rows = torch.arange(len(self.hidden)).repeat_interleave(count)
         on_device = rows.to(self.hidden.device)
         return _Text(self.decoder.select(on_device), self.hidden[on_device], self.tokens[rows])
+
+    def written(self, writer: TokenWriter, num_tokens: int) -> TextState:
+        """The state after a writer has appended `num_tokens` to each text."""
+        return _Text(self.decoder, writer.hidden, self.tokens + num_tokens).state()
 
     def state(self) -> TextState:
         """A copy, to continue from."""

@@ -208,11 +208,17 @@ class Extent(NamedTuple):
     """Keys besides them, such as compressed slots"""
     ahead: int = 0
     """Negative distances that its position tables need"""
+    filled: tuple[Tensor, ...] = ()
+    """(B,) each: valid slots; their sum counts, and no tensor means that all slots are valid"""
 
     @property
     def slots(self) -> int:
         """Keys that the memory adds to a segment's own."""
         return self.length + self.further
+
+    def filled_slots(self, row: int) -> int:
+        """Slots that hold something of the text of one row."""
+        return sum(int(count[row]) for count in self.filled) if self.filled else self.slots
 
 
 class Stage(nn.Module, ABC):

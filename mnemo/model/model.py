@@ -239,6 +239,10 @@ class Model(nn.Module):
         """Every layer's memory slots in a state, compressed slots included."""
         return self._by_layer([extent.slots for extent in self._extents(self.layer_states(state))])
 
+    def filled_slots(self, state: State, row: int = 0) -> tuple[int, ...]:
+        """Of every layer's memory slots, the number that hold something of the text of one row."""
+        return self._by_layer([extent.filled_slots(row) for extent in self._extents(self.layer_states(state))])
+
     def init_lengths(self, state: State) -> tuple[int, ...]:
         """The `lengths` with which `init` makes a state of this size."""
         return self._by_layer([extent.length for extent in self._extents(self.layer_states(state))])

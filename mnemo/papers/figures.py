@@ -74,13 +74,15 @@ def in_color(lines: Sequence[Line], rows: Sequence[Row]) -> list[Line]:
 
 
 def score_bars(grid: Grid, results: Results, keys: Sequence[str] | None = None, *, slug: str = "test") -> list[Figure]:
-    """The mean score of every row."""
+    """The mean score of every row, in the colour that the row has in the other figures."""
     unit, shown = grid.measure.unit, grid.measure.shown
-    found = [(row.label, grid.by_seed(results, row.key)) for row in rows_of(grid, keys)]
-    bars = [(label, fmean(map(shown, values.values()))) for label, values in found if values]
+    found = [(row, grid.by_seed(results, row.key)) for row in rows_of(grid, keys)]
+    bars = [(row.label, fmean(map(shown, values.values()))) for row, values in found if values]
+    own = [row.color for row, values in found if values]
+    colors = [at if color is None else color for at, color in enumerate(own)]
     better = "Longer" if grid.measure.higher_is_better else "Shorter"
     caption = f"Test set, means over seeds in {unit}. {better} is better."
-    return [bar_figure(slug, f"Test {unit}", caption, bars, unit=unit)] if len(bars) > 1 else []
+    return [bar_figure(slug, f"Test {unit}", caption, bars, unit=unit, colors=colors)] if len(bars) > 1 else []
 
 
 def scores_over(

@@ -52,6 +52,11 @@ class Run:
     """Tokens trained on."""
     seconds: float | None = None
     tokens_per_second: float | None = None
+    """Median."""
+    lr: float | None = None
+    """Learning rate of the last logged step."""
+    timing: list[tuple[int, float, float]] = field(default_factory=list)
+    """Step, seconds since the start and tokens per second, one for every logged step."""
     results: Results = field(default_factory=Results)
     notes: list[str] = field(default_factory=list)
 
@@ -172,7 +177,8 @@ def _read_metrics(run: Run) -> None:
             run.notes.append(f"metrics.jsonl, line {number}: the {split} loss of step {step} is {loss}; not drawn")
         else:
             (run.train if split == "train" else run.valid).append(Metric(int(step), float(loss)))
-        tokens = record.get("tokens")
+        tokens, lr = record.get("tokens"), record.get("lr")
+        run.lr = float(lr) if is_number(lr) else run.lr
         if split == "train" and is_number(tokens):
             run.tokens = int(tokens)
 
@@ -190,12 +196,11 @@ def _rollback(record: Record) -> list[str]:
 
 
 def _read_timing(run: Run) -> None:
-    rates = []
     for number, record in read_lines(run.path / "timing.jsonl", run.notes):
-        rate, seconds = record.get("tokens_per_second"), record.get("seconds")
+        rate, seconds, step = record.get("tokens_per_second"), record.get("seconds"), record.get("step")
         if not is_number(rate) or not is_number(seconds):
             run.notes.append(f"timing.jsonl, line {number}: no seconds and tokens_per_second; skipped")
             continue
-        rates.append(float(rate))
+        run.timing.append((int(step) if is_number(step) else 0, float(seconds), float(rate)))
         run.seconds = float(seconds)
-    run.tokens_per_second = statistics.median(rates) if rates else None
+    run.tokens_per_second = statistics.median(rate for _, _, rate in run.timing) if run.timing else None

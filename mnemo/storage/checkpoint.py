@@ -127,6 +127,8 @@ def part_of(name: str) -> str:
 def evaluated_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The averaged weights if there are any, else the trained ones."""
     weights = checkpoint.tensors("weights")
+    if checkpoint.progress.get("half"):
+        weights = {name: weight.float() for name, weight in weights.items()}
     if not checkpoint.progress["average_count"]:
         return weights
     averages = checkpoint.tensors("training", "average/")

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -32,6 +33,7 @@ from mnemo.memory.configuration import Start
 from mnemo.memory.own import origins
 from mnemo.memory.state import State
 from mnemo.model import Model
+from mnemo.model.model import Lengths
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage import run_identity
 from mnemo.storage.checkpoint import (
@@ -55,6 +57,8 @@ except ImportError:  # Windows: two processes can then train in one folder
 DIVERGED = "diverged.json"
 """Why the run has ended by a divergence; removed when it is resumed."""
 LOCK = "lock"
+LOOK_SECONDS = 0.1
+"""How long `locked` waits before its second attempt."""
 WEIGHTS = "weights.safetensors"
 """In the folder of an exported model."""
 
@@ -69,8 +73,8 @@ class LoadedRun:
     start: Start
     """`zeros` for converted weights whose original code starts from a memory full of zeros."""
 
-    def first_state(self, batch: int, lengths: int | None = None, cached: bool = False) -> State:
-        """The state before a text; `lengths`: memory slots of the long-range layers, None for as configured."""
+    def first_state(self, batch: int, lengths: Lengths = None, cached: bool = False) -> State:
+        """The state before a text; `lengths`: slots of the long-range layers, or of every layer."""
         return (self.model.zeros if self.start == "zeros" else self.model.init)(batch, lengths, cached)
 
 
@@ -122,14 +126,18 @@ def exported(folder: Path) -> Checkpoint | None:
     data = load_json(folder / EXPORT)
     if not is_count(data.get("step")) or not isinstance(data.get("checksums", {}), dict):
         raise MnemoError(f"{folder / EXPORT} is damaged")
+    require({"half": type(data.get("half", False)) is bool}, folder / EXPORT)
     if "checksums" in data:
         run_identity.require_same(folder / EXPORT, folder, data)
     about = {"step": data["step"], "average_count": 0, "files": [WEIGHTS], "checksums": data.get("checksums", {})}
-    return Checkpoint(folder, about)
+    return Checkpoint(folder, about | {"half": data.get("half", False)})
 
 
-def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
-    """Write a folder with a run's recipe, tokenizer and weights as they were evaluated."""
+def export_run(run: Path, target: Path, which: Which = "best", half: bool = False) -> Checkpoint:
+    """Write a folder with a run's recipe, tokenizer and weights as they were evaluated.
+
+    `half`: store the weights in bfloat16, in half the space; they are loaded as float32.
+    """
     found = chosen_checkpoint(run, which)
     if target.exists():
         raise MnemoError(f"{target} exists: choose another folder with --out")
@@ -137,10 +145,12 @@ def export_run(run: Path, target: Path, which: Which = "best") -> Checkpoint:
         for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():
                 shutil.copyfile(run / name, partial / name)
-        write_tensors(partial / WEIGHTS, evaluated_weights(found))
+        weights = evaluated_weights(found)
+        stored = {name: weight.bfloat16() for name, weight in weights.items()} if half else weights
+        write_tensors(partial / WEIGHTS, stored)
         checksums = {WEIGHTS: stored_checksum(partial / WEIGHTS)}
         about = {"run": run.name, **run_identity.of_run(run), "step": found.step, "checksums": checksums}
-        write_json(partial / EXPORT, about)
+        write_json(partial / EXPORT, about | ({"half": True} if half else {}))
     return found
 
 
@@ -205,24 +215,30 @@ def remove_best(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
     with os.fdopen(open_own(folder / LOCK), "w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise MnemoError(f"{folder} is in use by another process") from None
+        if not _takes_lock(file):
+            time.sleep(LOOK_SECONDS)  # `in_use` of another process holds the lock for an instant
+            if not _takes_lock(file):
+                raise MnemoError(f"{folder} is in use by another process")
         yield
 
 
 def in_use(folder: Path) -> bool:
     """Whether a process holds the lock of a run."""
-    if fcntl is None or not (folder / LOCK).is_file():
+    if not (folder / LOCK).is_file():
         return False
-    with (folder / LOCK).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+    with (folder / LOCK).open() as file:
+        return not _takes_lock(file, shared=True)
+
+
+def _takes_lock(file: TextIO, shared: bool = False) -> bool:
+    """Lock a file without waiting; whether that was possible."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def divergence(folder: Path) -> str | None:

@@ -19,6 +19,7 @@ from mnemo.recipes.presets import preset as recipe_of
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_inherited_test
 from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
+from mnemo.storage.shipped import DEFAULT, shipped_model
 
 RUNS = Path("runs")
 RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
@@ -60,10 +61,12 @@ class RunHeader:
 
 
 def find_run(run: str | Path, runs: Path = RUNS) -> Path:
-    """The folder of a run, given its path or its name under `runs`."""
+    """The folder of a run, given its path, its name under `runs`, or that of a model that comes with the package."""
     for path in (runs / run, Path(run)):
         if (path / RECIPE).is_file():
             return path
+    if not Path(run).is_dir() and (model := shipped_model(str(run))) is not None:
+        return model
     raise _no_run(str(run), runs)
 
 
@@ -95,6 +98,16 @@ def last_run(runs: Path = RUNS) -> Path:
     if not trained:
         raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
     return max(trained, key=last_written)
+
+
+def default_run(runs: Path = RUNS) -> Path:
+    """The run that was trained last; if there is none, a model that comes with the package."""
+    try:
+        return last_run(runs)
+    except MnemoError:
+        if (model := shipped_model(DEFAULT)) is None:
+            raise
+        return model
 
 
 def _has_checkpoint(run: Path) -> bool:

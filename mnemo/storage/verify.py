@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mnemo.data import corpus as corpora
 from mnemo.data.corpus import HEADER, Corpus
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import MnemoError
 from mnemo.files.json_file import verify_json
 from mnemo.files.tensor_file import require_whole
 from mnemo.progress import Advance, ShowProgress, silent
@@ -19,6 +18,7 @@ from mnemo.storage.overrides import OVERRIDES
 from mnemo.storage.run_folder import BEST, EXPORT
 from mnemo.storage.run_header import RECIPE, RUNS, TOKENIZER, load_header
 from mnemo.storage.run_tokenizer import load_tokenizer
+from mnemo.storage.verify_target import find_target
 
 
 @dataclass
@@ -57,18 +57,14 @@ class Verified:
 
 
 def verify(target: str | Path, *, runs: Path = RUNS, show: ShowProgress = silent) -> Verified:
-    """Verify a run or an export (folder, or name under `runs`), a corpus (folder or name) or a memory file."""
-    for path in (Path(target), runs / target, corpora.data_root() / target):
-        if (path / HEADER).is_file():
-            return _verify_corpus(path, show)
-        if (path / RECIPE).is_file():
-            return _verify_run(path, show)
-        if path.is_file():
-            return _verify_file(path, show)
-    if Path(target).is_dir():
-        raise MnemoError(f"{target} is not a run, an export or a corpus: it has neither {RECIPE} nor {HEADER}")
-    names = [path.parent.name for path in (*runs.glob(f"*/{RECIPE}"), *corpora.data_root().glob(f"*/{HEADER}"))]
-    raise unknown("run, corpus or file", str(target), [name for name in names if not name.startswith(".")])
+    """Verify a run or an export (folder, or name under `runs`), a corpus (folder or name) or a memory file.
+
+    Names of models that come with the package are known as well.
+    """
+    path = find_target(target, runs)
+    if (path / HEADER).is_file():
+        return _verify_corpus(path, show)
+    return _verify_run(path, show) if (path / RECIPE).is_file() else _verify_file(path, show)
 
 
 def _verify_file(path: Path, show: ShowProgress) -> Verified:

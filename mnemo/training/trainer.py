@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mnemo.data.streams import Cursor
+from mnemo.display import Shown, Summary
 from mnemo.memory.state import to
 from mnemo.storage.run_header import RunHeader
 from mnemo.storage.weights import build_model
@@ -37,15 +38,24 @@ from mnemo.training.update_guard import UpdateGuard
 from mnemo.training.update_input import UpdateInput, after_update, next_batches
 from mnemo.training.validation import Validation
 from mnemo.training.weight_update import Update, fresh_states
+from mnemo.units import bits
 
 
-@dataclass(frozen=True)
-class Outcome:
+@dataclass(frozen=True, repr=False)
+class Outcome(Shown):
     folder: Path
     step: int
     best: Best | None
     signal: int | None
     """The signal that stopped the run; None if it reached its end"""
+
+    def summary(self) -> Summary:
+        end = "finished" if self.signal is None else f"stopped by signal {self.signal}"
+        facts = [("folder", str(self.folder))]
+        if self.best is not None:
+            loss = f"{self.best.loss:.4f} nats ({bits(self.best.loss):.4f} bits) per token"
+            facts.append(("best validation", f"{loss} at step {self.best.step:,}"))
+        return Summary(f"{end} after step {self.step:,}", [*facts, ("open it", f'mnemo.open_run("{self.folder}")')])
 
 
 class Trainer:

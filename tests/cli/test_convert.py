@@ -18,6 +18,7 @@ import pytest
 import torch
 from helpers import published_files as files
 from helpers import published_xl as xl
+from helpers.edited_files import edit_json
 from helpers.tiny_runs import tiny_run
 
 from mnemo.cli import main
@@ -276,8 +277,7 @@ def test_a_converted_run_starts_from_what_its_own_code_starts_from(
 
 def test_a_run_that_starts_from_something_else_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(folder_of(tmp_path / "hf", WORDS), tmp_path / "run") == 0
-    path = tmp_path / "run" / "recipe.json"
-    path.write_text(path.read_text().replace('"starts_from": "zeros"', '"starts_from": "ones"'))
+    edit_json(tmp_path / "run" / "recipe.json", lambda header: header["source"].update(starts_from="ones"))
     with pytest.raises(MnemoError, match="starts_from"):
         open_run(tmp_path / "run", device="cpu")
 

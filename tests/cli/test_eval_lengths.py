@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.edited_files import edit_json
 from helpers.toy_runs import toy
 
 from mnemo import cli
@@ -118,13 +119,10 @@ def test_a_run_from_another_has_its_lengths_until_its_memory_changes(capsys: pyt
 def test_a_run_of_the_first_release_is_tested_at_its_overridden_length(capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained("tiny-bytes", "--model.memory.long.length", "0")
     path = folder / "recipe.json"
-    data = json.loads(path.read_text())
-    del data["settled_lengths"]
-    data["recipe"]["test"]["memory"] = TESTED  # as that release stored it
-    path.write_text(json.dumps(data))
+    edit_json(path, lambda data: data.pop("settled_lengths"))
+    edit_json(path, lambda data: data["recipe"]["test"].update(memory=TESTED))  # as that release stored it
     assert evaluated(capsys)["score"]["memory"] == 0
-    data["recipe"]["test"]["memory"] = 20  # given by the user
-    path.write_text(json.dumps(data))
+    edit_json(path, lambda data: data["recipe"]["test"].update(memory=20))  # given by the user
     assert evaluated(capsys)["score"]["memory"] == 20
 
 

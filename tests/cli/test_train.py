@@ -113,13 +113,15 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert "unknown preset 'tiny-byte'; did you mean 'tiny-bytes' or" in complaint(capsys, "tiny-byte")
     assert "name a preset or your text" in complaint(capsys, "--train.steps", "5")
     assert "no run 'nowhere'" in complaint(capsys, "--resume", "nowhere")
+    assert "no run 'nowhere'" in complaint(capsys, "--resume", "nowhere", "--train.steps", "5")
+    assert "--resume needs the name or folder of a run" in complaint(capsys, "--resume", "--train.steps", "5")
     assert not Path("runs").exists()
 
 
 def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    expected = ("--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100")
+    expected = ("mybook.txt", "--resume RUN", "--from RUN", "--list", "128 + the signal", "--train.steps 100")
     assert all(word in text for word in expected)
     assert cli.main(["train", "tiny-bytes", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from mnemo.storage import run_folder
+from mnemo.storage import run_folder, run_identity
 from mnemo.storage.checkpoint import Checkpoint
 from mnemo.training.trainer import Trainer
 from mnemo.training.weight_update import Update
@@ -68,7 +68,7 @@ def last(folder: Path) -> Checkpoint:
 def contents(folder: Path) -> dict[str, Any]:
     """Metrics and the last checkpoint of a run, without times."""
     end = last(folder)
-    volatile = ("seconds", "timing_bytes", "files", "reason", "checksums", "run_id")
+    volatile = ("seconds", "timing_bytes", "files", "reason", "checksums", "logs", run_identity.FIELD)
     progress = {name: value for name, value in end.progress.items() if name not in volatile}
     tensors = {
         f"{part}/{name}": tensor.flatten().view(torch.uint8).tolist()

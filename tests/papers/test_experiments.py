@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.edited_files import edit_json
 
 from mnemo import cli
 from mnemo import papers as experiments
@@ -224,7 +225,7 @@ def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
     arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
     assert cli.main(arguments) == 0
     path = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "n3") / RESULT
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"values": json.loads(values)}))
+    edit_json(path, lambda result: result.update(values=json.loads(values)))
     capsys.readouterr()
     assert cli.main([*arguments, "--report"]) == 0
     printed = capsys.readouterr()

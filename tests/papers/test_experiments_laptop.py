@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_experiments_share_their_measurements() -> None:
 def test_models_of_a_comparison_differ_in_their_memory_alone() -> None:
     cells = find_experiment("laptop-long-range").cells("laptop")[:3]
     recipes = [from_json(Recipe, cell.settings["recipe"]) for cell in cells]
-    assert [each.model.memory.lengths(3) for each in recipes] == [(LONG,) * 3, (SHORT, SHORT, LONG), (SHORT,) * 3]
+    assert [each.model.memory.lengths(3) for each in recipes] == [(LONG,) * 3, (SHORT, LONG, SHORT), (SHORT,) * 3]
     same = [replace(each, model=replace(each.model, memory=recipes[0].model.memory)) for each in recipes]
     assert same[0] == same[1] == same[2]
 
@@ -91,7 +92,17 @@ def test_pages_can_be_made_from_nothing_and_from_everything() -> None:
         nothing = Results(budget="laptop", cells=[])
         assert all(each.holds is None for each in experiment.verdicts(nothing))
         whole = made_up(experiment, (LOSSES | SOLVED).__getitem__)
-        assert experiment.figures(whole) and experiment.tables(whole)[0].rows
+        bars, curves = experiment.figures(whole)
+        assert experiment.tables(whole)[0].rows
+        for row in {cell.labels["model"] for cell in experiment.cells("laptop")}:
+            assert row in bars.description and row in curves.description
+
+
+def test_a_model_has_one_colour_in_all_figures() -> None:
+    experiment = find_experiment("laptop-lamemo")
+    bars, curves = experiment.figures(made_up(experiment, (LOSSES | SOLVED).__getitem__))
+    found = [set(re.findall(r"var\(--(c\d)\)", figure.svg)) for figure in (bars, curves)]
+    assert found[0] == found[1] == {"c0", "c1", "c4"}
 
 
 def test_a_verse_is_repeated_beyond_segment_and_short_memory(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import mnemo
 PUBLIC = """
 Batch CheckFailed Compressive ContiguousStream Corpus DataConfig DecodeState Decoder DropoutConfig EmbeddingConfig
 EvalConfig Infinite InitConfig LSTM Learned LoadedRun Lookahead MemoryTokens MnemoError Model ModelConfig NoPositions
-Output Plan QRNN Recipe Relative Rotary Score SentenceStream Shaw Sinusoidal Split TrainConfig XL create_run load_memory
-open_run prepare preset relative_attention relative_attention_reference save_memory evaluate generate train
+Output Plan QRNN Recipe Relative Rotary Run Score SentenceStream Session Shaw Sinusoidal Split TrainConfig XL create_run
+load_memory open_run prepare preset relative_attention relative_attention_reference save_memory evaluate generate train
 """.split()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import math
 import os
@@ -356,6 +357,9 @@ def test_the_command_line_extends_and_refuses(
     assert "changed at step 12: steps 12 -> 20" in capfd.readouterr().out
     assert cli.main(["info", "runs/run", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["overrides"][0]["step"] == 12
+    assert cli.main(["report", "runs/run", "--out", "page.html"]) == 0
+    page = html.unescape(Path("page.html").read_text(encoding="utf-8"))
+    assert "Changed at step 12" in page and "steps 12 -> 20, optimizer.clip 0.25 -> none" in page
 
 
 @pytest.mark.parametrize(

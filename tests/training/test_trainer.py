@@ -313,12 +313,13 @@ def test_the_vocabulary_is_the_corpuss(tmp_path: Path) -> None:
     assert notes.lines == ["vocabulary: 6 as in the corpus, not the recipe's 99"]
     train(tmp_path / "run", monitor=notes)
     assert open_run(tmp_path / "run").recipe.model.vocab_size == 6
-    assert "step: " in notes.lines[6]
+    assert "step: " in notes.lines[7]
     assert notes.lines[1].startswith("model: 2 layers of width 8, ")
-    assert [*notes.lines[2:6], *notes.lines[7:]] == [
+    assert [*notes.lines[2:7], *notes.lines[8:]] == [
+        "memory: 6 slots in every layer (XL)",
         "corpus: toy, 6 chars",
         "batch: 3 x 8 tokens; 12 steps",
-        "validation: segment 8, memory 6",
+        "validation: segment 8, memory as in training",
         f"device: {weights.pick_device('auto')}, fp32",
         f"run: {tmp_path / 'run'}",
     ]

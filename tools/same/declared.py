@@ -113,4 +113,63 @@ DECLARED: tuple[Declared, ...] = (
         after="f94d46e",
         why="every checkpoint says why it was saved",
     ),
+    Declared(
+        case="*",
+        file="outputs/*-prepare.json",
+        field="files*",
+        after="952b3e6",
+        why="`mnemo prepare` lists the text files that it has chosen",
+    ),
+    Declared(
+        case="*",
+        file="outputs/*-prepare.json",
+        field="skipped*",
+        after="952b3e6",
+        why="`mnemo prepare` lists the files that it has skipped",
+    ),
+    Declared(
+        case="*",
+        file="*.json",
+        field="*model.logit_cap",
+        after="f94d46e",
+        why="soft cap of the logits: a new field, off by default",
+    ),
+    Declared(
+        case="*",
+        file="*recipe.json",
+        field="recipe.train.z_loss",
+        after="f94d46e",
+        why="z-loss: a new field, off by default",
+    ),
+    Declared(
+        case="*",
+        file="*recipe.json",
+        field="recipe.train.optimizer.*clip*",
+        after="f94d46e",
+        why="clip_mean and update_clip: new fields, off by default",
+    ),
+    Declared(
+        case="*",
+        file="*recipe.json",
+        field="recipe.train.health*",
+        after="f94d46e",
+        why="thresholds of divergence: new fields, which change no number of a healthy run",
+    ),
+    Declared(
+        case="*",
+        file="*recipe.json",
+        field="recipe.train.on_nan",
+        after="f94d46e",
+        why="rollback is the default after a divergence",
+    ),
+    *(
+        Declared(
+            case="*",
+            file="runs/*/checkpoints/*/progress.json",
+            field=f"{name}*",
+            after="f94d46e",
+            why="checkpoints also hold their health, the course of the losses and the history of rollbacks",
+        )
+        for name in ("course", "norms", "health", "rollbacks")
+    ),
 )

@@ -219,7 +219,8 @@ class CompressiveStage(Stage):
         return (error * some).sum() / some.sum().clamp(min=1)
 
     def extent(self, state: CompressiveState) -> Extent:
-        return Extent(state.hidden.shape[1], further=state.compressed.shape[1])
+        filled = state.length, state.compressed_length
+        return Extent(state.hidden.shape[1], further=state.compressed.shape[1], filled=filled)
 
     def resize(self, state: CompressiveState, length: int) -> CompressiveState:
         if length > state.hidden.shape[1] and bool((state.compressed_length > 0).any()):

@@ -337,7 +337,8 @@ class InfiniteStage(Stage):
         return out, InfiniteState(*(leaf.detach().contiguous() for leaf in after))
 
     def extent(self, state: InfiniteStates) -> Extent:
-        return Extent(state.layers[0].hidden.shape[1])
+        first = state.layers[0]
+        return Extent(first.hidden.shape[1], filled=(first.length,))
 
     def resize(self, state: InfiniteStates, length: int) -> InfiniteStates:
         def one(memory: InfiniteState) -> InfiniteState:

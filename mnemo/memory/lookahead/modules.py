@@ -206,7 +206,7 @@ class LookaheadStage(Stage):
 
     def extent(self, state: LookaheadState) -> Extent:
         slots = self.num_slots(state)
-        return Extent(slots, ahead=slots if self.config.encoding == "signed" else 0)
+        return Extent(slots, ahead=slots if self.config.encoding == "signed" else 0, filled=(state.length,))
 
     def resize(self, state: LookaheadState, length: int) -> LookaheadState:
         inputs, contexts, lse = tree_map(lambda leaf: fit_slots(leaf, length, 1), state[:3])

@@ -56,7 +56,8 @@ class XLStage(Stage):
         return self.layer.finish(x, context), after
 
     def extent(self, state: XLState | KeyValueCache) -> Extent:
-        return Extent(state.hidden.shape[1] if isinstance(state, XLState) else state.keys.shape[2])
+        slots = state.hidden.shape[1] if isinstance(state, XLState) else state.keys.shape[2]
+        return Extent(slots, filled=(state.length,))
 
     def resize(self, state: XLState | KeyValueCache, length: int) -> XLState | KeyValueCache:
         valid = state.length.clamp(max=length)

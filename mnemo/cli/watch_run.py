@@ -1,0 +1,155 @@
+"""The pictures and lines of `mnemo watch`."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mnemo.cli import console
+from mnemo.cli.watch import Args
+from mnemo.cli.watching import format_evaluation, format_loss, format_status
+from mnemo.report.run_curves import terminal_curves
+from mnemo.report.runs import Run, read_run
+from mnemo.report.terminal_plot import Row, draw
+from mnemo.storage.run_folder import in_use
+from mnemo.training import Status
+
+COLORS = ("cyan", "yellow")
+RECENT = 10
+"""Logged steps from which the speed is computed."""
+MOST_LINES = 24
+"""Lines of the largest picture."""
+
+
+def watch(args: Args, folder: Path) -> None:
+    """Show a run as the arguments say."""
+    if args.json:
+        console.print_json(_answer(_load(folder), folder))
+    elif args.once:
+        _print_picture(_load(folder), folder)
+    elif sys.stdout.isatty():
+        _watch_live(folder, args.every)
+    else:
+        _follow(folder, args.every, _Lines().show)
+
+
+def _load(folder: Path) -> Run:
+    return read_run(folder, folder.name)
+
+
+def _follow(folder: Path, every: float, show: Callable[[Run], None]) -> None:
+    """Show the run again and again until no process trains it."""
+    while True:
+        # Looked up before the files are loaded: what a process writes at its end is then shown as well.
+        goes_on, found = in_use(folder), _load(folder)
+        show(found)
+        if not goes_on:
+            return
+        time.sleep(every)
+
+
+def _steps(found: Run) -> int:
+    return found.recipe.train.steps if found.recipe is not None else found.last_step
+
+
+def seconds_left(found: Run) -> float:
+    """From the time between the last logged steps; NaN if there are too few."""
+    recent = found.timing[-RECENT:]
+    if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
+        return math.nan
+    (first, began, _), (last, now, _) = recent[0], recent[-1]
+    return max(0, _steps(found) - found.last_step) * (now - began) / (last - first)
+
+
+def status(found: Run) -> Status | None:
+    """The newest numbers; None before the first are logged."""
+    if not found.train:
+        return None
+    rate = found.timing[-1][2] if found.timing else 0.0
+    newest = found.train[-1]
+    return Status(newest.step, _steps(found), newest.loss, found.lr or 0.0, rate, seconds_left(found))
+
+
+def _unit(found: Run) -> str:
+    return str(found.corpus.get("unit"))
+
+
+def headline(found: Run, training: bool) -> str:
+    """Step, losses, learning rate, speed and time left on one line."""
+    now = status(found)
+    if now is None:
+        return f"{found.name}: nothing is logged yet" + ("" if training else ", and no process trains it")
+    best = "" if found.best is None else f", best valid {format_loss(found.best.loss, _unit(found))}"
+    if training:
+        return f"{found.name}: {format_status(now, _unit(found))}{best}"
+    end = "finished" if now.step >= now.steps else "not training"
+    return f"{found.name}: {end} at step {now.step:,} of {now.steps:,}, {format_loss(now.loss, _unit(found))}{best}"
+
+
+def _answer(found: Run, folder: Path) -> dict[str, Any]:
+    now = status(found)
+    return {
+        "run": str(folder),
+        "training": in_use(folder),
+        "status": None if now is None else now._asdict(),
+        "best": None if found.best is None else {"step": found.best.step, "loss": found.best.loss},
+        "unit": found.corpus.get("unit"),
+    }
+
+
+class _Lines:
+    """Prints measurements that were not printed before."""
+
+    def __init__(self) -> None:
+        self._train, self._valid = 0, 0
+
+    def show(self, found: Run) -> None:
+        now, unit = status(found), _unit(found)
+        if now is not None and len(found.train) > self._train:
+            print("step " + format_status(now, unit), flush=True)
+        for at in range(self._valid, len(found.valid)):
+            metric = found.valid[at]
+            is_best = metric.loss <= min(earlier.loss for earlier in found.valid[: at + 1])
+            print(format_evaluation(metric.step, metric.loss, is_best, unit), flush=True)
+        # A resumed run is cut back to its checkpoint, and measures some steps again.
+        self._train, self._valid = len(found.train), len(found.valid)
+
+
+def _print_picture(found: Run, folder: Path) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(_picture(found, in_use(folder), Console().size))
+
+
+def _watch_live(folder: Path, every: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    output = Console(highlight=False)
+    try:
+        with Live(console=output, auto_refresh=False) as live:
+            _follow(
+                folder,
+                every,
+                lambda found: live.update(_picture(found, in_use(folder), output.size), refresh=True),
+            )
+    except KeyboardInterrupt:
+        print(f"the training goes on; mnemo watch {folder} shows it again", file=sys.stderr)
+
+
+def _picture(found: Run, training: bool, size: Any) -> Any:
+    """The headline and the curves, as wide as the terminal."""
+    from rich.text import Text
+
+    height = min(MOST_LINES, max(8, size.height - 3))
+    rows: list[Row] = draw(terminal_curves(found), width=min(size.width - 1, 120), height=height)
+    text = Text(headline(found, training) + "\n")
+    for number, row in enumerate(rows):
+        for piece in row:
+            text.append(piece.text, style="dim" if piece.curve is None else COLORS[piece.curve])
+        text.append("\n" if number < len(rows) - 1 else "")
+    return text
