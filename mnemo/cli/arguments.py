@@ -117,7 +117,7 @@ def _raise(argv: Sequence[str], event: Any) -> NoReturn | None:
     elif isinstance(event, tyro_errors.BadValue):
         message = f"{_name(event.argument)} needs {_accepted(event.argument)} after it"
     elif isinstance(event, tyro_errors.InvalidChoice):
-        choices = ", ".join(sorted(event.choices, key=lambda choice: (choice == "None", choice)))
+        choices = ", ".join(sorted(choice for choice in event.choices if choice != "None"))
         message = f"{_name(event.argument)}: '{event.value}' is not one of {choices}"
     elif isinstance(event, tyro_errors.InstantiationFailure):
         message = event.message if event.argument is None else _refused(event.argument, argv)
@@ -142,7 +142,7 @@ def _accepted(argument: Any) -> str:
     metavar = argument.lowered.metavar or ""
     plain = re.sub(r"[\[\]. ]|\{None\}", " ", metavar.replace("|", " "))
     kinds = list(dict.fromkeys(plain.split()))
-    several = metavar.startswith("[")
+    several = len(metavar.split()) > 1
     words = [(SEVERAL if several else KINDS).get(kind, kind) for kind in kinds]
     return " or ".join([*words, *(["None"] if "{None}" in metavar else [])]) or "a value"
 

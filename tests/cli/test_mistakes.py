@@ -44,7 +44,7 @@ MISTAKES = {
     "train tiny-bytes --test.memory long": "--test.memory needs a whole number or None, not 'long'",
     "train tiny-bytes --data.leak maybe": "--data.leak is a switch without a value (--data.no-leak: the opposite)",
     "train tiny-bytes --train.precision fp8": "'fp8' is not one of bf16, fp16, fp32, fp64",
-    "train tiny-bytes --train.compile later": "'later' is not one of False, True, layers, None",
+    "train tiny-bytes --train.compile later": "'later' is not one of False, True, layers",
     "train tiny-bytes --train.average 3": "known: average, none",
     "train tiny-bytes --model.embedding.tie-projections maybe": "'maybe' is not one of False, True",
     "train tiny-bytes --config --dry-run": "--config needs a value after it",
