@@ -21,6 +21,15 @@ from mnemo.errors import MnemoError, unknown
 from mnemo.recipes.memories import mechanism_of, memory_kind
 
 T = TypeVar("T")
+NEEDED = {
+    "--resume": "the name or folder of a run",
+    "--from": "the name or folder of a run",
+    "--config": "a TOML, YAML or JSON file",
+    "--data": "a text",
+    "--memory": "the name of a memory",
+    "--model.memory": "the name of a memory",
+}
+"""Values of options that are taken before the others, for messages."""
 
 
 class Choice(NamedTuple):
@@ -144,7 +153,7 @@ def take(name: str, argv: Sequence[str]) -> tuple[str | None, list[str]]:
         else:
             found = next(words, None)
             if found is None or (found.startswith("--") and found != "--"):
-                raise MnemoError(f"{name} needs a value after it")
+                raise MnemoError(f"{name} needs {NEEDED.get(name, 'a value')} after it")
     return found, rest
 
 

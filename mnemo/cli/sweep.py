@@ -9,8 +9,9 @@ table of scores, and for every memory whether it is better than none: yes, not a
 docs/experiments.md. Fewer than three seeds give a preliminary answer.
 
 After an interruption, repeat the command: finished runs are kept, and an interrupted one continues from its checkpoint.
-More memories or seeds can be added in the same way. Every run is a folder: mnemo generate
-runs/sweep-NAME/cells/xl-seed1111/run. Values of the recipe are overridden as in `mnemo train`, also by --config FILE.
+More memories or seeds can be added in the same way; another recipe needs another --name. Every run is a folder:
+`mnemo generate runs/sweep-NAME/cells/xl-seed1111/run`. Values of the recipe are overridden as in `mnemo train`, also by
+--config FILE.
 
 --import FILE executes a Python file that defines a memory of your own, which --memory can name (docs/adding-memory.md).
 """

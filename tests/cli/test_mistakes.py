@@ -47,7 +47,7 @@ MISTAKES = {
     "train tiny-bytes --train.compile later": "'later' is not one of False, True, layers",
     "train tiny-bytes --train.average 3": "known: average, none",
     "train tiny-bytes --model.embedding.tie-projections maybe": "'maybe' is not one of False, True",
-    "train tiny-bytes --config --dry-run": "--config needs a value after it",
+    "train tiny-bytes --config --dry-run": "--config needs a TOML, YAML or JSON file after it",
     "eval done --memory abc": "--memory needs a whole number, not 'abc'",
     "generate done --temperature hot": "--temperature needs a number, not 'hot'",
     "generate done --top-k many": "--top-k needs a whole number, not 'many'",
