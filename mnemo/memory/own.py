@@ -47,10 +47,7 @@ _importing: list[Origin] = []
 
 def mechanism(cls: T) -> T:
     """Add the configuration of a mechanism to those that a plan may name. Decorates a frozen dataclass."""
-    lacking = [name for name in ("traits", "check", "published", _builder(cls)) if getattr(cls, name, None) is None]
-    if not dataclasses.is_dataclass(cls) or lacking:
-        reason = f"it has no {', '.join(lacking)}" if lacking else "it is not a dataclass"
-        raise MnemoError(f"{cls.__name__} is not the configuration of a memory: {reason}")
+    _check_configuration(cls)
     names = {kind_name(each) for each in plan.BUILT_IN}
     if kind_name(cls) in names:
         raise MnemoError(f"there is a memory '{kind_name(cls)}' already: choose another name for {cls.__name__}")
@@ -61,8 +58,12 @@ def mechanism(cls: T) -> T:
     return cls
 
 
-def _builder(cls: type) -> str:
-    return "build" if issubclass(cls, Layerless) else "stage"
+def _check_configuration(cls: type) -> None:
+    builder = "build" if issubclass(cls, Layerless) else "stage"
+    lacking = [name for name in ("traits", "check", "published", builder) if getattr(cls, name, None) is None]
+    if not dataclasses.is_dataclass(cls) or lacking:
+        reason = f"it has no {', '.join(lacking)}" if lacking else "it is not a dataclass"
+        raise MnemoError(f"{cls.__name__} is not the configuration of a memory: {reason}")
 
 
 def own_mechanisms() -> dict[str, type]:

@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mnemo.config import to_json
+from mnemo.errors import plural
 from mnemo.papers.experiment import CellResult, Experiment, Results
 from mnemo.papers.figures import learning_curves, score_bars
 from mnemo.papers.grid import Grid, Measure, Row, training
@@ -102,7 +103,8 @@ class Sweep:
     def page(self, found: Found) -> ExperimentPage:
         steps = next(iter(self.recipes.values())).train.steps
         lead = (
-            f"{len(self.recipes)} memories on {self.text}, each with {len(self.seeds)} seeds and {steps:,} steps. "
+            f"{len(self.recipes)} memories on {self.text}, each trained with {plural(len(self.seeds), 'seed')} for "
+            f"{plural(steps, 'step')}. "
             f"A memory is better than {self.reference} if it lowers the loss by 0.3% or more, beyond chance."
         )
         return replace(build_page(self.experiment, found), lead=lead, command=self.command, budget="")
