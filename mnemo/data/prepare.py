@@ -212,7 +212,6 @@ def encode_splits(
         finally:
             writer.close()
         if writer.count < MIN_TOKENS:
-            raise MnemoError(
-                f"{texts.source} is too short: its {split} split has {plural(writer.count, 'token')} and needs {MIN_TOKENS}"
-            )
+            found = plural(writer.count, "token")
+            raise MnemoError(f"{texts.source} is too short: its {split} split has {found} and needs {MIN_TOKENS}")
     return splits

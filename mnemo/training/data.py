@@ -114,7 +114,8 @@ def check_rows(recipe: Recipe, data: Data) -> None:
     fewer = rows * tokens // (segment + 1)
     batch = f"--train.batch {fewer} or less, " if fewer else ""
     raise MnemoError(
-        f"{plural(rows, 'row')} leave {plural(tokens, 'token')} of the text in each, less than a segment of {segment:,} and its targets: "
+        f"{plural(rows, 'row')} leave {plural(tokens, 'token')} of the text in each, less than a segment of "
+        f"{segment:,} and its targets: "
         f"use {batch}--train.segment {tokens - 1} or less, or a longer text"
     )
 
