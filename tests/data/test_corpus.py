@@ -16,6 +16,7 @@ from mnemo.data.corpus import Corpus, IdWriter
 from mnemo.data.known_corpora import CORPORA
 from mnemo.data.prepare import load, prepare
 from mnemo.data.streams import ContiguousStream, one_epoch
+from mnemo.data.text_files import Accepted
 from mnemo.data.tokenizers import ByteTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
@@ -146,7 +147,8 @@ def test_ids_are_verified_block_by_block_at_first_use(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for split in ("train", "valid"):
         (tmp_path / "text" / f"{split}.txt").write_bytes(text[: None if split == "train" else 5000])
-    folder = prepare("noise", tmp_path / "text", root=tmp_path / "data").path
+    accepted = Accepted(binary=True)
+    folder = prepare("noise", tmp_path / "text", root=tmp_path / "data", accepted=accepted).path
     flip_bit(folder / "train.bin", BLOCK_BYTES + 7)
     ids = Corpus.open(folder).split("train").ids
     assert ids[:BLOCK_BYTES].tobytes() == text[:BLOCK_BYTES]
