@@ -110,8 +110,9 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
 
 def _refuse_misplaced(argv: Sequence[str]) -> None:
     """Raise an error if a preset or a text follows the options."""
-    for before, word in pairwise(["", *argv]):
-        if not word.startswith("-") and (word in PRESETS or (Path(word).is_file() and not before.startswith("-"))):
+    for before, word in pairwise(["-", *argv]):
+        is_value = before.startswith("-")
+        if not is_value and not word.startswith("-") and (word in PRESETS or Path(word).is_file()):
             raise MnemoError(f"name '{word}' before the options: mnemo train {word} [options]")
 
 

@@ -72,9 +72,9 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
 
 def _no_run(name: str, runs: Path) -> MnemoError:
     """An error that says what a name is instead of a run, or suggests similar names."""
-    inside = [path.name for path in run_folders(Path(name))] if Path(name).is_dir() else []
+    inside = [*run_folders(Path(name)), *_cells(Path(name)), *_cells(runs / name)]
     if inside:
-        return MnemoError(f"{name} is a folder of runs, not a run: name one of them, such as {Path(name) / inside[0]}")
+        return MnemoError(f"{name} is a folder of runs, not a run: name one of them, such as {inside[0]}")
     if Path(name).is_dir():
         return MnemoError(f"{name} is not a run: it has no {RECIPE}")
     if Path(name).is_file():
@@ -85,6 +85,11 @@ def _no_run(name: str, runs: Path) -> MnemoError:
     if name in CORPORA or name == PYTHON:
         return MnemoError(f"'{name}' is a corpus, not a run: mnemo train {name} trains on it")
     return unknown("run", name, names) if names else MnemoError(f"no run '{name}': there are none in {runs}")
+
+
+def _cells(folder: Path) -> list[Path]:
+    """The runs of a sweep."""
+    return sorted(path.parent for path in folder.glob(f"cells/*/run/{RECIPE}"))
 
 
 def run_folders(runs: Path = RUNS) -> list[Path]:

@@ -120,6 +120,8 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
         ("sweep", "book.txt", "--memory", "xl,transformer-xl"): "name two memories or more",
         ("sweep", "nosuch.txt", "--memory", "none,xl"): "no file or folder 'nosuch.txt'",
         ("sweep", "rmt-copy-seg72", "--memory", "none,xl"): "compares memories on text",
+        ("eval", "sweep-book"): "such as runs/sweep-book/cells/none-seed1111/run",
+        ("eval", "runs/sweep-book"): "such as runs/sweep-book/cells/none-seed1111/run",
         ("sweep", "tiny-bytes", "--from", "x"): "starts from new weights",
     }
     capsys.readouterr()
