@@ -109,7 +109,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "newer": (lambda f: edit_header(f, lambda h: h.update(format_version=9)), "format_version 9.*supports 1"),
     "no splits": (lambda f: edit_header(f, lambda h: h.pop("splits")), "header.json is damaged.*'splits'"),
     "bad field": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(cuont=1)), "did you mean 'count'"),
-    "bad type": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(count="1")), "expected int"),
+    "bad type": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(count="1")), "expected a whole number"),
     "wide ids": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(dtype="uint32")), "ids of type uint32"),
     "no tokenizer": (lambda f: edit_header(f, lambda h: h.update(tokenizer={})), "unknown tokenizer unit"),
     "elsewhere": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(file="../x.bin")), "missing"),

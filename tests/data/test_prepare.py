@@ -146,7 +146,7 @@ def test_train_and_test_without_valid(tmp_path: Path, root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(b"", "is empty: there is no text"), (b"ab", "too short: its train split has 1 tokens and needs 2")],
+    [(b"", "is empty: there is no text"), (b"ab", "too short: its train split has 1 token and needs 2")],
 )
 def test_empty_and_short_texts(tmp_path: Path, root: Path, text: bytes, message: str) -> None:
     (tmp_path / "a.txt").write_bytes(text)
