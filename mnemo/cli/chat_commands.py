@@ -15,8 +15,8 @@ from mnemo.session.session import Session
 from mnemo.session.text_loss import TextLoss
 
 OFF = "off"
-FIRST_RETRY = 2**32
-"""Seeds of other replies, apart from those of branches."""
+FIRST_RETRY = 2**31
+"""Seeds of other replies, apart from those of branches; torch's generator on a CPU uses the lowest 32 bits only."""
 
 
 class Leave(Exception):

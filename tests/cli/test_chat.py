@@ -187,6 +187,16 @@ def test_again_replaces_the_last_reply() -> None:
         chat.command("/again")
 
 
+def test_again_differs_from_a_reply_of_a_small_seed() -> None:
+    chat = small_chat()
+    chat.command("/temperature 5")
+    chat.command("/seed 1")
+    chat.begin_reply()
+    first = chat.session.generate(20)
+    chat.command("/again")
+    assert chat.session.generate(20) != first
+
+
 def test_again_uses_the_changed_memory() -> None:
     chat = small_chat()
     chat.session.read(TEXT)
