@@ -222,7 +222,8 @@ def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
         name, about = Path(word).name, _about(f"the corpus {word}")
         return TextOrCorpus(name, about, word, sizes["train"], sizes.get("valid", 0), None)
     if given.name != word or "/" in word or path.suffix in (".txt", ".md", ".gz", ".xz", ".bz2", ".zip", ".tar"):
-        raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name{_similar_file(path)}")
+        hint = _similar_file(path)
+        raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name{hint}")
     if (given.runs / word / RECIPE).is_file():
         raise MnemoError(f"'{word}' is a run: mnemo train --resume {word} continues it; --from {word} starts a new one")
     raise unknown("preset", word.partition("@")[0], PRESETS, LISTING)
