@@ -213,6 +213,7 @@ def _with_data(start: Start, found: TextOrCorpus | None) -> Start:
 
 def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
     from mnemo.data import corpus as corpora
+    from mnemo.data.known_corpora import CORPORA, command_for
 
     path = Path(word).expanduser()
     if word == STDIN or (path.exists() and not (path / corpora.HEADER).is_file()):
@@ -226,6 +227,11 @@ def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
         raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name{hint}")
     if (given.runs / word / RECIPE).is_file():
         raise MnemoError(f"'{word}' is a run: mnemo train --resume {word} continues it; --from {word} starts a new one")
+    if word in CORPORA:
+        raise MnemoError(
+            f"'{word}' is a corpus that is not prepared; run: {command_for(word)}; "
+            f"mnemo train --list {word} shows the presets for it"
+        )
     raise unknown("preset", word.partition("@")[0], PRESETS, LISTING)
 
 
