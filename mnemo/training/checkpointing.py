@@ -145,6 +145,8 @@ class RunCheckpoints:
             found, problems = checkpoints.last_whole_checkpoint(self.folder)
             if found is None and problems:
                 raise MnemoError(problems[0])
+            if found is not None:
+                found.require_overrides()
             for problem in problems:
                 self.monitor.note(f"{problem}; continuing from an earlier checkpoint")
             return None if found is None else found.step
