@@ -55,9 +55,7 @@ def test_lost_changes_are_found_and_can_be_given_again(folder: Path) -> None:
     train(folder, overrides={"train.steps": 15, "train.optimizer.lr": 1e-4})
     (folder / "overrides.json").unlink()
     assert any("has lost 1 of the 1 changes before step-00000015" in line for line in verify(folder).problems)
-    with pytest.raises(
-        MnemoError, match="has lost 1 of the 1 changes .*: restore it, or give"
-    ):
+    with pytest.raises(MnemoError, match="has lost 1 of the 1 changes .*: restore it, or give"):
         train(folder)
     train(folder, overrides={"train.steps": 18, "train.optimizer.lr": 1e-4})
     assert load_header(folder).recipe.train.optimizer.lr == 1e-4 and verify(folder).problems == []
