@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -19,6 +20,15 @@ from mnemo.errors import MnemoError, shorten, unknown
 T = TypeVar("T")
 LARGEST_SIZE = 2**24
 """Limit of widths, lengths and counts that have no other limit."""
+
+TYPES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "none",
+}
+"""Types of values in messages."""
 
 
 def to_json(value: Any) -> Any:
@@ -50,17 +60,34 @@ def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
             continue
         if name not in names:
             raise unknown(f"field in {where}", name, names)
-        values[name] = _parse(hints[name], item, f"{where}.{name}")
+        values[name] = from_value(hints[name], item, f"{where}.{name}")
     try:
         return cls(**values)
     except (ArithmeticError, TypeError, ValueError) as error:
         raise MnemoError(f"{where}: {error}") from None
 
 
-def _parse(hint: Any, data: Any, where: str) -> Any:
+def kind_name(kind: type | None) -> str:
+    """The name of a kind of configuration in commands and files: `AverageConfig` -> `average`, `XL` -> `xl`."""
+    if kind is None:
+        return "none"
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", kind.__name__.removesuffix("Config")).lower()
+
+
+def kinds_of(hint: Any) -> list[type | None]:
+    """The kinds of configuration that a field with this type may hold; None is among them if it may be left out."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return kinds_of(typing.get_args(hint)[0])
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = [None if option is type(None) else option for option in (typing.get_args(hint) if union else (hint,))]
+    return [option for option in options if option is None or _is_configuration(option)]
+
+
+def from_value(hint: Any, data: Any, where: str) -> Any:
+    """Return a value of type `hint` from the output of `to_json`; every name and type is checked."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return _parse(arguments[0], data, where)
+        return from_value(arguments[0], data, where)
     if origin in (typing.Union, types.UnionType):
         return _parse_union(arguments, data, where)
     if origin is typing.Literal:
@@ -70,7 +97,7 @@ def _parse(hint: Any, data: Any, where: str) -> Any:
     if origin is tuple:
         if not isinstance(data, (list, tuple)):
             raise MnemoError(f"{where}: expected a list")
-        return tuple(_parse(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
+        return tuple(from_value(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if _is_configuration(hint):
         return from_json(hint, data, where)
     return _parse_scalar(hint, data, where)
@@ -92,20 +119,29 @@ def _parse_union(arguments: tuple[Any, ...], data: Any, where: str) -> Any:
     plain = [a for a in arguments if a is not type(None) and not _is_configuration(a)]
     for hint in plain:
         try:
-            return _parse(hint, data, where)
+            return from_value(hint, data, where)
         except MnemoError:
             continue
-    raise MnemoError(f"{where}: {shorten(repr(data))} fits none of the allowed types")
+    raise MnemoError(f"{where}: expected {_in_words(arguments)}, found {shorten(repr(data))}")
 
 
 def _parse_scalar(hint: Any, data: Any, where: str) -> Any:
     if hint is float and type(data) is int:
         return float(data)
     if type(data) is not hint:
-        raise MnemoError(f"{where}: expected {hint.__name__}, found {shorten(repr(data))}")
+        raise MnemoError(f"{where}: expected {_in_words((hint,))}, found {shorten(repr(data))}")
     if hint is float and not math.isfinite(data):
         raise MnemoError(f"{where}: {data} is not finite")
     return data
+
+
+def _in_words(hints: tuple[Any, ...]) -> str:
+    """`a number or none`."""
+    words = []
+    for hint in hints:
+        literals = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else None
+        words += [TYPES.get(hint, getattr(hint, "__name__", str(hint)))] if literals is None else map(repr, literals)
+    return " or ".join(words)
 
 
 def check_sizes(config: Any, limits: Mapping[str, int]) -> None:

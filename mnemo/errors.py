@@ -25,6 +25,11 @@ def shorten(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[:limit] + "..."
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def one_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line of another library's error message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]

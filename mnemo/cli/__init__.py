@@ -22,6 +22,7 @@ VERBS = {
     "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in three minutes"),
     "prepare": Verb("mnemo.cli.prepare", "download or load a corpus and turn it into token ids"),
     "train": Verb("mnemo.cli.train", "train on your own text, or a preset; resume or fine-tune a run"),
+    "sweep": Verb("mnemo.cli.sweep", "compare memories on one text over several seeds, with verdicts and a report"),
     "watch": Verb("mnemo.cli.watch", "show a run's curves while another process trains it"),
     "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
@@ -86,6 +87,7 @@ def _dispatch(argv: list[str]) -> int:
 def _run_verb(verb: str, argv: list[str]) -> int:
     from mnemo.cli import arguments
 
+    argv = arguments.import_files(argv)
     module = importlib.import_module(VERBS[verb].module)
     own_main = getattr(module, "main", None)
     if own_main is not None:
@@ -105,6 +107,7 @@ def _help() -> str:
             *lines,
             "",
             "mnemo VERB --help shows a verb's options; mnemo --version shows the version.",
+            "mnemo VERB ... --import my_memory.py uses a memory of your own (docs/adding-memory.md).",
         ]
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo.cli.console import STDIN
-from mnemo.cli.run_arguments import TextArgs, only_text, require_corpus_of, require_text, with_run
+from mnemo.cli.run_arguments import TextArgs, only_text, refuse_swapped, require_corpus_of, require_text, with_run
 from mnemo.errors import MnemoError
 from mnemo.storage.run_header import load_header
 
@@ -33,7 +33,9 @@ class Args(TextArgs):
 
 def run(args: Args) -> int:
     _check(args)
-    args = with_run(_named(args))
+    args = _named(args)
+    refuse_swapped("analyse", args)
+    args = with_run(args)
     require_text(args.text)
     if args.text is None:
         _require_validation_text(Path(args.run or ""))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mnemo.cli.run_arguments import RunArgs, require_file, with_run
+from mnemo.cli.run_arguments import RunArgs, require_memory_file, with_run
 from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
 
@@ -40,7 +40,7 @@ def run(args: Args) -> int:
     if args.tokens < 1:
         raise MnemoError(f"--tokens {args.tokens} must be positive")
     Sampling(args.temperature, args.top_k, args.top_p).check()
-    require_file(args.memory)
+    require_memory_file(args.memory)
     args = with_run(args)
     from mnemo.cli.chat_loop import chat
 

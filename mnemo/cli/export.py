@@ -1,7 +1,7 @@
 """Write a trained model to one folder: weights as they were evaluated (.safetensors), recipe and tokenizer.
 
     mnemo export RUN                     to RUN/export
-    mnemo export RUN --output DIR        to DIR
+    mnemo export RUN --out DIR           to DIR
 
 The folder can be used in place of the run: mnemo eval DIR, mnemo generate DIR, mnemo train --from DIR. Runs of any
 number of processes can be exported.
@@ -26,7 +26,7 @@ from mnemo.storage.shipped import is_shipped
 class Args:
     run: Annotated[str | None, tyro.conf.Positional] = None
     """A run's folder, or its name; if unset, the run that was trained last."""
-    output: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
     """Folder to create; if unset, RUN/export."""
     which: Which = "best"
     """The checkpoint with the lowest validation loss, or the last one."""
@@ -40,11 +40,11 @@ class Args:
 
 def run(args: Args) -> int:
     folder = run_or_last(args.run, args.runs)
-    if args.output is None and is_shipped(folder):
-        raise MnemoError(f"{folder.name} comes with mnemo: name a folder for the export with --output")
+    if args.out is None and is_shipped(folder):
+        raise MnemoError(f"{folder.name} comes with mnemo: name a folder for the export with --out")
     if args.half and load_header(folder).recipe.train.precision == "fp64":
         raise MnemoError(f"{folder} has weights of float64, which --half would store with three digits")
-    target = args.output or folder / "export"
+    target = args.out or folder / "export"
     from mnemo.storage.run_folder import export_run
 
     found = export_run(folder, target, args.which, args.half)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import Precision, RunArgs, require_existing, require_text, with_run
+from mnemo.cli.run_arguments import Precision, RunArgs, require_memory_file, require_text, with_run
 from mnemo.config import digest
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, shorten
 from mnemo.inference.sampling_options import Sampling
 from mnemo.lazy import LazyModule
 
@@ -65,6 +65,8 @@ class Args(RunArgs):
 
 def run(args: Args) -> int:
     _check(args)
+    if args.run is not None and " " in args.run and args.prompt is None and not Path(args.run).exists():
+        raise MnemoError(f"a text to continue follows --prompt: mnemo generate --prompt '{shorten(args.run)}'")
     args = with_run(args)
     from mnemo.inference.generation import generate, read
     from mnemo.inference.ring_decoder import suits
@@ -118,7 +120,7 @@ def _check(args: Args) -> None:
         raise MnemoError(f"seed {args.seed} is not between 0 and 2^62")
     Sampling(args.temperature, args.top_k, args.top_p).check()
     require_text(args.prompt_file)
-    require_existing(args.memory)
+    require_memory_file(args.memory)
 
 
 def _prompt(args: Args, opened: OpenedRun) -> Tensor | None:

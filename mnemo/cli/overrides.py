@@ -9,18 +9,27 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
-from mnemo.cli.arguments import flag, one_line_errors, refuse_unknown
+from mnemo.cli.arguments import IMPORT_HELP, flag, one_line_errors, refuse_unknown
+from mnemo.config import kind_name, kinds_of
 from mnemo.errors import MnemoError, unknown
 from mnemo.recipes.memories import mechanism_of, memory_kind
 
 T = TypeVar("T")
+NEEDED = {
+    "--resume": "the name or folder of a run",
+    "--from": "the name or folder of a run",
+    "--config": "a TOML, YAML or JSON file",
+    "--data": "a text",
+    "--memory": "the name of a memory",
+    "--model.memory": "the name of a memory",
+}
+"""Values of options that are taken before the others, for messages."""
 
 
 class Choice(NamedTuple):
@@ -39,9 +48,11 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
     """`default` with the changes in `argv`; a mistake is an error of one line."""
     default, rest = _choose(default, list(argv))
     rows = [f"{choice.flag} {{{','.join(choice.kinds)}}} (now: {_kind_of(choice)})" for choice in choices(default)]
-    text = "\n\n".join([description, "Kinds of configuration, whose fields are listed below:", "\n".join(rows)])
+    text = "\n\n".join(
+        [description, IMPORT_HELP, "Kinds of configuration, whose fields are listed below:", "\n".join(rows)]
+    )
     try:
-        with one_line_errors():
+        with one_line_errors(rest):
             value, left = tyro.cli(
                 kind,
                 prog=prog,
@@ -53,7 +64,7 @@ def parse(kind: type[T], default: T, argv: Sequence[str], *, prog: str, descript
             )
     except (MnemoError, ValueError) as error:  # tyro does not catch errors of the outermost configuration
         raise MnemoError(_with_flags(str(error), rest, default)) from None
-    refuse_unknown(left, known_flags(default))
+    refuse_unknown(left, known_flags(default), rest)
     return value
 
 
@@ -76,9 +87,9 @@ def choices(value: Any, path: tuple[str, ...] = ()) -> Iterator[Choice]:
     """The fields of a configuration, at any depth, that hold one of several kinds."""
     for name, hint, item in _fields(value):
         here = path if name == "recipe" else (*path, name)
-        options = [option for option in _options(hint) if option is None or dataclasses.is_dataclass(option)]
-        if len(options) > 1:
-            yield Choice(here, item, {_name(option): option for option in options})  # type: ignore[misc]
+        kinds = kinds_of(hint)
+        if len(kinds) > 1:
+            yield Choice(here, item, {kind_name(kind): kind for kind in kinds})
         if dataclasses.is_dataclass(item):
             yield from choices(item, here)
 
@@ -100,21 +111,8 @@ def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
         yield field.name, hints[field.name], getattr(value, field.name)
 
 
-def _options(hint: Any) -> list[Any]:
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
-        return [hint]
-    return [None if option is type(None) else option for option in typing.get_args(hint)]
-
-
-def _name(kind: type | None) -> str:
-    """`AverageConfig` -> `average`, `XL` -> `xl`."""
-    if kind is None:
-        return "none"
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", kind.__name__.removesuffix("Config")).lower()
-
-
 def _kind_of(choice: Choice) -> str:
-    return _name(None if choice.value is None else type(choice.value))
+    return kind_name(None if choice.value is None else type(choice.value))
 
 
 def _choose(default: T, argv: list[str]) -> tuple[T, list[str]]:
@@ -154,8 +152,8 @@ def take(name: str, argv: Sequence[str]) -> tuple[str | None, list[str]]:
             found = value
         else:
             found = next(words, None)
-            if found is None:
-                raise MnemoError(f"{name} needs a value")
+            if found is None or (found.startswith("--") and found != "--"):
+                raise MnemoError(f"{name} needs {NEEDED.get(name, 'a value')} after it")
     return found, rest
 
 

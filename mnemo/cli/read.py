@@ -11,10 +11,20 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import TextArgs, format_loss, only_text, require_existing, require_text, with_run
+from mnemo.cli.run_arguments import (
+    TextArgs,
+    format_loss,
+    only_text,
+    refuse_swapped,
+    require_memory_file,
+    require_text,
+    with_run,
+)
 from mnemo.errors import MnemoError
 
 if TYPE_CHECKING:
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Args(TextArgs):
-    save: Path | None = None
+    save: Annotated[Path | None, tyro.conf.arg(aliases=["--out"])] = None
     """File for the memory, for example BOOK.memory; without it, the text is only scored."""
     memory: Path | None = None
     """Continue from a memory that this command has saved before."""
@@ -38,8 +48,9 @@ def run(args: Args) -> int:
     args = only_text(args)
     if args.text is None:
         raise MnemoError("name a text to read: mnemo read FILE, or mnemo read RUN FILE")
+    refuse_swapped("read", args)
     require_text(args.text)
-    require_existing(args.memory)
+    require_memory_file(args.memory)
     args = with_run(args)
     from mnemo.cli import opened_run
     from mnemo.inference.generation import read

@@ -14,7 +14,7 @@ from mnemo.cli.console import STDIN
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_header import RUNS, Which, default_run, find_run, last_run
+from mnemo.storage.run_header import RECIPE, RUNS, Which, default_run, find_run, last_run
 from mnemo.storage.shipped import is_shipped
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -90,6 +90,28 @@ def require_text(path: Path | str | None) -> None:
     """Raise an error if a text was given that is neither a file nor a pipe."""
     if path is not None and str(path) != STDIN:
         require_file(Path(path))
+
+
+def refuse_swapped(verb: str, args: TextArgs) -> None:
+    """Raise an error if the text was named before the run."""
+    if args.run is None or args.text is None or not Path(args.run).is_file():
+        return
+    is_run = any((folder / RECIPE).is_file() for folder in (RUNS / args.text, Path(args.text)))
+    if is_run:
+        raise MnemoError(f"name the run before the text: mnemo {verb} {args.text} {args.run}")
+
+
+def require_memory_file(path: Path | None) -> None:
+    """Raise an error if a path was given that is not a file of tensors, as memory files are."""
+    require_existing(path)
+    if path is None:
+        return
+    begin = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            begin = file.read(9)
+    if begin[8:] != b"{":  # the length of the header in 8 bytes, then the header as JSON
+        raise MnemoError(f"{path} is not a memory file; make one with: mnemo read RUN TEXT --save FILE.memory")
 
 
 def require_existing(path: Path | None) -> None:

@@ -10,6 +10,8 @@
     mnemo train PRESET --from RUN [overrides]       start a new run from RUN's best weights (fine-tuning);
                                                     without PRESET, with RUN's own recipe
     mnemo train PRESET --data mybook.txt            a preset, or with --from a run, on your own text
+    mnemo train [PRESET] --config my.toml           values of the recipe in a TOML, YAML or JSON file; flags win
+    mnemo train PRESET --dry-run                    print the whole recipe and its size, and train nothing
 
 A text becomes a corpus that is named after it and kept: a second run uses it again. The recipe for it is chosen by its
 length and by the machine: minutes on a CPU, a larger model on a GPU.
@@ -33,6 +35,8 @@ risen for long, the run goes back to a healthy checkpoint; after ten rollbacks i
 Several GPUs or machines: torchrun --nproc-per-node 8 -m mnemo train PRESET --name NAME [overrides]. The rows of the
 batch are divided between processes; --resume works with any number of them. With --max-restarts, torchrun restarts a
 job that has failed, which then resumes from its last checkpoint.
+
+--import FILE executes a Python file that defines a memory of your own, which --memory can name (docs/adding-memory.md).
 """
 
 from __future__ import annotations
@@ -65,6 +69,7 @@ from mnemo.training.metrics_log import Service, open_tracker
 from mnemo.units import bits
 
 if TYPE_CHECKING:
+    from mnemo.data.own_text import OwnText
     from mnemo.training import Outcome
     from mnemo.training.processes import AnyWorld
 
@@ -92,6 +97,10 @@ class NewRun:
     """Encoding of text files that are not UTF-8, such as latin-1; skip: leave them out."""
     binary: bool = False
     """Take the bytes of all files as they are, also of files that are not text."""
+    config: Path | None = None
+    """Values of the recipe in a TOML, YAML or JSON file, or another run's recipe.json; flags take precedence."""
+    dry_run: bool = False
+    """Train nothing: print the whole recipe as TOML that --config accepts, with its size, tokens and memory."""
     track: Service = "none"
     """Also send metrics to a tracking service (in a checkout of Mnemo: pip install '.[track]')."""
     json: bool = False
@@ -174,6 +183,7 @@ def _start(argv: list[str]) -> int:
             memory=given.memory,
             encoding=given.encoding,
             binary=given.binary,
+            config=None if given.config is None else given.config.path,
         )
         prog = "mnemo train" if given.name is None else f"mnemo train {given.name}"
         args = overrides.parse(NewRun, default, rest, prog=prog, description=start.about)
@@ -188,6 +198,8 @@ def _train_new(args: NewRun, start: Start) -> int:
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
     source = None if args.from_ is None else find_run(args.from_, args.runs)
     text = start.text if start.text is not None and args.recipe.data.corpus == start.text.corpus_name else None
+    if args.dry_run:
+        return _dry_run(args, text)
     if text is None:
         _require_corpus(args.recipe)
     config = args.recipe.train
@@ -205,6 +217,14 @@ def _train_new(args: NewRun, start: Start) -> int:
             return str(folder)
 
         return _run(Path(world.main(create)), watcher, args, world)
+
+
+def _dry_run(args: NewRun, text: OwnText | None) -> int:
+    from mnemo.cli import dry_run
+
+    size = None if text is None else dry_run.TextSize(text.num_tokens["train"], 256, "byte")
+    dry_run.show(args.recipe, size, None if text is None else text.files.source, args.json)
+    return 0
 
 
 def _require_corpus(recipe: Recipe) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from inspect import cleandoc
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mnemo.cli import overrides
 from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.prepare import print_files
+from mnemo.config import to_json
 from mnemo.errors import MnemoError, unknown
-from mnemo.recipes.memories import KINDS, memory_kind, memory_recipe
+from mnemo.memory.own import load_installed
+from mnemo.recipes.config_file import ConfigFile, apply_config, load_config
+from mnemo.recipes.memories import known_memories, memory_kind, memory_recipe
 from mnemo.recipes.own_text import own_text_recipe
 from mnemo.recipes.presets import LISTING, PRESETS, documentation, full_name, preset
 from mnemo.recipes.recipe import Recipe
@@ -39,6 +44,7 @@ class Given(NamedTuple):
     device: str
     encoding: str | None
     binary: bool
+    config: ConfigFile | None = None
 
 
 class Start(NamedTuple):
@@ -49,6 +55,8 @@ class Start(NamedTuple):
     preset: str | None = None
     text: OwnText | None = None
     """The user's own text, whose corpus is to be prepared."""
+    whole_file: bool = False
+    """Whether the recipe comes from a configuration file alone."""
 
 
 class TextOrCorpus(NamedTuple):
@@ -62,9 +70,11 @@ class TextOrCorpus(NamedTuple):
 
 def find_start(given: Given, stack: ExitStack) -> Start:
     """Find the recipe that a new run starts from; temporary files are kept until `stack` closes."""
-    start = _start_without_memory(given, stack)
+    for problem in load_installed():
+        _say(f"mnemo: warning: {problem}")
+    start = _configured(_start_without_memory(given, stack), given)
     recipe = start.recipe if given.memory is None else memory_recipe(start.recipe, given.memory)
-    kinds = f"Memory of a paper in place of the recipe's: --memory {{{','.join(KINDS)}}}"
+    kinds = f"Memory of a paper in place of the recipe's: --memory {{{','.join(known_memories())}}}"
     return start._replace(recipe=recipe, about=f"{start.about}\n\n{kinds}")
 
 
@@ -72,6 +82,8 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
     """Split a command line into the arguments that decide about the recipe, and all others."""
     named = bool(argv) and (argv[0] == STDIN or not argv[0].startswith("-"))
     name, rest = (argv[0], list(argv[1:])) if named else (None, list(argv))
+    if not named:
+        _refuse_misplaced(rest)
     binary, rest = "--binary" in rest, [word for word in rest if word != "--binary"]
     data, rest = overrides.take("--data", rest)
     short, rest = overrides.take("--memory", rest)
@@ -80,11 +92,55 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
     source, _ = overrides.take("--from", rest)
     runs, _ = overrides.take("--runs", rest)
     device, _ = overrides.take("--train.device", rest)
-    return Given(name, data, short or memory, source, Path(runs or RUNS), device or "auto", encoding, binary), rest
+    file, rest = overrides.take("--config", rest)
+    config = None if file is None else load_configuration(Path(file).expanduser())
+    given = Given(
+        name=name,
+        data=data,
+        memory=short or memory,
+        source=source,
+        runs=Path(runs or RUNS),
+        device=device or "auto",
+        encoding=encoding,
+        binary=binary,
+        config=config,
+    )
+    return given, rest
+
+
+def _refuse_misplaced(argv: Sequence[str]) -> None:
+    """Raise an error if a preset or a text follows the options."""
+    for before, word in pairwise(["-", *argv]):
+        is_value = before.startswith("-")
+        if not is_value and not word.startswith("-") and (word in PRESETS or Path(word).is_file()):
+            raise MnemoError(f"name '{word}' before the options: mnemo train {word} [options]")
+
+
+def load_configuration(path: Path) -> ConfigFile:
+    """The content of a configuration file; of a run's recipe.json, with the changes on resume."""
+    if path.name != RECIPE or not path.is_file():
+        return load_config(path)
+    return ConfigFile(path, None, None, {**to_json(load_header(path.parent).recipe)})
+
+
+def _configured(start: Start, given: Given) -> Start:
+    """The start with the values of a configuration file; a text on the command line takes precedence."""
+    if given.config is None or start.whole_file:
+        return start
+    recipe = apply_config(start.recipe, given.config)
+    if given.data is not None or (given.name is not None and start.preset is None):
+        before = start.recipe.data
+        recipe = replace(recipe, data=replace(recipe.data, corpus=before.corpus, task=before.task))
+    return start._replace(recipe=recipe)
 
 
 def _start_without_memory(given: Given, stack: ExitStack) -> Start:
-    name = None if given.name is None else _preset_name(given.name)
+    named = given.name
+    if named is None and given.source is None and given.config is not None:
+        named = given.config.preset
+    name = None if named is None else _preset_name(named)
+    if given.name is None and named is not None and name is None:
+        raise unknown(f"preset in {given.config.path}" if given.config else "preset", named, PRESETS, LISTING)
     if given.name is not None and name is None and given.data is not None:
         raise MnemoError(f"name one text: '{given.name}', or the one of --data, '{given.data}'")
     word = given.data if name is not None or given.name is None else given.name
@@ -93,6 +149,13 @@ def _start_without_memory(given: Given, stack: ExitStack) -> Start:
         return _with_data(_preset_start(name), found)
     if given.source is not None:
         return _with_data(_run_start(given.source, given.runs), found)
+    if given.config is not None and given.config.has_model:
+        return _with_data(_file_start(given.config), found)
+    if found is None and given.config is not None:
+        raise MnemoError(
+            f"{given.config.path} does not say what to train: name a preset (mnemo train PRESET --config FILE, or "
+            'preset = "tiny-bytes" in the file) or your text'
+        )
     if found is None:
         raise MnemoError(
             "name a preset or your text: mnemo train PRESET, or mnemo train mybook.txt; mnemo train --list shows the "
@@ -130,6 +193,15 @@ def _run_start(source: str, runs: Path) -> Start:
     return Start(folder.name, f"Start from the weights of {folder}.", recipe, preset=folder.name)
 
 
+def _file_start(config: ConfigFile) -> Start:
+    """A start from a file that describes the whole model, such as the output of --dry-run."""
+    recipe = apply_config(None, config)
+    stem = re.sub(
+        r"[^A-Za-z0-9_-]+", "-", config.path.absolute().parent.name if config.path.name == RECIPE else config.path.stem
+    )
+    return Start(stem.strip("-") or "run", f"Train the recipe in {config.path}.", recipe, whole_file=True)
+
+
 def _with_data(start: Start, found: TextOrCorpus | None) -> Start:
     """The same start, on another text."""
     if found is None:
@@ -150,6 +222,8 @@ def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
         return TextOrCorpus(name, about, word, sizes["train"], sizes.get("valid", 0), None)
     if given.name != word or "/" in word or path.suffix in (".txt", ".md", ".gz", ".xz", ".bz2", ".zip", ".tar"):
         raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name")
+    if (given.runs / word / RECIPE).is_file():
+        raise MnemoError(f"'{word}' is a run: mnemo train --resume {word} continues it; --from {word} starts a new one")
     raise unknown("preset", word.partition("@")[0], PRESETS, LISTING)
 
 

@@ -213,6 +213,11 @@ def training_bytes(recipe: Recipe) -> float:
     return _memory("ddp", recipe, 1, count, state, recipe.train.batch).total
 
 
+def training_copies(train: TrainConfig) -> int:
+    """Bytes of a checkpoint for each weight: the weight, its moments and averages."""
+    return BYTES[train.precision] * (1 + _moments(train))
+
+
 def _moments(train: TrainConfig) -> int:
     """Copies of the size of the weights: moments, and averages."""
     optimizer = train.optimizer

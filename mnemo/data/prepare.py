@@ -18,7 +18,7 @@ from mnemo.data.known_corpora import CORPORA, PYTHON, Option, Published
 from mnemo.data.text_files import Accepted
 from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer, BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, plural
 from mnemo.files import atomic
 from mnemo.progress import ShowProgress, silent
 
@@ -212,7 +212,6 @@ def encode_splits(
         finally:
             writer.close()
         if writer.count < MIN_TOKENS:
-            raise MnemoError(
-                f"{texts.source} is too short: its {split} split has {writer.count} tokens and needs {MIN_TOKENS}"
-            )
+            found = plural(writer.count, "token")
+            raise MnemoError(f"{texts.source} is too short: its {split} split has {found} and needs {MIN_TOKENS}")
     return splits

@@ -50,7 +50,7 @@ class Part:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
     def load(self) -> np.ndarray:
-        return _load(self.path, self.member, self.encoding)[self.start : self.stop]
+        return _load(self.path, self.member, self.encoding, _version(self.path))[self.start : self.stop]
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield pieces of a few megabytes, cut at line ends, word ends or at least character ends."""
@@ -90,9 +90,18 @@ class Part:
             ) from None
 
 
+def _version(path: Path) -> tuple[int, ...]:
+    """Numbers that change when another file is at the same path, or its content is written again."""
+    try:
+        found = path.stat()
+    except OSError:  # loading it fails with a message
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 @lru_cache(maxsize=1)
-def _load(path: Path, member: str | None, encoding: str | None) -> np.ndarray:
-    """Return all bytes of a file, memory-mapped if it is not compressed. The cache holds one file."""
+def _load(path: Path, member: str | None, encoding: str | None, version: tuple[int, ...]) -> np.ndarray:
+    """Return all bytes of a file, memory-mapped if it is not compressed. The cache holds one version of one file."""
     data = _load_bytes(path, member)
     if encoding is None:
         return data

@@ -13,6 +13,7 @@ from mnemo.memory.compressive import Compressive
 from mnemo.memory.infinite import Infinite
 from mnemo.memory.lookahead import Lookahead
 from mnemo.memory.memory_tokens import MemoryTokens
+from mnemo.memory.own import mechanism
 from mnemo.memory.plan import AnyInputMemory, AnyMemory, Plan
 from mnemo.memory.recurrent import LSTM, QRNN
 from mnemo.memory.xl import XL
@@ -47,6 +48,7 @@ __all__ = [
     "TokensState",
     "WithMemoryTokens",
     "XLState",
+    "mechanism",
     "with_memory_of",
 ]
 

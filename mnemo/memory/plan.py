@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import reduce
+from operator import or_
+from typing import Any, Literal, get_args
 
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.configuration import Layerless
@@ -15,9 +17,16 @@ from mnemo.memory.recurrent import LSTM, QRNN
 from mnemo.memory.xl import XL
 
 AnyMemory = XL | Lookahead | Compressive | Infinite | LSTM | QRNN
-"""Every mechanism that a plan may name."""
+"""Every mechanism that a plan may name; `mnemo.memory.own` adds those of the user."""
+BUILT_IN: tuple[type, ...] = get_args(AnyMemory)
 AnyInputMemory = MemoryTokens
 """Every mechanism that a model may have at its input."""
+
+
+def set_mechanisms(*kinds: Any) -> None:
+    """Replace the union that the types of a plan's fields refer to, by which files and the command line find kinds."""
+    globals()["AnyMemory"] = reduce(or_, kinds)
+
 
 Arrangement = Literal["interleaved", "first", "last", "middle"]
 

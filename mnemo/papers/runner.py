@@ -48,12 +48,19 @@ def versions() -> dict[str, str]:
     return {"mnemo": __version__, "torch": str(torch.__version__), "python": python}
 
 
-def run_cell(cell: Cell, cells: Sequence[Cell], grid: Path, device: torch.device, monitor: Monitor) -> None:
+def run_cell(
+    cell: Cell,
+    cells: Sequence[Cell],
+    grid: Path,
+    device: torch.device,
+    monitor: Monitor,
+    reuse_others: bool = True,
+) -> None:
     """Make a cell and write its result. The seconds of earlier attempts are added.
 
-    If another experiment has made the same measurement, its result and its trained model are reused.
+    `reuse_others`: if another experiment has made the same measurement, its result and its trained model are reused.
     """
-    if known := reuse(grid, cell, cells):
+    if reuse_others and (known := reuse(grid, cell, cells)):
         monitor.note(f"{cell.name}: reuses {known}")
         return
     folder = cell_folder(grid, cell.name)
@@ -93,8 +100,9 @@ def run_here(
     device: str = "auto",
     monitor: Monitor | None = None,
     print_line: PrintLine = lambda line: None,
+    reuse_others: bool = True,
 ) -> Ran:
-    """Run all unfinished cells one after the other in this process."""
+    """Run all unfinished cells one after the other in this process; `reuse_others` as in `run_cell`."""
     cells, watched, failures = experiment.cells(budget), monitor or Unwatched(), []
     where = pick_device(device)
     for cell in unfinished(experiment, budget, grid):
@@ -104,7 +112,7 @@ def run_here(
             continue
         print_line(announce(cell, cells))
         try:
-            run_cell(cell, cells, grid, where, watched)
+            run_cell(cell, cells, grid, where, watched, reuse_others)
         except (Stopped, KeyboardInterrupt):
             return Ran(load_grid(grid, experiment, budget), tuple(failures), interrupted=True)
         except (MnemoError, RuntimeError) as error:

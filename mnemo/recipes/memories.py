@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.memory import XL, AnyMemory, Compressive, Infinite, Lookahead, MemoryTokens, Plan
+from mnemo.memory.own import own_mechanisms
 from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative
 from mnemo.recipes.recipe import EvalConfig, Recipe, TrainConfig
@@ -169,6 +170,29 @@ def memory_kind(name: str) -> str | None:
     return _NAMES.get(name.strip().lower().replace("_", "-").replace(" ", "-"))
 
 
+def known_memories() -> dict[str, Kind]:
+    """All memories that `memory_recipe` accepts: those of the papers, then the user's own mechanisms."""
+    return KINDS | {name: _own_kind(cls) for name, cls in own_mechanisms().items()}
+
+
+def memory_name(name: str) -> str:
+    """The key in `known_memories` of a memory, in any spelling that users may give."""
+    plain = memory_kind(name) or name.strip().lower().replace("_", "-")
+    if plain not in known_memories():
+        raise unknown("memory", name, known_memories())
+    return plain
+
+
+def _own_kind(cls: type) -> Kind:
+    """A mechanism from outside of the package in every layer, with its defaults; a length without one is `slots`."""
+
+    def change(model: ModelConfig, slots: int) -> ModelConfig:
+        needs_length = any(field.name == "length" and field.default is MISSING for field in fields(cls))
+        return _layers(model, cls(length=slots) if needs_length else cls())
+
+    return Kind(model=cls.__name__, about="a memory of your own", source="", aliases=(), change=change)
+
+
 def mechanism_of(name: str) -> str:
     """The kind of configuration of a paper's memory, as the command line names it; empty if there is none."""
     kind = memory_kind(name)
@@ -182,20 +206,20 @@ def names_of(name: str) -> set[str]:
 
 
 def memory_recipe(recipe: Recipe, name: str) -> Recipe:
-    """The same recipe with another paper's memory, given by a key of `KINDS` or an alias.
+    """The same recipe with another paper's memory, given by a key of `known_memories` or an alias.
 
     Every memory has as many slots as the longest memory of `recipe`, or as a segment has tokens if it has none. RMT has
     no slots: its memory tokens are the only memory, and gradients reach earlier segments. Validation and tests use the
     segments and the memory of training, so that the memories can be compared.
     """
-    kind = memory_kind(name)
-    if kind is None:
-        raise unknown("memory", name, KINDS)
+    kind = memory_name(name)
     model, train = recipe.model, recipe.train
     slots = max(model.memory.lengths(model.num_layers)) or train.segment
     try:
         positions = Relative() if model.positions.none else model.positions
-        changed = KINDS[kind].change(replace(model, positions=positions, memory=Plan(long=XL(length=0))), slots)
+        changed = known_memories()[kind].change(
+            replace(model, positions=positions, memory=Plan(long=XL(length=0))), slots
+        )
         return replace(
             recipe,
             model=_fitting(changed, train.segment),

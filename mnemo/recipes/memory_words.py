@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mnemo.errors import plural
 from mnemo.memory import AnyMemory
 from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import Recipe
@@ -22,7 +23,7 @@ def memory_in_words(model: ModelConfig) -> str:
 
 
 def _layers_in_words(memory: AnyMemory, layers: Sequence[int], num_layers: int) -> str:
-    slots = f"{memory.length:,} slots" if memory.length else ""
+    slots = plural(memory.length, "slot") if memory.length else ""
     contents = " and ".join(filter(None, (slots, memory.traits.besides)))
     where = "every layer" if len(layers) == num_layers else layer_ranges(layers)
     return f"{contents} in {where} ({type(memory).__name__})"

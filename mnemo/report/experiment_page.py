@@ -51,6 +51,10 @@ class ExperimentPage:
     """Hardware, versions, seeds, times, how much of the grid is done."""
     problems: Sequence[str] = ()
     """Result files that were left out."""
+    lead: str = ""
+    """First sentences of the page; by default the claim."""
+    command: str = ""
+    """The command that made it; by default that of the experiment."""
 
 
 def write_experiment(page: ExperimentPage, folder: Path, *, overview: str | None = None) -> Path:
@@ -66,7 +70,7 @@ def write_experiment(page: ExperimentPage, folder: Path, *, overview: str | None
     path = folder / "report.html"
     html = page_template.build(
         page.title,
-        f"The claim: {page.claim}",
+        page.lead or f"The claim: {page.claim}",
         _sections(page),
         folder=FILES,
         problems=page.problems,
@@ -101,7 +105,7 @@ def tally(verdicts: Sequence[Verdict]) -> str:
 
 
 def _details(page: ExperimentPage) -> list[tuple[str, str]]:
-    command = f"mnemo reproduce {page.name} --budget {page.budget}"
+    command = page.command or f"mnemo reproduce {page.name} --budget {page.budget}"
     facts = [("Paper", page.paper), ("Covers", ", ".join(page.covers)), ("Budget", page.budget), ("Command", command)]
     return [fact for fact in facts if fact[1]]
 

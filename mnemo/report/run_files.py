@@ -13,6 +13,8 @@ def is_run(path: Path) -> bool:
 
 def why_no_run(path: Path) -> str | None:
     """Why a path is not a run folder; None if it is one."""
+    if path.is_file():
+        return f"{path} is a file, not a run folder"
     if not path.is_dir():
         return f"there is no run folder {path}"
     if not is_run(path):

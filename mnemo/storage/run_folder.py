@@ -30,6 +30,7 @@ from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import stored_checksum, write_tensors
 from mnemo.memory.configuration import Start
+from mnemo.memory.own import origins
 from mnemo.memory.state import State
 from mnemo.model import Model
 from mnemo.model.model import Lengths
@@ -96,6 +97,7 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
 
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:
     """Create a run folder with its recipe and tokenizer, atomically."""
+    imports = origins(header.recipe.model.memory)
     with atomic.new_folder(folder) as partial:
         checksums = {}
         if tokenizer is not None:
@@ -111,6 +113,7 @@ def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | No
                 "source": header.source,
                 "corpus": header.corpus,
                 "settled_lengths": True,
+                **({"imports": imports} if imports else {}),
                 "recipe": to_json(header.recipe),
             },
         )
@@ -137,7 +140,7 @@ def export_run(run: Path, target: Path, which: Which = "best", half: bool = Fals
     """
     found = chosen_checkpoint(run, which)
     if target.exists():
-        raise MnemoError(f"{target} exists: choose another folder with --output")
+        raise MnemoError(f"{target} exists: choose another folder with --out")
     with saving(target), atomic.new_folder(target) as partial:
         for name in (RECIPE, OVERRIDES, TOKENIZER):
             if (run / name).is_file():

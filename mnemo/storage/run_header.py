@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mnemo.config import from_json
+from mnemo.data.known_corpora import CORPORA, PYTHON
 from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, require
 from mnemo.memory.configuration import Start
+from mnemo.memory.own import require_imports
 from mnemo.recipes.memories import memory_kind
 from mnemo.recipes.presets import LISTING, PRESETS, is_preset
 from mnemo.recipes.presets import preset as recipe_of
@@ -64,12 +66,31 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
     for path in (runs / run, Path(run)):
         if (path / RECIPE).is_file():
             return path
-    if Path(run).is_dir():
-        raise MnemoError(f"{run} is not a run: it has no {RECIPE}")
-    if (model := shipped_model(str(run))) is not None:
+    if not Path(run).is_dir() and (model := shipped_model(str(run))) is not None:
         return model
+    raise _no_run(str(run), runs)
+
+
+def _no_run(name: str, runs: Path) -> MnemoError:
+    """An error that says what a name is instead of a run, or suggests similar names."""
+    inside = [*run_folders(Path(name)), *_cells(Path(name)), *_cells(runs / name)]
+    if inside:
+        return MnemoError(f"{name} is a folder of runs, not a run: name one of them, such as {inside[0]}")
+    if Path(name).is_dir():
+        return MnemoError(f"{name} is not a run: it has no {RECIPE}")
+    if Path(name).is_file():
+        return MnemoError(f"{name} is a file, not a run: name the run first; mnemo train {name} trains on a text")
     names = [path.name for path in run_folders(runs)]
-    raise unknown("run", str(run), names) if names else MnemoError(f"no run '{run}': there are none in {runs}")
+    if is_preset(name) and name not in names:
+        return MnemoError(f"'{name}' is a preset, not a run: mnemo train {name} trains it")
+    if name in CORPORA or name == PYTHON:
+        return MnemoError(f"'{name}' is a corpus, not a run: mnemo train {name} trains on it")
+    return unknown("run", name, names) if names else MnemoError(f"no run '{name}': there are none in {runs}")
+
+
+def _cells(folder: Path) -> list[Path]:
+    """The runs of a sweep."""
+    return sorted(path.parent for path in folder.glob(f"cells/*/run/{RECIPE}"))
 
 
 def run_folders(runs: Path = RUNS) -> list[Path]:
@@ -110,6 +131,7 @@ def load_header(folder: Path) -> RunHeader:
     data = load_json(path)
     if not isinstance(data.get("corpus"), dict):
         raise MnemoError(f"{path} is damaged: it does not describe the corpus")
+    require_imports(data.get("imports"), str(folder))
     recipe = from_json(Recipe, data.get("recipe"), f"{path}: recipe")
     preset, source = data.get("preset"), data.get("source")
     known = source is None or (isinstance(source, dict) and isinstance(source.get("run"), str | None))

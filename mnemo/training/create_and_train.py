@@ -37,7 +37,7 @@ from mnemo.training.trainer import Outcome, Trainer
 
 def create_run(
     recipe: Recipe,
-    folder: Path,
+    folder: str | Path,
     *,
     data: Data | None = None,
     preset: str | None = None,
@@ -48,7 +48,7 @@ def create_run(
 
     `data`: what to train on, instead of the recipe's corpus. `source`: a run whose best weights training starts from.
     """
-    monitor = monitor or Unwatched()
+    monitor, folder = monitor or Unwatched(), Path(folder)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise MnemoError(f"{folder} exists: 'mnemo train --resume {folder}' continues it, --name starts another")
     recipe = settle_lengths(recipe)
@@ -73,7 +73,7 @@ def create_run(
 
 
 def train(
-    folder: Path,
+    folder: str | Path,
     *,
     data: Data | None = None,
     monitor: Monitor | None = None,
@@ -88,6 +88,7 @@ def train(
     `overrides`: new values of the recipe from here on, such as `{"train.steps": 400, "train.optimizer.lr": 1e-4}`; the
     run keeps them. `rates`: how the learning rate goes on after a change of steps or schedule.
     """
+    folder = Path(folder)
     header = load_header(folder)
     if world is None:
         config = header.recipe.train

@@ -12,7 +12,7 @@ from mnemo.data.corpus import Corpus, Split
 from mnemo.data.prepare import load
 from mnemo.data.streams import ContiguousStream, SentenceStream, Stream
 from mnemo.data.tasks import AnyTask
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, plural
 from mnemo.evaluation.perplexity import first_symbols, score_split
 from mnemo.evaluation.settings import EvaluationSettings
 from mnemo.model import Model
@@ -102,7 +102,8 @@ def _check_long_enough(recipe: Recipe, valid: Split) -> None:
     config = recipe.evaluation
     count = len(valid.ids) if config.limit is None else min(config.limit, len(valid.ids))
     if count < 2 * config.batch:
-        raise MnemoError(f"the validation set's {count:,} tokens are too short for {config.batch} rows of evaluation")
+        rows = plural(config.batch, "row")
+        raise MnemoError(f"the validation set's {plural(count, 'token')} are too short for {rows} of evaluation")
 
 
 def check_rows(recipe: Recipe, data: Data) -> None:
@@ -113,7 +114,8 @@ def check_rows(recipe: Recipe, data: Data) -> None:
     fewer = rows * tokens // (segment + 1)
     batch = f"--train.batch {fewer} or less, " if fewer else ""
     raise MnemoError(
-        f"{rows} rows leave {tokens:,} tokens of the text in each, less than a segment of {segment:,} and its targets: "
+        f"{plural(rows, 'row')} leave {plural(tokens, 'token')} of the text in each, less than a segment of "
+        f"{segment:,} and its targets: "
         f"use {batch}--train.segment {tokens - 1} or less, or a longer text"
     )
 

@@ -38,14 +38,19 @@ class Watch:
         self.config, self.vocab_size, self.monitor = config, vocab_size, monitor
         self._warned: set[str] = set()
 
-    def examine(self, course: Course, step: int, cursor: Cursor, loss: float, norm: float) -> Course:
+    def examine(
+        self, course: Course, step: int, cursor: Cursor, loss: float, norm: float, *, is_scored: bool = True
+    ) -> Course:
         """The course after a step; raise `Diverged` if the run has diverged by then.
 
-        `cursor`: the place of the next batch after the step.
+        `cursor`: the place of the next batch after the step. `is_scored`: whether any token of the step had a target;
+        a step without one, such as the first segment of a task, has a loss of zero that says nothing.
         """
         require_finite("loss", loss, step, cursor)
         if self.config.precision != "fp16":  # whose scaler skips updates with a gradient that overflows
             require_finite("gradient norm", norm, step, cursor)
+        if not is_scored:
+            return course
         before, course = course, course.after(loss, norm, self.config, self.vocab_size)
         if self.config.on_nan == "rollback":
             problem = before.spike(loss, self.config.spike) or course.divergence(self.config)

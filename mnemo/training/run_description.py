@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mnemo.errors import plural
 from mnemo.evaluation.settings import trained_memory
 from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe, TrainConfig
@@ -19,10 +20,10 @@ def describe_run(trainer: Trainer, header: RunHeader) -> Iterator[str]:
     """Model, memory, corpus, batch, validation, device and processes of a run, and hints."""
     model, train, corpus = header.recipe.model, header.recipe.train, header.corpus
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
-    yield f"model: {model.num_layers} layers of width {model.dim}, {count:,} parameters"
+    yield f"model: {plural(model.num_layers, 'layer')} of width {model.dim}, {count:,} parameters"
     yield f"memory: {memory_in_words(model)}"
     yield f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s"
-    yield f"batch: {train.batch} x {train.segment} tokens; {train.steps:,} steps"
+    yield f"batch: {train.batch} x {train.segment} tokens; {plural(train.steps, 'step')}"
     scored = header.recipe.evaluation
     yield f"validation: segment {scored.segment or train.segment}, {_validation_memory(header.recipe)}"
     yield f"device: {trainer.device}, {train.precision}"

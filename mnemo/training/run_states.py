@@ -10,6 +10,7 @@ from typing import Literal
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, is_finite
+from mnemo.memory.own import ImportNeeded
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint, last_whole_checkpoint
 from mnemo.storage.run_folder import exported
@@ -26,7 +27,15 @@ from mnemo.storage.run_header import (
 from mnemo.training.run_progress import Best, Progress
 
 State = Literal[
-    "finished", "stopped", "being trained", "diverged", "not trained yet", "converted", "exported", "damaged"
+    "finished",
+    "stopped",
+    "being trained",
+    "diverged",
+    "not trained yet",
+    "converted",
+    "exported",
+    "damaged",
+    "needs an import",
 ]
 TAIL_BYTES = 1 << 16
 """The end of metrics.jsonl that is searched for the last line."""
@@ -92,6 +101,8 @@ def _state(path: Path) -> tuple[State, str, int, RunHeader | None]:
         if "cursor" not in last.progress:  # weights of other code, without a place in a text
             return "converted", "", step, header
         return "finished" if _is_finished(last, header) else "stopped", "", step, header
+    except ImportNeeded as error:
+        return "needs an import", str(error), 0, None
     except MnemoError as error:
         return "damaged", str(error), 0, None
 

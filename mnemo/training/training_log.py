@@ -101,7 +101,7 @@ class TrainingLog:
     def _examine(self, course: Course, losses: list[float], norms: list[float]) -> Course:
         # All processes judge the main one's norms, so that they always decide alike.
         for step, loss, norm in zip(self.pending, losses, self.world.main(lambda: norms), strict=True):
-            course = self.watch.examine(course, step.step, step.cursor, loss, norm)
+            course = self.watch.examine(course, step.step, step.cursor, loss, norm, is_scored=step.tokens > 0)
         return course
 
     def go_back(self, saved: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> None:

@@ -164,8 +164,8 @@ def test_what_is_no_run_is_never_removed(runs: Path, tmp_path: Path, capsys: pyt
     assert "reports is not a run" in complaint(capsys, "remove", "runs/reports", "--yes")
     assert "reports" in complaint(capsys, "remove", "reports", "--yes")
     assert "cooking is not a run" in complaint(capsys, "remove", "cooking", "--yes")
-    assert "is not a run" in complaint(capsys, "remove", ".", "--yes")
-    assert "is not a run" in complaint(capsys, "remove", "runs", "--yes")
+    assert "is a folder of runs, not a run" in complaint(capsys, "remove", ".", "--yes")
+    assert "is a folder of runs, not a run" in complaint(capsys, "remove", "runs", "--yes")
     assert (runs / "reports").is_dir() and (tmp_path / "cooking").is_dir() and (runs / "a").is_dir()
 
 

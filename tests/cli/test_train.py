@@ -96,7 +96,7 @@ def test_wrong_overrides_get_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     bad = {
         ("--train.stepz", "5"): "unknown option '--train.stepz'; did you mean '--train.steps'?",
         ("--model.memory.long.lenght", "5"): "did you mean '--model.memory.long.length'?",
-        ("--train.steps", "five"): "--train.steps takes a whole number",
+        ("--train.steps", "five"): "--train.steps needs a whole number, not 'five'",
         ("--train.steps", "0"): "--train.steps = 0 must be positive",
         ("--train.precision", "fp8"): "fp8",
         ("--model.positions", "rotaty"): "unknown value for --model.positions 'rotaty'; did you mean 'rotary'?",

@@ -16,6 +16,7 @@ from mnemo.data.corpus import Corpus, IdWriter
 from mnemo.data.known_corpora import CORPORA
 from mnemo.data.prepare import load, prepare
 from mnemo.data.streams import ContiguousStream, one_epoch
+from mnemo.data.text_files import Accepted
 from mnemo.data.tokenizers import ByteTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
@@ -108,7 +109,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "newer": (lambda f: edit_header(f, lambda h: h.update(format_version=9)), "format_version 9.*supports 1"),
     "no splits": (lambda f: edit_header(f, lambda h: h.pop("splits")), "header.json is damaged.*'splits'"),
     "bad field": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(cuont=1)), "did you mean 'count'"),
-    "bad type": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(count="1")), "expected int"),
+    "bad type": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(count="1")), "expected a whole number"),
     "wide ids": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(dtype="uint32")), "ids of type uint32"),
     "no tokenizer": (lambda f: edit_header(f, lambda h: h.update(tokenizer={})), "unknown tokenizer unit"),
     "elsewhere": (lambda f: edit_header(f, lambda h: h["splits"]["test"].update(file="../x.bin")), "missing"),
@@ -146,7 +147,8 @@ def test_ids_are_verified_block_by_block_at_first_use(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for split in ("train", "valid"):
         (tmp_path / "text" / f"{split}.txt").write_bytes(text[: None if split == "train" else 5000])
-    folder = prepare("noise", tmp_path / "text", root=tmp_path / "data").path
+    accepted = Accepted(binary=True)
+    folder = prepare("noise", tmp_path / "text", root=tmp_path / "data", accepted=accepted).path
     flip_bit(folder / "train.bin", BLOCK_BYTES + 7)
     ids = Corpus.open(folder).split("train").ids
     assert ids[:BLOCK_BYTES].tobytes() == text[:BLOCK_BYTES]

@@ -146,7 +146,7 @@ def test_train_and_test_without_valid(tmp_path: Path, root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(b"", "is empty: there is no text"), (b"ab", "too short: its train split has 1 tokens and needs 2")],
+    [(b"", "is empty: there is no text"), (b"ab", "too short: its train split has 1 token and needs 2")],
 )
 def test_empty_and_short_texts(tmp_path: Path, root: Path, text: bytes, message: str) -> None:
     (tmp_path / "a.txt").write_bytes(text)
@@ -509,3 +509,14 @@ def test_the_default_corpus_spreads_over_the_library() -> None:
     assert not any(f"/{word}/" in name for name in names for word in ("site-packages", "test", "tests"))
     assert any("/asyncio/" in name for name in names) and any("/xml/" in name for name in names)
     assert 5e6 < sum(Path(name).stat().st_size for name in names) <= find_texts.PYTHON_LIMIT
+
+
+def test_a_file_that_is_written_again_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in ("first", "second", "third!"):
+        (tmp_path / "note.txt").write_text(content)
+        assert text_parts.Part(tmp_path / "note.txt").load().tobytes() == content.encode()
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        Path("note.txt").write_text(folder)
+        assert text_parts.Part(Path("note.txt")).load().tobytes() == folder.encode()

@@ -415,7 +415,7 @@ def test_verb_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFix
     ("arguments", "message"),
     [
         ([], "name a reference file"),
-        (["no-such-file"], "no-such-file: not a complete safetensors file: it is missing"),
+        (["no-such-file"], "no-such-file is not a file"),
         ([str(GOLDEN / "README.md")], "not a complete safetensors file"),
         ([str(GOLDEN), "--tolerance", "-1"], "must not be negative"),
     ],

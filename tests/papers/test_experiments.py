@@ -95,9 +95,10 @@ def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
 
 
 def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
-    monkeypatch.setattr(experiments, "every_experiment", lambda: {each.name: each for each in those})
+    # Modules that copy the name are patched first: patching imports them, and they must copy the original.
     monkeypatch.setattr("mnemo.papers.pages.every_experiment", lambda: {each.name: each for each in those})
     monkeypatch.setattr("mnemo.cli.reproduction.every_experiment", lambda: {each.name: each for each in those})
+    monkeypatch.setattr(experiments, "every_experiment", lambda: {each.name: each for each in those})
     monkeypatch.setattr(experiments, "NAMES", tuple(each.name for each in those))
 
 

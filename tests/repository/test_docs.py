@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.doc_pages import PAGES, blocks, run_block
+from helpers.own_memories import keep_mechanisms
 
 from mnemo.cli import VERBS, main
 
@@ -21,6 +22,7 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize(("page", "number"), [(p, n) for p in PAGES for n in range(len(blocks(p)))], ids=str)
 def test_python_blocks_run(page: Path, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    keep_mechanisms(monkeypatch)
     run_block(blocks(page)[number])
 
 

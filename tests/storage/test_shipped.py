@@ -89,7 +89,7 @@ def test_every_verb_finds_it_and_none_writes_to_it(stand_in: Path, capsys: pytes
     assert main(["verify", name]) == 0
     assert "export" in capsys.readouterr().out
     assert main(["export", name]) == 2
-    assert "with --output" in capsys.readouterr().err
+    assert "with --out" in capsys.readouterr().err
     assert main(["export", name, "--output", "out"]) == 0
     assert main(["train", "--from", name, "--train.steps", "1", "--train.device", "cpu", "--name", "more"]) == 0
     assert main(["train", "--resume", name]) == 2

@@ -137,3 +137,15 @@ def test_the_course_does_not_depend_on_when_numbers_are_fetched_or_saved() -> No
         course = Course(**json.loads(json.dumps(course.__dict__))).after(loss, 0.7, CONFIG, VOCAB)
     assert course == watched(falling(50), [0.7] * 50) and Course.is_valid(course.__dict__)
     assert not Course.is_valid({**course.__dict__, "high": -1}) and not Course.is_valid({"unknown": 1})
+
+
+def test_steps_without_targets_are_no_part_of_the_course() -> None:
+    """The first segment of a recall task has a loss of zero, which no later loss can be compared with."""
+    watch, course = Watch(CONFIG, 18, Notes()), Course()
+    course = watch.examine(course, 1, CURSOR, 0.0, 0.0, is_scored=False)
+    assert course == Course()
+    for step in range(2, 300):
+        course = watch.examine(course, step, CURSOR, 2.78, 1.0)
+    assert not course.is_suspect and course.lowest == pytest.approx(2.78)
+    with pytest.raises(Diverged, match="loss is nan"):
+        watch.examine(course, 300, CURSOR, math.nan, 0.0, is_scored=False)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from helpers.divergence import contents
+from helpers import ranks
+from helpers.divergence import contents, last
 from helpers.monitors import Signaller
 from helpers.recorders import Rerun
-from helpers.toy_runs import metrics, recipe, run
+from helpers.tolerances import TOLERANCES
+from helpers.toy_runs import exact, losses, metrics, recipe, run
 from torch import nn
 
-from mnemo.recipes.recipe import OptimizerConfig
+from mnemo.recipes.recipe import OptimizerConfig, Recipe
 from mnemo.training import create_run, train
 from mnemo.training import trainer as trainer_module
+from mnemo.training.checkpointing import MEAN_NORM
 from mnemo.training.engine import Engine
 from mnemo.training.mean_norm import MEMORY_OF_NORM, MeanNorm
 from mnemo.training.muon import Muon, limits
 from mnemo.training.optimizers import clip_gradients
+from mnemo.training.processes import joined
+
+KINDS: tuple[Any, ...] = ("ddp", "fsdp")
 
 
 def clipped(norms: list[float], factor: float, limit: float | None = None) -> tuple[list[float], MeanNorm]:
@@ -62,6 +71,33 @@ def test_the_mean_is_saved_and_resumed(is_recorded: bool, tmp_path: Path, monkey
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
     run(tmp_path / "free", of=recipe(optimizer=OptimizerConfig(clip=None, lr=0.01)))
     assert metrics(tmp_path / "free") != metrics(tmp_path / "whole")
+
+
+LIMITED = recipe(
+    **exact(z_loss=0.1, optimizer=OptimizerConfig(clip=None, clip_mean=1.01, lr=0.01), steps=4, batch=4, device="cpu")
+)
+
+
+def train_together(folder: Path) -> None:
+    with joined("cpu", 60) as world:
+        for kind in KINDS:
+            wanted = replace(LIMITED, train=replace(LIMITED.train, parallel=kind))
+            world.main(partial(create, wanted, folder / kind))
+            train(folder / kind, world=world)
+
+
+def create(wanted: Recipe, path: Path) -> str:
+    return str(create_run(wanted, path))
+
+
+def test_two_processes_limit_gradients_as_one_does(tmp_path: Path) -> None:
+    run(tmp_path / "alone", of=LIMITED)
+    ranks.run(2, train_together, tmp_path)
+    tolerance = TOLERANCES[torch.float32]  # the mean is kept in float32
+    for kind in KINDS:
+        assert losses(tmp_path / kind) == pytest.approx(losses(tmp_path / "alone"), rel=tolerance.rtol)
+        means = [float(last(tmp_path / name).tensors("training")[MEAN_NORM]) for name in (kind, "alone")]
+        assert means[0] == pytest.approx(means[1], rel=tolerance.rtol) and means[0] > 0
 
 
 def test_steps_of_muon_are_limited_to_a_share_of_the_weights() -> None:

@@ -152,7 +152,10 @@ def test_the_updates_of_muon_can_be_limited_later(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_and_a_wrong_type_are_errors(half_done: Path) -> None:
-    for changes, said in (({"train.stepz": 3}, "no field 'train.stepz'"), ({"train.steps": "many"}, "expected int")):
+    for changes, said in (
+        ({"train.stepz": 3}, "no field 'train.stepz'"),
+        ({"train.steps": "many"}, "expected a whole number"),
+    ):
         with pytest.raises(MnemoError, match=said):
             train(half_done, overrides=changes)
     with pytest.raises(MnemoError, match="has already done 6 steps"):

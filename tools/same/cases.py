@@ -66,7 +66,8 @@ SMALL = (
     f"--train.schedule.warmup 4 --train.optimizer.lr 0.03 --train.segment 8 --train.steps {STEPS} "
 )
 # A test memory that is given counts at every commit: earlier ones took the preset's even if the memory was overridden.
-ON_TEXT = "--data.corpus corpus --evaluation.limit 400 --evaluation.batch 2 --test.batch 2 --test.memory 256 "
+TEST_MEMORY = "--test.memory 256 "
+ON_TEXT = f"--data.corpus corpus --evaluation.limit 400 --evaluation.batch 2 --test.batch 2 {TEST_MEMORY}"
 # Separate tables and large first weights: else a model of so few steps would write nothing but blanks.
 ON_TEXT += "--model.embedding.no-tie-weights --model.init.std 0.3"
 
@@ -144,6 +145,16 @@ TASK = (
     PublicCalls(RUN),
 )
 
+XL = "--model.memory.long.length 12"
+DEFAULT_LENGTH = (
+    prepare("chars"),
+    # --test.memory is not given: the length of the test is that of training, or, at earlier commits, the preset's.
+    command(
+        f"train tiny-bytes --name tiny --json {SMALL} {ON_TEXT.replace(TEST_MEMORY, '')} --model.memory.long.length 12"
+    ),
+    command(f"eval {RUN} --split test --json"),
+)
+
 MISTAKES = (
     command("frobnicate", 2),
     command("train no-such-preset", 2),
@@ -157,13 +168,17 @@ MISTAKES = (
     command("estimate lamemo-enwik8 --gpus 64 --batch 512 --precision bf16 --json"),
 )
 
-XL = "--model.memory.long.length 12"
 COMPRESSIVE = (
     "--model.memory.long compressive --model.memory.long.length 12 --model.memory.long.compressed 6 "
     "--model.memory.long.ratio 3"
 )
 
 CASES = (
+    Case(
+        "default-length",
+        "evaluation without a given memory length, of a model whose own was overridden",
+        DEFAULT_LENGTH,
+    ),
     text_case("xl-dropout", "Transformer-XL with dropout at every site", f"{XL} {DROPOUT}", more=EVALUATIONS),
     text_case(
         "xl-modern",

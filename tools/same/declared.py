@@ -29,6 +29,23 @@ DECLARED: tuple[Declared, ...] = (
         after="f4b474d",
         why="the page of `mnemo analyse` also saves its table of the widest heads, as wide-heads.csv",
     ),
+    *(
+        Declared(
+            case="default-length",
+            file=file,
+            field="*",
+            after="f94d46e",
+            why="a memory length that was overridden counts in tests too: earlier, the preset's 256 slots were used",
+        )
+        for file in ("outputs/*-eval.json", "runs/*/results/*")
+    ),
+    Declared(
+        case="default-length",
+        file="*recipe.json",
+        field="recipe.test.memory",
+        after="f94d46e",
+        why="the recipe of a run states the memory length of its tests",
+    ),
     Declared(
         case="*",
         file="*recipe.json",
@@ -73,14 +90,14 @@ DECLARED: tuple[Declared, ...] = (
     ),
     Declared(
         case="*",
-        file="runs/*/checkpoints/*/progress.json",
+        file="*/checkpoints/*/progress.json",
         field="logs*",
         after="1d96a86",
         why="checkpoints record the checksums of metrics.jsonl and timing.jsonl",
     ),
     Declared(
         case="*",
-        file="runs/*/checkpoints/*/progress.json",
+        file="*/checkpoints/*/progress.json",
         field="files.*",
         after="1d96a86",
         why="tensor files are longer by the checksum in their metadata",
@@ -108,7 +125,7 @@ DECLARED: tuple[Declared, ...] = (
     ),
     Declared(
         case="*",
-        file="runs/*/checkpoints/*/progress.json",
+        file="*/checkpoints/*/progress.json",
         field="reason",
         after="f94d46e",
         why="every checkpoint says why it was saved",
@@ -165,7 +182,7 @@ DECLARED: tuple[Declared, ...] = (
     *(
         Declared(
             case="*",
-            file="runs/*/checkpoints/*/progress.json",
+            file="*/checkpoints/*/progress.json",
             field=f"{name}*",
             after="f94d46e",
             why="checkpoints also hold their health, the course of the losses and the history of rollbacks",

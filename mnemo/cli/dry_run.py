@@ -1,0 +1,105 @@
+"""`mnemo train --dry-run`: the recipe of a run and facts about it, without training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from mnemo.cli.console import print_json
+from mnemo.config import to_json
+from mnemo.cost.training_cost import training_bytes, training_copies
+from mnemo.data import corpus as corpora
+from mnemo.errors import plural
+from mnemo.recipes.config_file import to_toml
+from mnemo.recipes.memory_words import memory_hints, memory_in_words
+from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.tied_lengths import settle_lengths
+from mnemo.storage.weights import build_model
+from mnemo.training.create_and_train import check
+
+
+class TextSize(NamedTuple):
+    num_train: int
+    vocab_size: int
+    unit: str
+
+
+def show(recipe: Recipe, text: TextSize | None, source: str | None, as_json: bool) -> None:
+    """Print the recipe as TOML that --config accepts, after facts about it as comments.
+
+    `text`: the text of the run; None: look for its corpus among the prepared ones. `source`: file of the user's own
+    text, whose corpus does not exist yet.
+    """
+    recipe = settle_lengths(recipe)
+    text = text or _prepared(recipe)
+    if text is not None:
+        recipe = replace(recipe, model=replace(recipe.model, vocab_size=text.vocab_size))
+    check(recipe)
+    facts = _facts(recipe, text)
+    if as_json:
+        print_json({"facts": facts, "recipe": to_json(recipe)})
+        return
+    command = "mnemo train --config FILE" if source is None else f"mnemo train {source} --config FILE"
+    print(f"# Nothing is trained. Saved to a file (.toml), this is a configuration: {command}")
+    for line in _banner(recipe, facts):
+        print(f"# {line}")
+    print()
+    print(to_toml(recipe), end="")
+
+
+def _prepared(recipe: Recipe) -> TextSize | None:
+    if recipe.data.task is not None or corpora.find(recipe.data.corpus) is None:
+        return None
+    corpus = corpora.Corpus.open(recipe.data.corpus)
+    return TextSize(corpus.splits["train"].count, corpus.vocab_size, corpus.tokenizer.unit)
+
+
+def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
+    train = recipe.train
+    with torch.device("meta"):
+        model = build_model(recipe.model, train.precision)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    segments = 1 + train.bptt if train.bptt_window == "tumbling" else 1
+    tokens = train.steps * train.batch * train.segment * segments
+    return {
+        "parameters": parameters,
+        "memory": memory_in_words(recipe.model),
+        "steps": train.steps,
+        "tokens": tokens,
+        "corpus_tokens": None if text is None else text.num_train,
+        "unit": None if text is None else text.unit,
+        "epochs": None if text is None else tokens / text.num_train,
+        "checkpoint_bytes": parameters * training_copies(train),
+        "training_bytes": round(training_bytes(recipe)),
+        "hints": list(memory_hints(recipe)),
+    }
+
+
+def _banner(recipe: Recipe, facts: dict[str, Any]) -> list[str]:
+    model, train = recipe.model, recipe.train
+    epochs = "" if facts["epochs"] is None else f", {facts['epochs']:.3g} times the text"
+    one, all_kept = (_megabytes(count * facts["checkpoint_bytes"]) for count in (1, 1 + train.keep))
+    return [
+        f"model: {plural(model.num_layers, 'layer')} of width {model.dim}, {facts['parameters']:,} parameters",
+        f"memory: {facts['memory']}",
+        _corpus(recipe, facts),
+        f"training: {plural(train.steps, 'step')} of {train.batch} x {train.segment} tokens, {facts['tokens']:,} tokens"
+        + epochs,
+        f"checkpoints: about {one} each, {all_kept} for the best and the last {train.keep}",
+        f"memory of the device: about {_megabytes(facts['training_bytes'])} in training",
+        *(f"hint: {hint}" for hint in facts["hints"]),
+    ]
+
+
+def _corpus(recipe: Recipe, facts: dict[str, Any]) -> str:
+    if recipe.data.task is not None:
+        return f"task: {type(recipe.data.task).__name__.lower()}"
+    if facts["corpus_tokens"] is None:
+        return f"corpus: {recipe.data.corpus}, not prepared yet"
+    return f"corpus: {recipe.data.corpus}, {plural(facts['corpus_tokens'], facts['unit'])} to train on"
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,131 @@
+"""`mnemo sweep`: several memories and seeds on one text, resumed, extended, judged, reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.tiny_runs import sample_text
+
+from mnemo import cli
+from mnemo.papers import jobs
+from mnemo.storage.run_header import load_header
+
+CONFIG = """
+[model]
+num_layers = 1
+dim = 16
+num_heads = 2
+head_dim = 8
+inner_dim = 16
+memory.long.length = 8
+[train]
+steps = 4
+batch = 2
+segment = 8
+eval_every = 2
+device = "cpu"
+[evaluation]
+batch = 2
+limit = 100
+[test]
+batch = 2
+"""
+SWEEP = ["sweep", "book.txt", "--config", "small.toml", "--memory", "none,xl,rmt"]
+CELLS = Path("runs/sweep-book/cells")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(sample_text(), encoding="utf-8")
+    Path("small.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def losses(runs: str = "runs") -> dict[str, float]:
+    stored = json.loads(Path(f"{runs}/sweep-book/results.json").read_text())
+    return {cell["cell"]: cell["values"]["scores"]["test"]["loss"] for cell in stored["cells"]}
+
+
+def test_memories_and_seeds_end_in_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SWEEP, "--seeds", "2", "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert [row["memory"] for row in found["table"]] == ["none", "xl", "rmt"]
+    assert all(row["seeds"] == 2 and "±" in row["test bpc (95% interval)"] for row in found["table"])
+    claims = {each["claim"]: each["ours"] for each in found["verdicts"]}
+    assert set(claims) == {"xl is better than none", "rmt is better than none"}
+    assert all("preliminary, n = 2" in ours for ours in claims.values())
+    assert "[6/6] rmt-seed1112" in shown.err and " left" in shown.err
+    page = Path(found["page"]).read_text()
+    for part in (
+        "Memories on",
+        "xl is better than none",
+        "Learning curves",
+        "Test bpc",
+        "tokens/s",
+        "mnemo sweep book.txt",
+    ):
+        assert part in page, part
+    assert "The paper" not in page and "mnemo reproduce" not in page
+    recipes = {path.parent.parent.name: load_header(path.parent).recipe for path in CELLS.glob("*/run/recipe.json")}
+    assert len(recipes) == 6
+    assert {recipe.data.corpus for recipe in recipes.values()} == {recipes["xl-seed1111"].data.corpus}
+    assert all(recipe.train.seed == int(name[-4:]) for name, recipe in recipes.items())
+    assert recipes["rmt-seed1112"].train.bptt == 2 and recipes["none-seed1111"].model.memory.long.length == 0
+
+
+def test_an_interrupted_sweep_goes_on_and_can_grow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [*SWEEP, "--seeds", "1"]
+    assert cli.main([*whole, "--runs", "elsewhere"]) == 0
+    train, calls = jobs.train, []
+
+    def interrupted(*args: object, **options: object) -> object:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(*args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "train", interrupted)
+        assert cli.main(whole) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert set(losses()) == {"none-seed1111"}
+    before = (CELLS / "none-seed1111/result.json").stat().st_mtime_ns
+    assert cli.main(whole) == 0
+    assert losses() == losses("elsewhere")
+    assert cli.main([*SWEEP, "--seeds", "2"]) == 0
+    assert len(losses()) == 6
+    assert (CELLS / "none-seed1111/result.json").stat().st_mtime_ns == before
+
+
+def test_a_dry_run_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SWEEP, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "9 runs of 4 steps" in text and "rmt-seed1113" in text and "in all" in text
+    assert not Path("runs").exists()
+
+
+def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*SWEEP, "--seeds", "1"]) == 0
+    table = {
+        (*SWEEP, "--seeds", "1", "--train.steps", "5"): "begun with another recipe (train.steps 4, now 5)",
+        (*SWEEP, "--seeds", "0"): "--seeds 0 must be between 1 and 100",
+        (*SWEEP, "--name", "a/b"): "cannot be a sweep's name",
+        ("sweep", "book.txt", "--memory", "none,rtm"): "unknown memory 'rtm'; did you mean 'rmt'?",
+        ("sweep", "book.txt", "--memory", "xl,transformer-xl"): "name two memories or more",
+        ("sweep", "nosuch.txt", "--memory", "none,xl"): "no file or folder 'nosuch.txt'",
+        ("sweep", "rmt-copy-seg72", "--memory", "none,xl"): "compares memories on text",
+        ("eval", "sweep-book"): "such as runs/sweep-book/cells/none-seed1111/run",
+        ("eval", "runs/sweep-book"): "such as runs/sweep-book/cells/none-seed1111/run",
+        ("sweep", "tiny-bytes", "--from", "x"): "starts from new weights",
+    }
+    capsys.readouterr()
+    for argv, said in table.items():
+        assert cli.main(list(argv)) == 2, argv
+        line = capsys.readouterr().err
+        assert said in line.splitlines()[-1], (argv, line)
