@@ -17,7 +17,9 @@ FORMAT_VERSION = 1
 def write_json(path: Path, data: Mapping[str, Any]) -> str:
     """Write an object with its format version and checksum, which is returned; an earlier file is replaced at once."""
     content = {"format_version": FORMAT_VERSION, **data}
-    found = content[checksum.FIELD] = content_checksum(content)
+    found = content_checksum(content)
+    # The checksum is not the last field, so that the file is still JSON after its line is removed.
+    content = {"format_version": FORMAT_VERSION, checksum.FIELD: found, **content}
     with atomic.new_file(path) as partial:
         with partial.open("w", encoding="utf-8") as file:
             json.dump(content, file, indent=1, allow_nan=False)

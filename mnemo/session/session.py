@@ -12,6 +12,7 @@ A session prints nothing and reads no terminal: command line, servers and notebo
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from mnemo.display import Shown, Summary
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import AnyState, TextState, TextWriter, read
+from mnemo.inference.generation import NOT_FINITE, AnyState, TextState, TextWriter, read
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
 from mnemo.model.memory_limits import require_state_room
@@ -83,6 +84,8 @@ class Session(Shown):
             state, score = read(self.model, piece, segment=self.segment, state=self.state, progress=progress)
             self._take(state, piece[-max(self.segment, TAIL) :].tolist())
             nats, predicted = nats + score.nats, predicted + score.tokens
+        if not math.isfinite(nats):
+            raise MnemoError(NOT_FINITE)
         return TextLoss(nats, predicted, len(ids), self.opened.unit)
 
     def score(self, text: str | bytes) -> TextLoss:

@@ -29,6 +29,7 @@ from mnemo.files.tensor_file import Tensors, load_tensors, require_whole, stored
 from mnemo.progress import Advance
 from mnemo.storage import run_identity
 from mnemo.storage import sharded as shards
+from mnemo.storage.overrides import OVERRIDES, load_overrides
 
 PROGRESS, CHECKPOINTS, STEP_PREFIX = "progress.json", "checkpoints", "step-"
 PARTS = ("weights", "training", "memory")
@@ -106,6 +107,18 @@ class Checkpoint:
             raise MnemoError(f"{path} has changed in its first {size:,} bytes since {self.path.name} was saved")
         return True
 
+    def require_overrides(self) -> None:
+        """Raise MnemoError if changes of the recipe that were in force at this step are lost.
+
+        A change at this step counts as their replacement: it was given when they were missing.
+        """
+        path, known = run_of(self.path) / OVERRIDES, self.progress.get("overrides", 0)
+        found = load_overrides(path.parent)
+        if len(found) < known and not any(each.step >= self.step for each in found):
+            lost = f"{known - len(found):,} of the {known:,} changes before {self.path.name}"
+            remedy = "restore it, or give the changed options again (--train.NAME VALUE)"
+            raise MnemoError(f"{path} has lost {lost}: {remedy}")
+
     def tensors(self, part: str, prefix: str = "") -> dict[str, Tensor]:
         """Load the tensors of a part whose names begin with `prefix`, from files whose checksums are verified."""
         if not self.is_sharded:
@@ -163,7 +176,10 @@ def commit_checkpoint(partial: Path, target: Path, progress: dict[str, Any], che
 def _write_progress(partial: Path, target: Path, progress: dict[str, Any], checksums: Mapping[str, str | None]) -> None:
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     about = {"files": sizes, "checksums": dict(sorted(checksums.items())), "logs": _log_checksums(target, progress)}
-    write_json(partial / PROGRESS, {**progress, **run_identity.of_run(run_of(target)), **about})
+    run = run_of(target)
+    changes = len(load_overrides(run))
+    known = {**run_identity.of_run(run), **({"overrides": changes} if changes else {})}
+    write_json(partial / PROGRESS, {**progress, **known, **about})
 
 
 def _log_checksums(target: Path, progress: dict[str, Any]) -> dict[str, str]:
@@ -188,7 +204,7 @@ def saving(path: Path) -> Iterator[None]:
 
 def save_progress(checkpoint: Checkpoint, progress: dict[str, Any]) -> Checkpoint:
     """Replace the progress of a checkpoint and keep its tensors."""
-    names = ("files", "checksums", "ranks", "health", run_identity.FIELD)
+    names = ("files", "checksums", "ranks", "health", "overrides", run_identity.FIELD)
     kept = {name: checkpoint.progress[name] for name in names if name in checkpoint.progress}
     progress = {**progress, **kept, "logs": _log_checksums(checkpoint.path, progress)}
     with saving(checkpoint.path):
@@ -231,6 +247,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             "logs": _are_logs(progress),
             "checksums": checksums == {} or _name_the_same(checksums, sizes),
             "average_count": is_count(progress.get("average_count")),
+            "overrides": is_count(progress.get("overrides", 0)),
             "reason": progress.get("reason", "interval") in get_args(Reason),
         },
         path / PROGRESS,

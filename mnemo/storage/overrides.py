@@ -17,6 +17,7 @@ from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, require
 from mnemo.recipes.recipe import Recipe
+from mnemo.storage import run_identity
 
 OVERRIDES = "overrides.json"
 Rates = Literal["auto", "continue", "rewarm", "recompute"]
@@ -69,7 +70,9 @@ def load_overrides(folder: Path) -> tuple[Override, ...]:
     path = folder / OVERRIDES
     if not path.exists():
         return ()
-    entries = load_json(path).get("overrides")
+    data = load_json(path)
+    run_identity.require_own(path, data)
+    entries = data.get("overrides")
     require({"overrides": isinstance(entries, list) and all(map(_is_entry, entries))}, path)
     assert isinstance(entries, list)
     return tuple(_override(entry, path) for entry in entries)
@@ -88,7 +91,8 @@ def _override(entry: dict[str, Any], path: Path) -> Override:
 
 
 def write_overrides(folder: Path, overrides: Sequence[Override]) -> None:
-    write_json(folder / OVERRIDES, {"overrides": [each.to_json() for each in overrides]})
+    entries = [each.to_json() for each in overrides]
+    write_json(folder / OVERRIDES, {**run_identity.of_run(folder), "overrides": entries})
 
 
 def overridden(recipe: Recipe, changes: dict[str, Any], where: str = "override") -> Recipe:

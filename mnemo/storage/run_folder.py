@@ -183,7 +183,9 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
 
 def best_step(folder: Path) -> int:
     """The step in the file that names the best checkpoint."""
-    step = load_json(folder / BEST).get("step")
+    data = load_json(folder / BEST)
+    run_identity.require_own(folder / BEST, data)
+    step = data.get("step")
     require({"step": is_count(step)}, folder / BEST)
     assert is_count(step)
     return step
@@ -204,7 +206,7 @@ def _load_or_name_complete(folder: Path, step: int) -> Checkpoint:
 
 
 def write_best(folder: Path, step: int, loss: float) -> None:
-    write_json(folder / BEST, {"step": step, "loss": loss})
+    write_json(folder / BEST, {**run_identity.of_run(folder), "step": step, "loss": loss})
 
 
 def remove_best(folder: Path) -> None:

@@ -19,12 +19,13 @@ from mnemo.recipes.presets import preset as recipe_of
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_inherited_test
 from mnemo.storage.overrides import OVERRIDES, Override, RateCourse, load_overrides, overridden
+from mnemo.storage.run_identity import RECIPE
 from mnemo.storage.shipped import DEFAULT, shipped_model
 
 RUNS = Path("runs")
 RUN_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 """Pattern of names that a new run can have."""
-RECIPE, TOKENIZER, BEST, METRICS = "recipe.json", "tokenizer.json", "best.json", "metrics.jsonl"
+TOKENIZER, BEST, METRICS = "tokenizer.json", "best.json", "metrics.jsonl"
 EXPORT = "export.json"
 """In the folder of an exported model: the run and step of its weights."""
 CHECKPOINTS, STEP_PREFIX = "checkpoints", "step-"

@@ -1,6 +1,6 @@
-"""The id of a run: random, made when the run is created, and repeated in its checkpoints.
+"""The id of a run: random, made when the run is created, and repeated in its checkpoints, best.json and overrides.json.
 
-It shows that a checkpoint belongs to another run, even if all tensors have the same shapes. No number depends on it.
+It shows that a file belongs to another run, even if all tensors have the same shapes. No number depends on it.
 Runs of earlier versions have none, and their checkpoints are not compared.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from mnemo.errors import MnemoError, shorten
 from mnemo.files.json_file import load_json
-from mnemo.storage.run_header import RECIPE
 
+RECIPE = "recipe.json"
 FIELD = "run_id"
 
 
@@ -27,6 +27,12 @@ def of_run(folder: Path) -> dict[str, str]:
     header = folder / RECIPE
     known = load_json(header).get(FIELD) if header.is_file() else None
     return {} if known is None else {FIELD: str(known)}
+
+
+def require_own(path: Path, found: Mapping[str, Any]) -> None:
+    """Raise MnemoError if the JSON `found` at `path`, a file of a run folder, has the id of another run."""
+    if FIELD in found:
+        require_same(path, path.parent, found)
 
 
 def require_same(path: Path, folder: Path, found: Mapping[str, Any]) -> None:

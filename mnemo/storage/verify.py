@@ -45,6 +45,13 @@ class Verified:
         else:
             self.unchecked.append(str(path))
 
+    def require(self, work: Callable[[], object]) -> None:
+        """Check something that is no single file; a MnemoError of `work` is a problem."""
+        try:
+            work()
+        except MnemoError as error:
+            self.problems.append(str(error))
+
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -134,5 +141,7 @@ def _check_checkpoint(found: Verified, run: Path, folder: Path, exported: bool, 
     for name in sorted(checkpoint.progress["files"]):
         path, expected = folder / name, checkpoint.checksums.get(name)
         found.check(path, lambda path=path, expected=expected: require_whole(path, expected, bar))
+    if not exported:
+        found.require(checkpoint.require_overrides)
     for name in checkpoint.logs:
         found.check(run / name, lambda name=name: checkpoint.require_log(name))

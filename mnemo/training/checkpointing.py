@@ -108,6 +108,12 @@ class TrainingState:
             seed_process(config.seed, world, found.step)
 
 
+def remove_after(folder: Path, step: int, best: Best | None) -> None:
+    """Remove the checkpoints after a step; `best`: the best one of that time."""
+    run_folder.write_best(folder, best.step, best.loss) if best else run_folder.remove_best(folder)
+    checkpoints.remove_after(folder, step)
+
+
 class RunCheckpoints:
     """The checkpoints of one run folder."""
 
@@ -145,6 +151,8 @@ class RunCheckpoints:
             found, problems = checkpoints.last_whole_checkpoint(self.folder)
             if found is None and problems:
                 raise MnemoError(problems[0])
+            if found is not None:
+                found.require_overrides()
             for problem in problems:
                 self.monitor.note(f"{problem}; continuing from an earlier checkpoint")
             return None if found is None else found.step
@@ -174,11 +182,7 @@ class RunCheckpoints:
         """Make an earlier checkpoint the last one: remove those after it."""
         self.last = found
 
-        def remove() -> None:
-            run_folder.write_best(self.folder, best.step, best.loss) if best else run_folder.remove_best(self.folder)
-            checkpoints.remove_after(self.folder, found.step)
-
-        self.world.main(remove)
+        self.world.main(lambda: remove_after(self.folder, found.step, best))
 
     def describe(self) -> str:
         """The state of the folder, for messages."""

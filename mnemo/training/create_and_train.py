@@ -100,7 +100,7 @@ def train(
         monitor, tracker = None, None
     monitor, tracker = monitor or Unwatched(), tracker or NoTracker()
     if overrides:
-        header = _override(folder, header, overrides, rates, world)
+        header = _override(folder, header, overrides, rates, world, monitor)
     world.together(lambda: _check_run(folder, header, world))
     data = data or world.first(lambda: open_data(header.recipe, monitor.show, world))
     if data.info != header.corpus:
@@ -130,11 +130,16 @@ def _recorded_divergence(folder: Path, world: AnyWorld) -> Iterator[None]:
         raise
 
 
-def _override(folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates, world: AnyWorld) -> RunHeader:
+def _override(
+    folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates, world: AnyWorld, monitor: Monitor
+) -> RunHeader:
     """Check and record changes of the recipe."""
     planned = world.together(lambda: plan_override(folder, header, changes, rates))
     world.together(lambda: _check_run(folder, planned, world))
     if planned.overrides != header.overrides:
+        if run_folder.divergence(folder) is not None:
+            step = planned.overrides[-1].step
+            monitor.note(f"{folder} has diverged: continuing from step {step:,}, its last healthy checkpoint")
         world.main(lambda: record_override(folder, planned))
     return planned
 

@@ -23,6 +23,9 @@ FIRST_DEVIATIONS = 5
 """Number of deviations that count in full."""
 DEVIATIONS = 6.0
 """A rise of fewer mean deviations is noise."""
+MOST_NOISE = 2.0
+"""A rise of more than this many times the loss of equal probabilities is never noise: losses that grow from the first
+steps on have large deviations too."""
 SHARE_OF_LOWEST = 0.25
 """A rise by a smaller share of the lowest loss is no divergence, however little was learned so far."""
 SUSPECT = 0.5
@@ -154,4 +157,5 @@ def _allowed_rise(config: TrainConfig, lowest: float, spread: float, uniform: fl
     `uniform`: the loss of equal probabilities for all tokens.
     """
     share = config.health.loss_rise or 0.0
-    return max(share * (uniform - lowest), DEVIATIONS * spread, SHARE_OF_LOWEST * lowest)
+    noise = min(DEVIATIONS * spread, MOST_NOISE * uniform)
+    return max(share * (uniform - lowest), noise, SHARE_OF_LOWEST * lowest)

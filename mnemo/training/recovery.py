@@ -52,7 +52,7 @@ class Recovery:
         if config.on_nan != "rollback":
             raise self._stop(error)
         if len(progress.rollbacks) >= config.health.rollbacks:
-            raise self._stop(error, f" after {len(progress.rollbacks):,} rollbacks")
+            raise self._stop(error, f" after {len(progress.rollbacks):,} rollbacks (--train.health.rollbacks)")
         step = choose_target(progress.healthy, progress.rollbacks, error.step)
         found = None if step is None else self.checkpoints.find_whole([s for s in progress.healthy if s <= step])
         if found is None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import TrainConfig
-from mnemo.storage.checkpoint import last_whole_checkpoint
+from mnemo.storage.checkpoint import checkpoint_path, last_whole_checkpoint, load_checkpoint
 from mnemo.storage.overrides import Override, RateCourse, Rates, differences, overridden, write_overrides
-from mnemo.storage.run_folder import locked
+from mnemo.storage.run_folder import divergence, locked
 from mnemo.storage.run_header import RunHeader, load_header
 from mnemo.training.changeable_fields import refuse
+from mnemo.training.checkpointing import remove_after
 from mnemo.training.optimizers import scheduled_rate
 from mnemo.training.run_progress import Progress
 
@@ -24,15 +26,17 @@ REWARM_SHARE = 0.01
 
 
 def plan_override(folder: Path, header: RunHeader, changes: Mapping[str, Any], rates: Rates) -> RunHeader:
-    """The header with one more override at the last checkpoint; the same header if nothing changes."""
+    """The header with one more override at the last checkpoint; the same header if nothing changes.
+
+    After a divergence that ended the run, the override is at the last healthy checkpoint.
+    """
     wanted = overridden(header.recipe, dict(changes))
     found = differences(header.recipe, wanted)
     if not found:
         return header
     for name in found:
         refuse(name)
-    checkpoint, _ = last_whole_checkpoint(folder)
-    progress = None if checkpoint is None else Progress.from_json(checkpoint.progress, checkpoint.path)
+    progress = _progress_to_change(folder)
     step, plateau = (0, 1.0) if progress is None else (progress.step, progress.plateau.factor)
     if wanted.train.steps < step:
         raise MnemoError(f"--train.steps {wanted.train.steps}: {folder} has already done {step:,} steps")
@@ -49,11 +53,29 @@ def plan_override(folder: Path, header: RunHeader, changes: Mapping[str, Any], r
     return replace(header, recipe=wanted, overrides=(*header.overrides, override))
 
 
+def _progress_to_change(folder: Path) -> Progress | None:
+    """The progress of the last checkpoint or, if the run has diverged, of the last healthy one."""
+    last, _ = last_whole_checkpoint(folder)
+    if last is None:
+        return None
+    progress = Progress.from_json(last.progress, last.path)
+    if divergence(folder) is None:
+        return progress
+    for step in reversed(progress.healthy):
+        with suppress(MnemoError):  # damaged: an earlier one may be whole
+            found = load_checkpoint(checkpoint_path(folder, step))
+            found.verify()
+            return Progress.from_json(found.progress, found.path)
+    return progress
+
+
 def record_override(folder: Path, planned: RunHeader) -> None:
-    """Write the overrides of a header, unless another process trains the run."""
+    """Write the overrides of a header, unless another process trains the run; remove checkpoints after a divergence."""
     with locked(folder):
         if load_header(folder).overrides != planned.overrides[:-1]:
             raise MnemoError(f"{folder} was changed by another process")
+        if divergence(folder) is not None and (begin := _progress_to_change(folder)) is not None:
+            remove_after(folder, begin.step, begin.best)
         write_overrides(folder, planned.overrides)
 
 

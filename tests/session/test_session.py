@@ -313,3 +313,11 @@ def test_a_loaded_memory_takes_another_length_or_says_why_not(name: str, tmp_pat
     ]
     assert all(layer.slots == 2 for layer in long)
     assert session.read(TEXT).predicted == len(TEXT)
+
+
+def test_weights_that_are_not_finite_are_an_error_and_no_score() -> None:
+    session = random_session()
+    with torch.no_grad():
+        next(session.model.parameters()).fill_(float("nan"))
+    with pytest.raises(MnemoError, match="the model's output is not finite"):
+        session.read(TEXT)

@@ -51,6 +51,27 @@ class Notes(Unwatched):
         self.lines.append(line)
 
 
+def test_lost_changes_are_found_and_can_be_given_again(folder: Path) -> None:
+    train(folder, overrides={"train.steps": 15, "train.optimizer.lr": 1e-4})
+    (folder / "overrides.json").unlink()
+    assert any("has lost 1 of the 1 changes before step-00000015" in line for line in verify(folder).problems)
+    with pytest.raises(MnemoError, match="has lost 1 of the 1 changes .*: restore it, or give"):
+        train(folder)
+    train(folder, overrides={"train.steps": 18, "train.optimizer.lr": 1e-4})
+    assert load_header(folder).recipe.train.optimizer.lr == 1e-4 and verify(folder).problems == []
+
+
+@pytest.mark.parametrize("name", ["best.json", "overrides.json"])
+def test_descriptions_of_another_run_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    run(tmp_path / "other")
+    for each in (folder, tmp_path / "other"):
+        train(each, overrides={"train.steps": 15})
+    shutil.copy(tmp_path / "other" / name, folder / name)
+    assert any(f"{name} belongs to another run" in line for line in verify(folder).problems)
+    with pytest.raises(MnemoError, match=f"{name} belongs to another run"):
+        open_run(folder)
+
+
 def test_a_corrupt_newest_checkpoint_is_passed_over(folder: Path, finished: Path) -> None:
     flip_bit(step(folder, 12) / "training.safetensors", -1)
     notes = Notes()

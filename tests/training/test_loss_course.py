@@ -70,6 +70,14 @@ def test_a_sustained_rise_is_found_and_a_short_one_is_not() -> None:
     assert 650 <= found <= 670
 
 
+@pytest.mark.parametrize("growth", [5.0, 40.0])
+def test_a_loss_that_grows_from_the_first_steps_on_is_found(growth: float) -> None:
+    """A much too high learning rate: large deviations from the beginning are no noise."""
+    draw = random.Random(3)
+    found = bad_step([5.5 + growth * step * draw.uniform(0.5, 1.5) for step in range(200)])
+    assert found <= 90
+
+
 def test_a_slow_drift_is_suspect_long_before_it_is_a_divergence() -> None:
     drift = [1.2 + 0.005 * step for step in range(800)]
     config = TrainConfig(health=HealthConfig(patience=50))

@@ -24,6 +24,7 @@ from mnemo.memory.state import leaves
 from mnemo.recipes.recipe import AverageConfig, HealthConfig, OptimizerConfig, Recipe, ScheduleConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
 from mnemo.training import Diverged, create_run, train
 from mnemo.training import trainer as trainer_module
 from mnemo.training.checkpointing import RunCheckpoints
@@ -173,6 +174,25 @@ def test_after_the_last_rollback_the_run_stops_and_names_remedies(tmp_path: Path
     assert len(events(tmp_path / "run")) == 2
     weights = open_run(tmp_path / "run", "last", "cpu").model.state_dict().values()
     assert all(bool(weight.isfinite().all()) for weight in weights)
+
+
+@pytest.mark.parametrize("kill_at", [None, 2, 5])
+def test_a_remedy_continues_from_the_last_healthy_checkpoint(kill_at: int | None, tmp_path: Path) -> None:
+    """The loss rises until the run ends: its last checkpoint cannot be remedied, the one of step 6 can."""
+    health = HealthConfig(patience=4, rollbacks=0)
+    with pytest.raises(Diverged):
+        trained(tmp_path / "run", recipe(**{**STEPS, "health": health}), drift_from(5, 99))
+    assert last(tmp_path / "run").step > 6 and (tmp_path / "run" / "diverged.json").exists()
+    notes, remedy = Notes(), {"train.optimizer.lr": 1e-3}
+    for moment in (kill_at, None) if kill_at else (None,):
+        with diverging(nan_at(), moment), suppress(Killed):
+            train(tmp_path / "run", overrides=remedy, monitor=notes)
+    assert any("has diverged: continuing from step 6, its last healthy checkpoint" in line for line in notes.lines)
+    assert last(tmp_path / "run").step == 18 and load_header(tmp_path / "run").overrides[0].step == 6
+    create_run(PLAIN, tmp_path / "same")
+    train(tmp_path / "same", monitor=Signaller(signal.SIGTERM, step=6))
+    train(tmp_path / "same", overrides=remedy)
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "same")
 
 
 def test_a_divergence_before_the_first_checkpoint_goes_back_to_the_start(tmp_path: Path) -> None:
