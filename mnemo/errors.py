@@ -48,9 +48,9 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Mn
     """
     known, name = sorted(known), shorten(name)
     near = difflib.get_close_matches(name, known, n=3 if listing else 1, cutoff=SIMILAR)
-    where = f"; {listing} shows all" if listing else ""
+    where = f"{listing} shows all" if listing else ""
     if near:
         hint = "did you mean " + " or ".join(f"'{other}'" for other in near) + "?"
-        return MnemoError(f"unknown {kind} '{name}'; {hint}{where}")
+        return MnemoError(f"unknown {kind} '{name}'; {hint} {where}".rstrip())
     more = f" and {len(known) - MOST_LISTED} more" if len(known) > MOST_LISTED else ""
-    return MnemoError(f"unknown {kind} '{name}'{where or '; known: ' + ', '.join(known[:MOST_LISTED]) + more}")
+    return MnemoError(f"unknown {kind} '{name}'; {where or 'known: ' + ', '.join(known[:MOST_LISTED]) + more}")

@@ -175,6 +175,12 @@ def _answer(found: TextAnalysis, page: Path) -> dict[str, Any]:
     return answer
 
 
+def compared(kept: float, lost: float) -> str:
+    """Bits per token with and without memory, and the difference as a saving or a cost."""
+    effect = f"saves {lost - kept:.4f}" if lost >= kept else f"costs {kept - lost:.4f}"
+    return f"{kept:.4f} bits each with memory, {lost:.4f} without: memory {effect}"
+
+
 def _print(answer: dict[str, Any]) -> None:
     for line in answer["left_out"]:
         print(f"mnemo: left out: {line}", file=sys.stderr)
@@ -183,9 +189,7 @@ def _print(answer: dict[str, Any]) -> None:
         note = f"mnemo: read the first {answer['tokens']:,} of {available:,} tokens; --limit 0 reads all"
         print(note, file=sys.stderr)
     kept, lost = bits(answer["loss"]), bits(answer["loss_without_memory"])
-    print(
-        f"{answer['tokens']:,} tokens: {kept:.4f} bits each with memory, {lost:.4f} without: it saves {lost - kept:.4f}"
-    )
+    print(f"{answer['tokens']:,} tokens: {compared(kept, lost)}")
     for passage in answer["passages"][:3]:
         print(f"  {passage['bits']:6.1f} bits  {_one_line(passage['text'])}")
     print(answer["page"])

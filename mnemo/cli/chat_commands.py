@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import format_loss
+from mnemo.cli.run_arguments import format_loss, require_memory_file
 from mnemo.errors import MnemoError, unknown
 from mnemo.progress import ShowProgress
 from mnemo.session.branches import Branches
@@ -15,8 +15,8 @@ from mnemo.session.session import Session
 from mnemo.session.text_loss import TextLoss
 
 OFF = "off"
-FIRST_RETRY = 2**32
-"""Seeds of other replies, apart from those of branches."""
+FIRST_RETRY = 2**31
+"""Seeds of other replies, apart from those of branches; torch's generator on a CPU uses the lowest 32 bits only."""
 
 
 class Leave(Exception):
@@ -63,6 +63,12 @@ class Chat:
         self.branches.current = before.fork(seed=FIRST_RETRY + self._retries)
         self.session.sampling = sampling
 
+    def set_memory(self, length: int | None, *, on: bool) -> None:
+        """Change the memory, also of the session before the last reply: /again writes it with the changed memory."""
+        self.session.set_memory(length, on=on)
+        if before := self._before_reply.get(self.branches.name):
+            before.set_memory(length, on=on)
+
     def keep_reply(self) -> None:
         """The last reply cannot be replaced any more: the session has changed since."""
         self._before_reply.pop(self.branches.name, None)
@@ -88,6 +94,7 @@ def _save(chat: Chat, argument: str) -> list[str]:
 
 def _load(chat: Chat, argument: str) -> list[str]:
     path = _path(argument, "/load FILE")
+    require_memory_file(path)
     chat.session.load(path)
     chat.keep_reply()
     return [f"loaded {path}"]
@@ -118,14 +125,12 @@ def _forget(chat: Chat, argument: str) -> list[str]:
 
 
 def _memory(chat: Chat, argument: str) -> list[str]:
-    if argument:
-        chat.keep_reply()
     if argument == OFF:
-        chat.session.set_memory(on=False)
+        chat.set_memory(None, on=False)
     elif argument == "on":
-        chat.session.set_memory()
+        chat.set_memory(None, on=True)
     elif argument:
-        chat.session.set_memory(_count(argument, "/memory"))
+        chat.set_memory(_count(argument, "/memory"), on=True)
     return repr(chat.session.memory()).splitlines()
 
 

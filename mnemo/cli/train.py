@@ -277,7 +277,7 @@ def _next_commands(folder: Path, preset: str | None) -> str:
     if preset is not None:
         return f"next: mnemo eval {folder}"
     run = "" if folder.parent == RUNS else f" {folder}"  # without a name, verbs use the last run in ./runs
-    return f"next: mnemo generate{run}, mnemo analyse{run}, mnemo eval{run}"
+    return f"next: mnemo chat{run}, mnemo generate{run}, mnemo analyse{run}, mnemo eval{run}"
 
 
 def _summary(outcome: Outcome, unit: str) -> dict[str, Any]:

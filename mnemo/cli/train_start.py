@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from mnemo.cli import overrides
 from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.prepare import print_files
 from mnemo.config import to_json
-from mnemo.errors import MnemoError, unknown
+from mnemo.errors import SIMILAR, MnemoError, unknown
 from mnemo.memory.own import load_installed
 from mnemo.recipes.config_file import ConfigFile, apply_config, load_config
 from mnemo.recipes.memories import known_memories, memory_kind, memory_recipe
@@ -212,6 +213,7 @@ def _with_data(start: Start, found: TextOrCorpus | None) -> Start:
 
 def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
     from mnemo.data import corpus as corpora
+    from mnemo.data.known_corpora import CORPORA, command_for
 
     path = Path(word).expanduser()
     if word == STDIN or (path.exists() and not (path / corpora.HEADER).is_file()):
@@ -221,10 +223,23 @@ def _text_or_corpus(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:
         name, about = Path(word).name, _about(f"the corpus {word}")
         return TextOrCorpus(name, about, word, sizes["train"], sizes.get("valid", 0), None)
     if given.name != word or "/" in word or path.suffix in (".txt", ".md", ".gz", ".xz", ".bz2", ".zip", ".tar"):
-        raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name")
+        hint = _similar_file(path)
+        raise MnemoError(f"there is no file or folder '{word}', and no prepared corpus of that name{hint}")
     if (given.runs / word / RECIPE).is_file():
         raise MnemoError(f"'{word}' is a run: mnemo train --resume {word} continues it; --from {word} starts a new one")
+    if word in CORPORA:
+        raise MnemoError(
+            f"'{word}' is a corpus that is not prepared; run: {command_for(word)}; "
+            f"mnemo train --list {word} shows the presets for it"
+        )
     raise unknown("preset", word.partition("@")[0], PRESETS, LISTING)
+
+
+def _similar_file(path: Path) -> str:
+    """A question with the name of the file that is meant, if one in the same folder has a similar name."""
+    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=SIMILAR)
+    return f"; did you mean '{path.parent / near[0]}'?" if near else ""
 
 
 def _own_text(word: str, given: Given, stack: ExitStack) -> TextOrCorpus:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from mnemo.cli import console
+from mnemo.errors import MnemoError
 from mnemo.storage.run_header import RUNS
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Args:
 
 
 def run(args: Args) -> int:
+    if not args.targets:
+        raise MnemoError("name at least one run, corpus or memory file: mnemo verify runs/*")
     from mnemo.storage.verify_target import find_target
 
     paths = [find_target(target, args.runs) for target in args.targets]

@@ -102,7 +102,7 @@ def choose_text_files(source: Path | bytes, accepted: Accepted, folder: Path, st
         path = _temporary(folder, stack) / "text.txt"
         path.write_bytes(source)
         found, alone = [Chosen("the text", Part(path), -1)], True
-        texts = TextFiles("a text without a file")
+        texts = TextFiles("the text that was piped in")
     else:
         texts = TextFiles(str(source))
         found, alone = all_files(source, texts.skipped, folder, stack), source.is_file()

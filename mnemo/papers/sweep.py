@@ -97,7 +97,8 @@ class Sweep:
             Column("parameters", _parameters),
             Column("tokens/s", _speed),
             title=f"{measure.unit} by memory",
-            caption=f"Means over seeds on the {self.split} set; intervals by Student's t. Lower is better.",
+            caption=f"Means over seeds on the {self.split} set; intervals by Student's t. Lower is better. "
+            "In verdicts, ± is the standard deviation over seeds, and the interval of a gain is in parentheses.",
         )
 
     def page(self, found: Found) -> ExperimentPage:

@@ -80,10 +80,11 @@ def _cards(found: TextAnalysis) -> list[Card]:
     helped = float((bits(gain.gain) > shaded_text.EDGES[0]).mean())
     harmed = float((bits(gain.gain) < -shaded_text.EDGES[0]).mean())
     token = {"byte": "byte", "char": "character", "word": "word"}.get(found.unit, "token")
+    effect = "Memory saves" if saved >= 0 else "Memory costs"
     return [
         Card("With memory", number(kept), "bits", f"per {token}, on average"),
         Card("Without", number(lost), "bits", "the memory emptied before every segment"),
-        Card("Memory saves", number(saved), "bits", f"{saved / lost:.1%} of the loss" if lost > 0 else ""),
+        Card(effect, number(abs(saved)), "bits", f"{abs(saved) / lost:.1%} of the loss" if lost > 0 else ""),
         Card("Tokens it helps", f"{helped:.0%}", "", f"by {shaded_text.EDGES[0]} bits or more; it harms {harmed:.0%}"),
     ]
 

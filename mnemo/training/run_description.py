@@ -22,7 +22,7 @@ def describe_run(trainer: Trainer, header: RunHeader) -> Iterator[str]:
     count = sum(parameter.numel() for parameter in trainer.model.parameters())
     yield f"model: {plural(model.num_layers, 'layer')} of width {model.dim}, {count:,} parameters"
     yield f"memory: {memory_in_words(model)}"
-    yield f"corpus: {corpus['name']}, {corpus['vocab_size']:,} {corpus['unit']}s"
+    yield f"corpus: {corpus['name']}, vocabulary of {plural(corpus['vocab_size'], corpus['unit'])}"
     yield f"batch: {train.batch} x {train.segment} tokens; {plural(train.steps, 'step')}"
     scored = header.recipe.evaluation
     yield f"validation: segment {scored.segment or train.segment}, {_validation_memory(header.recipe)}"

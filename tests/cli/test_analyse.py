@@ -18,6 +18,7 @@ from helpers.tiny_runs import MODEL, SEGMENT, sample_text, tiny_run
 from mnemo import analysis
 from mnemo.analysis import Gain
 from mnemo.cli import main
+from mnemo.cli.analyse_text import compared
 from mnemo.data.corpus import Corpus
 from mnemo.data.known_corpora import Option
 from mnemo.memory import LSTM, XL, Lookahead, MemoryTokens, Plan
@@ -137,6 +138,11 @@ def test_recurrent_layers_have_losses_only(tmp_path: Path, capsys: pytest.Captur
     (said,) = found["left_out"]
     assert "LSTM layers have none" in said and said in page(tmp_path)
     assert drawn(tmp_path) == LOSSES
+
+
+def test_a_loss_by_memory_is_no_negative_saving() -> None:
+    assert compared(2, 1) == "2.0000 bits each with memory, 1.0000 without: memory costs 1.0000"
+    assert compared(1, 2).endswith("memory saves 1.0000")
 
 
 def test_a_model_without_memory_gains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,8 @@ def test_mistakes_do_not_end_the_chat(monkeypatch: pytest.MonkeyPatch, capsys: p
         "/read nowhere.txt": "nowhere.txt is not a file",
         "/read": "name a file: /read FILE",
         "/save x": "nothing to save",
+        "/load nowhere.memory": "nowhere.memory is missing",
+        f"/load {__file__}": "is not a memory file; make one with: mnemo read",
         "/again": "there is no reply to replace",
         "/memory -1": "/memory needs a whole number, not '-1'",
         "/temperature hot": "/temperature needs a number, not 'hot'",
@@ -180,9 +182,31 @@ def test_again_replaces_the_last_reply() -> None:
     second = chat.session.generate(20)
     chat.command("/again")
     assert len({first, second, chat.session.generate(20)}) == 3
-    chat.command("/memory 2")
+    chat.command("/forget")
     with pytest.raises(MnemoError, match="no reply"):
         chat.command("/again")
+
+
+def test_again_differs_from_a_reply_of_a_small_seed() -> None:
+    chat = small_chat()
+    chat.command("/temperature 5")
+    chat.command("/seed 1")
+    chat.begin_reply()
+    first = chat.session.generate(20)
+    chat.command("/again")
+    assert chat.session.generate(20) != first
+
+
+def test_again_uses_the_changed_memory() -> None:
+    chat = small_chat()
+    chat.session.read(TEXT)
+    chat.begin_reply()
+    chat.session.generate(3)
+    chat.command("/memory off")
+    chat.command("/again")
+    assert not chat.session.remembers
+    assert all(layer.filled == 0 for layer in chat.session.memory().layers)
+    assert chat.session.num_tokens == len(TEXT)
 
 
 def test_seeds_repeat_a_reply() -> None:

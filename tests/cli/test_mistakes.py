@@ -63,6 +63,7 @@ MISTAKES = {
     # another kind of name
     "train done": "'done' is a run: mnemo train --resume done continues it",
     "train runs/done": "runs/done is a run: mnemo train --resume runs/done continues it",
+    "train text8": "'text8' is a corpus that is not prepared; run: mnemo prepare text8; mnemo train --list text8 shows",
     "train nosuch.txt": "there is no file or folder 'nosuch.txt'",
     "train tiny-byte": "did you mean 'tiny-bytes'",
     "train --resume tiny-bytes": "'tiny-bytes' is a preset, not a run: mnemo train tiny-bytes trains it",

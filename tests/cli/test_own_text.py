@@ -58,7 +58,7 @@ def corpora_made() -> list[str]:
 
 def test_a_file_becomes_a_corpus_and_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     header = started("mybook.txt")
-    assert "next: mnemo generate, mnemo analyse, mnemo eval" in capsys.readouterr().out
+    assert "next: mnemo chat, mnemo generate, mnemo analyse, mnemo eval" in capsys.readouterr().out
     assert header.recipe.train.steps == 3 and header.preset is None
     (name,) = corpora_made()
     assert header.recipe.data.corpus == name and name.startswith("mybook-")
@@ -108,6 +108,8 @@ def test_a_folder_of_texts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_text_from_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(sentences().encode())))
     assert started("-").corpus["name"].startswith("stdin-")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert "the text that was piped in is empty" in complaint(capsys, "-")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "several processes cannot share a pipe" in complaint(capsys, "-")
 
@@ -152,6 +154,7 @@ def test_help_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_cannot_work_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no file or folder 'nobook.txt'" in complaint(capsys, "nobook.txt")
+    assert "; did you mean 'mybook.txt'?" in complaint(capsys, "mybok.txt")
     assert "there is no file or folder 'nobook'" in complaint(capsys, "--data", "nobook")
     assert "did you mean 'tiny-bytes'" in complaint(capsys, "tiny-byte")
     Path("short.txt").write_text("too short\n")

@@ -201,6 +201,8 @@ def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is not a run, an export or a corpus" in capsys.readouterr().err
     assert main(["verify", "nothing-of-this-name"]) == 2
     assert "unknown run, corpus or file" in capsys.readouterr().err
+    assert main(["verify"]) == 2
+    assert "name at least one run, corpus or memory file" in capsys.readouterr().err
 
 
 @pytest.mark.slow

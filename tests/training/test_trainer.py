@@ -317,7 +317,7 @@ def test_the_vocabulary_is_the_corpuss(tmp_path: Path) -> None:
     assert notes.lines[1].startswith("model: 2 layers of width 8, ")
     assert [*notes.lines[2:7], *notes.lines[8:]] == [
         "memory: 6 slots in every layer (XL)",
-        "corpus: toy, 6 chars",
+        "corpus: toy, vocabulary of 6 chars",
         "batch: 3 x 8 tokens; 12 steps",
         "validation: segment 8, memory as in training",
         f"device: {weights.pick_device('auto')}, fp32",
