@@ -349,7 +349,7 @@ def test_samples() -> None:
 
 
 # Experiments whose code another self-test covers (lamemo-wikitext103), and one that takes long.
-FURTHER = ("lamemo-enwik8", "lamemo-text8", "lamemo-novels", "lamemo-flops")
+FURTHER = ("lamemo-enwik8", "lamemo-text8", "lamemo-novels", "lamemo-flops", "lamemo-wikitext103", "lamemo-encoding")
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_verse_is_repeated_beyond_segment_and_short_memory(tmp_path: Path) -> 
     assert SPLITS.keys() == set(corpus.splits)
 
 
-@pytest.mark.parametrize("name", ["laptop-lamemo", "laptop-rmt"])
+@pytest.mark.parametrize("name", [pytest.param("laptop-lamemo", marks=pytest.mark.thorough), "laptop-rmt"])
 def test_the_self_test_passes(name: str, tmp_path: Path) -> None:
     experiment = find_experiment(name)
     ran = run_here(experiment, "self-test", tmp_path, device="cpu")

@@ -133,9 +133,9 @@ def test_the_model_that_comes_with_the_package_is_whole() -> None:
 
 def test_it_writes_english() -> None:
     run = mnemo.open_run(shipped.DEFAULT, device="cpu")
-    text = run.generate("It was late in the evening when", 500, temperature=0.7, seed=1)
+    text = run.generate("It was late in the evening when", 250, temperature=0.7, seed=1)
     words = re.findall(r"[a-z]+", text.lower())[:-1]
-    assert len(words) > 60 and sum(word in COMMON for word in words) > 0.4 * len(words)
+    assert len(words) > 30 and sum(word in COMMON for word in words) > 0.4 * len(words)
     english = run.score("She had never been so happy in her life, and yet she could not help crying a little.")
     nonsense = run.score("Lte hda ervne eenb os ypahp ni rhe ifle, nad eyt hse docul ton phel ycrngi a tlitel.")
     assert english.bits_per_token is not None and nonsense.bits_per_token is not None

@@ -17,7 +17,7 @@ from mnemo.cli import main
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_short_campaign(size: int, tmp_path: Path) -> None:
     """One process writes checkpoints in the background, two write them together."""
     found = campaign(kills=4, size=size, seed=1, folder=tmp_path, say=lambda line: None, steps=12)

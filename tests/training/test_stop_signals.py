@@ -183,7 +183,7 @@ def test_a_signal_to_one_rank_stops_all(number: signal.Signals, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_torchrun_passes_signals_on(number: signal.Signals, tmp_path: Path) -> None:
     """As docs/preemption.md has it: torchrun passes SIGUSR1 on only with a flag."""
     toy()
