@@ -47,7 +47,10 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Mn
     `listing`: a command that lists all names, if there are too many for one line.
     """
     known, name = sorted(known), shorten(name)
-    near = difflib.get_close_matches(name, known, n=3 if listing else 1, cutoff=SIMILAR)
+    # Dashes do not count: with them, any two short options would look similar.
+    plain = {other.lstrip("-"): other for other in known}
+    near = difflib.get_close_matches(name.lstrip("-"), plain, n=3 if listing else 1, cutoff=SIMILAR)
+    near = [plain[other] for other in near]
     where = f"{listing} shows all" if listing else ""
     if near:
         hint = "did you mean " + " or ".join(f"'{other}'" for other in near) + "?"

@@ -16,7 +16,7 @@ from pathlib import Path
 from mnemo.cli.console import STDIN
 from mnemo.cli.run_arguments import TextArgs, only_text, refuse_swapped, require_corpus_of, require_text, with_run
 from mnemo.errors import MnemoError
-from mnemo.storage.run_header import load_header
+from mnemo.storage.run_header import RUNS, load_header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,12 @@ def _check(args: Args) -> None:
 
 def _named(args: Args) -> Args:
     """Decide whether a single name is a text's or a run's."""
-    is_text = args.run is not None and (args.run == STDIN or Path(args.run).is_file())
-    return only_text(args) if is_text else args
+    if args.run is None:
+        return args
+    path = Path(args.run)
+    is_text = args.run == STDIN or path.is_file()
+    is_mistyped = path.suffix == ".txt" and not path.is_dir() and not (RUNS / path).is_dir()
+    return only_text(args) if is_text or is_mistyped else args
 
 
 def _require_validation_text(run: Path) -> None:

@@ -76,6 +76,8 @@ def _load(path: Path) -> dict[str, Any]:
         raise MnemoError(f"{path} is a folder: name a file; the recipe of a run is RUN/recipe.json")
     if path.suffix.lower() not in SUFFIXES:
         raise MnemoError(f"{path}: a configuration is a file with the suffix {', '.join(SUFFIXES[:-1])} or .json")
+    if not path.is_file():
+        raise MnemoError(f"{path}: there is no such configuration file")
     if path.stat().st_size > LARGEST:
         raise MnemoError(f"{path} is too large for a configuration: {path.stat().st_size:,} bytes")
     try:
