@@ -74,8 +74,8 @@ def speedrun_novels() -> Recipe:
 def speedrun_enwik8() -> Recipe:
     """enwik8, 12 layers, 38M parameters: test 1.053 bpc after 880 seconds on one H200 (published: 1.06 with 41M).
 
-    `speedrun-novels` with half of its learning rate and a third of its dropout, since seven epochs of a larger text
-    overfit less. Run `mnemo prepare enwik8` first.
+    `speedrun-novels` with a third of its dropout and half of its learning rate: at 0.02, a run on enwik8 diverged.
+    Run `mnemo prepare enwik8` first.
     """
     recipe = speedrun_novels()
     dropout = DropoutConfig(input=0.02, projection=0.05, inner=0.02, feed_forward=0.05, output=0.02)
@@ -92,7 +92,7 @@ def speedrun_enwik8() -> Recipe:
 def novels_small() -> Recipe:
     """The small model to play with: bytes of 85 novels, 6 layers, 4M parameters, minutes on one GPU.
 
-    `speedrun-novels` with a smaller model and without dropout, since three epochs of text do not overfit it.
+    `speedrun-novels` with a smaller model and without dropout, for three epochs: test 1.432 bpc.
     Run `mnemo prepare novels --from DIR` first.
     """
     recipe = speedrun_novels()
