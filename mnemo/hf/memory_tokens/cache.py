@@ -33,6 +33,21 @@ class DecodingModel:
     def open(self) -> DynamicCache:
         return DynamicCache(config=self.backbone_config)  # type: ignore[call-arg]
 
+    def feed(
+        self, rows: Tensor, cache: Any, begin: int, room: int, state: TokensState, written: bool
+    ) -> tuple[Tensor, Any]:
+        """Return the hidden rows of `rows`, which follow the first `begin` rows of a segment of `room` tokens.
+
+        `written`: they are the write block. Also return the layers' memories after them; None if there are none.
+        """
+        counts = torch.full_like(state.started, room)
+        part = (rows, cache, begin, counts, self.memory.row_mask(counts, begin))
+        if self.config.kind == "tokens":
+            return self.rows.feed(*part), None
+        with self.memory.call(state.inner, self.config.tokens if written else 0) as call:  # type: ignore[operator]
+            hidden = self.rows.feed(*part)
+        return hidden, tuple(call.after)
+
 
 class Group:
     """Rows whose segments end at the same time."""
@@ -52,25 +67,21 @@ class Group:
         return torch.cat(pieces, 1)
 
     def _feed_part(self, rows: Tensor, model: DecodingModel) -> Tensor:
-        num, new = model.config.tokens, rows.shape[1]
+        num, new = model.config.num_read, rows.shape[1]
         begin = num + self.count
         if self.count == 0:
             self.cache, begin = model.open(), 0
-            rows = torch.cat([model.memory.rows(self.state), rows], 1)
-        hidden = self._rows(rows, begin, model)
+            rows = torch.cat([model.memory.rows(self.state)[:, :num], rows], 1)
+        hidden, _ = model.feed(rows, self.cache, begin, self.room, self.state, False)
         self.count += new
         return hidden[:, -new:]
-
-    def _rows(self, rows: Tensor, begin: int, model: DecodingModel) -> Tensor:
-        counts = torch.full_like(self.state.started, self.room)
-        mask = model.memory.row_mask(counts, begin)
-        return model.rows.feed(rows, self.cache, begin, counts, mask)
 
     def _commit(self, model: DecodingModel) -> None:
         """Write the memory at the end of a full segment and discard the backbone's cache."""
         if model.config.tokens:
-            written = self._rows(model.memory.rows(self.state), model.config.tokens + self.count, model)
-            self.state = model.memory.carry(self.state, written, None)
+            rows, begin = model.memory.rows(self.state), model.config.num_read + self.count
+            written, memories = model.feed(rows, self.cache, begin, self.room, self.state, True)
+            self.state = model.memory.carry(self.state, written, memories)
         self.cache, self.count, self.room = None, 0, model.config.segment
 
     def take(self, rows: list[int], members: list[int]) -> Group:

@@ -52,7 +52,8 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
     """Refuse segments that exceed the backbone's positions or its attention window."""
     text = model.config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
-    rows = num_positions(config.positions, config.segment, config.tokens, write)
+    num_written = config.tokens if write else 0
+    rows = num_positions(config.positions, config.segment, config.num_read, num_written)
     if isinstance(limit, int) and limit > 0:
         limit -= first_position(model)
         if rows > limit:
@@ -62,7 +63,7 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
                 f"has {limit}: " + (f"use segment={room} or less" if room > 0 else "use fewer memory tokens")
             )
     window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-    total = config.segment + config.tokens * (1 + write)
+    total = config.segment + config.num_read + num_written
     if isinstance(window, int) and window < total:
         raise MnemoError(
             f"the backbone attends to the last {window} rows only, so {config.segment} tokens would not see the memory "

@@ -13,14 +13,16 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, logits_of
+from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, body_of, logits_of
 from mnemo.hf.memory_tokens.cache import DecodingModel, MemoryCache
+from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
 from mnemo.hf.modeling import IGNORED, check_prompt
 from mnemo.hf.safe_folder import SafeFolder
 from mnemo.memory import RecurrentMemory, TokensState
+from mnemo.memory.associative.modules import Projection, ZeroProjection
 from mnemo.training.bptt import SegmentResult
 
 
@@ -50,15 +52,26 @@ class _WithMemory(SafeFolder, PreTrainedModel):
             backbone = self._auto.from_config(config.text_config, dtype=torch.get_default_dtype(), **options)
         self.backbone: Any = backbone
         weight = self.backbone.get_input_embeddings().weight
-        tokens = config.memory_tokens(self._encoder)
-        self.memory_tokens = RecurrentMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
+        self.memory_tokens = self._new_memory(weight.shape[1]).to(weight.device, weight.dtype)
         # In training, use only this many of the last segments of each sample (set by a curriculum).
         self.num_segments: int | None = None
         self.post_init()
 
+    def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens:
+        if self.config.kind == "tokens":
+            return RecurrentMemory(self.config.memory_tokens(self._encoder), dim)
+        layers = layers_of(body_of(self.backbone))
+        return AssociativeTokens(self.config.write_tokens(), self.config.associative_memory(), layers, dim)
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentMemory):
             init.normal_(module.initial, 0.0, self.config.std)
+        elif isinstance(module, ZeroProjection):
+            init.zeros_(module.weight)
+        elif isinstance(module, Projection):
+            bound = module.in_features**-0.5
+            for parameter in module.parameters():
+                init.uniform_(parameter, -bound, bound)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()
