@@ -17,11 +17,12 @@ from transformers import Cache, DynamicCache
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows
+from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.split import first_length
 from mnemo.hf.memory_tokens.text_memory import TextMemory
 from mnemo.memory import RecurrentMemory, TokensState
-from mnemo.memory.state import select
+from mnemo.memory.state import select, tree_map, tree_zip
 
 
 class DecodingModel:
@@ -104,11 +105,11 @@ def _select(cache: Any, index: Tensor) -> Any:
 class MemoryCache(Cache):
     """The cache that `generate` passes from step to step."""
 
-    def __init__(self, memory: Tensor | TextMemory | None = None) -> None:
+    def __init__(self, memory: Carried | TextMemory | None = None) -> None:
         super().__init__(layers=[])
         self.groups: list[Group] = []
         self.seen = 0
-        # For the first segment, instead of the learned memory: rows (B, m, D), or the memory after an earlier text.
+        # For the first segment, instead of an empty one: the memory of an earlier call, or that after an earlier text.
         self.memory = memory
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -173,13 +174,12 @@ class MemoryCache(Cache):
             return
         segment, align = model.config.segment, model.config.align
         rooms = [first_length(length, segment, align) for length in lengths]
-        given = None if self.memory is None else self._given(self.memory, len(lengths), model)
+        state = model.memory.init(len(lengths))
+        if self.memory is not None:
+            state = continued(state, self.memory, repeat=True)  # several beams share one row of the given memory
         for room in dict.fromkeys(rooms):
             rows = [row for row, its_room in enumerate(rooms) if its_room == room]
-            state = model.memory.init(len(rows))
-            if given is not None:
-                state = TokensState(given[rows].to(state.memory), torch.ones_like(state.started), None)
-            self.groups.append(Group(rows, state, room))
+            self.groups.append(Group(rows, select(state, torch.tensor(rows, device=state.started.device)), room))
 
     def _continue_text(self, memory: TextMemory, model: DecodingModel) -> None:
         """Read the open segment of an earlier text, which the next tokens continue."""
@@ -187,14 +187,6 @@ class MemoryCache(Cache):
         if memory.open.shape[1]:
             group.feed(memory.open, model, 0)
         self.groups.append(group)
-
-    def _given(self, memory: Tensor, batch: int, model: DecodingModel) -> Tensor:
-        """Return the initial memory for every row of the batch; several beams share one row of the given memory."""
-        rows, *shape = memory.shape
-        if rows == 0 or batch % rows or shape != list(model.memory.initial.shape):
-            needed = (batch, *model.memory.initial.shape)
-            raise MnemoError(f"memory has shape {tuple(memory.shape)}; this model needs {needed}")
-        return memory.repeat_interleave(batch // rows, 0)
 
     def _split(self, lengths: list[int]) -> None:
         """Split groups so that all rows of a group read the same number of tokens."""
@@ -234,8 +226,8 @@ class MemoryCache(Cache):
     def reset(self) -> None:
         self.groups, self.seen = [], 0
 
-    def written(self) -> Tensor:
-        """Return the memory (B, m, D) that the open segments read."""
+    def written(self) -> Carried:
+        """Return the memory that the open segments read."""
         order = torch.tensor([row for group in self.groups for row in group.rows]).argsort()
-        memory = torch.cat([group.state.memory for group in self.groups])
-        return memory[order.to(memory.device)]
+        memory = tree_zip(lambda *parts: torch.cat(parts), *(carried(group.state) for group in self.groups))
+        return tree_map(lambda leaf: leaf[order.to(leaf.device)], memory)

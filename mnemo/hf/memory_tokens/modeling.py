@@ -17,6 +17,7 @@ from transformers.utils.generic import ModelOutput
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, body_of, logits_of
 from mnemo.hf.memory_tokens.cache import DecodingModel, MemoryCache
+from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.checks import quiet
 from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
@@ -36,8 +37,9 @@ class MemoryOutput(ModelOutput):
     loss: Tensor | None = None
     logits: Tensor | None = None
     past_key_values: MemoryCache | None = None
-    memory: Tensor | None = None
-    """(B, m, D) after the last segment; pass it to the next call to continue the text"""
+    memory: Carried | None = None
+    """Memory tokens (B, m, D) after the last segment, or the associations of every layer; pass it to the next call to
+    continue the text"""
 
 
 class _WithMemory(SafeFolder, PreTrainedModel):
@@ -100,16 +102,11 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         except IndexError:  # raised on a CPU only; a check on a GPU would force it to synchronize
             raise _beyond("token ids", tokens, len(embeddings.weight)) from None
 
-    def _start(self, batch: int, memory: Tensor | TextMemory | None) -> TokensState:
-        state: TokensState = self.memory_tokens.init(batch)
-        if memory is None:
-            return state
+    def _start(self, batch: int, memory: Carried | TextMemory | None) -> TokensState:
         if isinstance(memory, TextMemory):
             return memory.state
-        if memory.shape != state.memory.shape:
-            needed = tuple(state.memory.shape)
-            raise MnemoError(f"memory has shape {tuple(memory.shape)}; this model needs {needed}")
-        return TokensState(memory.to(state.memory), torch.ones_like(state.started), None)
+        state: TokensState = self.memory_tokens.init(batch)
+        return state if memory is None else continued(state, memory)
 
     def _split(
         self, batch: int, width: int, mask: Tensor | None, segment: int, device: torch.device
@@ -141,7 +138,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        memory: Tensor | TextMemory | None = None,
+        memory: Carried | TextMemory | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values: MemoryCache | None = None,
         use_cache: bool | None = None,
@@ -186,7 +183,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         return source
 
     def _parallel(
-        self, given: _Given, memory: Tensor | TextMemory | None, num_logits: int, num_items: Tensor | int | None
+        self, given: _Given, memory: Carried | TextMemory | None, num_logits: int, num_items: Tensor | int | None
     ) -> MemoryOutput:
         batch, width, labels = given.batch, given.width, given.labels
         if labels is not None and labels.shape != (batch, width):
@@ -212,7 +209,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         if labels is not None and targets is not None:
             share = 1 if num_items is None else (labels[:, 1:] != IGNORED).sum() / num_items
             loss = share * _mean([read.loss for read in reads], targets)
-        return MemoryOutput(loss=loss, logits=logits, memory=reads[-1].state.memory)
+        return MemoryOutput(loss=loss, logits=logits, memory=carried(reads[-1].state))
 
     def _targets(self, labels: Tensor | None, mask: Tensor | None, segments: list[SegmentColumns]) -> Tensor | None:
         """Return targets (B, T): the next token, -100 in segments without a loss."""
@@ -231,7 +228,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         tokens: Tensor,
         mask: Tensor | None,
         cache: Any,
-        memory: Tensor | TextMemory | None,
+        memory: Carried | TextMemory | None,
         logits_to_keep: int,
     ) -> MemoryOutput:
         cache = MemoryCache(memory) if cache is None else cache
@@ -399,7 +396,7 @@ class MemoryForSequenceClassification(_WithMemory):
         reads = self._read(step, list(zip(segments, scored, strict=True)), self._start(len(input_ids), memory))
         logits = reads[-1].report
         loss = None if labels is None else classification_loss(logits, labels, self.backbone.config)
-        out = MemoryOutput(loss=loss, logits=logits, memory=reads[-1].state.memory)
+        out = MemoryOutput(loss=loss, logits=logits, memory=carried(reads[-1].state))
         return out if return_dict is not False else out.to_tuple()
 
     def _without_wrap(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:

@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from mnemo.errors import MnemoError, unknown
 from mnemo.config import from_json, to_json
+from mnemo.errors import MnemoError, unknown
 from mnemo.memory import Associative, MemoryTokens, WriteTokens
 
 FORMAT_VERSION = 1

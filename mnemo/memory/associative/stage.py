@@ -36,9 +36,7 @@ class AssociativeStage(Stage):
         self.attending = XLStage(layer)
         self.memory = AssociativeMemory(config, self.attending.layer.dim)
 
-    def init(
-        self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False
-    ) -> AssociativeState:
+    def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> AssociativeState:
         recent = self.attending.init(batch, length, like, cached, full)
         return AssociativeState(*self.memory.init(batch, like), recent)
 

@@ -23,7 +23,9 @@ def row_mask(config: MemoryTokens | WriteTokens, lengths: Tensor, begun: int = 0
     """The mask of rows [read, tokens, write] with `lengths` (B,) tokens, of which `begun` were processed before."""
     if isinstance(config, WriteTokens) or not config.blocks:
         return Causal()
-    return Blocks(config.num_read, config.num_written, lengths, config.memory_sees_cache, ahead=config.ahead, begun=begun)
+    return Blocks(
+        config.num_read, config.num_written, lengths, config.memory_sees_cache, ahead=config.ahead, begun=begun
+    )
 
 
 def pattern(config: MemoryTokens, num_tokens: int, cached: int) -> Tensor:

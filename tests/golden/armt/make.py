@@ -270,9 +270,13 @@ LLAMA = LlamaConfig(
     tie_word_embeddings=False,
 )
 GPT2 = GPT2Config(
-    vocab_size=VOCABULARY, n_positions=32, n_embd=8, n_layer=2, n_head=2, initializer_range=0.3, **{
-        f"{part}_pdrop": 0.0 for part in ("attn", "embd", "resid")
-    }
+    vocab_size=VOCABULARY,
+    n_positions=32,
+    n_embd=8,
+    n_layer=2,
+    n_head=2,
+    initializer_range=0.3,
+    **{f"{part}_pdrop": 0.0 for part in ("attn", "embd", "resid")},
 )
 BACKBONES = {
     "llama": (LLAMA, LlamaForCausalLM, "model.layers"),
