@@ -8,7 +8,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import check_attention
-from mnemo.hf.memory_tokens.checks import check_kind, check_positions, check_ties, embedding_weight, try_out
+from mnemo.hf.memory_tokens.checks import (
+    check_kind,
+    check_layers,
+    check_positions,
+    check_ties,
+    embedding_weight,
+    try_out,
+)
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
 from mnemo.hf.memory_tokens.options import Align, Backward, Kind, MaskPolicy, MemoryConfig, PositionPolicy, Window
 from mnemo.memory import Associative
@@ -104,6 +111,8 @@ def _check(model: Any, config: MemoryConfig, encoder: bool) -> None:
         raise MnemoError("classification uses the last segment only: score is for language models")
     if encoder and config.kind != "tokens":
         raise MnemoError("an associative memory is for language models: encoders have memory tokens")
+    if config.kind == "associative":
+        check_layers(model, config)
     if not encoder and config.wrap is not None:
         raise MnemoError("wrap is for encoders: a language model predicts across segment borders")
     check_attention(model, config)

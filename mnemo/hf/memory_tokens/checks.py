@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from mnemo.errors import MnemoError, one_line
 from mnemo.hf.memory_tokens.backbone import additive, body_of, first_position, logits_of
+from mnemo.hf.memory_tokens.layer_memory import layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.position_ids import num_positions
 
@@ -79,6 +80,20 @@ def check_ties(model: Any) -> None:
         raise MnemoError(
             "the configuration says that input and output embeddings are tied, but they are not: set "
             "config.tie_word_embeddings = False or call tie_weights()"
+        )
+
+
+def check_layers(model: Any, config: MemoryConfig) -> None:
+    """Refuse backbones whose layers cannot have an associative memory of the configured shape."""
+    layers_of(body_of(model))
+    try:
+        config.associative_memory().check_width(embedding_weight(model).shape[1])
+    except ValueError as error:
+        raise MnemoError(str(error)) from None
+    if model.is_gradient_checkpointing:
+        raise MnemoError(
+            "gradient checkpointing of the backbone would compute its layers again without their memory: disable it and "
+            'use backward="checkpoint"'
         )
 
 

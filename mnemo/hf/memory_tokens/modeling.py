@@ -67,6 +67,7 @@ class _WithMemory(SafeFolder, PreTrainedModel):
     def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens:
         if self.config.kind == "tokens":
             return RecurrentMemory(self.config.memory_tokens(self._encoder), dim)
+        self.supports_gradient_checkpointing = False  # of single layers; `backward` does so for segments
         layers = layers_of(body_of(self.backbone))
         return AssociativeTokens(self.config.write_tokens(), self.config.associative_memory(), layers, dim)
 
