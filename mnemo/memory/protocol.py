@@ -239,6 +239,9 @@ class Stage(nn.Module, ABC):
     unused_weights: tuple[str, ...] = ()
     """Names of its parameters that no segment uses under its configuration."""
 
+    work_of_written: float = 0.0
+    """Multiply-adds for each memory token after a segment, if it writes to the memory of the stage."""
+
     @abstractmethod
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> Any:
         """An empty memory of `length` slots (full of attended zeros with `full`); `cached`: the inference form."""

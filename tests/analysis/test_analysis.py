@@ -28,6 +28,7 @@ ATTENDING = [
     "compressive-most-used",
     "rmt",
     "rmt-causal",
+    "armt-previous-segment",
     "rmt-with-cache",
     "mt",
     "infinite-sticky",
@@ -272,7 +273,7 @@ def loss_behind(model: Model, ids: torch.Tensor, target: int, sizes: list[int]) 
         return float(model.loss(out, ids[None, target : target + 1])[0, 0])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["xl", "lookahead", "compressive", "rmt", "lstm", "infinite", "mt-published"])
+@pytest.mark.parametrize("name", ["xl", "lookahead", "compressive", "rmt", "armt", "lstm", "infinite", "mt-published"])
 @pytest.mark.parametrize(("context", "sizes"), [(3, [3]), (8, [4, 4]), (10, [2, 4, 4])])
 def test_losses_behind_a_context(name: str, context: int, sizes: list[int]) -> None:
     model, ids = random_model(**MECHANISMS[name]), text()

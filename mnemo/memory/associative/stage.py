@@ -35,6 +35,7 @@ class AssociativeStage(Stage):
         super().__init__()
         self.attending = XLStage(layer)
         self.memory = AssociativeMemory(config, self.attending.layer.dim)
+        self.work_of_written = self.memory.write_work()
 
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> AssociativeState:
         recent = self.attending.init(batch, length, like, cached, full)
@@ -57,7 +58,7 @@ class AssociativeStage(Stage):
         return OpenAssociative(self.memory, state.associations, self.attending.open(state.recent, segment))
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
-        return self.attending.work(rows, slots, cached) + self.memory.work(rows)
+        return self.attending.work(rows, slots, cached) + rows * self.memory.read_work()
 
 
 class OpenAssociative:
