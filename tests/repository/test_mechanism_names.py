@@ -12,7 +12,7 @@ from helpers.code_walk import imports, module_name
 from mnemo.memory import AnyInputMemory, AnyMemory
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGURATIONS = {kind.__name__: kind for kind in (*get_args(AnyMemory), AnyInputMemory)}
+CONFIGURATIONS = {kind.__name__: kind for kind in (*get_args(AnyMemory), *get_args(AnyInputMemory))}
 PACKAGES = {kind.__module__ for kind in CONFIGURATIONS.values()}
 """The package of each mechanism: its configuration, and `modules.py` with its states and modules."""
 MAY_NAME = {
