@@ -62,7 +62,17 @@ def named(source: str, module: str = "") -> list[str]:
 
 
 def test_the_walk_knows_every_mechanism() -> None:
-    assert {"XL", "Lookahead", "Compressive", "Infinite", "LSTM", "QRNN", "MemoryTokens"} == CONFIGURATIONS.keys()
+    assert {
+        "XL",
+        "Lookahead",
+        "Compressive",
+        "Infinite",
+        "LSTM",
+        "QRNN",
+        "Associative",
+        "MemoryTokens",
+        "WriteTokens",
+    } == CONFIGURATIONS.keys()
     assert {"XLStage", "InfiniteStage", "OpenLookahead", "TokensState", "RecurrentMemory"} <= CLASSES
     assert all((ROOT / allowed).exists() for allowed in MAY_NAME)
     assert ROOT / "mnemo/model/model.py" in SOURCES and ROOT / "mnemo/training/distributed.py" in SOURCES

@@ -95,11 +95,15 @@ def add_memory(
         start=start,
         dtype=model.dtype,
     )
-    kind = _kind_of(model)
-    _check(model, config, kind._encoder)
+    return _wrap(model, config)
+
+
+def _wrap(model: Any, config: MemoryConfig) -> MemoryForCausalLM | MemoryForSequenceClassification:
+    wrapper = _kind_of(model)
+    _check(model, config, wrapper._encoder)
     for module in model.modules():
         module._is_hf_initialized = True  # keep the given weights: do not initialise them again
-    wrapped = kind(config, model)
+    wrapped = wrapper(config, model)
     wrapped.train(model.training)
     if isinstance(wrapped, MemoryForCausalLM) and model.generation_config is not None:
         wrapped.generation_config = model.generation_config
