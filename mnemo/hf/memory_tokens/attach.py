@@ -59,15 +59,13 @@ def add_memory(
     tokens:    number of memory tokens
     segment:   tokens per segment, without memory tokens
     bptt:      number of earlier segments that the gradient of a loss reaches; None for all
-    kind:      "tokens": memory tokens are carried from segment to segment (RMT); "associative": they write to a matrix
-               of each layer, which is carried (ARMT)
-    associative: options of the associative memory
+    kind:      "tokens": memory tokens are carried on (RMT); "associative": a matrix of each layer, which they write (ARMT)
+    associative: options of the second kind
     mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
-    positions: "continue": positions count through memory and text; "tokens": text has the same positions as without
-               memory; "fixed": the positions of memory tokens do not depend on the segment length
+    positions: "continue": count through memory and text; "tokens": text has the same positions as without memory;
+               "fixed": the positions of memory tokens do not depend on the segment length
     align:     which segment of a row is shorter: the last one ("left") or the first one ("right")
-    window:    "sliding": every loss reaches exactly `bptt` earlier segments; "tumbling": windows of bptt + 1 segments,
-               each read once
+    window:    "sliding": every loss reaches exactly `bptt` earlier segments; "tumbling": windows of bptt + 1 segments
     score:     number of last segments of a sample that have a loss; None for all
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
@@ -76,7 +74,6 @@ def add_memory(
                starts as the last tokens of the segment before, so that an untrained memory does no harm
     """
     check_kind(model)
-    deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
     config = MemoryConfig(
         text_config=model.config,
         kind=kind,
@@ -91,7 +88,7 @@ def add_memory(
         score=score,
         backward=backward,
         wrap=wrap,
-        std=deviation,
+        std=float(embedding_weight(model).detach().float().std()) if std is None else std,
         start=start,
         dtype=model.dtype,
     )
