@@ -52,7 +52,7 @@ EXAMPLES: dict[type, Any] = {
     Infinite: Infinite(length=4, basis=6, block=3, samples=5, widths=(0.1, 0.3)),
     LSTM: LSTM(),
     QRNN: QRNN(),
-    Associative: Associative(key_dim=4),
+    Associative: Associative(key_dim=16),
     MemoryTokens: MemoryTokens(num=2),
     WriteTokens: WriteTokens(num=2),
     DropoutConfig: DropoutConfig.published(0.2, attention=0.1),
@@ -99,7 +99,7 @@ VALUES: dict[type, dict[str, list[Any]]] = {
     },
     LSTM: {"width": [7]},
     QRNN: {"width": [7], "kernel": [1, 4], "zoneout": [0.2]},
-    Associative: {"length": [4], "key_dim": [6], "nu": [1], "heads": [2]},
+    Associative: {"length": [4], "key_dim": [12], "nu": [1], "heads": [2]},
     MemoryTokens: {"num": [1, 4], "std": [0.5]},
     WriteTokens: {"num": [1, 4], "std": [0.5]},
     DropoutConfig: {field.name: [0.3] for field in fields(DropoutConfig) if field.name != "locked"},
@@ -155,7 +155,7 @@ def _fitting(config: Any, name: str, value: Any) -> Any:
     if isinstance(value, Plan) and any(isinstance(memory, Associative) for memory in value.memories(config.num_layers)):
         changes["tokens"] = WriteTokens(num=2)
     if isinstance(value, WriteTokens):
-        changes["memory"] = Plan(long=Associative(key_dim=4))
+        changes["memory"] = Plan(long=Associative(key_dim=16))
     if isinstance(config, MemoryTokens) and name == "carry_read":
         changes["write"] = not value
     return replace(config, **changes)

@@ -59,7 +59,7 @@ def add_memory(
     tokens:    number of memory tokens
     segment:   tokens per segment, without memory tokens
     bptt:      number of earlier segments that the gradient of a loss reaches; None for all
-    kind:      "tokens": memory tokens are carried on (RMT); "associative": a matrix of each layer, which they write (ARMT)
+    kind:      "tokens": memory tokens are carried on (RMT); "associative": they write a matrix of each layer (ARMT)
     associative: options of the second kind
     mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
     positions: "continue": count through memory and text; "tokens": text has the same positions as without memory;
