@@ -36,6 +36,12 @@ class AssociativeStage(Stage):
         self.attending = XLStage(layer)
         self.memory = AssociativeMemory(config, self.attending.layer.dim)
         self.work_of_written = self.memory.write_work()
+        self.late_weights = (
+            "memory.key.weight",
+            "memory.value.weight",
+            "memory.strength.weight",
+            "memory.strength.bias",
+        )
 
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> AssociativeState:
         recent = self.attending.init(batch, length, like, cached, full)
