@@ -60,7 +60,7 @@ class CausalRows:
         self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
     ) -> tuple[Tensor, Any]:
         """Return hidden rows (B, Q, D) of a whole segment; the backbone itself has no state."""
-        memory = 2 * self.config.tokens
+        memory = self.config.num_read + self.config.tokens
         total = torch.full((len(rows),), rows.shape[1], device=rows.device) if lengths is None else lengths
         return self.feed(rows, None, 0, (total - memory).clamp(min=0), mask), state
 
@@ -77,7 +77,7 @@ class CausalRows:
         if isinstance(mask, Blocks):
             visible = mask.visible(num, begin + num, begin, rows.device)
             options["attention_mask"] = additive(visible, rows.dtype)
-        positions = position_ids(self.config.positions, index, self.config.tokens, True, counts)
+        positions = position_ids(self.config.positions, index, self.config.num_read, self.config.tokens, counts)
         if positions is not None:
             options["position_ids"] = positions + first_position(self.backbone)
             # Without a mask, transformers interprets positions that do not increase as several texts in one row.
@@ -101,7 +101,7 @@ class EncoderRows:
         num, total = self.config.tokens, rows.shape[1]
         order = torch.tensor([num, *range(num), *range(num + 1, total)], device=rows.device)
         counts = torch.full((len(rows),), total, device=rows.device) if lengths is None else lengths
-        placed = position_ids(self.config.positions, positions, num, False, (counts - num).clamp(min=0))
+        placed = position_ids(self.config.positions, positions, num, 0, (counts - num).clamp(min=0))
         options: dict[str, Any] = {}
         if placed is not None:
             options["position_ids"] = placed[:, order] + first_position(self.backbone)
