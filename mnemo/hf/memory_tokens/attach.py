@@ -17,7 +17,16 @@ from mnemo.hf.memory_tokens.checks import (
     try_out,
 )
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
-from mnemo.hf.memory_tokens.options import Align, Backward, Kind, MaskPolicy, MemoryConfig, PositionPolicy, Window
+from mnemo.hf.memory_tokens.options import (
+    Align,
+    Backward,
+    Kind,
+    MaskPolicy,
+    MemoryConfig,
+    PositionPolicy,
+    Start,
+    Window,
+)
 from mnemo.memory import Associative
 
 AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
@@ -41,6 +50,7 @@ def add_memory(
     backward: Backward = "checkpoint",
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
+    start: Start = "random",
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
     """Add memory to a causal language model, or memory tokens to an encoder with a classification head.
 
@@ -62,6 +72,8 @@ def add_memory(
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
     std:       standard deviation of the initial memory; by default that of the embeddings
+    start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the memory
+               starts as the last tokens of the segment before, so that an untrained memory does no harm
     """
     check_kind(model)
     deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
@@ -80,6 +92,7 @@ def add_memory(
         backward=backward,
         wrap=wrap,
         std=deviation,
+        start=start,
         dtype=model.dtype,
     )
     kind = _kind_of(model)
@@ -109,6 +122,8 @@ def _check(model: Any, config: MemoryConfig, encoder: bool) -> None:
         raise MnemoError("an encoder attends in both directions: mask policies are for language models")
     if encoder and config.score not in (None, 1):
         raise MnemoError("classification uses the last segment only: score is for language models")
+    if encoder and config.start != "random":
+        raise MnemoError('an encoder reads and writes the same memory tokens: start="overlap" is for language models')
     if encoder and config.kind != "tokens":
         raise MnemoError("an associative memory is for language models: encoders have memory tokens")
     if config.kind == "associative":

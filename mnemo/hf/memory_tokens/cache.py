@@ -19,16 +19,17 @@ from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows
 from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.overlap import OverlapMemory
 from mnemo.hf.memory_tokens.split import first_length
 from mnemo.hf.memory_tokens.text_memory import TextMemory
-from mnemo.memory import RecurrentMemory, TokensState
+from mnemo.memory import TokensState
 from mnemo.memory.state import select, tree_map, tree_zip
 
 
 class DecodingModel:
     """The parts of the model that decoding needs."""
 
-    def __init__(self, backbone: Any, memory: RecurrentMemory, config: MemoryConfig, embed: Callable[..., Tensor]):
+    def __init__(self, backbone: Any, memory: Any, config: MemoryConfig, embed: Callable[..., Tensor]):
         self.rows, self.memory, self.config, self.embed = CausalRows(backbone, config), memory, config, embed
         self.backbone_config = self.rows.body.config
 
@@ -45,7 +46,8 @@ class DecodingModel:
         counts = torch.full_like(state.started, room)
         part = (rows, cache, begin, counts, self.memory.row_mask(counts, begin))
         if self.config.kind == "tokens":
-            return self.rows.feed(*part), None
+            unread = state.started == 0 if self.config.start == "overlap" else None
+            return self.rows.feed(*part, unread), None
         with self.memory.call(state.inner, self.config.tokens if written else 0) as call:  # type: ignore[operator]
             hidden = self.rows.feed(*part)
         return hidden, tuple(call.after)
@@ -54,9 +56,18 @@ class DecodingModel:
 class Group:
     """Rows whose segments end at the same time."""
 
-    def __init__(self, rows: list[int], state: TokensState, room: int, count: int = 0, cache: Any = None) -> None:
+    def __init__(
+        self,
+        rows: list[int],
+        state: TokensState,
+        room: int,
+        count: int = 0,
+        cache: Any = None,
+        tail: Tensor | None = None,
+    ) -> None:
         self.rows, self.state, self.count, self.cache = rows, state, count, cache
         self.room = room  # length of the open segment
+        self.tail = tail  # (B, m, D): the last rows of the open segment, for a memory that starts as them
 
     def feed(self, tokens: Tensor, model: DecodingModel, last: int) -> Tensor:
         """Read tokens (B, T) and return the hidden rows of the last ones, (B, last, D); others are not kept."""
@@ -72,6 +83,8 @@ class Group:
     def _feed_part(self, rows: Tensor, model: DecodingModel) -> Tensor:
         num, new = model.config.num_read, rows.shape[1]
         begin = num + self.count
+        if isinstance(model.memory, OverlapMemory):
+            self._keep_tail(rows, model.memory)
         if self.count == 0:
             self.cache, begin = model.open(), 0
             rows = torch.cat([model.memory.rows(self.state)[:, :num], rows], 1)
@@ -79,18 +92,27 @@ class Group:
         self.count += new
         return hidden[:, -new:]
 
+    def _keep_tail(self, rows: Tensor, memory: OverlapMemory) -> None:
+        before = memory.rows(self.state) if self.count == 0 or self.tail is None else self.tail
+        self.tail = torch.cat([before, rows], 1)[:, rows.shape[1] :]
+
     def _commit(self, model: DecodingModel) -> None:
         """Write the memory at the end of a full segment and discard the backbone's cache."""
         if model.config.tokens:
             rows, begin = model.memory.rows(self.state), model.config.num_read + self.count
             written, memories = model.feed(rows, self.cache, begin, self.room, self.state, True)
-            self.state = model.memory.carry(self.state, written, memories)
+            if isinstance(model.memory, OverlapMemory):
+                assert self.tail is not None  # the segment has tokens
+                self.state = model.memory.carry(self.state, written, self.tail)
+            else:
+                self.state = model.memory.carry(self.state, written, memories)
         self.cache, self.count, self.room = None, 0, model.config.segment
 
     def take(self, rows: list[int], members: list[int]) -> Group:
         """Return a group of the rows `rows`, which are copies of this group's members with indices `members`."""
         index = torch.tensor(members, device=self.state.started.device)
-        return Group(rows, select(self.state, index), self.room, self.count, _select(self.cache, index))
+        tail = None if self.tail is None else self.tail[index]
+        return Group(rows, select(self.state, index), self.room, self.count, _select(self.cache, index), tail)
 
 
 def _select(cache: Any, index: Tensor) -> Any:

@@ -21,6 +21,7 @@ from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.checks import quiet
 from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.overlap import OverlapMemory
 from mnemo.hf.memory_tokens.reading import SegmentReader, Source, id_pieces
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.text_memory import TextMemory, load_text_memory, save_text_memory
@@ -64,7 +65,9 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         self.num_segments: int | None = None
         self.post_init()
 
-    def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens:
+    def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens | OverlapMemory:
+        if self.config.start == "overlap":
+            return OverlapMemory(self.config.memory_tokens(), dim)
         if self.config.kind == "tokens":
             return RecurrentMemory(self.config.memory_tokens(self._encoder), dim)
         self.supports_gradient_checkpointing = False  # of single layers; `backward` does so for segments
@@ -74,6 +77,8 @@ class _WithMemory(SafeFolder, PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentMemory):
             init.normal_(module.initial, 0.0, self.config.std)
+        elif isinstance(module, OverlapMemory):
+            init.zeros_(module.gate)
         elif isinstance(module, ZeroProjection):
             init.zeros_(module.weight)
         elif isinstance(module, Projection):

@@ -17,8 +17,10 @@ Align = Literal["left", "right"]
 Window = Literal["sliding", "tumbling"]
 Backward = Literal["checkpoint", "plain"]
 Kind = Literal["tokens", "associative"]
+Start = Literal["random", "overlap"]
 CHOICES = {
     "kind": Kind,
+    "start": Start,
     "mask": MaskPolicy,
     "positions": PositionPolicy,
     "align": Align,
@@ -64,6 +66,9 @@ class MemoryConfig(PreTrainedConfig):
     """Encoders: ids of the tokens before and after every segment, such as [CLS] and [SEP]"""
     std: float = 1.0
     """Standard deviation of the initial memory"""
+    start: str = "random"
+    """"random": random memory tokens, as published, which disturb the backbone until they are trained; "overlap": the
+    memory starts as the last tokens of the segment before, and a gate that starts at 0 adds the written memory"""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -118,6 +123,8 @@ def check_options(config: MemoryConfig) -> None:
         check_associative(config)
     elif config.associative is not None:
         raise MnemoError('options of an associative memory need kind="associative"')
+    if config.start == "overlap" and config.kind == "associative":
+        raise MnemoError('an associative memory is empty at first and changes nothing: it needs no start="overlap"')
     if not isinstance(config.std, int | float) or not config.std >= 0:
         raise MnemoError(f"std={config.std!r} must be a number of at least 0")
     if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):
