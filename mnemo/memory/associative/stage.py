@@ -11,7 +11,7 @@ from mnemo.memory.associative import Associative
 from mnemo.memory.associative.modules import Associations, AssociativeMemory, keep_unread, written_rows
 from mnemo.memory.kv_buffer import KeyValueCache
 from mnemo.memory.protocol import Extent, Segment, Stage
-from mnemo.memory.state import select
+from mnemo.memory.state import select, tree_map
 from mnemo.memory.xl.modules import OpenXL, XLStage, XLState
 
 
@@ -85,7 +85,7 @@ class OpenAssociative:
         self.attending.commit()
 
     def state(self) -> AssociativeState:
-        return AssociativeState(*map(torch.clone, self.committed), self.attending.state())
+        return AssociativeState(*tree_map(torch.clone, self.committed), self.attending.state())
 
     def contents(self, length: int) -> Any:
         return self.attending.contents(length)
