@@ -14,6 +14,7 @@ from mnemo.hf.memory_tokens.checks import (
     check_positions,
     check_ties,
     embedding_weight,
+    forget_gguf,
     try_out,
 )
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
@@ -76,6 +77,7 @@ def add_memory(
                block starts as the last tokens of the segment before, so that an untrained memory does no harm
     """
     check_kind(model)
+    forget_gguf(model)
     deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
     config = MemoryConfig(
         text_config=model.config,

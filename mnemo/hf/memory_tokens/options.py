@@ -29,6 +29,18 @@ CHOICES = {
 }
 
 
+def backbone_value(name: str) -> Any:
+    """Return a property that is stored in the configuration of the backbone."""
+
+    def get(config: MemoryConfig) -> Any:
+        return None if config.text_config is None else getattr(config.text_config.get_text_config(), name, None)
+
+    def store(config: MemoryConfig, value: Any) -> None:
+        setattr(config.text_config.get_text_config(), name, value)
+
+    return property(get, store)
+
+
 class MemoryConfig(PreTrainedConfig):
     """The configuration of the backbone and of the memory, in one file."""
 
@@ -79,6 +91,16 @@ class MemoryConfig(PreTrainedConfig):
             self.associative = to_json(self.associative)
         super().__post_init__(**kwargs)
         check_options(self)
+
+    # Names by which libraries look up the sizes of a language model; the backbone's configuration holds their values.
+    vocab_size = backbone_value("vocab_size")
+    hidden_size = backbone_value("hidden_size")
+    num_hidden_layers = backbone_value("num_hidden_layers")
+    num_attention_heads = backbone_value("num_attention_heads")
+    max_position_embeddings = backbone_value("max_position_embeddings")
+    bos_token_id = backbone_value("bos_token_id")
+    eos_token_id = backbone_value("eos_token_id")
+    pad_token_id = backbone_value("pad_token_id")
 
     @property
     def num_read(self) -> int:
