@@ -21,7 +21,7 @@ from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.checks import quiet
 from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
-from mnemo.hf.memory_tokens.overlap import FIRST_GATE, OverlapMemory
+from mnemo.hf.memory_tokens.overlap import OverlapMemory
 from mnemo.hf.memory_tokens.reading import SegmentReader, Source, id_pieces
 from mnemo.hf.memory_tokens.silent_mistakes import warn_of_frozen_memory, warn_of_windows
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
@@ -69,7 +69,7 @@ class _WithMemory(SafeFolder, PreTrainedModel):
 
     def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens | OverlapMemory:
         if self.config.start == "overlap":
-            return OverlapMemory(self.config.memory_tokens(), dim)
+            return OverlapMemory(self.config.memory_tokens(), dim, self.config.overlap_steps)
         if self.config.kind == "tokens":
             return RecurrentMemory(self.config.memory_tokens(self._encoder), dim)
         self.supports_gradient_checkpointing = False  # of single layers; `backward` does so for segments
@@ -80,7 +80,7 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         if isinstance(module, RecurrentMemory):
             init.normal_(module.initial, 0.0, self.config.std)
         elif isinstance(module, OverlapMemory):
-            init.constant_(module.gate, FIRST_GATE)
+            init.zeros_(module.share)
         elif isinstance(module, ZeroProjection):
             init.zeros_(module.weight)
         elif isinstance(module, Projection):
@@ -171,6 +171,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         warn_of_windows(self)
         if labels is not None:
             warn_of_frozen_memory(self)
+            self._advance_start()
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
             raise MnemoError("logits_to_keep is the number of last columns whose logits are returned; 0 for all")
         if past_key_values is not None or use_cache:
@@ -186,6 +187,10 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
                 given = given.after(memory.open, self._embed)
             out = self._parallel(given, memory, num_logits, num_items_in_batch)
         return out if return_dict is not False else out.to_tuple()
+
+    def _advance_start(self) -> None:
+        if self.config.start == "overlap" and self.training and torch.is_grad_enabled():
+            self.memory_tokens.advance()  # type: ignore[operator]
 
     def _source(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         source = inputs_embeds if input_ids is None else input_ids
