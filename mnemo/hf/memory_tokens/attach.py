@@ -61,19 +61,17 @@ def add_memory(
     tokens:    number of memory tokens
     segment:   tokens per segment, without memory tokens
     bptt:      number of earlier segments that the gradient of a loss reaches; None for all
-    kind:      "tokens": memory tokens are carried on (RMT); "associative": they write a matrix of each layer (ARMT)
-    associative: options of the second kind
+    kind:      "tokens" that are carried on (RMT), or an "associative" matrix of each layer that they write (ARMT)
+    associative: options of the latter
     mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
-    positions: "continue": count through memory and text; "tokens": text has the same positions as without memory;
-               "fixed": the positions of memory tokens do not depend on the segment length
+    positions: "continue" through memory and text; "tokens": text as without memory; "fixed" for memory tokens
     align:     which segment of a row is shorter: the last one ("left") or the first one ("right")
     window:    "sliding": every loss reaches exactly `bptt` earlier segments; "tumbling": windows of bptt + 1 segments
     score:     number of last segments of a sample that have a loss; None for all
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
     std:       standard deviation of the initial memory; by default that of the embeddings
-    start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the read
-               block starts as the last tokens of the segment before, so that an untrained memory does no harm
+    start:     "random", which disturbs the backbone until trained; "overlap": as the last tokens of the segment before
     overlap_steps: with start="overlap", training calls until the memory has replaced these tokens
     """
     check_kind(model)
