@@ -61,8 +61,7 @@ def add_memory(
     tokens:    number of memory tokens
     segment:   tokens per segment, without memory tokens
     bptt:      number of earlier segments that the gradient of a loss reaches; None for all
-    kind:      "tokens" that are carried on (RMT), or an "associative" matrix of each layer that they write (ARMT)
-    associative: options of the latter
+    kind:      "tokens" that are carried on (RMT); "associative" matrices of layers (ARMT), with options `associative`
     mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
     positions: "continue" through memory and text; "tokens": text as without memory; "fixed" for memory tokens
     align:     which segment of a row is shorter: the last one ("left") or the first one ("right")
