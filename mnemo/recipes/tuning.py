@@ -55,6 +55,8 @@ class Tuning:
     """Memory tokens, or an associative memory in every layer."""
     tokens: int = 16
     """Memory tokens; 0 trains the model without memory."""
+    start: Literal["random", "overlap"] = "random"
+    """First weights of memory tokens: random as published, or such that an untrained memory does no harm."""
     segment: int = 512
     """Tokens per segment, without memory tokens."""
     stages: tuple[str, ...] = ("1", "2", "4", "8")

@@ -48,7 +48,7 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     check_room(train, options.curriculum)
     options.out.mkdir(parents=True, exist_ok=True)
     trainer = MemoryTrainer(model, options, train, held_out, say)
-    trainer.train(resume_from_checkpoint=last_checkpoint(options.out) if options.resume else None)
+    _train(trainer, last_checkpoint(options.out) if options.resume else None)
     memory_model(model).config.segment = options.segment
     if trainer.course.paused:
         say(f"paused after step {trainer.state.global_step:,}; continue with --resume")
@@ -57,6 +57,15 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     folder = save(model, tokenizer, options)
     write_results(options, results, trainer.curriculum, say)
     return Tuned(model, tokenizer, results, folder)
+
+
+def _train(trainer: MemoryTrainer, checkpoint: str | None) -> None:
+    """Train from the start or from a checkpoint; one that has all its steps already is only loaded."""
+    done = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
+    if done < trainer.options.max_steps:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    elif checkpoint is not None:
+        trainer._load_from_checkpoint(checkpoint)
 
 
 def load_model(options: Tuning) -> tuple[Any, Any]:
@@ -80,7 +89,7 @@ def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
 def _with_memory(model: Any, options: Tuning) -> Any:
     """Add memory, and LoRA weights if they are trained instead of the model's."""
     torch.manual_seed(options.seed)
-    model = add_memory(model, options.tokens, options.segment, options.bptt, kind=options.memory)
+    model = add_memory(model, options.tokens, options.segment, options.bptt, kind=options.memory, start=options.start)
     if not options.lora:
         return model
     try:
