@@ -79,7 +79,8 @@ class MemoryTrainer(Trainer):
         inner, segments = memory_model(model), inputs.pop("segments")
         inner.config.segment = inputs.pop("segment")
         inner.config.backward = "plain" if segments <= self.options.plain_segments else "checkpoint"
-        loss = model(**inputs, num_items_in_batch=num_items_in_batch).loss
+        with compiling(self.options, inner.config.segment):
+            loss = model(**inputs, num_items_in_batch=num_items_in_batch).loss
         self.course.add(loss.detach(), inputs["input_ids"].numel())
         return loss
 
@@ -123,6 +124,15 @@ def build_optimizer(model: Any, options: Tuning) -> torch.optim.Optimizer:
 def precision_context(options: Tuning, device: torch.device) -> AbstractContextManager[Any]:
     """Return the context in which the model computes."""
     return torch.autocast(device.type, torch.bfloat16) if options.precision == "bf16" else nullcontext()
+
+
+def compiling(options: Tuning, tokens: int) -> AbstractContextManager[Any]:
+    """Return a context in which layers are compiled for segments of full length only; other shapes run uncompiled.
+
+    Compiling for every stage would take longer than it saves.
+    """
+    full = not options.compiled or tokens == options.segment
+    return nullcontext() if full else torch.compiler.set_stance("force_eager")
 
 
 def _only(batches: Any) -> Any:
@@ -190,7 +200,8 @@ class _Course(TrainerCallback):
         stage = options.curriculum[curriculum.stage]
         loss = float(torch.stack(self._losses).sum()) / max(1, self._steps_since)
         seconds = time.monotonic() - self._since
-        with precision_context(options, memory_model(self.trainer.model).device):
+        device = memory_model(self.trainer.model).device
+        with precision_context(options, device), compiling(options, stage.tokens):
             model, number = self.trainer.model, options.check_samples
             (found,) = accuracy_by_segments(
                 model, self.held_out, [stage], number, batch=options.micro_batch, seed=CHECK_SEED, cut=False

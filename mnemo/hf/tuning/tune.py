@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,6 @@ from mnemo.recipes.tuning import Tuning
 from mnemo.storage.weights import pick_device
 
 MODEL, ADAPTER = "model", "adapter"
-TEST_TOKENS = 2**15
-"""Tokens per segment of all rows in the final evaluation"""
 
 
 @dataclass(frozen=True)
@@ -119,12 +118,15 @@ def evaluate(model: Any, tokenizer: Any, data: BabiLongData, options: Tuning, sh
     """Measure the accuracy on test stories in test books."""
     task = build_task(data, "test", tokenizer, options.background)
     check_room(task, options.lengths)
-    results = []
-    with precision_context(options, memory_model(model).device):
-        for stage in options.lengths:
-            rows = max(1, TEST_TOKENS // stage.tokens)
-            results += accuracy_by_segments(model, task, [stage], options.test_samples, batch=rows, show=show)
-    return results
+    with precision_context(options, memory_model(model).device), _without_recompiling(options):
+        return accuracy_by_segments(
+            model, task, options.lengths, options.test_samples, batch=options.micro_batch, show=show
+        )
+
+
+def _without_recompiling(options: Tuning) -> AbstractContextManager[Any]:
+    """Return a context in which shapes that training did not compile run uncompiled."""
+    return torch.compiler.set_stance("eager_on_recompile") if options.compiled else nullcontext()
 
 
 def save(model: Any, tokenizer: Any, options: Tuning) -> Path:
