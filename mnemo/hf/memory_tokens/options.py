@@ -68,7 +68,7 @@ class MemoryConfig(PreTrainedConfig):
     """Standard deviation of the initial memory"""
     start: str = "random"
     """"random": random memory tokens, as published, which disturb the backbone until they are trained; "overlap": the
-    memory starts as the last tokens of the segment before, and a gate that starts at 0 adds the written memory"""
+    read block starts as the last tokens of the segment before, and a small gate adds the written memory"""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -125,6 +125,8 @@ def check_options(config: MemoryConfig) -> None:
         raise MnemoError('options of an associative memory need kind="associative"')
     if config.start == "overlap" and config.kind == "associative":
         raise MnemoError('an associative memory is empty at first and changes nothing: it needs no start="overlap"')
+    if config.start == "overlap" and config.std == 0:
+        raise MnemoError('std=0 would multiply the memory by zero: start="overlap" needs std > 0')
     if not isinstance(config.std, int | float) or not config.std >= 0:
         raise MnemoError(f"std={config.std!r} must be a number of at least 0")
     if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):
