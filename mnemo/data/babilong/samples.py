@@ -96,9 +96,7 @@ class BabiLong:
             first += sample.num_sentences
 
     def _sample(self, story: Story, length: int, whole: bool, first: int, chance: np.random.Generator) -> Sample:
-        facts = [self.encoded(f" {fact}") for fact in story.facts]
-        question = self.encoded(self._form.format(question=story.question.strip()))
-        answer = (*self.encoded(f" {story.answer}"), *self._end)
+        facts, question, answer = self._facts(story), self._question(story), self._answer(story)
         room = length - (len(question) + len(answer) if whole else 0) - sum(map(len, facts))
         if whole and room < 0:
             raise MnemoError(f"a sample of {length} tokens has no room for its facts and question: {length - room}")
@@ -108,7 +106,19 @@ class BabiLong:
 
     def longest_story(self) -> int:
         """Return the number of tokens of the longest facts, question and answer."""
-        return max(len(self.sample(number, 0).ids) for number in range(len(self)))
+        return max(map(self._story_length, self.stories))
+
+    def _story_length(self, story: Story) -> int:
+        return sum(map(len, (*self._facts(story), self._question(story), self._answer(story))))
+
+    def _facts(self, story: Story) -> list[tuple[int, ...]]:
+        return [self.encoded(f" {fact}") for fact in story.facts]
+
+    def _question(self, story: Story) -> tuple[int, ...]:
+        return self.encoded(self._form.format(question=story.question.strip()))
+
+    def _answer(self, story: Story) -> tuple[int, ...]:
+        return (*self.encoded(f" {story.answer}"), *self._end)
 
     def encoded(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text that occurs in many samples."""
