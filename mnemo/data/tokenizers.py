@@ -398,7 +398,8 @@ class BPETokenizer:
         return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
 
     @cached_property
-    def _pieces(self) -> list[bytes]:
+    def pieces(self) -> list[bytes]:
+        """The bytes of every piece."""
         letters = _byte_letters()
         return [bytes(letters[letter] for letter in piece) for piece in self.names()]
 
@@ -412,7 +413,7 @@ class BPETokenizer:
         return decode_all(self.decoder(), ids)
 
     def decoder(self) -> Decoder:
-        return _BytesDecoder(self._pieces)
+        return _BytesDecoder(self.pieces)
 
     def to_json(self) -> dict[str, Any]:
         return {"unit": self.unit, "model": json.loads(self.model)}

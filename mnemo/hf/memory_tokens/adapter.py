@@ -22,7 +22,7 @@ from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
-LATER_OPTIONS = ("kind", "associative", "start")
+LATER_OPTIONS = ("kind", "associative", "start", "overlap_steps")
 """Options that adapters of version 0.1.0 lack"""
 DESCRIPTION = "mnemo_adapter.json"
 MEMORY = "memory.safetensors"
@@ -106,7 +106,7 @@ def _memory_weights(model: Any) -> dict[str, Tensor]:
     """Return the learned memory tokens, and the weights of an associative memory."""
     memory = model.memory_tokens
     if model.config.start == "overlap":
-        return {"initial": memory.initial, "gate": memory.gate}
+        return {"initial": memory.initial, "share": memory.share}
     if model.config.kind == "tokens":
         return {"initial": memory.initial}
     return {"initial": memory.initial} | {f"layers.{name}": weight for name, weight in memory.layers.named_parameters()}
@@ -130,5 +130,11 @@ def _named_backbone(saved: dict[str, Any], folder: Path) -> Any:
     auto = AutoModelForCausalLM if saved["head"] == "causal" else AutoModelForSequenceClassification
     try:
         return auto.from_pretrained(name)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        files = sorted(path.name for path in Path(name).glob("*.gguf"))
+        if files:
+            raise MnemoError(
+                f"the backbone of {folder} is a GGUF file: pass it as load_adapter({str(folder)!r}, "
+                f"AutoModelForCausalLM.from_pretrained({name!r}, gguf_file={files[0]!r}))"
+            ) from None
         raise MnemoError(f"the backbone '{name}' of {folder} cannot be loaded: {one_line(error)}") from None

@@ -14,6 +14,7 @@ from mnemo.hf.memory_tokens.checks import (
     check_positions,
     check_ties,
     embedding_weight,
+    forget_gguf,
     try_out,
 )
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
@@ -51,6 +52,7 @@ def add_memory(
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
     start: Start = "random",
+    overlap_steps: int = 200,
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
     """Add memory to a causal language model, or memory tokens to an encoder with a classification head.
 
@@ -74,8 +76,10 @@ def add_memory(
     std:       standard deviation of the initial memory; by default that of the embeddings
     start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the read
                block starts as the last tokens of the segment before, so that an untrained memory does no harm
+    overlap_steps: with start="overlap", training calls until the memory has replaced these tokens
     """
     check_kind(model)
+    forget_gguf(model)
     deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
     config = MemoryConfig(
         text_config=model.config,
@@ -93,6 +97,7 @@ def add_memory(
         wrap=wrap,
         std=deviation,
         start=start,
+        overlap_steps=overlap_steps,
         dtype=model.dtype,
     )
     kind = _kind_of(model)

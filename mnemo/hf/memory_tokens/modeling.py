@@ -19,11 +19,11 @@ from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, body_of, lo
 from mnemo.hf.memory_tokens.cache import DecodingModel, MemoryCache
 from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.checks import quiet
-from mnemo.hf.memory_tokens.foreign_harness import warn_of_windows
 from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
-from mnemo.hf.memory_tokens.overlap import FIRST_GATE, OverlapMemory
+from mnemo.hf.memory_tokens.overlap import OverlapMemory
 from mnemo.hf.memory_tokens.reading import SegmentReader, Source, id_pieces
+from mnemo.hf.memory_tokens.silent_mistakes import warn_of_frozen_memory, warn_of_windows
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.text_memory import TextMemory, load_text_memory, save_text_memory
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
@@ -64,11 +64,12 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         self.memory_tokens = self._new_memory(weight.shape[1]).to(weight.device, weight.dtype)
         # In training, use only this many of the last segments of each sample (set by a curriculum).
         self.num_segments: int | None = None
+        self.warned_of_windows = self.checked_for_training = False
         self.post_init()
 
     def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens | OverlapMemory:
         if self.config.start == "overlap":
-            return OverlapMemory(self.config.memory_tokens(), dim)
+            return OverlapMemory(self.config.memory_tokens(), dim, self.config.overlap_steps)
         if self.config.kind == "tokens":
             return RecurrentMemory(self.config.memory_tokens(self._encoder), dim)
         self.supports_gradient_checkpointing = False  # of single layers; `backward` does so for segments
@@ -79,7 +80,7 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         if isinstance(module, RecurrentMemory):
             init.normal_(module.initial, 0.0, self.config.std)
         elif isinstance(module, OverlapMemory):
-            init.constant_(module.gate, FIRST_GATE)
+            init.zeros_(module.share)
         elif isinstance(module, ZeroProjection):
             init.zeros_(module.weight)
         elif isinstance(module, Projection):
@@ -168,6 +169,9 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
         warn_of_windows(self)
+        if labels is not None:
+            warn_of_frozen_memory(self)
+            self._advance_start()
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
             raise MnemoError("logits_to_keep is the number of last columns whose logits are returned; 0 for all")
         if past_key_values is not None or use_cache:
@@ -183,6 +187,10 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
                 given = given.after(memory.open, self._embed)
             out = self._parallel(given, memory, num_logits, num_items_in_batch)
         return out if return_dict is not False else out.to_tuple()
+
+    def _advance_start(self) -> None:
+        if self.config.start == "overlap" and self.training and torch.is_grad_enabled():
+            self.memory_tokens.advance()  # type: ignore[operator]
 
     def _source(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         source = inputs_embeds if input_ids is None else input_ids
