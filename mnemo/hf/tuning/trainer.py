@@ -68,6 +68,13 @@ class MemoryTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.samples, batch_size=None)  # not read ahead: a new stage begins at once
 
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        # The backward pass is inside, because it computes checkpointed segments again.
+        with compiling(self.options, inputs["segment"]):
+            return super().training_step(model, inputs, num_items_in_batch)
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -79,8 +86,7 @@ class MemoryTrainer(Trainer):
         inner, segments = memory_model(model), inputs.pop("segments")
         inner.config.segment = inputs.pop("segment")
         inner.config.backward = "plain" if segments <= self.options.plain_segments else "checkpoint"
-        with compiling(self.options, inner.config.segment):
-            loss = model(**inputs, num_items_in_batch=num_items_in_batch).loss
+        loss = model(**inputs, num_items_in_batch=num_items_in_batch).loss
         self.course.add(loss.detach(), inputs["input_ids"].numel())
         return loss
 
