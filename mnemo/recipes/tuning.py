@@ -42,7 +42,7 @@ class Stage(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     model: Annotated[str, tyro.conf.Positional]
-    """Folder or name of a causal language model in Hugging Face's format."""
+    """A causal language model: a folder in Hugging Face's format, or OWNER/NAME of its hub."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("tuned")
     """Folder for the model, its card, checkpoints, measurements and figures."""
     task: str = "qa1"

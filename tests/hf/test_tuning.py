@@ -214,7 +214,7 @@ def test_speed_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = {
-        ("nosuch",): "'nosuch' cannot be loaded as a language model",
+        ("nosuch",): "'nosuch' is no folder; models of the Hugging Face hub",
         (str(TINY_LLAMA), "--data", str(tmp_path / "no")): "is no folder: mnemo prepare babilong",
         (str(TINY_LLAMA), "--task", "qa7"): "unknown task without files 'qa7'",
         (str(TINY_LLAMA), "--out", str(tmp_path), "--resume"): "has no checkpoint to resume",
