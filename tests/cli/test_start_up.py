@@ -55,6 +55,8 @@ MISTAKES = {
     "mnemo prepare nosuch": TEXT_LIBRARIES,
     "mnemo verify nosuch": TEXT_LIBRARIES,
     "mnemo convert . out --memory -1": NOTHING,
+    "mnemo tune model --stages a": NOTHING,
+    "mnemo tune model --data nosuch": NOTHING,
 }
 """Commands, and the heavy libraries that may be imported for their errors; `run` is a run whose corpus is missing."""
 ANSWERS = (
