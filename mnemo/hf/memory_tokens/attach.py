@@ -52,7 +52,6 @@ def add_memory(
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
     start: Start = "random",
-    overlap_steps: int = 200,
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
     """Add memory to a causal language model, or memory tokens to an encoder with a classification head.
 
@@ -76,7 +75,6 @@ def add_memory(
     std:       standard deviation of the initial memory; by default that of the embeddings
     start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the read
                block starts as the last tokens of the segment before, so that an untrained memory does no harm
-    overlap_steps: with start="overlap", training calls until the memory has replaced these tokens
     """
     check_kind(model)
     forget_gguf(model)
@@ -97,7 +95,6 @@ def add_memory(
         wrap=wrap,
         std=deviation,
         start=start,
-        overlap_steps=overlap_steps,
         dtype=model.dtype,
     )
     kind = _kind_of(model)
