@@ -28,9 +28,15 @@ class Args(Tuning):
 def run(args: Args) -> int:
     if args.data is not None and not args.data.is_dir():
         raise MnemoError(f"{args.data} is no folder: mnemo prepare babilong --from BABI --books BOOKS writes one")
-    from mnemo.hf.tuning.tune import tune
+    from mnemo.hf.tuning.tune import speed, tune
 
-    tuned = tune(args, _silent if args.json else _say, console.progress)
+    say = _silent if args.json else _say
+    if args.speed:
+        measured = speed(args, say)
+        if args.json:
+            console.print_json(measured)
+        return 0
+    tuned = tune(args, say, console.progress)
     if args.json:
         console.print_json([result.as_dict() for result in tuned.results])
     elif tuned.folder is not None:

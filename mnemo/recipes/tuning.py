@@ -76,9 +76,10 @@ class Tuning:
     cooldown: float = 0.15
     """Last part of the steps or minutes in which the learning rate falls to zero."""
     batch: int = 64
-    """Samples per step."""
+    """Samples per step, a multiple of --micro-batch."""
     micro_batch: int = 32
-    """Samples in memory at a time; all have the same number of segments."""
+    """Samples in memory at a time; all have the same number of segments. Stages with shorter segments than the last
+    one have up to four times as many."""
     steps: int | None = None
     """Number of steps."""
     minutes: float | None = None
@@ -105,6 +106,8 @@ class Tuning:
     """Samples of up to this many segments keep all activations, which is faster; longer ones compute them again."""
     device: str = "auto"
     """cpu, cuda or auto."""
+    speed: bool = False
+    """Only measure tokens per second with memory and without."""
     seed: int = 0
     """Random seed of the samples and of the memory's first weights."""
 

@@ -16,7 +16,7 @@ PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 OBJECTS = ("apple", "football", "milk")
 MOVES = ("moved to", "went to", "journeyed to", "travelled to", "went back to")
 TAKES, DROPS = ("took", "got", "picked up", "grabbed"), ("dropped", "left", "put down", "discarded")
-NUM_QUESTIONS = 5
+NUM_QUESTIONS = 2
 
 SUBJECTS = ("The old man", "A little girl", "The big dog", "The bird", "His friend", "The rain", "A cat", "The sun")
 VERBS = ("played with", "looked at", "found", "saw", "wanted", "liked", "ran to", "was happy with")

@@ -362,18 +362,24 @@ class _CausalStep:
         hidden, after = model.memory_tokens(embeddings, state, self.rows, segment.lengths)
         if not scored:
             return SegmentResult(None, after, None)
-        wanted, loss = self._num_logits(segment), None
+        wanted, targets = self._num_logits(segment), None
         if self.targets is not None:
             targets = segment.take(self.targets).masked_fill(~segment.valid(), IGNORED)
-            logits = logits_of(model.backbone, hidden)
-            loss, logits = _sum_of_losses(logits, targets), logits[:, logits.shape[1] - wanted :]
-        else:
-            logits = logits_of(model.backbone, hidden[:, hidden.shape[1] - wanted :]) if wanted else None
-        return SegmentResult(loss, after, logits if wanted else None)
+        if not wanted:
+            return SegmentResult(None if targets is None else self._loss(hidden, targets), after, None)
+        if targets is None:
+            return SegmentResult(None, after, logits_of(model.backbone, hidden[:, hidden.shape[1] - wanted :]))
+        logits = logits_of(model.backbone, hidden)
+        return SegmentResult(_sum_of_losses(logits, targets), after, logits[:, logits.shape[1] - wanted :])
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of the losses; logits are computed for tokens with a target only."""
+        labelled = targets != IGNORED
+        return _sum_of_losses(logits_of(self.model.backbone, hidden[labelled]), targets[labelled])
 
 
 def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    rows = _at_least_single(logits).flatten(0, 1)
+    rows = _at_least_single(logits).flatten(0, -2)
     try:
         return F.cross_entropy(rows, targets.flatten(), ignore_index=IGNORED, reduction="sum")
     except IndexError:

@@ -21,6 +21,8 @@ from mnemo.recipes.tuning import Stage
 
 FULL_ROWS = 0.5
 """Share of training samples that fill their last segment; the others end anywhere in it"""
+MOST_ROWS = 4
+"""Stages with shorter segments than others have up to this many times as many rows, since they cost less"""
 MANY = 2**40
 
 
@@ -62,13 +64,14 @@ class Draw:
     def __init__(self, task: BabiLong, stages: Sequence[Stage], rows: int, mix: float, seed: int) -> None:
         self.task, self.stages, self.rows, self.mix, self.seed = task, stages, rows, mix, seed
         self._least = task.longest_story()
+        self._segment = max(stage.tokens for stage in stages)
 
     def micro_batch(self, step: int, number: int, current: int) -> dict[str, Any]:
         chance = np.random.default_rng((self.seed, step, number))
         earlier = current > 0 and chance.random() < self.mix
         stage = self.stages[int(chance.integers(current)) if earlier else current]
         lengths = self._lengths(stage, chance)
-        numbers = chance.integers(MANY, size=self.rows).tolist()
+        numbers = chance.integers(MANY, size=len(lengths)).tolist()
         pairs = zip(numbers, lengths, strict=True)
         samples = [self.task.sample(one, length, self.seed, whole=True) for one, length in pairs]
         return collate(samples) | {"segment": stage.tokens, "segments": stage.segments}
@@ -76,8 +79,9 @@ class Draw:
     def _lengths(self, stage: Stage, chance: np.random.Generator) -> list[int]:
         """Return tokens of each row. The first row fills its last segment, so that all batches have equal shapes."""
         least = max(stage.length - stage.tokens + 1, self._least)
-        drawn = chance.integers(least, stage.length + 1, size=self.rows)
-        full = chance.random(self.rows) < FULL_ROWS
+        rows = self.rows * max(1, min(MOST_ROWS, self._segment // stage.tokens))
+        drawn = chance.integers(least, stage.length + 1, size=rows)
+        full = chance.random(rows) < FULL_ROWS
         full[0] = True
         return np.where(full, stage.length, drawn).tolist()
 

@@ -15,9 +15,11 @@ from mnemo.hf.memory_tokens.adapter import save_adapter
 from mnemo.hf.memory_tokens.attach import add_memory
 from mnemo.hf.memory_tokens.backbone import body_of
 from mnemo.hf.memory_tokens.curriculum import memory_model
+from mnemo.hf.memory_tokens.layer_memory import layers_of
 from mnemo.hf.tuning.accuracy import Accuracy, accuracy_by_segments
 from mnemo.hf.tuning.batches import build_task, check_room
 from mnemo.hf.tuning.results import write_results
+from mnemo.hf.tuning.speed import measure_speed
 from mnemo.hf.tuning.trainer import MemoryTrainer, Say, precision_context
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.tuning import Tuning
@@ -41,12 +43,9 @@ class Tuned:
 def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tuned:
     """Train a model with memory on a task of BABILong, starting with few segments, and measure it by length."""
     data = load_data(options.task, options.data)
-    model, tokenizer = load_backbone(options.model, options)
-    model = with_memory(model, options)
+    model, tokenizer = load_model(options)
     train, held_out = (build_task(data, split, tokenizer, options.background) for split in ("train", "valid"))
     check_room(train, options.curriculum)
-    if options.compiled:
-        compile_layers(memory_model(model).backbone)
     options.out.mkdir(parents=True, exist_ok=True)
     trainer = MemoryTrainer(model, options, train, held_out, say)
     trainer.train(resume_from_checkpoint=last_checkpoint(options.out) if options.resume else None)
@@ -60,21 +59,28 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     return Tuned(model, tokenizer, results, folder)
 
 
-def load_backbone(name: str, options: Tuning) -> tuple[Any, Any]:
+def load_model(options: Tuning) -> tuple[Any, Any]:
+    """Load a model, add memory to it, and compile its layers if that is wanted; returns it with its tokenizer."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+        backbone = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     except (OSError, ValueError) as error:
-        raise MnemoError(f"'{name}' cannot be loaded as a language model: {one_line(error)}") from None
-    return model.to(pick_device(options.device)), tokenizer
+        raise MnemoError(f"'{options.model}' cannot be loaded as a language model: {one_line(error)}") from None
+    model = _with_memory(backbone.to(pick_device(options.device)), options)
+    if options.compiled:
+        compile_layers(memory_model(model).backbone)
+    return model, tokenizer
 
 
-def with_memory(model: Any, options: Tuning) -> Any:
+def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
+    """Measure tokens per second of the model with memory and without."""
+    return measure_speed(load_model(options)[0], options, say)
+
+
+def _with_memory(model: Any, options: Tuning) -> Any:
     """Add memory, and LoRA weights if they are trained instead of the model's."""
     torch.manual_seed(options.seed)
-    if options.memory != "tokens":
-        raise MnemoError("associative memory is not available yet: use --memory tokens")
-    model = add_memory(model, tokens=options.tokens, segment=options.segment, bptt=options.bptt)
+    model = add_memory(model, options.tokens, options.segment, options.bptt, kind=options.memory)
     if not options.lora:
         return model
     try:
@@ -88,10 +94,9 @@ def with_memory(model: Any, options: Tuning) -> Any:
 
 
 def compile_layers(backbone: Any) -> None:
-    """Compile the layers of a model; all share one compiled program, since they have equal shapes."""
-    lists = [module for module in body_of(backbone).modules() if isinstance(module, torch.nn.ModuleList)]
-    for layer in max(lists, key=len):
-        layer.compile()
+    """Compile the layers of a model; all share one program. Hooks, which read and write memory, are not compiled."""
+    for layer in layers_of(body_of(backbone)):
+        layer.forward = torch.compile(layer.forward)
 
 
 def last_checkpoint(folder: Path) -> str:
