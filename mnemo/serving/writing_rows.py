@@ -110,7 +110,8 @@ class WritingRows:
         self.draws[:count] = torch.tensor([text.next_draw() for text in self.texts], dtype=self.draws.dtype)
         limited = any(text.limited for text in self.texts)
         recorded = self.recorded[limited]
-        chosen = self._choose_and_read(count, limited) if recorded is None else recorded()
+        computed = self.capacity if self.decoder.fixed else count
+        chosen = self._choose_and_read(computed, limited) if recorded is None else recorded()
         tops = self._likeliest(chosen.logprobs)
         ids, logprobs, finite = chosen.facts[:, :count].tolist()
         rows = zip(ids, logprobs, finite, tops, strict=True)

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextState
+from mnemo.inference.row_group import RowGroup
 from mnemo.inference.sampling_options import Sampling
+from mnemo.inference.shared_rows import SharedRows
 from mnemo.model import Model
 from mnemo.ops.cuda import decode_kernels
 from mnemo.serving.batched_engine import BatchedEngine
@@ -95,10 +97,10 @@ def run_all(engine: Engine, requests: list[Request]) -> list[list[Token]]:
     return written
 
 
-def assert_same_texts(model: Model, requests: list[Request], **options: Any) -> None:
-    with closing(SerialEngine(model, SEGMENT)) as serial:
+def assert_same_texts(model: Model, requests: list[Request], segment: int = SEGMENT, **options: Any) -> None:
+    with closing(SerialEngine(model, segment)) as serial:
         alone = run_all(serial, [request._replace(cancel_after=None) for request in requests])
-    with closing(BatchedEngine(model, SEGMENT, **options)) as batched:
+    with closing(BatchedEngine(model, segment, **options)) as batched:
         together = run_all(batched, requests)
     for mine, theirs, request in zip(together, alone, requests, strict=True):
         # After cancelling, fewer tokens are written than in the serial engine.
@@ -114,7 +116,7 @@ def assert_same_texts(model: Model, requests: list[Request], **options: Any) -> 
 def test_every_memory_writes_the_same_together(name: str) -> None:
     choose = random.Random(name)
     requests = [random_request(choose) for _ in range(7)]
-    assert_same_texts(random_model(**MECHANISMS[name]), requests, rows=3)
+    assert_same_texts(random_model(**MECHANISMS[name]), requests, segment=5, rows=3)
 
 
 @pytest.mark.parametrize("name", ["xl", "xl-plan-modern", "lookahead", "rmt-with-cache", "compressive", "infinite"])
@@ -148,10 +150,13 @@ REQUESTS = st.builds(
     requests=st.lists(REQUESTS, min_size=1, max_size=6),
     rows=st.integers(1, 5),
     fixed=st.booleans(),
+    segment=st.sampled_from([1, 2, 3, 5, 8]),
     name=st.sampled_from(["xl", "xl-plan", "lookahead", "rmt", "mt", "compressive", "infinite", "lstm"]),
 )
-def test_any_requests_write_the_same_together(requests: list[Request], rows: int, fixed: bool, name: str) -> None:
-    assert_same_texts(random_model(**MECHANISMS[name]), requests, rows=rows, fixed=fixed)
+def test_any_requests_write_the_same_together(
+    requests: list[Request], rows: int, fixed: bool, segment: int, name: str
+) -> None:
+    assert_same_texts(random_model(**MECHANISMS[name]), requests, segment, rows=rows, fixed=fixed)
 
 
 @pytest.fixture
@@ -175,6 +180,28 @@ def test_texts_share_steps(engine: BatchedEngine) -> None:
         handle.result(WAIT)
     assert engine.stats().tokens_written == 400
     assert engine.stats().steps < 200
+
+
+@pytest.mark.parametrize("name", ["lookahead", "compressive", "infinite", "rmt-with-cache", "mt", "lstm"])
+def test_texts_inside_their_segments_share_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every memory: only first and last tokens of segments are computed for single texts."""
+    segment, shared, alone = 32, [], []
+    for kind, calls in ((SharedRows, shared), (RowGroup, alone)):
+        original = kind.feed
+        monkeypatch.setattr(kind, "feed", lambda *a, o=original, c=calls: (c.append(1), o(*a))[1])
+    with closing(BatchedEngine(random_model(**MECHANISMS[name]), segment, rows=4)) as engine:
+        states = [read(engine, length) for length in (3, 36, 17, 25)]
+        alone.clear()
+        handles = [engine.submit(Request(0, 160, Sampling(), 1).write(state)) for state in states]
+        for handle in handles:
+            handle.result(WAIT)
+    assert len(shared) < 200 and len(alone) <= 4 * 2 * 6
+
+
+def test_a_memory_that_cannot_share_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = random.Random(0)
+    monkeypatch.setattr("mnemo.serving.row_decoders.can_share", lambda *_: False)
+    assert_same_texts(random_model(**MECHANISMS["lookahead"]), [random_request(choose) for _ in range(7)], rows=3)
 
 
 def test_a_text_joins_and_leaves_with_one_copy(engine: BatchedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,14 +323,15 @@ def test_results_of_both_engines_have_the_same_states() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_with_fixed_rows_the_numbers_do_not_depend_on_other_texts(device: str) -> None:
+@pytest.mark.parametrize("name", ["xl", "xl-plan-modern", "lookahead", "compressive", "rmt-with-cache", "infinite"])
+def test_with_fixed_rows_the_numbers_do_not_depend_on_other_texts(name: str, device: str) -> None:
     """Bit by bit: log-probabilities alone and among others."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    model = random_model(dtype=torch.float32, dim=32, head_dim=16).to(device)
+    model = random_model(dtype=torch.float32, **{**MECHANISMS[name], "dim": 32, "head_dim": 16}).to(device)
     choose = random.Random(0)
-    requests = [random_request(choose)._replace(num_tokens=40) for _ in range(10)]
-    with closing(BatchedEngine(model, SEGMENT, rows=4, fixed=True)) as engine:
+    requests = [random_request(choose)._replace(num_tokens=20) for _ in range(8)]
+    with closing(BatchedEngine(model, 8, rows=4, fixed=True)) as engine:
         alone = [run_all(engine, [request])[0] for request in requests]
         together = run_all(engine, requests)
     assert together == alone
