@@ -97,7 +97,10 @@ class Model(nn.Module):
         # Made here and not by a default of `Call`, which torch.compile cannot trace.
         first, losses = self.input_memory.num_read, AuxiliaryLosses()
         text = slice(first, first + tokens.shape[1])
-        call = Call(tables=tables, record=record, notes=notes, recompute=recompute, text=text, losses=losses)
+        written = self.input_memory.num_written
+        call = Call(
+            tables=tables, record=record, notes=notes, recompute=recompute, text=text, written=written, losses=losses
+        )
         backbone = partial(self.run, call=call)
         hidden, state = self.input_memory(self.embedding(tokens), state, backbone, lengths)
         return Output(hidden, losses.by_name), state
@@ -256,7 +259,7 @@ class Model(nn.Module):
 
     def num_rows(self, segment: int) -> int:
         """Rows of a segment of `segment` tokens, including memory tokens."""
-        return segment + self.input_memory.num_extra
+        return segment + self.input_memory.num_read + self.input_memory.num_written
 
     def resize(self, state: State, lengths: int | Sequence[int]) -> State:
         """The same state with other memory lengths; the newest slots stay."""
@@ -291,8 +294,12 @@ class Model(nn.Module):
         """Positions for the largest number of keys that any stage needs; `reach`: of keys ahead in the segment."""
         extents = self._extents(memories)
         slots, ahead = max(extent.slots for extent in extents), max(reach, *(extent.ahead for extent in extents))
-        encoding = self.positions.encoding(slots + rows, ahead, self.embedding.tables[0])  # type: ignore[operator]
-        return ProjectedPositions(self.positions, encoding, ahead)  # type: ignore[arg-type]
+        like, mirrored = self.embedding.tables[0], max(extent.mirrored for extent in extents)
+        encoding = self.positions.encoding(slots + rows, ahead, like)  # type: ignore[operator]
+        second = None
+        if mirrored and self.positions.drops_out:
+            second = self.positions.encoding(mirrored + 1, 0, like)  # type: ignore[operator]
+        return ProjectedPositions(self.positions, encoding, ahead, second)  # type: ignore[arg-type]
 
     def decoder(self, state: State | None = None, *, segment: int, batch: int = 1) -> Decoder | RingDecoder:
         """A decoder that reads and generates token by token from `state`; see `mnemo.inference`."""

@@ -17,66 +17,102 @@ from transformers import Cache, DynamicCache
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows
+from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.overlap import OverlapMemory
 from mnemo.hf.memory_tokens.split import first_length
-from mnemo.memory import RecurrentMemory, TokensState
-from mnemo.memory.state import select
+from mnemo.hf.memory_tokens.text_memory import TextMemory
+from mnemo.memory import TokensState
+from mnemo.memory.state import select, tree_map, tree_zip
 
 
 class DecodingModel:
     """The parts of the model that decoding needs."""
 
-    def __init__(self, backbone: Any, memory: RecurrentMemory, config: MemoryConfig, embed: Callable[..., Tensor]):
+    def __init__(self, backbone: Any, memory: Any, config: MemoryConfig, embed: Callable[..., Tensor]):
         self.rows, self.memory, self.config, self.embed = CausalRows(backbone, config), memory, config, embed
         self.backbone_config = self.rows.body.config
 
     def open(self) -> DynamicCache:
         return DynamicCache(config=self.backbone_config)  # type: ignore[call-arg]
 
+    def feed(
+        self, rows: Tensor, cache: Any, begin: int, room: int, state: TokensState, written: bool
+    ) -> tuple[Tensor, Any]:
+        """Return the hidden rows of `rows`, which follow the first `begin` rows of a segment of `room` tokens.
+
+        `written`: they are the write block. Also return the layers' memories after them; None if there are none.
+        """
+        counts = torch.full_like(state.started, room)
+        part = (rows, cache, begin, counts, self.memory.row_mask(counts, begin))
+        if self.config.kind == "tokens":
+            unread = state.started == 0 if self.config.start == "overlap" else None
+            return self.rows.feed(*part, unread), None
+        with self.memory.call(state.inner, self.config.tokens if written else 0) as call:  # type: ignore[operator]
+            hidden = self.rows.feed(*part)
+        return hidden, tuple(call.after)
+
 
 class Group:
     """Rows whose segments end at the same time."""
 
-    def __init__(self, rows: list[int], state: TokensState, room: int, count: int = 0, cache: Any = None) -> None:
+    def __init__(
+        self,
+        rows: list[int],
+        state: TokensState,
+        room: int,
+        count: int = 0,
+        cache: Any = None,
+        tail: Tensor | None = None,
+    ) -> None:
         self.rows, self.state, self.count, self.cache = rows, state, count, cache
         self.room = room  # length of the open segment
+        self.tail = tail  # (B, m, D): the last rows of the open segment, for a memory that starts as them
 
-    def feed(self, tokens: Tensor, model: DecodingModel) -> Tensor:
-        """Read tokens (B, T) and return their hidden rows (B, T, D)."""
+    def feed(self, tokens: Tensor, model: DecodingModel, last: int) -> Tensor:
+        """Read tokens (B, T) and return the hidden rows of the last ones, (B, last, D); others are not kept."""
         pieces = []
         while tokens.shape[1]:
             part, tokens = tokens.tensor_split([self.room - self.count], 1)
-            pieces.append(self._feed_part(model.embed(part), model))
+            hidden = self._feed_part(model.embed(part), model)
+            pieces.append(hidden[:, hidden.shape[1] - max(0, min(last - tokens.shape[1], hidden.shape[1])) :])
             if self.count == self.room:
                 self._commit(model)
         return torch.cat(pieces, 1)
 
     def _feed_part(self, rows: Tensor, model: DecodingModel) -> Tensor:
-        num, new = model.config.tokens, rows.shape[1]
+        num, new = model.config.num_read, rows.shape[1]
         begin = num + self.count
+        if isinstance(model.memory, OverlapMemory):
+            self._keep_tail(rows, model.memory)
         if self.count == 0:
             self.cache, begin = model.open(), 0
-            rows = torch.cat([model.memory.rows(self.state), rows], 1)
-        hidden = self._rows(rows, begin, model)
+            rows = torch.cat([model.memory.rows(self.state)[:, :num], rows], 1)
+        hidden, _ = model.feed(rows, self.cache, begin, self.room, self.state, False)
         self.count += new
         return hidden[:, -new:]
 
-    def _rows(self, rows: Tensor, begin: int, model: DecodingModel) -> Tensor:
-        counts = torch.full_like(self.state.started, self.room)
-        mask = model.memory.row_mask(counts, begin)
-        return model.rows.feed(rows, self.cache, begin, counts, mask)
+    def _keep_tail(self, rows: Tensor, memory: OverlapMemory) -> None:
+        before = memory.rows(self.state) if self.count == 0 or self.tail is None else self.tail
+        self.tail = torch.cat([before, rows], 1)[:, rows.shape[1] :]
 
     def _commit(self, model: DecodingModel) -> None:
         """Write the memory at the end of a full segment and discard the backbone's cache."""
         if model.config.tokens:
-            written = self._rows(model.memory.rows(self.state), model.config.tokens + self.count, model)
-            self.state = model.memory.carry(self.state, written, None)
+            rows, begin = model.memory.rows(self.state), model.config.num_read + self.count
+            written, memories = model.feed(rows, self.cache, begin, self.room, self.state, True)
+            if isinstance(model.memory, OverlapMemory):
+                assert self.tail is not None  # the segment has tokens
+                self.state = model.memory.carry(self.state, written, self.tail)
+            else:
+                self.state = model.memory.carry(self.state, written, memories)
         self.cache, self.count, self.room = None, 0, model.config.segment
 
     def take(self, rows: list[int], members: list[int]) -> Group:
         """Return a group of the rows `rows`, which are copies of this group's members with indices `members`."""
         index = torch.tensor(members, device=self.state.started.device)
-        return Group(rows, select(self.state, index), self.room, self.count, _select(self.cache, index))
+        tail = None if self.tail is None else self.tail[index]
+        return Group(rows, select(self.state, index), self.room, self.count, _select(self.cache, index), tail)
 
 
 def _select(cache: Any, index: Tensor) -> Any:
@@ -91,11 +127,12 @@ def _select(cache: Any, index: Tensor) -> Any:
 class MemoryCache(Cache):
     """The cache that `generate` passes from step to step."""
 
-    def __init__(self, memory: Tensor | None = None) -> None:
+    def __init__(self, memory: Carried | TextMemory | None = None) -> None:
         super().__init__(layers=[])
         self.groups: list[Group] = []
         self.seen = 0
-        self.memory = memory  # (B, m, D), for the first segment, instead of the learned one
+        # For the first segment, instead of an empty one: the memory of an earlier call, or that after an earlier text.
+        self.memory = memory
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
@@ -111,53 +148,67 @@ class MemoryCache(Cache):
     def batch_size(self) -> int:
         return sum(len(group.rows) for group in self.groups) or -1
 
-    def feed(self, tokens: Tensor, mask: Tensor | None, model: DecodingModel) -> Tensor:
-        """Read columns (B, T) and return hidden rows (B, T, D), zero at padding; `mask` (B, >= T) is 0 at padding."""
+    def feed(self, tokens: Tensor, mask: Tensor | None, model: DecodingModel, keep: int = 0) -> Tensor:
+        """Read columns (B, T); return the hidden rows of the last `keep` columns (0: all), (B, keep, D).
+
+        Rows are zero at padding; `mask` (B, >= T) is 0 at padding.
+        """
         batch, width = tokens.shape
-        valid = None if mask is None else mask[:, -width:] != 0
-        if valid is not None and bool(valid.all()):
-            valid = None
-        lengths = [width] * batch if valid is None else valid.sum(1).tolist()
+        valid = None if mask is None else mask[:, mask.shape[1] - width :] != 0
+        if valid is None or bool(valid.all()):
+            valid = torch.ones_like(tokens, dtype=torch.bool)
+        lengths = valid.sum(1).tolist()
+        if max(lengths, default=0) == 0:
+            raise MnemoError("no tokens to read")
         if not self.groups:
-            self._begin(lengths, model)
+            self._begin(lengths, model, tokens.device)
         self._split(lengths)
         self.seen += width
-        hidden = None
-        for group in self.groups:
-            used = lengths[group.rows[0]]
-            if used == 0:
-                continue
-            index = torch.tensor(group.rows, device=tokens.device)
-            columns = None if valid is None else valid[index]
-            new = tokens[index] if columns is None else tokens[index][columns].view(len(index), used)
-            rows = group.feed(new, model)
-            if hidden is None:
-                hidden = rows.new_zeros(batch, width, rows.shape[2])
-            filled = torch.ones_like(tokens[index], dtype=torch.bool) if columns is None else columns
-            hidden[index] = hidden[index].masked_scatter(filled[:, :, None], rows)
-        if hidden is None:
-            raise MnemoError("no tokens to read")
+        keep = min(keep or width, width)
+        pieces = [self._feed_group(group, tokens, valid, model, keep) for group in self.groups]
+        hidden = next(rows for rows in pieces if rows is not None).new_zeros(batch, keep, model.memory.initial.shape[1])
+        for group, rows in zip(self.groups, pieces, strict=True):
+            if rows is not None:
+                hidden[torch.tensor(group.rows, device=tokens.device)] = rows
         return hidden
 
-    def _begin(self, lengths: list[int], model: DecodingModel) -> None:
+    def _feed_group(
+        self, group: Group, tokens: Tensor, valid: Tensor, model: DecodingModel, keep: int
+    ) -> Tensor | None:
+        """Return the hidden rows (B, keep, D) of one group; None if it has no tokens."""
+        index = torch.tensor(group.rows, device=tokens.device)
+        chosen = valid[index]
+        used = int(chosen[0].sum())
+        if used == 0:
+            return None
+        new = tokens[index][chosen].view(len(index), used)
+        wanted = chosen[:, -keep:]
+        counts = wanted.sum(1, keepdim=True)
+        last = int(counts.max())
+        rows = group.feed(new, model, last)
+        placed = rows.new_zeros(len(index), keep, rows.shape[2])
+        placed[wanted] = rows[torch.arange(last, device=rows.device) >= last - counts]
+        return placed
+
+    def _begin(self, lengths: list[int], model: DecodingModel, device: torch.device) -> None:
+        if isinstance(self.memory, TextMemory):
+            self._continue_text(self.memory.for_batch(len(lengths), device), model)
+            return
         segment, align = model.config.segment, model.config.align
         rooms = [first_length(length, segment, align) for length in lengths]
-        given = None if self.memory is None else self._given(len(lengths), model)
+        state = model.memory.init(len(lengths))
+        if self.memory is not None:
+            state = continued(state, self.memory, repeat=True)  # several beams share one row of the given memory
         for room in dict.fromkeys(rooms):
             rows = [row for row, its_room in enumerate(rooms) if its_room == room]
-            state = model.memory.init(len(rows))
-            if given is not None:
-                state = TokensState(given[rows].to(state.memory), torch.ones_like(state.started), None)
-            self.groups.append(Group(rows, state, room))
+            self.groups.append(Group(rows, select(state, torch.tensor(rows, device=state.started.device)), room))
 
-    def _given(self, batch: int, model: DecodingModel) -> Tensor:
-        """Return the initial memory for every row of the batch; several beams share one row of the given memory."""
-        assert self.memory is not None
-        rows, *shape = self.memory.shape
-        if rows == 0 or batch % rows or shape != list(model.memory.initial.shape):
-            needed = (batch, *model.memory.initial.shape)
-            raise MnemoError(f"memory has shape {tuple(self.memory.shape)}; this model needs {needed}")
-        return self.memory.repeat_interleave(batch // rows, 0)
+    def _continue_text(self, memory: TextMemory, model: DecodingModel) -> None:
+        """Read the open segment of an earlier text, which the next tokens continue."""
+        group = Group(list(range(len(memory.open))), memory.state, model.config.segment)
+        if memory.open.shape[1]:
+            group.feed(memory.open, model, 0)
+        self.groups.append(group)
 
     def _split(self, lengths: list[int]) -> None:
         """Split groups so that all rows of a group read the same number of tokens."""
@@ -197,8 +248,8 @@ class MemoryCache(Cache):
     def reset(self) -> None:
         self.groups, self.seen = [], 0
 
-    def written(self) -> Tensor:
-        """Return the memory (B, m, D) that the open segments read."""
+    def written(self) -> Carried:
+        """Return the memory that the open segments read."""
         order = torch.tensor([row for group in self.groups for row in group.rows]).argsort()
-        memory = torch.cat([group.state.memory for group in self.groups])
-        return memory[order.to(memory.device)]
+        memory = tree_zip(lambda *parts: torch.cat(parts), *(carried(group.state) for group in self.groups))
+        return tree_map(lambda leaf: leaf[order.to(leaf.device)], memory)
