@@ -146,6 +146,7 @@ class Rings:
         size); valid memory slots; keys that the token attends to; open tokens, equal in all layers"""
         positions = model.config.positions
         self.rotary = RotaryKeys(positions.base, keys) if isinstance(positions, Rotary) else None
+        self._place_rows()
 
     @property
     def cursors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -178,6 +179,10 @@ class Rings:
                 everywhere = torch.arange(ring.shape[3], device=ring.device)
                 ring[0] = self.rotary.to(ring[0], everywhere.expand(ring.shape[1], -1))
             self.lengths[index].copy_(cache.length)
+        self._place_rows()
+
+    def _place_rows(self) -> None:
+        """Compute the cursors of rows whose memories begin at the first slot."""
         self.places.copy_(self.memory + self.counts)
         self._locate_next()
 
