@@ -227,7 +227,10 @@ class Rings:
     def state(self) -> DecodeState:
         """A copy of everything, in order."""
         counts = self.counts[0].to("cpu", copy=True)
-        num_open = int(counts.max())
+        return DecodeState(*self.contents(int(counts.max())), counts)
+
+    def contents(self, num_open: int) -> tuple[tuple[KeyValueCache, ...], tuple[KeyValues, ...]]:
+        """Copies of the memories, and of the first `num_open` open tokens."""
         caches, opened = [], []
         for index, ring in enumerate(self.buffers):
             num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.counts[index])[:, None]
@@ -235,7 +238,7 @@ class Rings:
             new = begin + torch.arange(num_open, device=ring.device)
             caches.append(KeyValueCache(*self._take(ring, memory), self.lengths[index].clone()))
             opened.append(KeyValues(*self._take(ring, new)))
-        return DecodeState(tuple(caches), tuple(opened), counts)
+        return tuple(caches), tuple(opened)
 
     def _take(self, ring: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values at places (B, T), (B, H, T, d) each."""
