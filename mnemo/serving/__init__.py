@@ -1,1 +1,1 @@
-"""An HTTP server for trained models: the interface of OpenAI's API, and sessions that keep a model's state."""
+"""Serving a model to many clients at the same time: the engine that computes, session storage and the HTTP server."""
