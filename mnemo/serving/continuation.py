@@ -185,9 +185,7 @@ class Continuation:
             offset += len(stream.feed(token))
         return result.state, texts
 
-    def _echo(
-        self, first: int, before: tuple[int, ...], prompt: tuple[int, ...], tokens: list[TokenText]
-    ) -> str:
+    def _echo(self, first: int, before: tuple[int, ...], prompt: tuple[int, ...], tokens: list[TokenText]) -> str:
         """Emit the prompt as the begin of each of its choices, if that is wanted, and return its text."""
         if not self.wanted.echo or not prompt:
             return ""

@@ -21,7 +21,7 @@ from mnemo.serving.settings import LOOPBACK_NAMES, Settings, is_loopback
 WITHOUT_KEY = ("/health",)
 """Paths that answer without a key."""
 PAGES, DATA_OF_PAGES = "/studio", "/studio/api/"
-"""Pages and their files hold no data, and answer without a key: a browser cannot send one for them. Their data need it."""
+"""Pages and their files answer without a key, which a browser cannot send for them; they hold no data of the user."""
 SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

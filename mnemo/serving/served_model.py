@@ -54,6 +54,13 @@ class ServedModel:
     """Further facts for `/v1/models`"""
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def encode(self, text: str, name: str) -> Sequence[int]:
+        """Token ids of a text of a request; `name` is that of its field."""
+        try:
+            return self.codec.encode(text)
+        except MnemoError as error:
+            raise MnemoError(f"'{name}': {error}") from None
+
     def check_ids(self, ids: Iterable[int], name: str) -> list[int]:
         """Token ids of a request; an error if one is outside of the vocabulary."""
         found, most = list(ids), self.codec.vocab_size
