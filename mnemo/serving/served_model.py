@@ -22,6 +22,12 @@ class TextCodec(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def separator(self) -> str:
+        """The text of the token between documents."""
+        decoder = self.codec.decoder()
+        return decoder.feed(self.start) + decoder.finish()
+
     def encode(self, text: str) -> Sequence[int]: ...
     def decoder(self) -> Decoder: ...
     def name(self, token: int) -> str:
@@ -54,6 +60,12 @@ class ServedModel:
     """Further facts for `/v1/models`"""
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def separator(self) -> str:
+        """The text of the token between documents."""
+        decoder = self.codec.decoder()
+        return decoder.feed(self.start) + decoder.finish()
+
     def encode(self, text: str, name: str) -> Sequence[int]:
         """Token ids of a text of a request; `name` is that of its field."""
         try:
@@ -80,6 +92,12 @@ class RunCodec:
     @property
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
+
+    @property
+    def separator(self) -> str:
+        """The text of the token between documents."""
+        decoder = self.codec.decoder()
+        return decoder.feed(self.start) + decoder.finish()
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).astype(np.int64).tolist()
