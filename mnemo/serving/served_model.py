@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,21 +22,24 @@ class TextCodec(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
-    @property
-    def separator(self) -> str:
-        """The text of the token between documents."""
-        decoder = self.codec.decoder()
-        return decoder.feed(self.start) + decoder.finish()
-
     def encode(self, text: str) -> Sequence[int]: ...
     def decoder(self) -> Decoder: ...
     def name(self, token: int) -> str:
         """The text of one token for lists of log-probabilities; different tokens have different names."""
         ...
 
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for."""
+        ...
+
+
+class ChatMessage(NamedTuple):
+    role: str
+    content: str
+
 
 class ChatTemplate(Protocol):
-    def prompt(self, messages: list[dict[str, str]], continued: bool) -> list[int]:
+    def prompt(self, messages: Sequence[ChatMessage], continued: bool) -> Sequence[int]:
         """Token ids of messages, with the begin of an answer; `continued`: after an earlier answer."""
         ...
 
@@ -107,6 +110,9 @@ class RunCodec:
 
     def name(self, token: int) -> str:
         return self.tokenizer.decode([token]) if self._pieces is None else bytes_name(self._pieces[token])
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.decode([token]).encode() if self._pieces is None else self._pieces[token]
 
 
 def bytes_name(piece: bytes) -> str:
