@@ -43,6 +43,7 @@ def create_app(
     routes: list[BaseRoute] = [
         *model_routes(),
         *completion_routes(),
+        *chat_routes(),
         *session_routes(),
         *tokenize_routes(),
         *metrics_routes(),
