@@ -47,6 +47,7 @@ from mnemo.serving.session_folder import SessionFolder, storage_errors
 from mnemo.serving.session_model import SessionModel
 from mnemo.serving.session_work import Work
 from mnemo.storage.run_folder import locked
+from mnemo.units import size_text
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 MOST_SESSIONS = 10_000
@@ -153,6 +154,7 @@ class SessionStore:
         name: str = "",
         seed: int | None = None,
         memory_length: int | None = None,
+        memory_on: bool = True,
         memory_file: Path | None = None,
     ) -> str:
         """Make a session, empty or from a memory file, and return its id; `seed`: None takes a random one."""
@@ -167,17 +169,33 @@ class SessionStore:
             changed=now,
             seed=checked_seed(seed),
             lengths=memory_length,
+            memory_on=memory_on,
         )
-        if memory_file is None:
-            session = Session(facts, model.empty(memory_length))
-        else:
-            state, tokens, lengths = model.load(memory_file)
-            opened = None if model.num_open(state) else ()
-            session = Session(replace(facts, tokens=tokens, open=opened, lengths=lengths), state)
+        session = Session(facts, model.empty(memory_length))
+        if memory_file is not None:
+            session = loaded_session(facts, model, memory_file)
+        self.require_room(model, session)
         with self._new_id() as (session_id, path):
             folder = SessionFolder.create(path, session, model)
             self._add(session_id, folder, session, model)
         return session_id
+
+    def require_room(self, model: SessionModel, session: Session) -> None:
+        """Refuse a session that alone is larger than the memory of all sessions."""
+        size = model.nbytes(session.state)
+        if size > self.memory_bytes:
+            raise SessionError(
+                f"this memory has {size_text(size)}: more than the {size_text(self.memory_bytes)} that this server "
+                "has for all sessions"
+            )
+
+    def save_memory(self, session_id: str, path: Path) -> None:
+        """Write a memory file of a session, which `create` and `mnemo generate --memory` continue from."""
+        facts, state = self.session(session_id)
+        if not facts.tokens:
+            raise SessionError("there is nothing to save: no text has been read yet")
+        with storage_errors():
+            self.model_of(session_id).save(path, state)
 
     def fork(self, session_id: str, *, name: str | None = None, seed: int | None = None) -> str:
         """Copy a session, and return the copy's id; `seed`: other random numbers, None: the same ones go on."""
@@ -209,13 +227,14 @@ class SessionStore:
             del self._entries[session_id]
 
     @asynccontextmanager
-    async def turn(self, session_id: str, model_name: str | None = None) -> AsyncIterator[Turn]:
-        """The only right to change a session, for one request.
+    async def turn(self, session_id: str, model_name: str | None = None, fork: bool = False) -> AsyncIterator[Turn]:
+        """The only right to change a session, for one request. `fork`: only look at it, also while it is busy.
 
-        Raises `SessionNotFound`, `SessionBusy`, `SessionUnavailable`, and MnemoError for a session of another model.
+        Raises `SessionNotFound`, `SessionBusy`, and `SessionUnavailable`, also for a session of another model.
         """
         # A thread that loads the session is not interrupted by a client that disconnects: its turn must be given back.
-        taking = asyncio.ensure_future(asyncio.to_thread(self.take_turn, session_id, model_name))
+        take = self.look if fork else self.take_turn
+        taking = asyncio.ensure_future(asyncio.to_thread(take, session_id, model_name))
         try:
             turn = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -229,9 +248,7 @@ class SessionStore:
 
     def take_turn(self, session_id: str, model_name: str | None = None) -> Turn:
         """As `turn`, for threads: the caller closes it."""
-        entry = self._entry(session_id)
-        if model_name not in (None, entry.facts.model):
-            raise SessionUnavailable(f"session {session_id} is of the model '{entry.facts.model}', not '{model_name}'")
+        entry = self._entry_of(session_id, model_name)
         with entry.lock:
             if self._existing(entry).is_busy:
                 raise SessionBusy(session_id)
@@ -244,7 +261,23 @@ class SessionStore:
         self._used(entry)
         return turn
 
-    def close(self) -> None:
+    def look(self, session_id: str, model_name: str | None = None) -> Turn:
+        """A copy of a session to continue from, which leaves the session as it is."""
+        entry = self._entry_of(session_id, model_name)
+        self._used(entry)
+        return Turn(None, entry, self._model_of(entry), self._loaded(entry))
+
+    def _entry_of(self, session_id: str, model_name: str | None) -> Entry:
+        entry = self._entry(session_id)
+        if model_name not in (None, entry.facts.model):
+            raise SessionUnavailable(f"session {session_id} is of the model '{entry.facts.model}', not '{model_name}'")
+        return entry
+
+    async def close(self) -> None:
+        """As `shut_down`, for an event loop."""
+        await asyncio.to_thread(self.shut_down)
+
+    def shut_down(self) -> None:
         """Write snapshots of the sessions in memory, so that the next start computes nothing; give up the folder."""
         for entry in list(self._entries.values()):
             with entry.lock:
@@ -336,9 +369,12 @@ class SessionStore:
 
 
 class Turn(Work):
-    """A session while one request changes it. `commit` makes the changes last; without it they are dropped."""
+    """A session while one request changes it. `commit` makes the changes last; without it they are dropped.
 
-    def __init__(self, store: SessionStore, entry: Entry, model: SessionModel, session: Session) -> None:
+    `store`: None for a copy that is never committed.
+    """
+
+    def __init__(self, store: SessionStore | None, entry: Entry, model: SessionModel, session: Session) -> None:
         super().__init__(model, session)
         self._store, self._entry = store, entry
         self.id = entry.id
@@ -362,6 +398,10 @@ class Turn(Work):
         """Random numbers of the seed that are used up."""
         return self.session.facts.draws
 
+    def load(self, path: Path) -> None:
+        """Continue from a memory file; name and random numbers stay."""
+        self.session, self.is_logged = loaded_session(self.session.facts, self.model, path), False
+
     async def advance(
         self, *, read: Sequence[int], written: Sequence[int], state: Any, sampling: Sampling, seed: int, draws: int
     ) -> None:
@@ -380,6 +420,8 @@ class Turn(Work):
 
     def commit(self) -> Facts:
         """Log the changes; they survive a kill when this returns. After an error the session is as it was."""
+        assert self._store is not None, "a copy of a session is not committed"
+        self._store.require_room(self.model, self.session)
         with self._entry.lock:
             number, now = self.session.facts.records + 1, time.time()
             session = self.session._replace(facts=replace(self.session.facts, records=number, changed=now))
@@ -393,7 +435,19 @@ class Turn(Work):
 
     def close(self) -> None:
         """Drop changes that were not committed, and let other requests in."""
-        self._store.finish(self._entry)
+        if self._store is not None:
+            self._store.finish(self._entry)
+
+
+def loaded_session(facts: Facts, model: SessionModel, path: Path) -> Session:
+    """A session after the text of a memory file."""
+    try:
+        state, tokens, lengths = model.load(path)
+    except MnemoError as error:
+        raise SessionError(str(error).replace(str(path), "the memory file")) from None
+    opened = None if model.num_open(state) else ()
+    facts = replace(facts, tokens=tokens, tail=(), open=opened, lengths=lengths, memory_on=True)
+    return Session(facts, state)
 
 
 def checked_name(name: str) -> str:
