@@ -45,6 +45,12 @@ class ServeArgs:
     """Port to listen on; 0: any free port."""
     api_key: str | None = None
     """Key that clients must send; better set as the environment variable MNEMO_API_KEY, which others cannot see."""
+    sessions: Path = Path("sessions")
+    """Folder in which sessions are kept; sessions of an earlier server in this folder go on."""
+    session_memory: int = 1 << 30
+    """Bytes of memory for sessions; those unused for the longest time are then kept on disk only."""
+    max_sessions: int = 10_000
+    """Largest number of sessions."""
     allow_host: tuple[str, ...] = ()
     """Further names of this server that clients use in addresses, such as a name of a proxy."""
     allow_origin: tuple[str, ...] = ()
@@ -80,6 +86,9 @@ def checked(args: ServeArgs) -> tuple[Settings, dict[str, Path]]:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise MnemoError(f"the server needs {', '.join(missing)}: {install_command('serve')}")
+    for name, value in (("--session-memory", args.session_memory), ("--max-sessions", args.max_sessions)):
+        if value < 0:
+            raise MnemoError(f"{name} {value} is negative")
     return settings_of(args), named_models(args.runs)
 
 

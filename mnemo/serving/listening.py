@@ -30,15 +30,8 @@ def bind(settings: Settings) -> socket.socket:
         raise MnemoError(f"cannot listen on {where}: {error.strerror or error}") from None
 
 
-def run_until_stopped(
-    app: Starlette, listener: socket.socket, settings: Settings, on_start: Callable[[], None]
-) -> None:
-    """Answer requests until SIGINT or SIGTERM.
-
-    Then no further connection is accepted, running answers have `shutdown_seconds` to finish, and the application
-    closes the store and the engines. A second SIGINT stops waiting.
-    """
-    config = uvicorn.Config(
+def uvicorn_config(app: Starlette, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
@@ -47,8 +40,18 @@ def run_until_stopped(
         lifespan="on",
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
+
+
+def run_until_stopped(
+    app: Starlette, listener: socket.socket, settings: Settings, on_start: Callable[[], None]
+) -> None:
+    """Answer requests until SIGINT or SIGTERM.
+
+    Then no further connection is accepted, running answers have `shutdown_seconds` to finish, and the application
+    closes the store and the engines. A second SIGINT stops waiting.
+    """
     with _quiet_signals():
-        _Announced(config, on_start).run([listener])
+        _Announced(uvicorn_config(app, settings), on_start).run([listener])
 
 
 class _Announced(uvicorn.Server):

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.routing import BaseRoute
 
 from mnemo.serving.app import create_app
+from mnemo.serving.listening import uvicorn_config
 from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.served_model import ServedModel, served_run
 from mnemo.serving.settings import Settings
@@ -30,10 +31,7 @@ class RunningServer:
         self.socket = socket.create_server((settings.host, 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://{settings.host}:{self.port}"
-        config = uvicorn.Config(
-            app, log_level="error", timeout_graceful_shutdown=int(settings.shutdown_seconds), ws="none"
-        )
-        self.uvicorn = uvicorn.Server(config)
+        self.uvicorn = uvicorn.Server(uvicorn_config(app, settings))
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
     def start(self) -> None:
