@@ -10,8 +10,8 @@ from starlette.routing import BaseRoute
 
 from mnemo.cli.serve import ServeArgs, is_transformers_folder
 from mnemo.serving.app import create_app
+from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.listening import bind, run_until_stopped
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.served_model import ServedModel, served_run
 from mnemo.serving.settings import Settings
 from mnemo.serving.store import SessionStore
@@ -24,17 +24,21 @@ def serve(args: ServeArgs, settings: Settings, folders: dict[str, Path], routes:
     listener = bind(settings)
     with listener:
         models = [load_model(name, folder, args) for name, folder in folders.items()]
-        store = SessionStore(
-            args.sessions,
-            [model.sessions for model in models],
-            memory_bytes=args.session_memory,
-            most_sessions=args.max_sessions,
-        )
+        store = open_store(args.sessions, models, settings)
         app = create_app(models, store, settings, routes)
         address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
         run_until_stopped(app, listener, settings, lambda: _greet(address, models, settings))
     print("mnemo: the server has stopped", file=sys.stderr)
     return 0
+
+
+def open_store(folder: Path, models: Sequence[ServedModel], settings: Settings) -> SessionStore:
+    return SessionStore(
+        folder,
+        [model.sessions for model in models],
+        memory_bytes=settings.session_memory_bytes,
+        most_sessions=settings.max_sessions,
+    )
 
 
 def load_model(name: str, folder: Path, args: ServeArgs) -> ServedModel:
@@ -43,7 +47,8 @@ def load_model(name: str, folder: Path, args: ServeArgs) -> ServedModel:
 
         return served_folder(name, folder, args.device)
     opened = with_tokenizer(open_run(folder, args.which, args.device))
-    return served_run(name, opened, SerialEngine(opened.run.model, opened.run.recipe.train.segment))
+    segment = opened.run.recipe.train.segment
+    return served_run(name, opened, BatchedEngine(opened.run.model, segment, rows=args.rows))
 
 
 def _shown_host(host: str) -> str:
