@@ -24,6 +24,7 @@ from mnemo.analysis.inputs import keeps_memory
 from mnemo.analysis.lamemo_alpha import Alpha, AlphaObserver, alpha, has_alpha
 from mnemo.analysis.observers import attending_layers, observe
 from mnemo.analysis.repetition import repetition, repetition_of_text
+from mnemo.analysis.slot_contents import LayerSlots, SlotContents, SlotRange, slot_contents
 from mnemo.analysis.token_losses import (
     Gain,
     context_targets,
@@ -45,9 +46,12 @@ __all__ = [
     "Gain",
     "Group",
     "Head",
+    "LayerSlots",
     "Maxima",
     "MaximaObserver",
     "ScoreTerms",
+    "SlotContents",
+    "SlotRange",
     "TermsObserver",
     "alpha",
     "attending_layers",
@@ -65,6 +69,7 @@ __all__ = [
     "repetition",
     "repetition_of_text",
     "score_terms",
+    "slot_contents",
     "token_losses",
     "token_losses_without_memory",
 ]

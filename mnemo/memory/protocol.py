@@ -210,6 +210,8 @@ class Extent(NamedTuple):
     """Negative distances that its position tables need"""
     filled: tuple[Tensor, ...] = ()
     """(B,) each: valid slots; their sum counts, and no tensor means that all slots are valid"""
+    further_rows: int = 1
+    """Rows of the text that one of the keys besides the slots stands for"""
 
     @property
     def slots(self) -> int:
