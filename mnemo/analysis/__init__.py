@@ -22,8 +22,9 @@ from mnemo.analysis.attention_map import AttentionMap, attention_map
 from mnemo.analysis.effective_context import EffectiveLength, Group, relative_effective_context_length
 from mnemo.analysis.inputs import keeps_memory
 from mnemo.analysis.lamemo_alpha import Alpha, AlphaObserver, alpha, has_alpha
+from mnemo.analysis.memory_attention import MemoryAttention, attention_to_memory
 from mnemo.analysis.observers import attending_layers, observe
-from mnemo.analysis.repetition import repetition, repetition_of_text
+from mnemo.analysis.repetition import Earlier, earlier_occurrences, repetition, repetition_of_text
 from mnemo.analysis.token_losses import (
     Gain,
     context_targets,
@@ -41,19 +42,23 @@ __all__ = [
     "AttentionMap",
     "Buckets",
     "DistanceObserver",
+    "Earlier",
     "EffectiveLength",
     "Gain",
     "Group",
     "Head",
     "Maxima",
     "MaximaObserver",
+    "MemoryAttention",
     "ScoreTerms",
     "TermsObserver",
     "alpha",
     "attending_layers",
     "attention_by_distance",
     "attention_map",
+    "attention_to_memory",
     "context_targets",
+    "earlier_occurrences",
     "gain_from_memory",
     "has_alpha",
     "interval_maxima",
