@@ -1,0 +1,5 @@
+import { html } from "../html.js";
+
+export default function Papers() {
+  return html`<h1>Papers</h1>`;
+}

@@ -1,0 +1,5 @@
+import { html } from "../html.js";
+
+export default function Playground() {
+  return html`<h1>Playground</h1>`;
+}

@@ -1,0 +1,5 @@
+import { html } from "../html.js";
+
+export default function Runs() {
+  return html`<h1>Runs</h1>`;
+}

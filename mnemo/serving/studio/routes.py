@@ -1,0 +1,24 @@
+"""All routes of the studio."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.routing import BaseRoute
+
+from mnemo.serving.studio.shell import shell_routes
+from mnemo.storage.run_header import RUNS
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudioSettings:
+    runs: Path = RUNS
+    """Folder of runs."""
+    results: Path = Path("results")
+    """Folder of the papers' results, as `mnemo reproduce --out` writes it."""
+
+
+def studio_routes(settings: StudioSettings) -> list[BaseRoute]:
+    """Pages, assets and JSON of the studio. JSON routes come first: the pages' route matches every name."""
+    return [*shell_routes()]
