@@ -1,5 +1,5 @@
 // The playground: a model reads a text, shows what surprised it and what its memory saved, and goes on writing.
-import { html, useEffect, useMemo, useReducer, useRef, useState } from "../html.js";
+import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { Compare } from "../playground/compare.js";
 import { API, Memory } from "../playground/memory.js";
 import { MemoryFacts, MemoryNotice, Means, ReadPanel, Work, WritePanel } from "../playground/panels.js";
@@ -117,7 +117,8 @@ function Large({ large, limits, onRead, onClose }) {
 
 /** One or two memories, whose sessions are in the address, so that a reload or a restarted server loses nothing. */
 function useMemories(start, query) {
-  const [, redraw] = useReducer((times) => times + 1, 0);
+  const [, setTimes] = useState(0);
+  const redraw = () => setTimes((times) => times + 1);
   const make = (label) => new Memory(label, { model: start.models[0].name, page: start.limits.page, changed: redraw });
   const made = useMemo(() => ({ A: make("A"), B: make("B") }), []);
   const [second, setShown] = useState(false);
