@@ -7,6 +7,8 @@ from pathlib import Path
 
 from starlette.routing import BaseRoute
 
+from mnemo.serving.studio.paper_pages import PaperPages
+from mnemo.serving.studio.run_pages import RunPages
 from mnemo.serving.studio.shell import shell_routes
 from mnemo.storage.run_header import RUNS
 
@@ -21,4 +23,4 @@ class StudioSettings:
 
 def studio_routes(settings: StudioSettings) -> list[BaseRoute]:
     """Pages, assets and JSON of the studio. JSON routes come first: the pages' route matches every name."""
-    return [*shell_routes()]
+    return [*RunPages(settings.runs).routes(), *PaperPages(settings.results).routes(), *shell_routes()]

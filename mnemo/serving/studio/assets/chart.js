@@ -23,7 +23,7 @@ function color(name) {
 function axis(label, values) {
   const line = { stroke: color("grid"), width: 1 };
   const font = `12px ${color("font")}`;
-  return { label, labelFont: font, font, labelSize: 22, stroke: color("muted"), grid: line, ticks: line, values };
+  return { label, labelFont: font, font, labelSize: 20, stroke: color("muted"), grid: line, ticks: line, values };
 }
 
 const plain = (_, splits) => splits.map((value) => (value === null ? null : number(value)));
@@ -33,7 +33,7 @@ function options({ series, xLabel, yLabel, xLog, yLog, height }, width) {
     width,
     height,
     scales: { x: { time: false, distr: xLog ? 3 : 1, log: 2 }, y: { distr: yLog ? 3 : 1 } },
-    axes: [axis(xLabel, plain), { ...axis(yLabel, plain), size: 58 }],
+    axes: [{ ...axis(xLabel, plain), size: 32 }, { ...axis(yLabel, plain), size: 58 }],
     series: [
       { label: xLabel, value: (_, value) => number(value) },
       ...series.map(({ label, color: name, faint, dashed, dots }) => ({
@@ -70,10 +70,20 @@ export function LineChart({ label, height = 300, ...chart }) {
       plot.current = null;
     };
   }, [shape, height]);
-  useEffect(() => plot.current?.setData(columns(chart.series)), [chart.series]);
+  useEffect(() => showNewest(plot.current, columns(chart.series)), [chart.series, shape]);
   const points = Math.max(0, ...chart.series.map((each) => each.points.length));
   return html`<div class="plot" ref=${box} role="group" tabindex="0" aria-label=${label} data-points=${points}
     onKeyDown=${(event) => moveCursor(plot.current, event)}></div>`;
+}
+
+/** Replace the points; without a cursor over the chart, the legend shows the last point. */
+function showNewest(plot, data) {
+  plot.setData(data);
+  if (plot.cursor.idx === null || plot.cursor.idx === undefined) plot.setLegend({ idxs: data.map(lastValue) });
+}
+
+function lastValue(column) {
+  return column.findLastIndex((value) => value !== null);
 }
 
 function moveCursor(plot, event) {
