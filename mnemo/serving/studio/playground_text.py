@@ -48,4 +48,3 @@ def token_texts(codec: TextCodec, before: Iterable[int], ids: Iterable[int]) -> 
 def excerpt(codec: TextCodec, ids: list[int]) -> str:
     """Return tokens as one line of text."""
     return " ".join("".join(token_texts(codec, ids[:0], ids)).split()).strip("\N{REPLACEMENT CHARACTER}")
-

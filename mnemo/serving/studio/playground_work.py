@@ -18,7 +18,7 @@ import torch
 
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.engine import Engine, Handle, Job, Progress, ReadJob, Token, WriteJob
-from mnemo.serving.forgetting import ForgettingEngine
+from mnemo.serving.forgetting import ForgettingEngine, ForgettingHandle
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.store import SessionStore, Turn
 from mnemo.serving.studio.playground_windows import BITS
@@ -29,6 +29,7 @@ from mnemo.serving.text_stream import TextStream
 AT_ONCE = 4
 """Pieces whose losses without memory are in the engine at the same time."""
 Event = dict[str, Any]
+AnyHandle = Handle | ForgettingHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Work(ABC):
         self.place, self.done, self.total = place, 0, total
         self.cancelled = False
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._handles: set[Handle] = set()
+        self._handles: set[AnyHandle] = set()
 
     async def events(self) -> AsyncIterator[Event]:
         """All events. Closing the iterator stops the work and waits for its end."""
@@ -89,7 +90,7 @@ class Work(ABC):
     def emit(self, kind: str, **content: Any) -> None:
         self._events.put_nowait({"type": kind, **content})
 
-    def submit(self, engine: Engine | ForgettingEngine, job: Job) -> Handle:
+    def submit(self, engine: Engine | ForgettingEngine, job: Job) -> AnyHandle:
         handle = engine.submit(job)
         self._handles.add(handle)
         if self.cancelled:
@@ -162,11 +163,7 @@ class WriteWork(Work):
         """Read the token before a document, which an empty session needs."""
         ids = turn.model.start_ids().tolist()
         handle = self.submit(turn.engine, ReadJob(state=turn.state, ids=[torch.tensor(ids)], keep_losses=True))
-        losses: list[float] = []
-        async with aclosing(handle.aevents()) as events:  # type: ignore[type-var]
-            async for event in events:
-                losses += event.losses if isinstance(event, Progress) else ()
-        self.append(turn, ids, losses, written=False)
+        self.append(turn, ids, await read_losses(handle), written=False)
         text = turn.noted([torch.tensor(ids)])
         for _ in text:
             pass
@@ -217,17 +214,18 @@ class MeasureWork(Work):
     async def _measure(self, piece: range) -> None:
         transcript, model = self.place.transcript, self.place.model
         ids = torch.from_numpy(transcript.rows["id"][piece.start : piece.stop].astype(np.int64))
-        losses = await losses_of(self, model.engine, ReadJob(state=model.empty, ids=[ids], keep_losses=True))
+        job = ReadJob(state=model.empty, ids=[ids], keep_losses=True)
+        losses = await read_losses(self.submit(model.engine, job))
         if len(losses) == len(piece) - 1:  # fewer: it was cancelled
             transcript.set_baseline(piece, np.array(losses))
             self.done += len(losses)
             self.emit("progress", tokens=self.done, total=self.total)
 
 
-async def losses_of(work: Work, engine: Engine | ForgettingEngine, job: ReadJob) -> list[float]:
+async def read_losses(handle: AnyHandle) -> list[float]:
     """Return the losses of a job's tokens in nats."""
     losses: list[float] = []
-    async with aclosing(work.submit(engine, job).aevents()) as events:  # type: ignore[type-var]
+    async with aclosing(handle.aevents()) as events:  # type: ignore[type-var]
         async for event in events:
             losses += event.losses if isinstance(event, Progress) else ()
     return losses
@@ -255,4 +253,3 @@ async def _end_of(task: asyncio.Task[None]) -> None:
         task.exception()  # marks it as seen
     if cancelled:
         raise asyncio.CancelledError
-

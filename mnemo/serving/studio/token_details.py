@@ -86,7 +86,9 @@ def _compute(model: ServedModel, transcript: Transcript, start: int, stop: int, 
     longest = max(network.config.memory.lengths(network.config.num_layers, slots))
     segments_before = min(start // segment, -(-WARM_UP * longest // segment))
     ids = torch.from_numpy(transcript.rows["id"][start - segments_before * segment : stop].astype("int64"))
-    state = _warmed(network, ids[: segments_before * segment], segment, model.run.run.first_state(1, slots, cached=True))
+    state = _warmed(
+        network, ids[: segments_before * segment], segment, model.run.run.first_state(1, slots, cached=True)
+    )
     return attention_to_memory(network, ids[segments_before * segment :], segment=segment, memory=slots, state=state)
 
 

@@ -54,7 +54,7 @@ function Workbench({ start, query }) {
     <p class="lead">Let <b>${model.name}</b> read a text. Colours show how much each token surprised it, and how much
       its memory of earlier segments helped.</p>
     <div class="columns even top">
-      <${ReadPanel} start=${start} text=${text} setText=${setText} busy=${busy} onRead=${read} onStop=${stop} />
+      <${ReadPanel} text=${text} setText=${setText} busy=${busy} onRead=${read} onStop=${stop} />
       <${WritePanel} start=${start} busy=${busy} onWrite=${(settings) => each((memory) => memory.write(settings))} onStop=${stop} />
     </div>
     ${large && html`<${Large} large=${large} limits=${start.limits} onRead=${readHidden} onClose=${() => setLarge(null)} />`}

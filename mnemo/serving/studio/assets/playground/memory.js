@@ -85,23 +85,24 @@ export class Memory {
   }
 
   /** Run one request that streams events; errors become notices, and whatever was done before them stays. */
-  async stream(kind, path, options, onEvent) {
+  async stream(kind, path, options, onEvent, page = null) {
     this.stopping = new AbortController();
     this.set({ work: { kind, tokens: 0, total: null }, notice: null });
     let finished = false;
     try {
-      for await (const { event, data } of events(path, { ...options, signal: this.stopping.signal })) {
+      for await (const { data } of events(path, { ...options, signal: this.stopping.signal })) {
+        if (data === "[DONE]") break;
         const said = JSON.parse(data);
-        if (event === "error") throw new Error(said.message);
-        if (event === "done") finished = true;
-        await onEvent(event, said);
+        if (said.error) throw new Error(said.error.message);
+        if (said.type === "done") finished = true;
+        await onEvent(said.type, said);
       }
       if (!finished) throw new Error("The connection to the server broke off. What was done until then is kept.");
     } catch (error) {
       if (error.name !== "AbortError") this.say("bad", error.message);
     }
     const stopped = !finished && this.stopping.signal.aborted;
-    await this.settle();
+    await this.settle(page);
     if (stopped) this.say("info", this.stoppedWords(kind));
     return finished;
   }
@@ -109,6 +110,7 @@ export class Memory {
   stoppedWords(kind) {
     const { tokens, total } = this.last ?? { tokens: 0 };
     const of = total ? ` of ${count.format(total)}` : "";
+    if (kind === "measure") return "Stopped before everything was measured without memory. Nothing else is affected.";
     return `${kind === "write" ? "Writing" : "Reading"} stopped after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;
   }
 
@@ -117,7 +119,7 @@ export class Memory {
   }
 
   /** Wait until the server has ended the work, and show the result. */
-  async settle() {
+  async settle(page) {
     this.last = this.work;
     try {
       for (let tries = 0; tries < 40; tries += 1) {
@@ -125,7 +127,7 @@ export class Memory {
         if (!this.info?.busy) break;
         await new Promise((done) => setTimeout(done, 150));
       }
-      await this.show(this.lastPage());
+      await this.show(page ?? this.lastPage());
     } catch (error) {
       this.say("bad", error.message);
     }
@@ -138,19 +140,34 @@ export class Memory {
       const from = this.info.shown;
       const options = { method: "POST", body, headers: { "Content-Type": "application/octet-stream" } };
       const path = `${this.path}/read?name=${encodeURIComponent(name)}`;
-      return this.stream("read", path, options, (event, said) => this.advance(event, said, from));
+      if (await this.stream("read", path, options, (type, said) => this.advance(type, said, from))) await this.measure();
     });
   }
 
-  async advance(event, said, from) {
-    if (event !== "progress") return;
-    this.set({ work: { kind: "read", ...said } });
-    if (said.shown !== undefined) this.info.shown = said.shown;
+  /** Losses without memory for all tokens that have none yet. */
+  async measure() {
+    const page = this.window ? Math.floor(this.window.begin / this.page) : this.lastPage();
+    await this.stream("measure", `${this.path}/measure`, { method: "POST" }, async (type, { tokens, total }) => {
+      if (type !== "progress") return;
+      this.set({ work: { kind: "measure", tokens, total } });
+      if (this.isTime()) await this.show(page);
+    }, page);
+  }
+
+  /** True once in a while. */
+  isTime() {
     const now = performance.now();
-    if (now - this.refreshed < REFRESH || said.shown === undefined) return;
+    if (now - this.refreshed < REFRESH) return false;
     this.refreshed = now;
-    // While a text is being read its first window stays: whoever reads along begins there.
-    await this.show(this.info.shown - from <= this.page ? this.lastPage() : Math.floor(from / this.page));
+    return true;
+  }
+
+  async advance(type, { tokens, total, shown }, from) {
+    if (type !== "progress") return;
+    this.set({ work: { kind: "read", tokens, total } });
+    this.info.shown = shown;
+    // The window stays where the new text begins: there one starts to read along.
+    if (this.isTime()) await this.show(Math.floor(from / this.page));
   }
 
   async write(settings) {
@@ -158,11 +175,12 @@ export class Memory {
       await this.ensure();
       await this.show(this.lastPage());
       const options = { method: "POST", body: JSON.stringify(settings), headers: { "Content-Type": "application/json" } };
-      return this.stream("write", `${this.path}/write`, options, (event, said) => {
-        if (event !== "token") return;
+      const finished = await this.stream("write", `${this.path}/write`, options, (type, said) => {
+        if (type !== "token") return;
         this.live.push(said);
         this.set({ work: { kind: "write", tokens: this.live.length, total: settings.tokens } });
       });
+      if (finished) await this.measure();
     });
   }
 

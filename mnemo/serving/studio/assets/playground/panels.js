@@ -1,8 +1,11 @@
 // Controls of the playground: text to read, settings for writing, and what one memory holds.
+import { request } from "../api.js";
 import { html, useRef, useState } from "../html.js";
 import { bytes, count, Notice, number } from "../widgets.js";
 
-export function ReadPanel({ start, text, setText, busy, onRead, onStop }) {
+const EXAMPLE = "/studio/assets/playground/example.txt";
+
+export function ReadPanel({ text, setText, busy, onRead, onStop }) {
   const [over, setOver] = useState(false);
   const chooser = useRef(null);
   const take = (files) => files?.length && onRead(files[0], files[0].name);
@@ -20,6 +23,7 @@ export function ReadPanel({ start, text, setText, busy, onRead, onStop }) {
     event.preventDefault();
     onRead(text, "the pasted text");
   };
+  const example = async () => setText(await (await request(EXAMPLE)).text());
   const keys = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && text && !busy) submit(event);
   };
@@ -30,11 +34,11 @@ export function ReadPanel({ start, text, setText, busy, onRead, onStop }) {
     <textarea id="reading" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}
       placeholder="Paste a text, or drop a text file here" spellcheck="false"></textarea>
     <div class="buttons">
-      ${busy === "read"
+      ${busy === "read" || busy === "measure"
         ? html`<button type="button" class="main" onClick=${onStop}>Stop</button>`
         : html`<button type="submit" class="main" disabled=${!text || busy}>Read</button>`}
       <button type="button" disabled=${busy} onClick=${() => chooser.current.click()}>Choose a file</button>
-      <button type="button" disabled=${busy} onClick=${() => setText(start.example)}>Example</button>
+      <button type="button" disabled=${busy} onClick=${example}>Example</button>
       <input class="hidden" type="file" ref=${chooser} tabindex="-1" aria-label="Text file"
         onChange=${(event) => { take(event.target.files); event.target.value = ""; }} />
     </div>
@@ -77,9 +81,9 @@ export function WritePanel({ start, busy, onWrite, onStop }) {
 export function Work({ memory }) {
   const { work } = memory;
   if (!work) return null;
-  const what = { read: "Reading", write: "Writing" }[work.kind];
+  const what = { read: "Reading", write: "Writing", measure: "Reading again without memory" }[work.kind];
   const of = work.total ? ` of ${count.format(work.total)}` : "";
-  const words = work.phase === "upload" ? "Sending the text" : `${what}: ${count.format(work.tokens)}${of} tokens`;
+  const words = `${what}: ${count.format(work.tokens)}${of} tokens`;
   return html`<div class="work">
     <progress max=${work.total || 1} value=${work.total ? work.tokens : undefined} aria-label=${words}></progress>
     <div class="small muted">${words}</div>
