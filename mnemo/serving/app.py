@@ -14,8 +14,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from mnemo.errors import MnemoError
+from mnemo.serving.api.chat import chat_routes
 from mnemo.serving.api.completions import completion_routes
 from mnemo.serving.api.models import model_routes
+from mnemo.serving.api.tokenize import tokenize_routes
 from mnemo.serving.errors import ApiError, as_api_error
 from mnemo.serving.metrics import Measured, metrics_routes
 from mnemo.serving.security import Guard
@@ -37,7 +39,13 @@ def create_app(
     """
     settings = settings or Settings()
     server = Server(list(models), store, settings)
-    routes: list[BaseRoute] = [*model_routes(), *completion_routes(), *metrics_routes(), *further_routes]
+    routes: list[BaseRoute] = [
+        *model_routes(),
+        *completion_routes(),
+        *tokenize_routes(),
+        *metrics_routes(),
+        *further_routes,
+    ]
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Measured, server.metrics, routes), Middleware(Guard, settings)],

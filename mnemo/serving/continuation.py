@@ -168,20 +168,23 @@ class Continuation:
     ) -> tuple[AnyState, list[TokenText]]:
         """The state after the tokens, and their log-probabilities if they are echoed."""
         top = self.wanted.top_logprobs if self.wanted.echo else None
-        job = ReadJob(state=state, ids=[torch.tensor(ids)], keep_losses=top is not None)
-        handle, losses = self._submit(job), []
+        ids_of = [torch.tensor(ids)]
+        job = ReadJob(state=state, ids=ids_of, keep_losses=top is not None, top_logprobs=top or 0)
+        handle, losses, likeliest = self._submit(job), [], []
         async with aclosing(_events(handle)) as events:
             async for event in events:
                 if isinstance(event, Progress):
                     losses += event.losses
+                    likeliest += event.top
         result = handle.result()
         if top is None or result.cancelled:
             return result.state, []
         missing = len(ids) - len(losses)
         logprobs = [None] * missing + [-loss for loss in losses]
+        likeliest = [()] * (len(ids) - len(likeliest)) + likeliest
         stream, offset, texts = TextStream(self.model.codec.decoder(), before), 0, []
-        for token, logprob in zip(ids, logprobs, strict=True):
-            texts.append(TokenText(token, offset, logprob, ()))
+        for token, logprob, top in zip(ids, logprobs, likeliest, strict=True):
+            texts.append(TokenText(token, offset, logprob, top))
             offset += len(stream.feed(token))
         return result.state, texts
 

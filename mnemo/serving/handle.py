@@ -37,6 +37,8 @@ class Progress:
     """Sum of the losses of the job so far"""
     losses: tuple[float, ...] = ()
     """Losses of the tokens of this piece, in nats, if they are wanted; the first token of an empty text has none"""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each of these losses the likeliest tokens and their log-probabilities, if they are wanted"""
 
 
 Event = Token | Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,9 +28,18 @@ class TextCodec(Protocol):
         """The text of one token for lists of log-probabilities; different tokens have different names."""
         ...
 
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for."""
+        ...
+
+
+class ChatMessage(NamedTuple):
+    role: str
+    content: str
+
 
 class ChatTemplate(Protocol):
-    def prompt(self, messages: list[dict[str, str]], continued: bool) -> list[int]:
+    def prompt(self, messages: Sequence[ChatMessage], continued: bool) -> Sequence[int]:
         """Token ids of messages, with the begin of an answer; `continued`: after an earlier answer."""
         ...
 
@@ -53,6 +62,12 @@ class ServedModel:
     about: dict[str, Any] = field(default_factory=dict)
     """Further facts for `/v1/models`"""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def separator(self) -> str:
+        """The text of the token between documents."""
+        decoder = self.codec.decoder()
+        return decoder.feed(self.start) + decoder.finish()
 
     def encode(self, text: str, name: str) -> Sequence[int]:
         """Token ids of a text of a request; `name` is that of its field."""
@@ -81,6 +96,12 @@ class RunCodec:
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
 
+    @property
+    def separator(self) -> str:
+        """The text of the token between documents."""
+        decoder = self.codec.decoder()
+        return decoder.feed(self.start) + decoder.finish()
+
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).astype(np.int64).tolist()
 
@@ -89,6 +110,9 @@ class RunCodec:
 
     def name(self, token: int) -> str:
         return self.tokenizer.decode([token]) if self._pieces is None else bytes_name(self._pieces[token])
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.decode([token]).encode() if self._pieces is None else self._pieces[token]
 
 
 def bytes_name(piece: bytes) -> str:
