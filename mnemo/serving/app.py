@@ -23,8 +23,8 @@ from mnemo.serving.metrics import Measured, metrics_routes
 from mnemo.serving.security import Guard
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.server import Server
-from mnemo.serving.session_turn import SessionStore
 from mnemo.serving.settings import Settings
+from mnemo.serving.store import SessionStore
 
 
 def create_app(

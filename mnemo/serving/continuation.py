@@ -20,7 +20,7 @@ from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.engine import EngineClosed, EngineFull, Handle, Job, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.errors import ApiError, too_busy
 from mnemo.serving.served_model import ServedModel
-from mnemo.serving.session_turn import SessionTurn
+from mnemo.serving.store import Turn
 from mnemo.serving.text_stream import TAIL, TextStream
 
 
@@ -103,7 +103,7 @@ class _Start:
 class Continuation:
     """The work of one request. `turn`: the session to continue, if there is one."""
 
-    def __init__(self, wanted: Wanted, seed: int, turn: SessionTurn | None = None) -> None:
+    def __init__(self, wanted: Wanted, seed: int, turn: Turn | None = None) -> None:
         self.wanted, self.model, self.seed, self.turn = wanted, wanted.model, seed, turn
         self.usage = Usage(prompt_tokens=sum(map(len, wanted.prompts)))
         self._first_draw = turn.draws if turn is not None and wanted.seed is None else 0
@@ -246,11 +246,13 @@ class Continuation:
         if self.turn is None or self.wanted.fork or (self._cancelled and not self.wanted.stream):
             return
         draws = self._first_draw + len(written)
-        await self.turn.advance(read=read, written=written, state=state, seed=self.seed, draws=draws)
+        await self.turn.advance(
+            read=read, written=written, state=state, sampling=self.wanted.sampling, seed=self.seed, draws=draws
+        )
 
     def _submit(self, job: Job) -> Handle:
         try:
-            handle = self.model.engine.submit(job)
+            handle = (self.model if self.turn is None else self.turn).engine.submit(job)
         except EngineFull as error:
             raise too_busy(str(error), 1) from None
         except EngineClosed as error:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from mnemo.errors import MnemoError, shorten
+from mnemo.serving.session_errors import SessionError
 
 LONGEST_MESSAGE = 1000
 
@@ -83,6 +84,9 @@ def as_api_error(error: Exception) -> ApiError:
     """Any exception as an answer; the text of unexpected ones stays in the server's log."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, SessionError):
+        kind = "server_error" if error.status >= 500 else "invalid_request_error"
+        return ApiError(error.status, str(error), kind=kind, param="session", code=error.code)
     if isinstance(error, MnemoError):
         return invalid(str(error))
     return ApiError(500, "internal error of the server; its log has the details", kind="server_error", code="internal")

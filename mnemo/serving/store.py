@@ -209,13 +209,14 @@ class SessionStore:
             del self._entries[session_id]
 
     @asynccontextmanager
-    async def turn(self, session_id: str, model_name: str | None = None) -> AsyncIterator[Turn]:
-        """The only right to change a session, for one request.
+    async def turn(self, session_id: str, model_name: str | None = None, fork: bool = False) -> AsyncIterator[Turn]:
+        """The only right to change a session, for one request. `fork`: only look at it, also while it is busy.
 
-        Raises `SessionNotFound`, `SessionBusy`, `SessionUnavailable`, and MnemoError for a session of another model.
+        Raises `SessionNotFound`, `SessionBusy`, and `SessionUnavailable`, also for a session of another model.
         """
         # A thread that loads the session is not interrupted by a client that disconnects: its turn must be given back.
-        taking = asyncio.ensure_future(asyncio.to_thread(self.take_turn, session_id, model_name))
+        take = self.look if fork else self.take_turn
+        taking = asyncio.ensure_future(asyncio.to_thread(take, session_id, model_name))
         try:
             turn = await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -229,9 +230,7 @@ class SessionStore:
 
     def take_turn(self, session_id: str, model_name: str | None = None) -> Turn:
         """As `turn`, for threads: the caller closes it."""
-        entry = self._entry(session_id)
-        if model_name not in (None, entry.facts.model):
-            raise SessionUnavailable(f"session {session_id} is of the model '{entry.facts.model}', not '{model_name}'")
+        entry = self._entry_of(session_id, model_name)
         with entry.lock:
             if self._existing(entry).is_busy:
                 raise SessionBusy(session_id)
@@ -244,7 +243,23 @@ class SessionStore:
         self._used(entry)
         return turn
 
-    def close(self) -> None:
+    def look(self, session_id: str, model_name: str | None = None) -> Turn:
+        """A copy of a session to continue from, which leaves the session as it is."""
+        entry = self._entry_of(session_id, model_name)
+        self._used(entry)
+        return Turn(None, entry, self._model_of(entry), self._loaded(entry))
+
+    def _entry_of(self, session_id: str, model_name: str | None) -> Entry:
+        entry = self._entry(session_id)
+        if model_name not in (None, entry.facts.model):
+            raise SessionUnavailable(f"session {session_id} is of the model '{entry.facts.model}', not '{model_name}'")
+        return entry
+
+    async def close(self) -> None:
+        """As `shut_down`, for an event loop."""
+        await asyncio.to_thread(self.shut_down)
+
+    def shut_down(self) -> None:
         """Write snapshots of the sessions in memory, so that the next start computes nothing; give up the folder."""
         for entry in list(self._entries.values()):
             with entry.lock:
@@ -336,9 +351,12 @@ class SessionStore:
 
 
 class Turn(Work):
-    """A session while one request changes it. `commit` makes the changes last; without it they are dropped."""
+    """A session while one request changes it. `commit` makes the changes last; without it they are dropped.
 
-    def __init__(self, store: SessionStore, entry: Entry, model: SessionModel, session: Session) -> None:
+    `store`: None for a copy that is never committed.
+    """
+
+    def __init__(self, store: SessionStore | None, entry: Entry, model: SessionModel, session: Session) -> None:
         super().__init__(model, session)
         self._store, self._entry = store, entry
         self.id = entry.id
@@ -380,6 +398,7 @@ class Turn(Work):
 
     def commit(self) -> Facts:
         """Log the changes; they survive a kill when this returns. After an error the session is as it was."""
+        assert self._store is not None, "a copy of a session is not committed"
         with self._entry.lock:
             number, now = self.session.facts.records + 1, time.time()
             session = self.session._replace(facts=replace(self.session.facts, records=number, changed=now))
@@ -393,7 +412,8 @@ class Turn(Work):
 
     def close(self) -> None:
         """Drop changes that were not committed, and let other requests in."""
-        self._store.finish(self._entry)
+        if self._store is not None:
+            self._store.finish(self._entry)
 
 
 def checked_name(name: str) -> str:

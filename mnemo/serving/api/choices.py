@@ -98,7 +98,7 @@ async def _running(server: Server, wanted: Wanted) -> AsyncIterator[Continuation
             seed = secrets.randbelow(RANDOM_SEEDS) if wanted.seed is None else wanted.seed
             yield Continuation(wanted, seed)
             return
-        async with server.store.turn(wanted.session, wanted.model.name) as turn:
+        async with server.store.turn(wanted.session, wanted.model.name, wanted.fork) as turn:
             yield Continuation(wanted, turn.seed if wanted.seed is None else wanted.seed, turn)
 
 
