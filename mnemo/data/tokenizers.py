@@ -139,8 +139,13 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return decode_all(self.decoder(), ids)
 
+    @property
+    def pieces(self) -> list[bytes]:
+        """The bytes of each id."""
+        return [bytes([symbol]) for symbol in self.symbols]
+
     def decoder(self) -> Decoder:
-        return _BytesDecoder([bytes([symbol]) for symbol in self.symbols])
+        return _BytesDecoder(self.pieces)
 
     def to_json(self) -> dict[str, Any]:
         return {"unit": self.unit, "symbols": list(self.symbols), "dropped": list(self.dropped)}
@@ -398,7 +403,8 @@ class BPETokenizer:
         return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
 
     @cached_property
-    def _pieces(self) -> list[bytes]:
+    def pieces(self) -> list[bytes]:
+        """The bytes of each id."""
         letters = _byte_letters()
         return [bytes(letters[letter] for letter in piece) for piece in self.names()]
 
@@ -412,7 +418,7 @@ class BPETokenizer:
         return decode_all(self.decoder(), ids)
 
     def decoder(self) -> Decoder:
-        return _BytesDecoder(self._pieces)
+        return _BytesDecoder(self.pieces)
 
     def to_json(self) -> dict[str, Any]:
         return {"unit": self.unit, "model": json.loads(self.model)}

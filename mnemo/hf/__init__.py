@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mnemo.hf.memory_tokens.curriculum import Curriculum, CurriculumCallback
     from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
     from mnemo.hf.memory_tokens.options import MemoryConfig
+    from mnemo.hf.memory_tokens.text_memory import TextMemory
     from mnemo.hf.modeling import MnemoForCausalLM
     from mnemo.hf.run_folders import from_run, to_run
     from mnemo.hf.tokenization import MnemoTokenizer
@@ -49,6 +50,7 @@ _HOME = {
     "mnemo.hf.memory_tokens.curriculum": ("Curriculum", "CurriculumCallback"),
     "mnemo.hf.memory_tokens.modeling": ("MemoryForCausalLM", "MemoryForSequenceClassification"),
     "mnemo.hf.memory_tokens.options": ("MemoryConfig",),
+    "mnemo.hf.memory_tokens.text_memory": ("TextMemory",),
     "mnemo.hf.modeling": ("MnemoForCausalLM",),
     "mnemo.hf.tokenization": ("MnemoTokenizer",),
     "mnemo.hf.training": ("StreamData", "StreamTrainer"),
@@ -68,6 +70,7 @@ __all__ = [
     "MnemoTokenizer",
     "StreamData",
     "StreamTrainer",
+    "TextMemory",
     "add_memory",
     "export_onnx",
     "export_step",

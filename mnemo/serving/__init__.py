@@ -1,1 +1,1 @@
-"""An HTTP server for trained models, with sessions that keep a memory, and pages to look at it."""
+"""Serving a model to many clients at the same time: the engine that computes, session storage and the HTTP server."""

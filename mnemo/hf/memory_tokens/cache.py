@@ -19,6 +19,7 @@ from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows
 from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.split import first_length
+from mnemo.hf.memory_tokens.text_memory import TextMemory
 from mnemo.memory import RecurrentMemory, TokensState
 from mnemo.memory.state import select
 
@@ -41,12 +42,13 @@ class Group:
         self.rows, self.state, self.count, self.cache = rows, state, count, cache
         self.room = room  # length of the open segment
 
-    def feed(self, tokens: Tensor, model: DecodingModel) -> Tensor:
-        """Read tokens (B, T) and return their hidden rows (B, T, D)."""
+    def feed(self, tokens: Tensor, model: DecodingModel, last: int) -> Tensor:
+        """Read tokens (B, T) and return the hidden rows of the last ones, (B, last, D); others are not kept."""
         pieces = []
         while tokens.shape[1]:
             part, tokens = tokens.tensor_split([self.room - self.count], 1)
-            pieces.append(self._feed_part(model.embed(part), model))
+            hidden = self._feed_part(model.embed(part), model)
+            pieces.append(hidden[:, hidden.shape[1] - max(0, min(last - tokens.shape[1], hidden.shape[1])) :])
             if self.count == self.room:
                 self._commit(model)
         return torch.cat(pieces, 1)
@@ -91,11 +93,12 @@ def _select(cache: Any, index: Tensor) -> Any:
 class MemoryCache(Cache):
     """The cache that `generate` passes from step to step."""
 
-    def __init__(self, memory: Tensor | None = None) -> None:
+    def __init__(self, memory: Tensor | TextMemory | None = None) -> None:
         super().__init__(layers=[])
         self.groups: list[Group] = []
         self.seen = 0
-        self.memory = memory  # (B, m, D), for the first segment, instead of the learned one
+        # For the first segment, instead of the learned memory: rows (B, m, D), or the memory after an earlier text.
+        self.memory = memory
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
@@ -111,38 +114,55 @@ class MemoryCache(Cache):
     def batch_size(self) -> int:
         return sum(len(group.rows) for group in self.groups) or -1
 
-    def feed(self, tokens: Tensor, mask: Tensor | None, model: DecodingModel) -> Tensor:
-        """Read columns (B, T) and return hidden rows (B, T, D), zero at padding; `mask` (B, >= T) is 0 at padding."""
+    def feed(self, tokens: Tensor, mask: Tensor | None, model: DecodingModel, keep: int = 0) -> Tensor:
+        """Read columns (B, T); return the hidden rows of the last `keep` columns (0: all), (B, keep, D).
+
+        Rows are zero at padding; `mask` (B, >= T) is 0 at padding.
+        """
         batch, width = tokens.shape
-        valid = None if mask is None else mask[:, -width:] != 0
-        if valid is not None and bool(valid.all()):
-            valid = None
-        lengths = [width] * batch if valid is None else valid.sum(1).tolist()
+        valid = None if mask is None else mask[:, mask.shape[1] - width :] != 0
+        if valid is None or bool(valid.all()):
+            valid = torch.ones_like(tokens, dtype=torch.bool)
+        lengths = valid.sum(1).tolist()
+        if max(lengths, default=0) == 0:
+            raise MnemoError("no tokens to read")
         if not self.groups:
-            self._begin(lengths, model)
+            self._begin(lengths, model, tokens.device)
         self._split(lengths)
         self.seen += width
-        hidden = None
-        for group in self.groups:
-            used = lengths[group.rows[0]]
-            if used == 0:
-                continue
-            index = torch.tensor(group.rows, device=tokens.device)
-            columns = None if valid is None else valid[index]
-            new = tokens[index] if columns is None else tokens[index][columns].view(len(index), used)
-            rows = group.feed(new, model)
-            if hidden is None:
-                hidden = rows.new_zeros(batch, width, rows.shape[2])
-            filled = torch.ones_like(tokens[index], dtype=torch.bool) if columns is None else columns
-            hidden[index] = hidden[index].masked_scatter(filled[:, :, None], rows)
-        if hidden is None:
-            raise MnemoError("no tokens to read")
+        keep = min(keep or width, width)
+        pieces = [self._feed_group(group, tokens, valid, model, keep) for group in self.groups]
+        hidden = next(rows for rows in pieces if rows is not None).new_zeros(batch, keep, model.memory.initial.shape[1])
+        for group, rows in zip(self.groups, pieces, strict=True):
+            if rows is not None:
+                hidden[torch.tensor(group.rows, device=tokens.device)] = rows
         return hidden
 
-    def _begin(self, lengths: list[int], model: DecodingModel) -> None:
+    def _feed_group(
+        self, group: Group, tokens: Tensor, valid: Tensor, model: DecodingModel, keep: int
+    ) -> Tensor | None:
+        """Return the hidden rows (B, keep, D) of one group; None if it has no tokens."""
+        index = torch.tensor(group.rows, device=tokens.device)
+        chosen = valid[index]
+        used = int(chosen[0].sum())
+        if used == 0:
+            return None
+        new = tokens[index][chosen].view(len(index), used)
+        wanted = chosen[:, -keep:]
+        counts = wanted.sum(1, keepdim=True)
+        last = int(counts.max())
+        rows = group.feed(new, model, last)
+        placed = rows.new_zeros(len(index), keep, rows.shape[2])
+        placed[wanted] = rows[torch.arange(last, device=rows.device) >= last - counts]
+        return placed
+
+    def _begin(self, lengths: list[int], model: DecodingModel, device: torch.device) -> None:
+        if isinstance(self.memory, TextMemory):
+            self._continue_text(self.memory.for_batch(len(lengths), device), model)
+            return
         segment, align = model.config.segment, model.config.align
         rooms = [first_length(length, segment, align) for length in lengths]
-        given = None if self.memory is None else self._given(len(lengths), model)
+        given = None if self.memory is None else self._given(self.memory, len(lengths), model)
         for room in dict.fromkeys(rooms):
             rows = [row for row, its_room in enumerate(rooms) if its_room == room]
             state = model.memory.init(len(rows))
@@ -150,14 +170,20 @@ class MemoryCache(Cache):
                 state = TokensState(given[rows].to(state.memory), torch.ones_like(state.started), None)
             self.groups.append(Group(rows, state, room))
 
-    def _given(self, batch: int, model: DecodingModel) -> Tensor:
+    def _continue_text(self, memory: TextMemory, model: DecodingModel) -> None:
+        """Read the open segment of an earlier text, which the next tokens continue."""
+        group = Group(list(range(len(memory.open))), memory.state, model.config.segment)
+        if memory.open.shape[1]:
+            group.feed(memory.open, model, 0)
+        self.groups.append(group)
+
+    def _given(self, memory: Tensor, batch: int, model: DecodingModel) -> Tensor:
         """Return the initial memory for every row of the batch; several beams share one row of the given memory."""
-        assert self.memory is not None
-        rows, *shape = self.memory.shape
+        rows, *shape = memory.shape
         if rows == 0 or batch % rows or shape != list(model.memory.initial.shape):
             needed = (batch, *model.memory.initial.shape)
-            raise MnemoError(f"memory has shape {tuple(self.memory.shape)}; this model needs {needed}")
-        return self.memory.repeat_interleave(batch // rows, 0)
+            raise MnemoError(f"memory has shape {tuple(memory.shape)}; this model needs {needed}")
+        return memory.repeat_interleave(batch // rows, 0)
 
     def _split(self, lengths: list[int]) -> None:
         """Split groups so that all rows of a group read the same number of tokens."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +17,11 @@ from transformers.utils.generic import ModelOutput
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, logits_of
 from mnemo.hf.memory_tokens.cache import DecodingModel, MemoryCache
+from mnemo.hf.memory_tokens.checks import quiet
 from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.reading import SegmentReader, Source, id_pieces
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
+from mnemo.hf.memory_tokens.text_memory import TextMemory, load_text_memory, save_text_memory
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
 from mnemo.hf.modeling import IGNORED, check_prompt
 from mnemo.hf.safe_folder import SafeFolder
@@ -82,10 +87,12 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         except IndexError:  # raised on a CPU only; a check on a GPU would force it to synchronize
             raise _beyond("token ids", tokens, len(embeddings.weight)) from None
 
-    def _start(self, batch: int, memory: Tensor | None) -> TokensState:
+    def _start(self, batch: int, memory: Tensor | TextMemory | None) -> TokensState:
         state: TokensState = self.memory_tokens.init(batch)
         if memory is None:
             return state
+        if isinstance(memory, TextMemory):
+            return memory.state
         if memory.shape != state.memory.shape:
             needed = tuple(state.memory.shape)
             raise MnemoError(f"memory has shape {tuple(memory.shape)}; this model needs {needed}")
@@ -121,7 +128,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        memory: Tensor | None = None,
+        memory: Tensor | TextMemory | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values: MemoryCache | None = None,
         use_cache: bool | None = None,
@@ -134,20 +141,29 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
     ) -> MemoryOutput | tuple[Any, ...]:
         """Read tokens, segment by segment, starting from `memory`, or from the learned memory.
 
-        `labels`: the tokens again; the next token is predicted, also across segment borders. `return_logits`: by
-        default logits are omitted in training with labels, where they would use most of the GPU memory.
-        `num_items_in_batch`: number of labels in all parts of a batch; the loss is multiplied by this part's share.
+        `memory`: the memory after an earlier call, which the input follows as a new segment, or what `read` returned,
+        whose open segment the input continues. `labels`: the tokens again; the next token is predicted, also across
+        segment borders. `logits_to_keep`: return the logits of the last columns only (0: of all); others are not
+        computed. `return_logits`: by default logits are omitted in training with labels, where they would use most of
+        the GPU memory. `num_items_in_batch`: number of labels in all parts of a batch; the loss is multiplied by this
+        part's share.
         """
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
+        if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+            raise MnemoError("logits_to_keep is the number of last columns whose logits are returned; 0 for all")
         if past_key_values is not None or use_cache:
             if labels is not None or input_ids is None:
                 raise MnemoError("decoding with a cache needs input_ids and no labels")
             out = self._decode(input_ids, attention_mask, past_key_values, memory, logits_to_keep)
         else:
-            source = self._source(input_ids, inputs_embeds)
+            given = _Given(self._source(input_ids, inputs_embeds), attention_mask, labels)
             keep = return_logits if return_logits is not None else labels is None or not self.training
-            out = self._parallel(source, attention_mask, labels, memory, logits_to_keep, keep, num_items_in_batch)
+            num_logits = (logits_to_keep or given.width) if keep else 0
+            if isinstance(memory, TextMemory):
+                memory = memory.for_batch(given.batch, given.source.device)
+                given = given.after(memory.open, self._embed)
+            out = self._parallel(given, memory, num_logits, num_items_in_batch)
         return out if return_dict is not False else out.to_tuple()
 
     def _source(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -157,27 +173,28 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         return source
 
     def _parallel(
-        self,
-        source: Tensor,
-        mask: Tensor | None,
-        labels: Tensor | None,
-        memory: Tensor | None,
-        logits_to_keep: int,
-        keep: bool,
-        num_items: Tensor | int | None,
+        self, given: _Given, memory: Tensor | TextMemory | None, num_logits: int, num_items: Tensor | int | None
     ) -> MemoryOutput:
-        batch, width = source.shape[:2]
+        batch, width, labels = given.batch, given.width, given.labels
         if labels is not None and labels.shape != (batch, width):
             raise MnemoError(f"labels {tuple(labels.shape)} do not fit input of {(batch, width)}")
-        segments = self._split(batch, width, mask, self.config.segment, source.device)
-        targets = self._targets(labels, mask, segments)
-        step = _CausalStep(self, source, targets, keep)
+        segments = self._split(batch, width, given.mask, self.config.segment, given.source.device)
+        targets = self._targets(labels, given.mask, segments)
+        first = max(0, width - num_logits)
+        step = _CausalStep(self, given.source, targets, first)
         scored = step.scored(segments)
         reads = self._read(step, list(zip(segments, scored, strict=True)), self._start(batch, memory))
         logits = None
-        if keep:
-            pieces = [(segment, read.report) for segment, read in zip(segments, reads, strict=True)]
-            logits = put_back(pieces, batch, width)[:, -logits_to_keep:]
+        if num_logits:
+            reports = [(segment, read.report) for segment, read in zip(segments, reads, strict=True)]
+            pieces = [piece for piece in reports if piece[1] is not None]
+            vocabulary = self.get_output_embeddings().weight
+            # Without pieces all these columns are padding.
+            logits = (
+                put_back(pieces, batch, first, width)
+                if pieces
+                else vocabulary.new_zeros(batch, width - first, len(vocabulary))
+            )
         loss = None
         if labels is not None and targets is not None:
             share = 1 if num_items is None else (labels[:, 1:] != IGNORED).sum() / num_items
@@ -197,38 +214,112 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         return targets.masked_fill(~counted, IGNORED)
 
     def _decode(
-        self, tokens: Tensor, mask: Tensor | None, cache: Any, memory: Tensor | None, logits_to_keep: int
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        cache: Any,
+        memory: Tensor | TextMemory | None,
+        logits_to_keep: int,
     ) -> MemoryOutput:
         cache = MemoryCache(memory) if cache is None else cache
         if not isinstance(cache, MemoryCache):
             raise MnemoError(f"past_key_values is a {type(cache).__name__}; use a MemoryCache or leave it out")
         decoding = DecodingModel(self.backbone, self.memory_tokens, self.config, self._embed)  # type: ignore[arg-type]
-        hidden = cache.feed(tokens, mask, decoding)
-        logits = logits_of(self.backbone, hidden[:, -logits_to_keep:])
+        logits = logits_of(self.backbone, cache.feed(tokens, mask, decoding, logits_to_keep))
         return MemoryOutput(logits=logits, past_key_values=cache, memory=cache.written())
 
+    def read(self, source: Source, memory: TextMemory | None = None, *, tokenizer: Any = None) -> TextMemory:
+        """Read a text of any length, and return the memory after it; time is linear in the text, memory constant.
+
+        `source`: token ids (a list, or a tensor with a row for each text), a string, or an iterable of such pieces,
+        for example an open file. Strings need a `tokenizer`; every piece is tokenized separately. `memory`: continue
+        the text that was read before. Segments are counted from the start of the text, whatever `align` says.
+        """
+        reader = SegmentReader(self, memory)
+        with quiet(self):
+            for ids in id_pieces(source, tokenizer, memory is None, self.config.segment):
+                reader.feed(ids)
+            return reader.memory()
+
+    def save_memory(self, path: str | Path, memory: TextMemory) -> None:
+        """Write the memory after a text as a file with a checksum; only this model can load it."""
+        save_text_memory(Path(path), memory, self)
+
+    def load_memory(self, path: str | Path) -> TextMemory:
+        """Load a file of `save_memory`; raise MnemoError if another model wrote it or if it is damaged."""
+        return load_text_memory(Path(path), self)
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate like transformers does; the memory is written at segment ends. `memory`: the initial memory."""
+        """Generate like transformers does; the memory is written at segment ends.
+
+        `memory`: the initial memory, or what `read` returned. With the latter, the prompt may be left out: the result
+        then holds only the tokens that continue the text.
+        """
         check_prompt(*args, **kwargs)
+        memory = kwargs.get("memory")
+        prompt = args or kwargs.get("inputs") is not None or kwargs.get("input_ids") is not None
+        if isinstance(memory, TextMemory) and not prompt:
+            kwargs["memory"], last = memory.split_last()
+            return without_first_column(self.generate(last, attention_mask=torch.ones_like(last), **kwargs))
         if kwargs.get("past_key_values") is None and kwargs.get("use_cache", True):
             kwargs["past_key_values"] = MemoryCache(kwargs.pop("memory", None))
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
 
-class _CausalStep:
-    """Read a segment: returns the sum of its losses, the memory after it, and its logits if they are kept."""
+def without_first_column(generated: Any) -> Any:
+    """Remove the last token of the earlier text from the result of `generate`."""
+    if isinstance(generated, Tensor):
+        return generated[:, 1:]
+    generated.sequences = generated.sequences[:, 1:]
+    return generated
 
-    def __init__(self, model: MemoryForCausalLM, source: Tensor, targets: Tensor | None, keep: bool) -> None:
-        self.model, self.source, self.targets, self.keep = model, source, targets, keep
+
+class _Given(NamedTuple):
+    """The input of a call."""
+
+    source: Tensor
+    """Token ids (B, T) or embeddings (B, T, D)"""
+    mask: Tensor | None
+    labels: Tensor | None
+
+    @property
+    def batch(self) -> int:
+        return self.source.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.source.shape[1]
+
+    def after(self, opened: Tensor, embed: Callable[[Tensor], Tensor]) -> _Given:
+        """Return the input with the tokens of an open segment before it; those have no loss."""
+        before = embed(opened) if self.source.is_floating_point() else opened
+        mask = None if self.mask is None else torch.cat([torch.ones_like(opened).to(self.mask), self.mask], 1)
+        ignored = torch.full_like(opened, IGNORED)
+        labels = None if self.labels is None else torch.cat([ignored.to(self.labels), self.labels], 1)
+        return _Given(torch.cat([before, self.source], 1), mask, labels)
+
+
+class _CausalStep:
+    """Read a segment: returns the sum of its losses, the memory after it, and its logits from column `first` on."""
+
+    def __init__(self, model: MemoryForCausalLM, source: Tensor, targets: Tensor | None, first: int) -> None:
+        self.model, self.source, self.targets, self.first = model, source, targets, first
         self.rows = CausalRows(model.backbone, model.config)
 
     def scored(self, segments: list[SegmentColumns]) -> list[bool]:
         """Return which segments have losses, or logits, that need gradient."""
-        if self.targets is None or self.keep:
-            return [True] * len(segments)
-        counts = [((segment.take(self.targets) != IGNORED) & segment.valid()).any() for segment in segments]
-        scored = torch.stack(counts).tolist()
-        return scored if any(scored) else [*scored[:-1], True]  # gives a loss of 0 that can be differentiated
+        scored = [self._num_logits(segment) > 0 for segment in segments]
+        if self.targets is not None:
+            counts = [((segment.take(self.targets) != IGNORED) & segment.valid()).any() for segment in segments]
+            scored = [wanted or counted for wanted, counted in zip(scored, torch.stack(counts).tolist(), strict=True)]
+        # The last segment gives a memory, and with targets a loss of 0, that can be differentiated.
+        return scored if any(scored) else [*scored[:-1], True]
+
+    def _num_logits(self, segment: SegmentColumns) -> int:
+        """Return how many of the last slots of a segment have logits that the caller wants."""
+        if self.first in (0, self.source.shape[1]):  # all or none, known without looking at values on a GPU
+            return segment.columns.shape[1] if self.first == 0 else 0
+        return segment.num_slots_from(self.first)
 
     def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> SegmentResult:
         model = self.model
@@ -236,12 +327,14 @@ class _CausalStep:
         hidden, after = model.memory_tokens(embeddings, state, self.rows, segment.lengths)
         if not scored:
             return SegmentResult(None, after, None)
-        logits = logits_of(model.backbone, hidden)
-        loss = None
+        wanted, loss = self._num_logits(segment), None
         if self.targets is not None:
             targets = segment.take(self.targets).masked_fill(~segment.valid(), IGNORED)
-            loss = _sum_of_losses(logits, targets)
-        return SegmentResult(loss, after, logits if self.keep else None)
+            logits = logits_of(model.backbone, hidden)
+            loss, logits = _sum_of_losses(logits, targets), logits[:, logits.shape[1] - wanted :]
+        else:
+            logits = logits_of(model.backbone, hidden[:, hidden.shape[1] - wanted :]) if wanted else None
+        return SegmentResult(loss, after, logits if wanted else None)
 
 
 def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ class SegmentColumns(NamedTuple):
     """(B, W): input column of each token"""
     lengths: Tensor | None
     """(B,): tokens of each row, the rest of W is padding; None if all rows are full"""
+    in_order: bool
+    """Whether the columns of all rows are the same and consecutive: no padding in the batch"""
 
     def valid(self) -> Tensor:
         """Return booleans (B, W): True at tokens, False at padding."""
@@ -30,6 +32,12 @@ class SegmentColumns(NamedTuple):
         if self.lengths is None:
             return torch.ones_like(self.columns, dtype=torch.bool)
         return index < self.lengths[:, None]
+
+    def num_slots_from(self, first: int) -> int:
+        """Return how many of the last slots are needed so that all columns from `first` on are among them."""
+        wanted = (self.columns >= first) & self.valid()
+        slots = wanted.any(0).nonzero()
+        return self.columns.shape[1] - int(slots[0]) if len(slots) else 0
 
     def take(self, values: Tensor) -> Tensor:
         """Return the entries (B, W, ...) of `values` (B, T, ...) at the columns of the segment."""
@@ -73,7 +81,7 @@ def _segment(pieces: list[tuple[int, int]], order: Tensor | None, width: int, de
     index = (begins[:, None] + torch.arange(widest, device=device)).clamp(max=width - 1)
     columns = index if order is None else order.gather(1, index)
     full = all(end - begin == widest for begin, end in pieces)
-    return SegmentColumns(columns, None if full else lengths)
+    return SegmentColumns(columns, None if full else lengths, order is None and full)
 
 
 def next_tokens(labels: Tensor, mask: Tensor | None, ignore: int = -100) -> Tensor:
@@ -86,14 +94,23 @@ def next_tokens(labels: Tensor, mask: Tensor | None, ignore: int = -100) -> Tens
     return torch.full_like(labels, ignore).scatter(1, order, following)
 
 
-def put_back(pieces: list[tuple[SegmentColumns, Tensor]], batch: int, width: int) -> Tensor:
-    """Move values (B, W, ...) of segments back to their input columns, (B, T, ...); zeros at padding."""
-    segment, values = pieces[0]
-    if len(pieces) == 1 and segment.lengths is None and values.shape[1] == width:
-        return values
-    out = values.new_zeros(batch, width, *values.shape[2:])
+def put_back(pieces: list[tuple[SegmentColumns, Tensor]], batch: int, first: int, width: int) -> Tensor:
+    """Move values of segments back to the input columns first ... width - 1: (B, width - first, ...), zeros at padding.
+
+    Values (B, w, ...) belong to the last w slots of their segment. They are copied once, however many segments there
+    are, also in the backward pass.
+    """
+    if all(segment.lengths is None and segment.in_order for segment, _ in pieces):
+        joined = pieces[0][1] if len(pieces) == 1 else torch.cat([values for _, values in pieces], 1)
+        if joined.shape[1] >= width - first:
+            return joined[:, joined.shape[1] - (width - first) :]
+    rows, columns, kept = [], [], []
     for segment, values in pieces:
-        valid = segment.valid()
-        rows = torch.arange(batch, device=values.device)[:, None].expand_as(segment.columns)
-        out = out.index_put((rows[valid], segment.columns[valid]), values[valid])
-    return out
+        slots = segment.columns[:, segment.columns.shape[1] - values.shape[1] :]
+        wanted = segment.valid()[:, -slots.shape[1] :] & (slots >= first)
+        row, _ = place = wanted.nonzero(as_tuple=True)
+        rows.append(row)
+        columns.append(slots[place] - first)
+        kept.append(values[place])
+    out = kept[0].new_zeros(batch, width - first, *kept[0].shape[1:])
+    return out.index_put((torch.cat(rows), torch.cat(columns)), torch.cat(kept))

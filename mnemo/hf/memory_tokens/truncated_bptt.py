@@ -27,15 +27,31 @@ def read_sample(
     window: str,
     method: Literal["plain", "checkpoint"],
 ) -> list[SegmentResult]:
-    """Read all segments; returns one result for each. Scored segments (the flag of a pair) carry gradient."""
-    if not torch.is_grad_enabled() or bptt is None or len(segments) <= bptt + 1:
-        return forward(step, segments, state, method if torch.is_grad_enabled() else "plain")
+    """Read all segments; returns one result for each. Scored segments (the flag of a pair) carry gradient.
+
+    Without gradient only the last result has a state: states of earlier segments are not kept.
+    """
+    if not torch.is_grad_enabled():
+        return _read_without_gradient(step, segments, state)
+    if bptt is None or len(segments) <= bptt + 1:
+        return forward(step, segments, state, method)
     sample = _Sample(step, segments, state, method)
     groups = _sliding(sample, bptt) if window == "sliding" else _tumbling(len(segments), bptt)
     for begin, end, scored_from in groups:
         sample.read_group(begin, end, scored_from)
     sample.state_before(len(segments))
     return sample.reads()
+
+
+def _read_without_gradient(
+    step: SegmentFunction, segments: Sequence[tuple[Any, bool]], state: State
+) -> list[SegmentResult]:
+    results: list[SegmentResult] = []
+    for segment, score in segments:
+        results.append(step(segment, state, score))
+        state = results[-1].state
+        results[-2:-1] = [earlier._replace(state=None) for earlier in results[-2:-1]]
+    return results
 
 
 def _sliding(sample: _Sample, bptt: int) -> list[tuple[int, int, int]]:

@@ -1,0 +1,142 @@
+"""The needs of sessions from a model, and how a trained run meets them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from mnemo.errors import MnemoError
+from mnemo.inference.decoder import DecodeState
+from mnemo.inference.generation import AnyState, TextState
+from mnemo.memory.state import leaves, nbytes
+from mnemo.model.memory_limits import require_state_room
+from mnemo.serving.engine import Engine
+from mnemo.session.memory_use import MemoryUse, measure
+from mnemo.session.text_run import OpenedRun, document_start, load_text_memory, resized, vocabulary_digest
+from mnemo.storage.memory_file import save_memory
+
+Lengths = int | tuple[int, ...] | None
+"""Memory slots of the long-range layers, or of every layer; None: as in training."""
+
+
+class LoadedState(NamedTuple):
+    state: Any
+    tokens: int
+    """Tokens read and written"""
+    lengths: Lengths
+
+
+class SessionModel(Protocol):
+    """A state is data of any kind that only the model and its engine look into."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights."""
+        ...
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def segment(self) -> int: ...
+    def start_ids(self) -> Tensor:
+        """The token before a document, which an empty session reads before it writes."""
+        ...
+
+    def empty(self, lengths: Lengths) -> Any:
+        """The state before any text. Raises MnemoError for lengths that are impossible or do not fit this machine."""
+        ...
+
+    def num_open(self, state: Any) -> int:
+        """Tokens in the open segment."""
+        ...
+
+    def resized(self, state: Any, lengths: Lengths) -> Any:
+        """The state with another memory length; the open segment keeps what it has attended to so far."""
+        ...
+
+    def without_open(self, state: Any, lengths: Lengths, on: bool) -> Any:
+        """The state before its open segment, with another memory length, or with an empty memory."""
+        ...
+
+    def save(self, path: Path, state: Any) -> None:
+        """Write a memory file."""
+        ...
+
+    def load(self, path: Path) -> LoadedState:
+        """Load a memory file of this model; any other file raises MnemoError."""
+        ...
+
+    def nbytes(self, state: Any) -> int: ...
+    def memory_use(self, state: Any, on: bool) -> MemoryUse: ...
+
+
+class RunSessions:
+    """Sessions of a trained run."""
+
+    def __init__(self, name: str, opened: OpenedRun, engine: Engine) -> None:
+        self.name, self.opened, self.engine = name, opened, engine
+        self.model, self.segment = opened.run.model, opened.run.recipe.train.segment
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.model.fingerprint()
+
+    @cached_property
+    def _vocabulary(self) -> str:
+        return vocabulary_digest(self.opened.tokenizer)
+
+    def start_ids(self) -> Tensor:
+        return document_start(self.opened)
+
+    def empty(self, lengths: Lengths) -> AnyState:
+        if min(lengths if isinstance(lengths, tuple) else (lengths or 0,)) < 0:
+            raise MnemoError(f"memory length {lengths} is negative")
+        config, device = self.model.config, self.model.device
+        require_state_room(config, device, batch=1, segment=self.segment, lengths=lengths, cached=True)
+        return self.opened.run.first_state(1, lengths, cached=True)
+
+    def num_open(self, state: AnyState) -> int:
+        opened = state.state if isinstance(state, TextState) else state
+        return int(opened.count[0]) if isinstance(opened, DecodeState) else 0
+
+    def resized(self, state: TextState, lengths: Lengths) -> TextState:
+        self.empty(lengths)
+        return resized(self.model, state, self._layers(lengths), self.segment)
+
+    def without_open(self, state: TextState, lengths: Lengths, on: bool) -> TextState:
+        empty = self.empty(lengths)
+        committed = self.model.resize(state.state.state, self._layers(lengths)) if on else empty
+        decoder = self.model.decoder(committed, segment=self.segment)
+        return TextState(decoder.state(), state.hidden, state.tokens - self.num_open(state))
+
+    def _layers(self, lengths: Lengths) -> tuple[int, ...]:
+        """Memory length of every layer."""
+        if isinstance(lengths, tuple):
+            return lengths
+        return self.model.config.memory.lengths(self.model.config.num_layers, lengths)
+
+    def save(self, path: Path, state: TextState) -> None:
+        save_memory(path, self.model, state, segment=self.segment, vocabulary=self._vocabulary)
+
+    def load(self, path: Path) -> LoadedState:
+        state, segment = load_text_memory(path, self.opened)
+        if segment != self.segment and self.num_open(state):
+            raise MnemoError(
+                f"this memory ends inside a segment of {segment:,} tokens, and this server uses segments of "
+                f"{self.segment:,}"
+            )
+        if not all(bool(torch.isfinite(leaf).all()) for _, leaf in leaves(state) if leaf.is_floating_point()):
+            raise MnemoError("this memory holds numbers that are not finite")
+        return LoadedState(state, int(state.tokens[0]), self.model.init_lengths(state.state.state))
+
+    def nbytes(self, state: AnyState) -> int:
+        return nbytes(state)
+
+    def memory_use(self, state: AnyState, on: bool) -> MemoryUse:
+        return measure(self.model, state, self.segment, on)
