@@ -292,8 +292,12 @@ class Model(nn.Module):
         """Positions for the largest number of keys that any stage needs; `reach`: of keys ahead in the segment."""
         extents = self._extents(memories)
         slots, ahead = max(extent.slots for extent in extents), max(reach, *(extent.ahead for extent in extents))
-        encoding = self.positions.encoding(slots + rows, ahead, self.embedding.tables[0])  # type: ignore[operator]
-        return ProjectedPositions(self.positions, encoding, ahead)  # type: ignore[arg-type]
+        like, mirrored = self.embedding.tables[0], max(extent.mirrored for extent in extents)
+        encoding = self.positions.encoding(slots + rows, ahead, like)  # type: ignore[operator]
+        second = None
+        if mirrored and self.positions.drops_out:
+            second = self.positions.encoding(mirrored + 1, 0, like)  # type: ignore[operator]
+        return ProjectedPositions(self.positions, encoding, ahead, second)  # type: ignore[arg-type]
 
     def decoder(self, state: State | None = None, *, segment: int, batch: int = 1) -> Decoder | RingDecoder:
         """A decoder that reads and generates token by token from `state`; see `mnemo.inference`."""
