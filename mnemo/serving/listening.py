@@ -48,20 +48,25 @@ def run_until_stopped(
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
     with _quiet_signals():
-        _Announced(config, on_start).run([listener])
+        _Announced(app, config, on_start).run([listener])
 
 
 class _Announced(uvicorn.Server):
     """Calls a function as soon as the server answers requests."""
 
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+    def __init__(self, app: Starlette, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
         super().__init__(config)
-        self._on_start = on_start
+        self._app, self._on_start = app, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams without an end, such as the studio's curves, end when they see this.
+        self._app.state.server.stopping = True
+        await super().shutdown(sockets)
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class RunningServer:
         wait_for(lambda: self.uvicorn.started)
 
     def stop(self) -> None:
+        self.app.state.server.stopping = True  # ends streams that have no other end
         self.uvicorn.should_exit = True
         self.thread.join(SECONDS)
         self.socket.close()

@@ -37,10 +37,7 @@ class StudioSettings:
 
 def studio_routes(settings: StudioSettings) -> list[BaseRoute]:
     """Pages, assets and JSON of the studio. JSON routes come first: the pages' route matches every name."""
-    pages = (
-        Playground(settings.transcripts),
-        RunPages(settings.runs),
-        MemoryPages(settings.runs),
-        PaperPages(settings.results),
-    )
+    playground = Playground(settings.transcripts)
+    memory = MemoryPages(settings.runs, playground.transcripts)
+    pages = (playground, RunPages(settings.runs), memory, PaperPages(settings.results))
     return [*(route for page in pages for route in page.routes()), *shell_routes()]

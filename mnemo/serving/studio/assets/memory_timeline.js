@@ -20,8 +20,11 @@ export function isHeld(layer, token) {
   return layer.ranges.some(({ begin, end }) => begin <= token && token < end);
 }
 
-/** contents: {layers, tokens, open, memory_tokens}; at: a token number or null; choose(token) when one is pointed at. */
-export function Timeline({ contents, at, choose }) {
+/**
+ * contents: {layers, tokens, open, memory_tokens}; at: a token number or null; choose(token) when one is pointed at.
+ * children: a label and a slider, drawn below the layers.
+ */
+export function Timeline({ contents, at, choose, children }) {
   const { begin, end } = extentOf(contents);
   const closed = contents.tokens - contents.open;
   const part = (from, to) => ({ left: `${(100 * (from - begin)) / (end - begin)}%`, width: `${(100 * (to - from)) / (end - begin)}%` });
@@ -45,6 +48,7 @@ export function Timeline({ contents, at, choose }) {
         <span class="filled number">${layer.slots > 0 ? `${count.format(layer.filled)} / ${count.format(layer.slots)}` : layer.besides || "no slots"}</span>
       </div>`,
     )}
+    ${children && html`<div class="layer pick">${children}</div>`}
     <div class="layer scale" aria-hidden="true"><span class="label"></span><div class="track">
       ${ticks(begin, end).map((token) => html`<span key=${token} style=${{ left: part(token, token).left }}>${count.format(token)}</span>`)}
     </div><span class="filled"></span></div>
