@@ -24,10 +24,9 @@ from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.api.answers import EventStream
 from mnemo.serving.api.fields import Fields, json_body, string_item
 from mnemo.serving.engine import ReadJob
-from mnemo.serving.errors import ApiError, JsonResponse, invalid, not_found, too_large
+from mnemo.serving.errors import JsonResponse, invalid, not_found, too_large
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.server import Server, server_of
-from mnemo.serving.session_errors import SessionError
 from mnemo.serving.store import SessionStore
 from mnemo.serving.studio.playground_models import model_json
 from mnemo.serving.studio.playground_text import token_texts, uploaded_text
@@ -276,23 +275,7 @@ class Playground:
 
 
 def _route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
-    """A route whose errors of sessions have their status."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except SessionError as error:
-            raise ApiError(error.status, _plain(error), code=error.code) from None
-
-    return Route(path, answered, methods=[method])
-
-
-def _plain(error: SessionError) -> str:
-    if error.code != "session_busy":
-        return str(error)
-    return (
-        "This session is busy: another tab or program is reading or writing with it. Try again when that has finished."
-    )
+    return Route(path, endpoint, methods=[method])
 
 
 def _store(server: Server) -> SessionStore:

@@ -99,7 +99,7 @@ export class Memory {
       }
       if (!finished) throw new Error("The connection to the server broke off. What was done until then is kept.");
     } catch (error) {
-      if (error.name !== "AbortError") this.say("bad", error.message);
+      if (error.name !== "AbortError") this.say("bad", words(error));
     }
     const stopped = !finished && this.stopping.signal.aborted;
     await this.settle(page);
@@ -235,10 +235,15 @@ export class Memory {
       await action();
       return true;
     } catch (error) {
-      if (error.name !== "AbortError") this.say("bad", error.message);
+      if (error.name !== "AbortError") this.say("bad", words(error));
       return false;
     }
   }
+}
+
+function words(error) {
+  const busy = error.status === 409 && error.message.includes("busy");
+  return busy ? "Another tab or program is using this session at the moment. Try again when it has finished; nothing was changed." : error.message;
 }
 
 function interruption({ kind, name, tokens, total }) {
