@@ -32,7 +32,7 @@ def serve(args: ServeArgs, settings: Settings, folders: dict[str, Path], routes:
 
 def load_model(name: str, folder: Path, args: ServeArgs) -> ServedModel:
     if is_transformers_folder(folder):
-        from mnemo.hf.serving import served_folder
+        from mnemo.hf.served.folder import served_folder
 
         return served_folder(name, folder, args.device)
     opened = with_tokenizer(open_run(folder, args.which, args.device))

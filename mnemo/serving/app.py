@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 from mnemo.errors import MnemoError
 from mnemo.serving.api.completions import completion_routes
 from mnemo.serving.api.models import model_routes
+from mnemo.serving.api.sessions import session_routes
 from mnemo.serving.api.tokenize import tokenize_routes
 from mnemo.serving.errors import ApiError, as_api_error
 from mnemo.serving.metrics import Measured, metrics_routes
@@ -41,6 +42,8 @@ def create_app(
     routes: list[BaseRoute] = [
         *model_routes(),
         *completion_routes(),
+        *chat_routes(),
+        *session_routes(),
         *tokenize_routes(),
         *metrics_routes(),
         *further_routes,

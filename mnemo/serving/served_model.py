@@ -14,6 +14,7 @@ from mnemo.errors import MnemoError
 from mnemo.inference.generation import AnyState
 from mnemo.memory.state import nbytes
 from mnemo.serving.engine import Engine
+from mnemo.serving.session_model import RunSessions, SessionModel
 from mnemo.session.text_run import OpenedRun, document_start
 
 
@@ -53,9 +54,13 @@ class ServedModel:
     """The state before a text"""
     start: tuple[int, ...]
     """Tokens to read before a text that has no prompt"""
+    prefix: tuple[int, ...] = ()
+    """Tokens that the tokenizer puts before a prompt that is given as text"""
     end: frozenset[int] = frozenset()
     """Tokens that end a text"""
     chat: ChatTemplate | None = None
+    sessions: SessionModel
+    """How sessions of this model are saved, loaded and changed"""
     run: OpenedRun | None = None
     """The run, or None for a model of another library"""
     state_bytes: Callable[[Any], int] = nbytes
@@ -132,6 +137,7 @@ def served_run(name: str, opened: OpenedRun, engine: Engine) -> ServedModel:
         engine=engine,
         empty=opened.run.first_state(1, None, cached=True),
         start=tuple(document_start(opened).tolist()),
+        sessions=RunSessions(name, opened, engine),
         run=opened,
         about={"unit": opened.unit, "segment": recipe.train.segment, "step": opened.run.step},
     )

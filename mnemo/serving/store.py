@@ -47,6 +47,7 @@ from mnemo.serving.session_folder import SessionFolder, storage_errors
 from mnemo.serving.session_model import SessionModel
 from mnemo.serving.session_work import Work
 from mnemo.storage.run_folder import locked
+from mnemo.units import size_text
 
 DEFAULT_MEMORY_BYTES = 1 << 30
 MOST_SESSIONS = 10_000
@@ -153,6 +154,7 @@ class SessionStore:
         name: str = "",
         seed: int | None = None,
         memory_length: int | None = None,
+        memory_on: bool = True,
         memory_file: Path | None = None,
     ) -> str:
         """Make a session, empty or from a memory file, and return its id; `seed`: None takes a random one."""
@@ -167,17 +169,33 @@ class SessionStore:
             changed=now,
             seed=checked_seed(seed),
             lengths=memory_length,
+            memory_on=memory_on,
         )
-        if memory_file is None:
-            session = Session(facts, model.empty(memory_length))
-        else:
-            state, tokens, lengths = model.load(memory_file)
-            opened = None if model.num_open(state) else ()
-            session = Session(replace(facts, tokens=tokens, open=opened, lengths=lengths), state)
+        session = Session(facts, model.empty(memory_length))
+        if memory_file is not None:
+            session = loaded_session(facts, model, memory_file)
+        self.require_room(model, session)
         with self._new_id() as (session_id, path):
             folder = SessionFolder.create(path, session, model)
             self._add(session_id, folder, session, model)
         return session_id
+
+    def require_room(self, model: SessionModel, session: Session) -> None:
+        """Refuse a session that alone is larger than the memory of all sessions."""
+        size = model.nbytes(session.state)
+        if size > self.memory_bytes:
+            raise SessionError(
+                f"this memory has {size_text(size)}: more than the {size_text(self.memory_bytes)} that this server "
+                "has for all sessions"
+            )
+
+    def save_memory(self, session_id: str, path: Path) -> None:
+        """Write a memory file of a session, which `create` and `mnemo generate --memory` continue from."""
+        facts, state = self.session(session_id)
+        if not facts.tokens:
+            raise SessionError("there is nothing to save: no text has been read yet")
+        with storage_errors():
+            self.model_of(session_id).save(path, state)
 
     def fork(self, session_id: str, *, name: str | None = None, seed: int | None = None) -> str:
         """Copy a session, and return the copy's id; `seed`: other random numbers, None: the same ones go on."""
@@ -380,6 +398,10 @@ class Turn(Work):
         """Random numbers of the seed that are used up."""
         return self.session.facts.draws
 
+    def load(self, path: Path) -> None:
+        """Continue from a memory file; name and random numbers stay."""
+        self.session, self.is_logged = loaded_session(self.session.facts, self.model, path), False
+
     async def advance(
         self, *, read: Sequence[int], written: Sequence[int], state: Any, sampling: Sampling, seed: int, draws: int
     ) -> None:
@@ -399,6 +421,7 @@ class Turn(Work):
     def commit(self) -> Facts:
         """Log the changes; they survive a kill when this returns. After an error the session is as it was."""
         assert self._store is not None, "a copy of a session is not committed"
+        self._store.require_room(self.model, self.session)
         with self._entry.lock:
             number, now = self.session.facts.records + 1, time.time()
             session = self.session._replace(facts=replace(self.session.facts, records=number, changed=now))
@@ -414,6 +437,17 @@ class Turn(Work):
         """Drop changes that were not committed, and let other requests in."""
         if self._store is not None:
             self._store.finish(self._entry)
+
+
+def loaded_session(facts: Facts, model: SessionModel, path: Path) -> Session:
+    """A session after the text of a memory file."""
+    try:
+        state, tokens, lengths = model.load(path)
+    except MnemoError as error:
+        raise SessionError(str(error).replace(str(path), "the memory file")) from None
+    opened = None if model.num_open(state) else ()
+    facts = replace(facts, tokens=tokens, tail=(), open=opened, lengths=lengths, memory_on=True)
+    return Session(facts, state)
 
 
 def checked_name(name: str) -> str:

@@ -38,7 +38,7 @@ def parse(fields: Fields, server: Server) -> Wanted:
     common = common_fields(fields, server)
     if fields.count("best_of", common.n, 1, server.settings.max_choices) != common.n:
         raise invalid("'best_of' is not supported: it must be as large as 'n'", "best_of")
-    prompts = _prompts(fields, common.model)
+    prompts = _prompts(fields, common.model, common.model.prefix if common.session is None else ())
     if len(prompts) * common.n > server.settings.max_choices:
         raise invalid(f"{len(prompts)} prompts times n = {common.n} are more than {server.settings.max_choices}", "n")
     if common.session is not None and len(prompts) > 1:
@@ -51,35 +51,35 @@ def parse(fields: Fields, server: Server) -> Wanted:
     )
 
 
-def _prompts(fields: Fields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """Token ids of `prompt`: a text, a list of texts, token ids, or a list of token ids."""
+def _prompts(fields: Fields, model: ServedModel, prefix: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of `prompt`: a text, a list of texts, token ids, or a list of token ids. `prefix`: before texts."""
     prompt = fields.content.get("prompt")
-    if prompt is None or prompt == "":
+    if prompt is None:
         return ((),)
     if isinstance(prompt, str):
-        return (_encode(model, prompt, "prompt"),)
+        return (_encode(model, prompt, "prompt", prefix),)
     if not isinstance(prompt, list):
         raise invalid(f"'prompt' must be a string or a list, not {KINDS[type(prompt)]}", "prompt")
     if not prompt:
         raise invalid("'prompt' is an empty list", "prompt")
     if type(prompt[0]) is int:
         return (_ids(model, prompt, "prompt"),)
-    return tuple(_one_prompt(model, each, f"prompt[{i}]") for i, each in enumerate(prompt))
+    return tuple(_one_prompt(model, each, f"prompt[{i}]", prefix) for i, each in enumerate(prompt))
 
 
-def _one_prompt(model: ServedModel, prompt: Any, name: str) -> tuple[int, ...]:
+def _one_prompt(model: ServedModel, prompt: Any, name: str, prefix: tuple[int, ...]) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return _encode(model, prompt, name) if prompt else ()
+        return _encode(model, prompt, name, prefix)
     if isinstance(prompt, list):
         return _ids(model, prompt, name)
     raise invalid(f"'{name}' must be a string or a list of token ids, not {KINDS[type(prompt)]}", name)
 
 
-def _encode(model: ServedModel, text: str, name: str) -> tuple[int, ...]:
+def _encode(model: ServedModel, text: str, name: str, prefix: tuple[int, ...]) -> tuple[int, ...]:
     ids = tuple(model.encode(text, name))
-    if not ids:
+    if text and not ids:
         raise invalid(f"'{name}' contains no text that the model's tokenizer keeps", name)
-    return ids
+    return (*prefix, *ids) if ids else ()
 
 
 def _ids(model: ServedModel, values: list[Any], name: str) -> tuple[int, ...]:
