@@ -25,6 +25,7 @@ from mnemo.analysis.lamemo_alpha import Alpha, AlphaObserver, alpha, has_alpha
 from mnemo.analysis.memory_attention import MemoryAttention, attention_to_memory
 from mnemo.analysis.observers import attending_layers, observe
 from mnemo.analysis.repetition import Earlier, earlier_occurrences, repetition, repetition_of_text
+from mnemo.analysis.slot_contents import LayerSlots, SlotContents, SlotRange, slot_contents
 from mnemo.analysis.token_losses import (
     Gain,
     context_targets,
@@ -47,10 +48,13 @@ __all__ = [
     "Gain",
     "Group",
     "Head",
+    "LayerSlots",
     "Maxima",
     "MaximaObserver",
     "MemoryAttention",
     "ScoreTerms",
+    "SlotContents",
+    "SlotRange",
     "TermsObserver",
     "alpha",
     "attending_layers",
@@ -70,6 +74,7 @@ __all__ = [
     "repetition",
     "repetition_of_text",
     "score_terms",
+    "slot_contents",
     "token_losses",
     "token_losses_without_memory",
 ]

@@ -31,15 +31,32 @@ def computed(compute: Callable[[Request], Any]) -> Endpoint:
     """An endpoint that answers with the value of a function, as JSON."""
 
     async def endpoint(request: Request) -> Response:
-        try:
-            content = await run_in_threadpool(compute, request)
-        except NotFound as problem:
-            return error(str(problem), 404)
-        except MnemoError as problem:
-            return error(str(problem), 400)
-        return content if isinstance(content, Response) else JSONResponse(jsonable(content), headers=NO_STORE)
+        return await _answer(compute, request)
 
     return endpoint
+
+
+def computed_from_json(compute: Callable[[dict[str, Any]], Any]) -> Endpoint:
+    """The same for a function of the JSON object that the client sends."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = await request.json()
+        except ValueError:
+            body = None
+        return await _answer(compute, body) if isinstance(body, dict) else error("the body is no JSON object", 400)
+
+    return endpoint
+
+
+async def _answer(compute: Callable[[Any], Any], given: Any) -> Response:
+    try:
+        content = await run_in_threadpool(compute, given)
+    except NotFound as problem:
+        return error(str(problem), 404)
+    except MnemoError as problem:
+        return error(str(problem), 400)
+    return content if isinstance(content, Response) else JSONResponse(jsonable(content), headers=NO_STORE)
 
 
 def jsonable(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,17 @@ from mnemo.serving.studio.answers import NO_STORE, NotFound, computed
 LAPTOP = "mnemo reproduce laptop-xl --budget laptop"
 """An experiment that takes minutes on a CPU."""
 Grid = tuple[Experiment, Budget]
+Stamp = tuple[Path | None, float]
+"""Folder of the results, and when it was written."""
 
 
 class PaperPages:
     """Results are loaded again only after their files have changed: verdicts and figures take seconds."""
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._verdicts: dict[tuple[str, str], tuple[float, list[Verdict]]] = {}
-        self._pages: dict[tuple[str, str], tuple[float, ExperimentPage]] = {}
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._verdicts: dict[tuple[str, str], tuple[Stamp, list[Verdict]]] = {}
+        self._pages: dict[tuple[str, str], tuple[Stamp, ExperimentPage]] = {}
         # Matplotlib draws figures, and must not be used by two threads at once.
         self._lock = threading.Lock()
 
@@ -47,7 +50,7 @@ class PaperPages:
     def _list(self, request: Request) -> Any:
         with self._lock:
             found = [self._entry(*grid) for grid in self._grids()]
-        return {"folder": str(self._out), "experiments": found, "command": LAPTOP}
+        return {"folders": [str(folder) for folder in self._folders], "experiments": found, "command": LAPTOP}
 
     def _grids(self) -> list[Grid]:
         experiments = every_experiment().values()
@@ -55,8 +58,13 @@ class PaperPages:
             (experiment, budget)
             for experiment in experiments
             for budget in experiment.budgets
-            if has_results(self._out, experiment, budget)
+            if self._grid(experiment, budget) is not None
         ]
+
+    def _grid(self, experiment: Experiment, budget: Budget) -> Path | None:
+        """The folder of the results; None if there are none."""
+        found = (folder for folder in self._folders if has_results(folder, experiment, budget))
+        return next((grid_folder(folder, experiment.name, budget) for folder in found), None)
 
     def _entry(self, experiment: Experiment, budget: Budget) -> dict[str, Any]:
         return {
@@ -76,12 +84,15 @@ class PaperPages:
         return self._verdicts[key][1]
 
     def _load(self, experiment: Experiment, budget: Budget) -> Found:
-        return load_grid(grid_folder(self._out, experiment.name, budget), experiment, budget)
+        grid = self._grid(experiment, budget)
+        if grid is None:
+            raise NotFound(f"the results of {experiment.name} were removed")
+        return load_grid(grid, experiment, budget)
 
-    def _stamp(self, experiment: Experiment, budget: Budget) -> float:
-        grid = grid_folder(self._out, experiment.name, budget)
-        times = [path.stat().st_mtime for path in (grid / RESULTS, grid / CELLS) if path.exists()]
-        return max(times, default=0.0)
+    def _stamp(self, experiment: Experiment, budget: Budget) -> Stamp:
+        grid = self._grid(experiment, budget)
+        paths = [] if grid is None else [path for path in (grid / RESULTS, grid / CELLS) if path.exists()]
+        return grid, max((path.stat().st_mtime for path in paths), default=0.0)
 
     def _page(self, request: Request) -> ExperimentPage:
         name, budget = request.query_params.get("name", ""), request.query_params.get("budget", "")

@@ -76,7 +76,7 @@ function Card({ experiment }) {
 
 function NoResults({ data }) {
   return html`<${Notice}>
-    <p><b>There are no results in the folder “${data.folder}”.</b> The project's own results are in its repository, in the folder
+    <p><b>There are no results in ${data.folders.join(" or ")}.</b> The project's own results are in its repository, in the folder
       results; start the studio there, or name another folder with --results. To make some here, in minutes on a CPU:</p>
     <${Command}>${data.command}</${Command}>
     <p class="small muted">mnemo reproduce --list shows all experiments.</p>
