@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from mnemo.errors import MnemoError
+from mnemo.serving.api.chat import chat_routes
 from mnemo.serving.api.completions import completion_routes
 from mnemo.serving.api.models import model_routes
 from mnemo.serving.api.sessions import session_routes
