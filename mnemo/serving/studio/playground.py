@@ -1,6 +1,7 @@
 """Routes of the playground: sessions with their transcripts, streams of reading and writing, comparisons.
 
-Sessions are those of `/v1/sessions`. A second request on a session that is busy gets 409, and can be repeated.
+Sessions are made, resized, saved, loaded and deleted by `/v1/sessions`; the routes here add what only the page needs.
+A second request on a session that is busy gets 409, and can be repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from mnemo.errors import MnemoError
@@ -24,10 +25,9 @@ from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.api.answers import EventStream
 from mnemo.serving.api.fields import Fields, json_body, string_item
 from mnemo.serving.engine import ReadJob
-from mnemo.serving.errors import ApiError, JsonResponse, invalid, not_found, too_large
+from mnemo.serving.errors import JsonResponse, invalid, not_found, too_large
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.server import Server, server_of
-from mnemo.serving.session_errors import SessionError
 from mnemo.serving.store import SessionStore
 from mnemo.serving.studio.playground_models import model_json
 from mnemo.serving.studio.playground_text import token_texts, uploaded_text
@@ -73,13 +73,8 @@ class Playground:
         return [
             _route(PATH, self._start),
             _route(f"{PATH}/compare", self._compare, "POST"),
-            _route(f"{PATH}/sessions", self._create, "POST"),
-            _route(f"{PATH}/sessions/load", self._load, "POST"),
             _route(one, self._info),
-            _route(one, self._delete, "DELETE"),
             _route(f"{one}/fork", self._fork, "POST"),
-            _route(f"{one}/memory", self._resize, "POST"),
-            _route(f"{one}/memory-file", self._save),
             _route(f"{one}/read", self._read, "POST"),
             _route(f"{one}/write", self._write, "POST"),
             _route(f"{one}/measure", self._measure, "POST"),
@@ -90,39 +85,16 @@ class Playground:
 
     async def _start(self, request: Request) -> Response:
         server = server_of(request)
-        _store(server)
+        store = _store(server)
+        await asyncio.to_thread(self.transcripts.keep_only, store.ids())
+        models = [model_json(model) for model in server.models.values() if model.name in store.models]
         limits = {
             "page": PAGE_TOKENS,
             "shown_bytes": min(MOST_SHOWN_BYTES, server.settings.max_upload_bytes),
             "upload_bytes": server.settings.max_upload_bytes,
             "write_tokens": server.settings.max_tokens,
         }
-        return JsonResponse({"models": [model_json(model) for model in server.models.values()], "limits": limits})
-
-    async def _create(self, request: Request) -> Response:
-        server = server_of(request)
-        fields = await json_body(request, server.settings)
-        fields.only(("model", "memory_length"))
-        model = server.model(fields.text("model", ""))
-        length = fields.count("memory_length", None, 0, 1 << 30)
-        create = functools.partial(_store(server).create, model.name, name="playground", memory_length=length)
-        return await self._described(server, await asyncio.to_thread(create))
-
-    async def _load(self, request: Request) -> Response:
-        """Make a session from an uploaded memory file."""
-        server = server_of(request)
-        store, model = _store(server), server.model(request.query_params.get("model", ""))
-        path = store.uploads / f"playground-{id(request):x}"
-        try:
-            await _received(request, path)
-            create = functools.partial(store.create, model.name, name="playground", memory_file=path)
-            try:
-                session = await asyncio.to_thread(create)
-            except MnemoError as error:
-                raise invalid(str(error).replace(str(path), "the file")) from None
-        finally:
-            path.unlink(missing_ok=True)
-        return await self._described(server, session)
+        return JsonResponse({"models": models, "limits": limits})
 
     async def _info(self, request: Request) -> Response:
         place = self._place(request)
@@ -154,37 +126,11 @@ class Playground:
             },
         }
 
-    async def _delete(self, request: Request) -> Response:
-        place = self._place(request)
-        await asyncio.to_thread(place.store.delete, place.session)
-        self.transcripts.delete(place.session)
-        return JsonResponse({"id": place.session, "deleted": True})
-
     async def _fork(self, request: Request) -> Response:
         place = self._place(request)
         fork = await asyncio.to_thread(place.store.fork, place.session)
         self.transcripts.put(fork, place.transcript.copy())
         return await self._described(server_of(request), fork)
-
-    async def _resize(self, request: Request) -> Response:
-        place, server = self._place(request), server_of(request)
-        fields = await json_body(request, server.settings)
-        fields.only(("length",))
-        length = fields.count("length", None, 0, 1 << 30)
-        async with place.store.turn(place.session, place.model.name) as turn:
-            await asyncio.to_thread(turn.set_memory, length, True)
-            await asyncio.to_thread(turn.commit)
-        return await self._described(server, place.session)
-
-    async def _save(self, request: Request) -> Response:
-        """The memory file of a session."""
-        place = self._place(request)
-        facts, state = await asyncio.to_thread(place.store.session, place.session)
-        if not facts.tokens:
-            raise invalid("there is nothing to save: no text has been read yet")
-        path = place.store.uploads / f"playground-{id(request):x}.memory"
-        await asyncio.to_thread(place.store.model_of(place.session).save, path, state)
-        return _TemporaryFile(path, media_type="application/octet-stream", filename=f"{place.session}.memory")
 
     async def _read(self, request: Request) -> Response:
         place, server = self._place(request), server_of(request)
@@ -276,23 +222,7 @@ class Playground:
 
 
 def _route(path: str, endpoint: Endpoint, method: str = "GET") -> Route:
-    """A route whose errors of sessions have their status."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except SessionError as error:
-            raise ApiError(error.status, _plain(error), code=error.code) from None
-
-    return Route(path, answered, methods=[method])
-
-
-def _plain(error: SessionError) -> str:
-    if error.code != "session_busy":
-        return str(error)
-    return (
-        "This session is busy: another tab or program is reading or writing with it. Try again when that has finished."
-    )
+    return Route(path, endpoint, methods=[method])
 
 
 def _store(server: Server) -> SessionStore:
@@ -344,20 +274,3 @@ async def _body(request: Request, limit: int) -> bytes:
             raise too_large(limit)
         parts.append(part)
     return b"".join(parts)
-
-
-async def _received(request: Request, path: Path) -> None:
-    """Write the body of a request to a file."""
-    with path.open("xb") as file:
-        async for part in request.stream():
-            await asyncio.to_thread(file.write, part)
-
-
-class _TemporaryFile(FileResponse):
-    """A file that is removed after it was sent."""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            Path(self.path).unlink(missing_ok=True)

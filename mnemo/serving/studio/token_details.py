@@ -1,7 +1,7 @@
 """Where the help for one token comes from: the same tokens earlier in the text, and attention to memory.
 
-Attention is computed again for the segment of the token. The memory before that segment is made by reading the tokens
-before it, as many as the memory holds twice; earlier ones have no direct influence.
+Attention is computed again for the segment of the token. The memory before that segment is made by reading the segments
+before it, as many as can have an influence through the slots of all layers. A memory without slots may reach further.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ EXCERPT = {"byte": 40, "char": 40, "word": 8, "bpe": 10}
 """Tokens of an excerpt, by unit."""
 USUAL_EXCERPT = 12
 KEPT_SEGMENTS = 64
-WARM_UP = 2
-"""Memory lengths that are read before the segment."""
 
 
 class TokenDetails:
@@ -83,8 +81,9 @@ class TokenDetails:
 def _compute(model: ServedModel, transcript: Transcript, start: int, stop: int, slots: int) -> MemoryAttention:
     assert model.run is not None
     network, segment = model.run.run.model, transcript.segment
-    longest = max(network.config.memory.lengths(network.config.num_layers, slots))
-    segments_before = min(start // segment, -(-WARM_UP * longest // segment))
+    # A layer's output depends on the layer below it back to the first slot, and to the begin of its own segment.
+    lengths = network.config.memory.lengths(network.config.num_layers, slots)
+    segments_before = min(start // segment, sum(-(-length // segment) for length in lengths))
     ids = torch.from_numpy(transcript.rows["id"][start - segments_before * segment : stop].astype("int64"))
     state = _warmed(
         network, ids[: segments_before * segment], segment, model.run.run.first_state(1, slots, cached=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 
 from mnemo.errors import MnemoError
@@ -43,11 +44,14 @@ class Transcripts:
         with atomic.new_file(path) as partial:
             partial.write_bytes(self._loaded[session].to_bytes())
 
-    def delete(self, session: str) -> None:
-        self._loaded.pop(session, None)
-        path = self._path(session)
-        if path is not None:
-            path.unlink(missing_ok=True)
+    def keep_only(self, sessions: Iterable[str]) -> None:
+        """Drop the transcripts of sessions that no longer exist."""
+        kept = set(sessions)
+        for session in self._loaded.keys() - kept:
+            self._loaded.pop(session, None)
+        for path in () if self.folder is None else self.folder.glob("*.npz"):
+            if path.stem not in kept:
+                path.unlink(missing_ok=True)
 
     def _load(self, session: str) -> Transcript | None:
         path = self._path(session)

@@ -38,7 +38,7 @@ function Workbench({ start, query }) {
   };
   const readHidden = () => {
     setLarge(null);
-    each((memory) => memory.read(large.body, large.name, { hidden: true }));
+    each((memory) => memory.readHidden(large.body, large.name));
   };
   const fork = async () => {
     const other = setSecond(true);

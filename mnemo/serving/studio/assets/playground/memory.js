@@ -3,6 +3,8 @@ import { events, getJson, postJson, request } from "../api.js";
 import { count } from "../widgets.js";
 
 export const API = "/studio/api/playground";
+const SESSIONS = "/v1/sessions";
+const FILE = { "Content-Type": "application/octet-stream" };
 const REFRESH = 400; // milliseconds between two updates of the text while it is being read
 
 export class Memory {
@@ -28,6 +30,11 @@ export class Memory {
     return `${API}/sessions/${encodeURIComponent(this.id)}`;
   }
 
+  /** The session in the public API. */
+  get session() {
+    return `${SESSIONS}/${encodeURIComponent(this.id)}`;
+  }
+
   get busy() {
     return this.work !== null;
   }
@@ -45,7 +52,7 @@ export class Memory {
   /** Continue a session that the server has; false if it does not. */
   async open(id) {
     try {
-      const info = await getJson(`${API}/sessions/${encodeURIComponent(id)}`);
+      const info = await this.describe(id);
       this.set({ info, model: info.model });
     } catch (error) {
       if (error.status !== 404) throw error;
@@ -59,7 +66,13 @@ export class Memory {
 
   /** Create the session when it is first needed. */
   async ensure() {
-    if (!this.id) this.set({ info: await postJson(`${API}/sessions`, { model: this.model, memory_length: this.length ?? null }) });
+    if (this.id) return;
+    const made = await postJson(SESSIONS, { model: this.model, name: "playground", memory_length: this.length });
+    this.set({ info: await this.describe(made.id) });
+  }
+
+  describe(id) {
+    return getJson(`${API}/sessions/${encodeURIComponent(id)}`);
   }
 
   lastPage() {
@@ -94,12 +107,12 @@ export class Memory {
         if (data === "[DONE]") break;
         const said = JSON.parse(data);
         if (said.error) throw new Error(said.error.message);
-        if (said.type === "done") finished = true;
+        if (said.type === "done" || said.object === "session.read") finished = true;
         await onEvent(said.type, said);
       }
       if (!finished) throw new Error("The connection to the server broke off. What was done until then is kept.");
     } catch (error) {
-      if (error.name !== "AbortError") this.say("bad", error.message);
+      if (error.name !== "AbortError") this.say("bad", words(error));
     }
     const stopped = !finished && this.stopping.signal.aborted;
     await this.settle(page);
@@ -110,6 +123,7 @@ export class Memory {
   stoppedWords(kind) {
     const { tokens, total } = this.last ?? { tokens: 0 };
     const of = total ? ` of ${count.format(total)}` : "";
+    if (kind === "hidden") return "Reading stopped. Nothing of this text is kept; the memory is as it was before.";
     if (kind === "measure") return "Stopped before everything was measured without memory. Nothing else is affected.";
     return `${kind === "write" ? "Writing" : "Reading"} stopped after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;
   }
@@ -138,9 +152,22 @@ export class Memory {
     return this.guarded(async () => {
       await this.ensure();
       const from = this.info.shown;
-      const options = { method: "POST", body, headers: { "Content-Type": "application/octet-stream" } };
+      const options = { method: "POST", body, headers: FILE };
       const path = `${this.path}/read?name=${encodeURIComponent(name)}`;
       if (await this.stream("read", path, options, (type, said) => this.advance(type, said, from))) await this.measure();
+    });
+  }
+
+  /** Read a long text without showing it: the public route takes texts of any length. */
+  async readHidden(body, name) {
+    return this.guarded(async () => {
+      await this.ensure();
+      const options = { method: "POST", body, headers: FILE };
+      const done = await this.stream("hidden", `${this.session}/read?stream=true`, options, (type, said) => {
+        if (said.object !== "session.progress") return;
+        this.set({ work: { kind: "hidden", tokens: said.tokens, bytes: said.bytes, total_bytes: said.total_bytes } });
+      });
+      if (done) this.say("good", `${name} was read without showing it. The memory now holds ${count.format(this.info.tokens)} tokens.`);
     });
   }
 
@@ -184,27 +211,38 @@ export class Memory {
     });
   }
 
-  /** Change the number of slots of the long-range layers. */
+  /** Change the number of slots of the long-range layers; of quick changes only the last one counts. */
   async resize(length) {
-    return this.guarded(async () => {
-      this.length = length;
-      if (this.id) this.set({ info: await postJson(`${this.path}/memory`, { length }), notice: null });
-      else this.changed();
+    this.length = length;
+    this.changed();
+    if (!this.id || this.resizing) return;
+    this.resizing = true;
+    await this.guarded(async () => {
+      let sent;
+      do {
+        sent = this.length;
+        const body = JSON.stringify({ memory_length: sent });
+        await request(this.session, { method: "PATCH", body, headers: { "Content-Type": "application/json" } });
+        await this.refresh();
+      } while (sent !== this.length);
+      this.say(null, null);
     });
+    this.resizing = false;
   }
 
   /** The file of the memory: {name, blob}. */
   async file() {
-    const answer = await request(`${this.path}/memory-file`);
+    const answer = await request(`${this.session}/memory`);
     return { name: `${this.model}-${this.info.tokens}.memory`, blob: await answer.blob() };
   }
 
   async load(file) {
     return this.guarded(async () => {
-      const path = `${API}/sessions/load?model=${encodeURIComponent(this.model)}`;
-      const answer = await request(path, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } });
+      const path = `${SESSIONS}?model=${encodeURIComponent(this.model)}&name=playground`;
+      const answer = await request(path, { method: "POST", body: file, headers: FILE });
       const before = this.id;
-      this.set({ info: await answer.json(), window: null, overview: null, notice: null });
+      const { id } = await answer.json();
+      this.set({ info: await this.describe(id), window: null, overview: null, notice: null });
       if (before) this.drop(before);
       this.say("good", `Loaded ${file.name}: the memory of ${count.format(this.info.tokens)} tokens. A memory file holds no text, so only new text is shown.`);
     });
@@ -227,7 +265,7 @@ export class Memory {
   }
 
   async drop(id) {
-    await request(`${API}/sessions/${encodeURIComponent(id)}`, { method: "DELETE" }).catch(() => {});
+    await request(`${SESSIONS}/${encodeURIComponent(id)}`, { method: "DELETE" }).catch(() => {});
   }
 
   async guarded(action) {
@@ -235,10 +273,15 @@ export class Memory {
       await action();
       return true;
     } catch (error) {
-      if (error.name !== "AbortError") this.say("bad", error.message);
+      if (error.name !== "AbortError") this.say("bad", words(error));
       return false;
     }
   }
+}
+
+function words(error) {
+  const busy = error.status === 409 && error.message.includes("busy");
+  return busy ? "Another tab or program is using this session at the moment. Try again when it has finished; nothing was changed." : error.message;
 }
 
 function interruption({ kind, name, tokens, total }) {

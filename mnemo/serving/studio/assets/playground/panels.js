@@ -34,7 +34,7 @@ export function ReadPanel({ text, setText, busy, onRead, onStop }) {
     <textarea id="reading" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}
       placeholder="Paste a text, or drop a text file here" spellcheck="false"></textarea>
     <div class="buttons">
-      ${busy === "read" || busy === "measure"
+      ${busy && busy !== "write"
         ? html`<button type="button" class="main" onClick=${onStop}>Stop</button>`
         : html`<button type="submit" class="main" disabled=${!text || busy}>Read</button>`}
       <button type="button" disabled=${busy} onClick=${() => chooser.current.click()}>Choose a file</button>
@@ -81,11 +81,13 @@ export function WritePanel({ start, busy, onWrite, onStop }) {
 export function Work({ memory }) {
   const { work } = memory;
   if (!work) return null;
-  const what = { read: "Reading", write: "Writing", measure: "Reading again without memory" }[work.kind];
+  const what = { read: "Reading", hidden: "Reading", write: "Writing", measure: "Reading again without memory" }[work.kind];
   const of = work.total ? ` of ${count.format(work.total)}` : "";
-  const words = `${what}: ${count.format(work.tokens)}${of} tokens`;
+  const share = work.total_bytes ? `, ${bytes(work.bytes)} of ${bytes(work.total_bytes)}` : "";
+  const words = `${what}: ${count.format(work.tokens)}${of} tokens${share}`;
+  const [value, max] = work.total_bytes ? [work.bytes, work.total_bytes] : [work.tokens, work.total];
   return html`<div class="work">
-    <progress max=${work.total || 1} value=${work.total ? work.tokens : undefined} aria-label=${words}></progress>
+    <progress max=${max || 1} value=${max ? value : undefined} aria-label=${words}></progress>
     <div class="small muted">${words}</div>
   </div>`;
 }
@@ -139,7 +141,7 @@ function closest(lengths, value) {
 export function Means({ memory, unit }) {
   const mean = memory.overview?.mean;
   if (!mean) return null;
-  const per = `bits per ${unit}`;
+  const per = `bits/${unit}`;
   return html`<dl class="tiles means">
     <div class="tile"><dt>With memory</dt><dd>${number(mean.bits)} <small>${per}</small></dd></div>
     <div class="tile"><dt>Without memory</dt><dd>${number(mean.without)} <small>${per}</small></dd></div>
