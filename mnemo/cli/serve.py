@@ -57,6 +57,12 @@ class ServeArgs:
     """Largest JSON body in bytes."""
     max_upload: int = Settings.max_upload_bytes
     """Largest text or memory file that is uploaded to a session, in bytes."""
+    sessions: Path = Path("sessions")
+    """Folder of the sessions; one server at a time can use it."""
+    session_memory: int = Settings.session_memory_bytes
+    """Bytes of memory for the states of sessions; those that were not used for the longest time go to disk."""
+    max_sessions: int = Settings.max_sessions
+    """Largest number of sessions, in memory and on disk."""
     timeout: float = Settings.request_seconds
     """Seconds after which a completion is stopped."""
     shutdown_timeout: float = Settings.shutdown_seconds
@@ -94,6 +100,8 @@ def settings_of(args: ServeArgs) -> Settings:
         max_tokens=args.max_tokens,
         max_body_bytes=args.max_body,
         max_upload_bytes=args.max_upload,
+        session_memory_bytes=args.session_memory,
+        max_sessions=args.max_sessions,
         request_seconds=args.timeout,
         shutdown_seconds=args.shutdown_timeout,
     )

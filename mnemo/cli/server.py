@@ -14,6 +14,7 @@ from mnemo.serving.listening import bind, run_until_stopped
 from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.served_model import ServedModel, served_run
 from mnemo.serving.settings import Settings
+from mnemo.serving.store import SessionStore
 from mnemo.session.text_run import with_tokenizer
 from mnemo.storage.run_folder import open_run
 
@@ -41,11 +42,21 @@ def serve(
     listener = bind(settings)
     with listener:
         models = [load_model(name, folder, args) for name, folder in folders.items()]
-        app = create_app(models, None, settings, routes)
+        store = open_store(args.sessions, models, settings)
+        app = create_app(models, store, settings, routes)
         address = f"http://{_shown_host(settings.host)}:{listener.getsockname()[1]}"
         run_until_stopped(app, listener, settings, lambda: greet(address, models, settings))
     print("mnemo: the server has stopped", file=sys.stderr)
     return 0
+
+
+def open_store(folder: Path, models: Sequence[ServedModel], settings: Settings) -> SessionStore:
+    return SessionStore(
+        folder,
+        [model.sessions for model in models],
+        memory_bytes=settings.session_memory_bytes,
+        most_sessions=settings.max_sessions,
+    )
 
 
 def load_model(name: str, folder: Path, args: ServeArgs) -> ServedModel:

@@ -43,6 +43,11 @@ class SessionModel(Protocol):
     @property
     def engine(self) -> Engine: ...
     @property
+    def memory_is_fixed(self) -> bool:
+        """Whether the memory can neither be turned off nor get another length."""
+        ...
+
+    @property
     def segment(self) -> int: ...
     def start_ids(self) -> Tensor:
         """The token before a document, which an empty session reads before it writes."""
@@ -78,6 +83,8 @@ class SessionModel(Protocol):
 
 class RunSessions:
     """Sessions of a trained run."""
+
+    memory_is_fixed = False
 
     def __init__(self, name: str, opened: OpenedRun, engine: Engine) -> None:
         self.name, self.opened, self.engine = name, opened, engine

@@ -102,6 +102,8 @@ class Work:
         The newest slots stay. The tokens of the open segment are computed again with the new memory.
         """
         facts, state = self.session
+        if self.model.memory_is_fixed and not (on and length is None):
+            raise MnemoError(f"the memory of '{self.model.name}' has one length, and is always on")
         if not facts.tokens:
             state = self.model.empty(length)
         elif facts.open is None and on:

@@ -11,7 +11,8 @@ used for the longest time are dropped from memory when they need more than `memo
     async with store.turn(session_id) as turn:
         handle = turn.engine.submit(ReadJob(state=turn.state, ids=[...]))
         ...
-        await turn.advance(read=ids, state=handle.result().state)
+        turn.take_read(...)
+        turn.commit()
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ from mnemo.serving.session_errors import (
 from mnemo.serving.session_folder import SessionFolder, storage_errors
 from mnemo.serving.session_model import SessionModel
 from mnemo.serving.session_work import Work
+from mnemo.serving.settings import Settings
 from mnemo.storage.run_folder import locked
 from mnemo.units import size_text
 
-DEFAULT_MEMORY_BYTES = 1 << 30
-MOST_SESSIONS = 10_000
 LONGEST_NAME = 200
 _notes = logging.getLogger("mnemo.serving")
 
@@ -75,15 +75,19 @@ class SessionStore:
         folder: Path,
         models: Iterable[SessionModel],
         *,
-        memory_bytes: int = DEFAULT_MEMORY_BYTES,
-        most_sessions: int = MOST_SESSIONS,
+        memory_bytes: int = Settings.session_memory_bytes,
+        most_sessions: int = Settings.max_sessions,
     ) -> None:
         self.models = {model.name: model for model in models}
         self.memory_bytes, self.most_sessions = memory_bytes, most_sessions
         self._sessions, self.uploads = folder / "sessions", folder / "uploads"
         atomic.make_folder(self._sessions)
         self._stack = ExitStack()
-        self._stack.enter_context(locked(folder))
+        folder.chmod(0o700)  # texts of users
+        try:
+            self._stack.enter_context(locked(folder))
+        except MnemoError:
+            raise MnemoError(f"another server uses the sessions in {folder}: stop it, or use another folder") from None
         shutil.rmtree(self.uploads, ignore_errors=True)
         self.uploads.mkdir()
         self._lock = threading.RLock()
@@ -168,11 +172,12 @@ class SessionStore:
             created=now,
             changed=now,
             seed=checked_seed(seed),
-            lengths=memory_length,
-            memory_on=memory_on,
         )
-        session = Session(facts, model.empty(memory_length))
-        if memory_file is not None:
+        if memory_file is None:
+            work = Work(model, Session(facts, None))
+            work.set_memory(memory_length, memory_on)
+            session = work.session
+        else:
             session = loaded_session(facts, model, memory_file)
         self.require_room(model, session)
         with self._new_id() as (session_id, path):

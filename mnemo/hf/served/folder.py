@@ -75,6 +75,8 @@ def _ends(model: MemoryForCausalLM, tokenizer: Any) -> frozenset[int]:
 class FolderSessions:
     """Sessions of a transformers model with memory: the memory has one length, and is always on."""
 
+    memory_is_fixed = True
+
     def __init__(self, name: str, model: MemoryForCausalLM, engine: TurnEngine, start: list[int]) -> None:
         self.name, self.model, self.engine, self.start = name, model, engine, start
         self.segment = int(model.config.segment)
