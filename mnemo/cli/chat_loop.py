@@ -12,6 +12,8 @@ from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
 from mnemo.session.session import Session
 
+EXIT_FAILED_TURN = 2
+
 
 def chat(args: Args) -> int:
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
@@ -25,7 +27,8 @@ def chat(args: Args) -> int:
     loop = _Loop(chat, Terminal(list(COMMANDS)), args.json)
     loop.greet()
     loop.run()
-    return 0
+    # A person at a terminal has seen the errors; a script has only the exit code.
+    return EXIT_FAILED_TURN if loop.failed and not loop.terminal.interactive else 0
 
 
 class _Loop:
@@ -33,6 +36,8 @@ class _Loop:
 
     def __init__(self, chat: Chat, terminal: Terminal, json: bool) -> None:
         self.chat, self.terminal, self.json, self.stopper = chat, terminal, json, Stopper()
+        self.failed = False
+        """Whether any turn ended with an error."""
 
     def greet(self) -> None:
         if self.terminal.interactive:
@@ -47,6 +52,7 @@ class _Loop:
             except Leave:
                 return
             except MnemoError as error:
+                self.failed = True
                 self.terminal.status(f"error: {error}")
             except KeyboardInterrupt:
                 self.terminal.status("interrupted: nothing was read")

@@ -79,6 +79,10 @@ class PositionTables(Protocol):
         """One layer's tables for distances num_keys - 1 ... -ahead."""
         ...
 
+    def mirrored(self, layer: Layer, num_keys: int) -> Relation | None:
+        """One layer's tables for distances num_keys - 1 ... 0 of later positions; None if `relation` has the same."""
+        ...
+
 
 class Record(Protocol):
     """Receives the attention of every layer in turn; a list keeps all of it."""
@@ -208,8 +212,12 @@ class Extent(NamedTuple):
     """Keys besides them, such as compressed slots"""
     ahead: int = 0
     """Negative distances that its position tables need"""
+    mirrored: int = 0
+    """Distances of later positions that are encoded like those of earlier ones, with a dropout mask of their own"""
     filled: tuple[Tensor, ...] = ()
     """(B,) each: valid slots; their sum counts, and no tensor means that all slots are valid"""
+    further_rows: int = 1
+    """Rows of the text that one of the keys besides the slots stands for"""
 
     @property
     def slots(self) -> int:

@@ -237,19 +237,20 @@ class Model(nn.Module):
 
     def memory_lengths(self, state: State) -> tuple[int, ...]:
         """Every layer's memory slots in a state, compressed slots included."""
-        return self._by_layer([extent.slots for extent in self._extents(self.layer_states(state))])
+        return tuple(extent.slots for extent in self.extents(state))
 
     def filled_slots(self, state: State, row: int = 0) -> tuple[int, ...]:
         """Of every layer's memory slots, the number that hold something of the text of one row."""
-        return self._by_layer([extent.filled_slots(row) for extent in self._extents(self.layer_states(state))])
+        return tuple(extent.filled_slots(row) for extent in self.extents(state))
 
     def init_lengths(self, state: State) -> tuple[int, ...]:
         """The `lengths` with which `init` makes a state of this size."""
-        return self._by_layer([extent.length for extent in self._extents(self.layer_states(state))])
+        return tuple(extent.length for extent in self.extents(state))
 
-    def _by_layer(self, of_stages: Sequence[int]) -> tuple[int, ...]:
-        """Values of stages as values of their layers."""
-        return tuple(value for value, group in zip(of_stages, self._groups, strict=True) for _ in group)
+    def extents(self, state: State) -> tuple[Extent, ...]:
+        """The size of every layer's memory; layers of one stage share theirs."""
+        of_stages = self._extents(self.layer_states(state))
+        return tuple(extent for extent, group in zip(of_stages, self._groups, strict=True) for _ in group)
 
     def _extents(self, layers: Sequence[Any]) -> list[Extent]:
         return [stage.extent(memory) for stage, memory in zip(self._stages(), layers, strict=True)]
@@ -291,8 +292,12 @@ class Model(nn.Module):
         """Positions for the largest number of keys that any stage needs; `reach`: of keys ahead in the segment."""
         extents = self._extents(memories)
         slots, ahead = max(extent.slots for extent in extents), max(reach, *(extent.ahead for extent in extents))
-        encoding = self.positions.encoding(slots + rows, ahead, self.embedding.tables[0])  # type: ignore[operator]
-        return ProjectedPositions(self.positions, encoding, ahead)  # type: ignore[arg-type]
+        like, mirrored = self.embedding.tables[0], max(extent.mirrored for extent in extents)
+        encoding = self.positions.encoding(slots + rows, ahead, like)  # type: ignore[operator]
+        second = None
+        if mirrored and self.positions.drops_out:
+            second = self.positions.encoding(mirrored + 1, 0, like)  # type: ignore[operator]
+        return ProjectedPositions(self.positions, encoding, ahead, second)  # type: ignore[arg-type]
 
     def decoder(self, state: State | None = None, *, segment: int, batch: int = 1) -> Decoder | RingDecoder:
         """A decoder that reads and generates token by token from `state`; see `mnemo.inference`."""

@@ -116,7 +116,7 @@ def test_mistakes_do_not_end_the_chat(monkeypatch: pytest.MonkeyPatch, capsys: p
         "/switch b": "unknown branch 'b'",
         "/fork": "a branch needs a name",
     }
-    assert chat("\n".join(mistakes) + "\n/quit\nnever read\n", monkeypatch) == 0
+    assert chat("\n".join(mistakes) + "\n/quit\nnever read\n", monkeypatch) == 2
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == "" and len(lines) == len(mistakes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from mnemo.data.tasks import (
     Retrieval,
     Reverse,
     TaskStream,
+    quadratic,
     samples,
     segments,
     texts,
@@ -130,15 +132,41 @@ def written(row: np.ndarray) -> list[str]:
     return ["".join(characters[symbol] for symbol in row[part : part + 30]).rstrip("_") for part in range(0, 180, 30)]
 
 
+def coefficients(equation: str) -> tuple[int, int, int]:
+    """Of x^2, x and 1 in an equation ... = 0."""
+    square, linear, constant = (
+        re.search(pattern, equation) for pattern in (r"(-?\d*)\*?x\^2", r"([+-]\d*)\*?x(?!\^)", r"([+-]\d+)=0")
+    )
+    ones = {"": "1", "+": "1", "-": "-1"}
+    a, b, c = (int(ones.get(found[1], found[1])) if found else 0 for found in (square, linear, constant))
+    return a, b, c
+
+
+@pytest.mark.parametrize(
+    ("factor", "b", "c", "written"),
+    [
+        (-4, -98, 552, "-4*x^2+392*x-2208=0"),
+        (1, 0, -9, "x^2-9=0"),
+        (-1, -1, 0, "-x^2+x=0"),
+        (1, -1, 0, "x^2-x=0"),
+        (1, 0, 0, "x^2=0"),
+        (2, 1, 1, "2*x^2+2*x+2=0"),
+        (1, 2, 1, "x^2+2*x+1=0"),
+        (-1, 2, 1, "-x^2-2*x-1=0"),
+    ],
+)
+def test_equations_are_written_as_in_the_notebook(factor: int, b: int, c: int, written: str) -> None:
+    """Expected values were written by the authors' `get_monome`."""
+    assert quadratic._equation(factor, b, c) == written
+
+
 def test_equations_are_solved() -> None:
     with_roots = 0
     for row in texts(Quadratic(train=1000, valid=10, test=10))["train"]:
         problem, canonic, discriminant, low, high, answer = written(row)
-        factor, rest = problem.removesuffix("=0").split("x^2")
-        factor = int({"": "1", "-": "-1"}.get(factor, factor.removesuffix("*")))
-        b, c = (int(number) for number in rest.split("*x"))
-        assert canonic == f"x^2{b // factor:+}*x{c // factor:+}=0" and 1 <= abs(factor) <= 10
-        b, c = b // factor, c // factor
+        factor, multiple_of_b, multiple_of_c = coefficients(problem)
+        one, b, c = coefficients(canonic)
+        assert one == 1 and 1 <= abs(factor) <= 10 and (multiple_of_b, multiple_of_c) == (factor * b, factor * c)
         if not answer:
             assert discriminant == f"D={abs(b)}^2-4*1*{c}={b * b - 4 * c}" and b * b < 4 * c and low == high == ""
             continue

@@ -24,8 +24,16 @@ DEFAULTS: Config = {
     "eps": 1e-6,
     "layer_norm_eps": 1e-5,
 }
-CHOICES: Config = {"alpha": "interpolated", "encoding": "disentangled", "window": "current"}
-"""Variants that their code has no option for."""
+CHOICES: Config = {"alpha": "interpolated", "encoding": "disentangled", "window": "current", "masks": None}
+"""Variants that their code has no option for; `masks`: those of `PositionMasks` of each segment, or None."""
+
+
+class PositionMasks(NamedTuple):
+    """Factors of dropout on the sinusoids of each distance from 0 on, one table for each direction."""
+
+    past: Tensor
+    ahead: Tensor
+    """(distances, D) each"""
 
 
 class Memory(NamedTuple):
@@ -74,17 +82,21 @@ def layer_rows(p: Parameters, config: Config, layer: int, x: Tensor, memory: Mem
     signed = config["encoding"] == "signed"
     u, past, ahead = p["r_w_bias"], p["r_r_bias"], p["r_r_bias" if signed else "r_r_bias_future"]
 
-    def positions(distance: Tensor) -> Tensor:
-        return (xl.sinusoid(distance, config) @ p[f"{name}.r_net.weight"].T).unflatten(-1, heads)
+    def positions(distance: Tensor, direction: str) -> Tensor:
+        table = xl.sinusoid(distance, config)
+        if config["masks"] is not None:
+            table = table * getattr(config["masks"], direction)[distance]
+        return (table @ p[f"{name}.r_net.weight"].T).unflatten(-1, heads)
 
     m, contexts, lses, alphas = len(memory.embedded), [], [], []
     for i in range(len(x)):
         if i >= m:
             keys = torch.arange(0, i + 1)
-            context, lse = attend(q[i], k[keys], v[keys], positions(i - keys), u, past)
+            context, lse = attend(q[i], k[keys], v[keys], positions(i - keys, "past"), u, past)
         else:
             keys = torch.arange(max(i + 1, m - num_new + 1), m + 1)
-            found = attend(q[i], k[keys], v[keys], positions(i - keys if signed else keys - i), u, ahead)
+            r = positions(i - keys if signed else keys - i, "ahead")
+            found = attend(q[i], k[keys], v[keys], r, u, ahead)
             old = memory.contexts[layer][i], memory.denominators[layer][i]
             context, lse, alpha = interpolate(config, old[0], found[0], old[1], found[1])
             alphas.append(alpha)
@@ -127,7 +139,8 @@ def compute(changes: Config) -> tuple[Config, dict[str, Tensor]]:
     for index, length in enumerate(config["seg_lens"]):
         text = torch.randint(config["n_token"], (length + 1, config["bsz"]))
         num_new = length if config["window"] == "current" else previous
-        scores, memory, alphas = read(p, config, text[:-1], memory, num_new)
+        masks = config["masks"] and config["masks"][index]
+        scores, memory, alphas = read(p, {**config, "masks": masks}, text[:-1], memory, num_new)
         loss = -scores.gather(-1, text[1:, :, None]).squeeze(-1)
         found = {"data": text[:-1], "target": text[1:], "loss": loss, "mem.emb": memory.embedded}
         found |= {f"mem.recur.{layer}": value for layer, value in enumerate(memory.contexts)}

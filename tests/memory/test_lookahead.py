@@ -21,6 +21,7 @@ from mnemo.memory import XL, Lookahead, LookaheadState, Plan
 from mnemo.memory.lookahead.modules import LookaheadStage, coefficient
 from mnemo.memory.state import leaves, tree_map
 from mnemo.model import Model, ModelConfig
+from mnemo.model.layers import modules as layer_modules
 from mnemo.model.positions import Relative, Rotary, Shaw
 from mnemo.model.positions.modules import sinusoids
 from mnemo.ops import Causal, KeyLimit
@@ -104,6 +105,25 @@ def test_loops_over_positions_give_the_same_for_other_choices(lengths: dict, cho
     assert max(reference.errors.values()) <= PARITY, reference.worst
 
 
+@each_length
+def test_each_direction_has_its_own_dropout_mask(lengths: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, dim = lengths["mem_len"] + max(lengths["seg_lens"]), published_lamemo.DEFAULTS["d_model"]
+    draw = torch.Generator().manual_seed(1)
+    masks = [
+        published_lamemo.PositionMasks(*torch.randint(3, (2, size, dim), generator=draw).double())
+        for _ in lengths["seg_lens"]
+    ]
+    config, tensors = published_lamemo.compute({**lengths, "masks": masks})
+    reference = Reference("lamemo-golden-1", config, tensors)
+    model = lamemo.load(reference, Lookahead(length=config["mem_len"], refresh_last=True, window="current"))
+    left = iter([mask for both in masks for mask in both])
+    monkeypatch.setattr(layer_modules, "keep_mask", lambda shape, rate, like: next(left)[: shape[0]].flip(0))
+    model.positions.drop.rate = 0.5  # type: ignore[union-attr]
+    lamemo.compare(reference, model.train())
+    assert max(reference.errors.values()) <= PARITY, reference.worst
+    assert next(left, None) is None
+
+
 def test_parity_refuses_what_is_not_lamemo(tmp_path: Path) -> None:
     with pytest.raises(MnemoError, match="attn_type 31 is not LaMemo's"):
         check(published_lamemo.write(tmp_path / "a.safetensors", attn_type=31))
@@ -176,7 +196,7 @@ def test_the_published_window_passes_positions_by_where_lengths_change() -> None
     assert torch.equal(read(model, tokens, 4)[0], read(published, tokens, 4)[0])
     mixed = [4, 1, 1, 5, 2, 3]
     assert (read(model, tokens, mixed)[0] - read(published, tokens, mixed)[0]).abs().max() > 1e-3
-    assert Lookahead(length=16).published() == Lookahead(length=16, window="current")
+    assert Lookahead(length=16).published() == Lookahead(length=16, window="current", first_bias="xavier")
 
 
 @pytest.mark.parametrize("memory", [{}, dict(window="current"), dict(encoding="signed"), dict(alpha="zero", length=2)])
@@ -353,3 +373,11 @@ def test_the_bias_for_what_is_ahead_starts_like_the_others() -> None:
     start = stage_of(model).v_minus
     assert start is not None
     assert 0.015 < float(start.detach().std()) < 0.025
+
+
+def test_the_published_bias_for_what_is_ahead_starts_wider() -> None:
+    torch.manual_seed(0)
+    memory = Plan(long=Lookahead(length=4, first_bias="xavier"))
+    start = stage_of(Model(ModelConfig(memory=memory, positions=Relative(), num_heads=10, head_dim=41))).v_minus
+    assert start is not None
+    assert 0.18 < float(start.detach().std()) < 0.22

@@ -201,8 +201,13 @@ CASES = (
     text_case(
         "lookahead",
         "look-ahead with a memory longer than the segment",
-        f"--model.memory.long lookahead --model.memory.long.length 20 {DROPOUT}",
+        f"--model.memory.long lookahead --model.memory.long.length 20 {DROPOUT} --model.dropout.positions 0",
         more=(command(f"analyse {RUN} page.txt --out analysis --json"),),
+    ),
+    text_case(
+        "lookahead-dropout",
+        "look-ahead with dropout on the sinusoids",
+        f"--model.memory.long lookahead --model.memory.long.length 20 {DROPOUT}",
     ),
     text_case("compressive", "compressive memory, learned convolution", COMPRESSIVE),
     text_case(

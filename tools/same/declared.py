@@ -189,4 +189,18 @@ DECLARED: tuple[Declared, ...] = (
         )
         for name in ("course", "norms", "health", "rollbacks")
     ),
+    Declared(
+        case="lookahead*",
+        file="*",
+        field="*first_bias",
+        after="b0b46ce",
+        why="how the bias of positions ahead starts: a new field, which changes no number",
+    ),
+    Declared(
+        case="lookahead-dropout",
+        file="*",
+        field="*",
+        after="b0b46ce",
+        why="each direction of attention draws its own dropout mask of the sinusoids, as in the published code",
+    ),
 )

@@ -9,6 +9,7 @@
 
 Roots are drawn from -100 to 100 and truncated to integers; the factor is drawn from 1 to 10, rounded, with random sign.
 A fifth of the equations have no real roots: their last three parts are empty. No equation is repeated, in any split.
+Terms with a coefficient of 0 are left out, and coefficients of 1 are not written: x^2-x=0.
 Ids: 0 pads the parts, 1 is unused, digits from 2, then + - * / ^ = ( ) x D ; and the comma.
 """
 
@@ -117,5 +118,15 @@ def _solved(factor: int, b: int, c: int) -> str:
 
 
 def _equation(factor: int, b: int, c: int) -> str:
-    first = {1: "", -1: "-"}.get(factor, f"{factor}*")
-    return f"{first}x^2{factor * b:+}*x{factor * c:+}=0"
+    terms = _term(factor, "x^2") + _term(factor * b, "x") + _term(factor * c, "")
+    return f"{terms.removeprefix('+')}=0"
+
+
+def _term(coefficient: int, power: str) -> str:
+    """A signed term as in the authors' notebook: without a coefficient of 1, and nothing if the coefficient is 0."""
+    if coefficient == 0:
+        return ""
+    if not power:
+        return f"{coefficient:+}"
+    sign = "-" if coefficient < 0 else "+"
+    return sign + power if abs(coefficient) == 1 else f"{coefficient:+}*{power}"

@@ -37,6 +37,8 @@ class Lookahead:
     window: Literal["previous", "current"] = "previous"
     """Number of positions that count as new: the length of the previous segment; or of the current one, as in the
     published code, which skips positions or sees them twice when the segment length changes."""
+    first_bias: Literal["normal", "xavier"] = "normal"
+    """First values of the bias of positions ahead: as of the other biases; or wider, as in the published code."""
     refresh_last: bool = False
     """Keep and refresh the last layer's contexts too, although nothing uses them."""
 
@@ -52,7 +54,7 @@ class Lookahead:
 
     def published(self) -> Lookahead:
         """The same memory with the published code's quirks."""
-        return replace(self, window="current")
+        return replace(self, window="current", first_bias="xavier")
 
     def check(self, model: Any) -> None:
         if not model.positions.projected:
@@ -67,6 +69,6 @@ class Lookahead:
                 )
 
     def stage(self, layers: Sequence[nn.Module]) -> Stage:
-        from mnemo.memory.lookahead.modules import LookaheadStage
+        from mnemo.memory.lookahead.modules import LookaheadStage, XavierLookaheadStage
 
-        return LookaheadStage(self, layers)
+        return (XavierLookaheadStage if self.first_bias == "xavier" else LookaheadStage)(self, layers)

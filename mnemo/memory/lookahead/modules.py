@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from mnemo.memory.lookahead import Lookahead
 from mnemo.memory.protocol import (
+    DrawsOwnWeights,
     Extent,
     Layer,
+    PositionTables,
     Relation,
     Scope,
     Segment,
@@ -149,7 +151,8 @@ class LookaheadStage(Stage):
         context, lse = layer.attend(x, keys, values, scope)
         if not kept or lse is None:
             return Trace(keys, values, None, None), layer.finish(x, context)
-        found = self._look_ahead(depth, memory, keys, values, relation, horizon)
+        ahead = self._relation_ahead(depth, relation, num_slots, segment.tables)
+        found = self._look_ahead(depth, memory, keys, values, ahead, horizon)
         refreshed, refreshed_lse = self._refresh(depth, found, state, horizon, segment)
         contexts = torch.cat([refreshed, context], 1)
         lses = torch.cat([refreshed_lse, by_row(lse)], 1)
@@ -186,17 +189,18 @@ class LookaheadStage(Stage):
         if self.config.alpha == "one" or num_slots == 0:
             return None
         new = slice(num_slots + 1 - horizon.num_keys, num_slots + 1)
-        scope = Scope(self._relation_ahead(relation, num_slots), horizon.mask, offset=0, with_lse=True)
+        scope = Scope(relation, horizon.mask, offset=0, with_lse=True)
         context, lse = self.layer(depth).attend(
             memory.flip(1), keys[:, :, new].flip(2), values[:, :, new].flip(2), scope
         )
         assert lse is not None
         return context.flip(1).unflatten(2, self.heads), by_row(lse).flip(1)
 
-    def _relation_ahead(self, relation: Relation, num_slots: int) -> Relation:
+    def _relation_ahead(self, depth: int, relation: Relation, num_slots: int, tables: PositionTables) -> Relation:
         """Tables of the true distances M ... 1 ahead, which are M - 1 ... 0 between reversed sequences."""
         if self.v_minus is not None:
-            r = relation.nearest(num_slots + 1).r
+            mirrored = tables.mirrored(self.layer(depth), num_slots + 1)
+            r = (relation.nearest(num_slots + 1) if mirrored is None else mirrored).r
             return Relation(r if r is None else r[:, :-1], relation.u, self.v_minus)
         r = relation.nearest(0, num_slots).r
         return Relation(r if r is None else r.flip(1), relation.u, relation.w)
@@ -206,7 +210,8 @@ class LookaheadStage(Stage):
 
     def extent(self, state: LookaheadState) -> Extent:
         slots = self.num_slots(state)
-        return Extent(slots, ahead=slots if self.config.encoding == "signed" else 0, filled=(state.length,))
+        mirrored, ahead = (slots, 0) if self.config.encoding == "disentangled" else (0, slots)
+        return Extent(slots, ahead=ahead, mirrored=mirrored, filled=(state.length,))
 
     def resize(self, state: LookaheadState, length: int) -> LookaheadState:
         inputs, contexts, lse = tree_map(lambda leaf: fit_slots(leaf, length, 1), state[:3])
@@ -227,6 +232,14 @@ class LookaheadStage(Stage):
             ahead = 0
         below = len(self.layers) - 1
         return self.num_kept * ahead + below * slots * (whole - one) + 2 * slots * one
+
+
+class XavierLookaheadStage(LookaheadStage, DrawsOwnWeights):
+    """Like the published code, whose initialisation leaves out the bias of the positions ahead."""
+
+    def reset_parameters(self) -> None:
+        if self.v_minus is not None:
+            nn.init.xavier_uniform_(self.v_minus)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

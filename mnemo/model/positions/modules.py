@@ -99,6 +99,11 @@ class RelativePositions(nn.Module):
         table = sinusoids(num_keys, self.sizes.dim, self.config.clamp, like.dtype, like.device, ahead)
         return self.drop(table)
 
+    @property
+    def drops_out(self) -> bool:
+        """Whether two calls of `encoding` return different tables."""
+        return self.training and self.drop.rate > 0
+
     def relation(self, layer: int, attention: Attention, encoding: Tensor, ahead: int) -> Relation:
         if self.projections is None or self.u is None or self.v is None:
             return self.shared(attention, encoding, ahead)
@@ -243,10 +248,18 @@ class ProjectedPositions:
     """Of the largest number of keys and of keys ahead that any layer needs"""
     ahead: int
     """Keys ahead in the encoding"""
+    mirrored_encoding: Tensor | None = None
+    """The encoding of later positions with their own dropout mask; None if nothing is dropped out"""
 
     def relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
         near = nearest(self.encoding, num_keys, ahead, self.ahead)
         return self.positions.relation(layer.index, layer.attention, near, ahead)  # type: ignore[attr-defined]
+
+    def mirrored(self, layer: Layer, num_keys: int) -> Relation | None:
+        if self.mirrored_encoding is None:
+            return None
+        near = nearest(self.mirrored_encoding, num_keys, 0, 0)
+        return self.positions.relation(layer.index, layer.attention, near, 0)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -260,6 +273,10 @@ class StoredPositions:
 
     def relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
         return self.relations[layer.index].nearest(num_keys + self.num_later, ahead)
+
+    def mirrored(self, layer: Layer, num_keys: int) -> None:
+        """Nothing is dropped out of stored tables."""
+        return None
 
 
 def nearest(encoding: Any, num_keys: int, ahead: int, have_ahead: int) -> Any:

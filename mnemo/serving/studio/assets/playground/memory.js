@@ -1,0 +1,291 @@
+// One memory of the playground: a session on the server, what it is doing, and the window of its text that is shown.
+import { events, getJson, postJson, request } from "../api.js";
+import { count } from "../widgets.js";
+
+export const API = "/studio/api/playground";
+const SESSIONS = "/v1/sessions";
+const FILE = { "Content-Type": "application/octet-stream" };
+const REFRESH = 400; // milliseconds between two updates of the text while it is being read
+
+export class Memory {
+  /** `changed`: called after every change. `page`: tokens of a window. */
+  constructor(label, { model, page, changed }) {
+    Object.assign(this, { label, model, page, changed });
+    this.info = null; // as the server describes the session; null before the first use
+    this.window = null;
+    this.overview = null;
+    this.work = null; // {kind, tokens, total} while it reads or writes
+    this.live = []; // written tokens that no window holds yet
+    this.notice = null; // {kind, text}
+    this.revision = 0;
+    this.stopping = null;
+    this.refreshed = 0;
+  }
+
+  get id() {
+    return this.info?.id ?? null;
+  }
+
+  get path() {
+    return `${API}/sessions/${encodeURIComponent(this.id)}`;
+  }
+
+  /** The session in the public API. */
+  get session() {
+    return `${SESSIONS}/${encodeURIComponent(this.id)}`;
+  }
+
+  get busy() {
+    return this.work !== null;
+  }
+
+  set(change) {
+    Object.assign(this, change);
+    this.revision += 1;
+    this.changed();
+  }
+
+  say(kind, text) {
+    this.set({ notice: text ? { kind, text } : null });
+  }
+
+  /** Continue a session that the server has; false if it does not. */
+  async open(id) {
+    try {
+      const info = await this.describe(id);
+      this.set({ info, model: info.model });
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      this.say("warn", "The server no longer has this session: it was deleted, or the server keeps no sessions on disk. A new one starts with the next text.");
+      return false;
+    }
+    if (this.info.interrupted) this.say("warn", interruption(this.info.interrupted));
+    await this.show(this.lastPage());
+    return true;
+  }
+
+  /** Create the session when it is first needed. */
+  async ensure() {
+    if (this.id) return;
+    const made = await postJson(SESSIONS, { model: this.model, name: "playground", memory_length: this.length });
+    this.set({ info: await this.describe(made.id) });
+  }
+
+  describe(id) {
+    return getJson(`${API}/sessions/${encodeURIComponent(id)}`);
+  }
+
+  lastPage() {
+    return Math.floor(Math.max(0, (this.info?.shown ?? 0) - 1) / this.page);
+  }
+
+  /** Load the window with this number. */
+  async show(number) {
+    if (!this.id) return;
+    const begin = Math.max(0, Math.min(number, this.lastPage())) * this.page;
+    const query = `begin=${begin}&end=${begin + this.page}`;
+    const asked = this.id;
+    const [window, overview] = await Promise.all([getJson(`${this.path}/tokens?${query}`), getJson(`${this.path}/overview`)]);
+    if (asked === this.id) this.set({ window, overview });
+  }
+
+  async refresh() {
+    if (!this.id) return;
+    const before = this.info;
+    const info = await getJson(this.path);
+    if (before?.id !== this.id) return;
+    this.set({ info });
+  }
+
+  /** Run one request that streams events; errors become notices, and whatever was done before them stays. */
+  async stream(kind, path, options, onEvent, page = null) {
+    this.stopping = new AbortController();
+    this.set({ work: { kind, tokens: 0, total: null }, notice: null });
+    let finished = false;
+    try {
+      for await (const { data } of events(path, { ...options, signal: this.stopping.signal })) {
+        if (data === "[DONE]") break;
+        const said = JSON.parse(data);
+        if (said.error) throw new Error(said.error.message);
+        if (said.type === "done" || said.object === "session.read") finished = true;
+        await onEvent(said.type, said);
+      }
+      if (!finished) throw new Error("The connection to the server broke off. What was done until then is kept.");
+    } catch (error) {
+      if (error.name !== "AbortError") this.say("bad", words(error));
+    }
+    const stopped = !finished && this.stopping.signal.aborted;
+    await this.settle(page);
+    if (stopped) this.say("info", this.stoppedWords(kind));
+    return finished;
+  }
+
+  stoppedWords(kind) {
+    const { tokens, total } = this.last ?? { tokens: 0 };
+    const of = total ? ` of ${count.format(total)}` : "";
+    if (kind === "hidden") return "Reading stopped. Nothing of this text is kept; the memory is as it was before.";
+    if (kind === "measure") return "Stopped before everything was measured without memory. Nothing else is affected.";
+    return `${kind === "write" ? "Writing" : "Reading"} stopped after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;
+  }
+
+  stop() {
+    this.stopping?.abort();
+  }
+
+  /** Wait until the server has ended the work, and show the result. */
+  async settle(page) {
+    this.last = this.work;
+    try {
+      for (let tries = 0; tries < 40; tries += 1) {
+        await this.refresh();
+        if (!this.info?.busy) break;
+        await new Promise((done) => setTimeout(done, 150));
+      }
+      await this.show(page ?? this.lastPage());
+    } catch (error) {
+      this.say("bad", error.message);
+    }
+    this.set({ work: null, live: [], stopping: null });
+  }
+
+  async read(body, name) {
+    return this.guarded(async () => {
+      await this.ensure();
+      const from = this.info.shown;
+      const options = { method: "POST", body, headers: FILE };
+      const path = `${this.path}/read?name=${encodeURIComponent(name)}`;
+      if (await this.stream("read", path, options, (type, said) => this.advance(type, said, from))) await this.measure();
+    });
+  }
+
+  /** Read a long text without showing it: the public route takes texts of any length. */
+  async readHidden(body, name) {
+    return this.guarded(async () => {
+      await this.ensure();
+      const options = { method: "POST", body, headers: FILE };
+      const done = await this.stream("hidden", `${this.session}/read?stream=true`, options, (type, said) => {
+        if (said.object !== "session.progress") return;
+        this.set({ work: { kind: "hidden", tokens: said.tokens, bytes: said.bytes, total_bytes: said.total_bytes } });
+      });
+      if (done) this.say("good", `${name} was read without showing it. The memory now holds ${count.format(this.info.tokens)} tokens.`);
+    });
+  }
+
+  /** Losses without memory for all tokens that have none yet. */
+  async measure() {
+    const page = this.window ? Math.floor(this.window.begin / this.page) : this.lastPage();
+    await this.stream("measure", `${this.path}/measure`, { method: "POST" }, async (type, { tokens, total }) => {
+      if (type !== "progress") return;
+      this.set({ work: { kind: "measure", tokens, total } });
+      if (this.isTime()) await this.show(page);
+    }, page);
+  }
+
+  /** True once in a while. */
+  isTime() {
+    const now = performance.now();
+    if (now - this.refreshed < REFRESH) return false;
+    this.refreshed = now;
+    return true;
+  }
+
+  async advance(type, { tokens, total, shown }, from) {
+    if (type !== "progress") return;
+    this.set({ work: { kind: "read", tokens, total } });
+    this.info.shown = shown;
+    // The window stays where the new text begins: there one starts to read along.
+    if (this.isTime()) await this.show(Math.floor(from / this.page));
+  }
+
+  async write(settings) {
+    return this.guarded(async () => {
+      await this.ensure();
+      await this.show(this.lastPage());
+      const options = { method: "POST", body: JSON.stringify(settings), headers: { "Content-Type": "application/json" } };
+      const finished = await this.stream("write", `${this.path}/write`, options, (type, said) => {
+        if (type !== "token") return;
+        this.live.push(said);
+        this.set({ work: { kind: "write", tokens: this.live.length, total: settings.tokens } });
+      });
+      if (finished) await this.measure();
+    });
+  }
+
+  /** Change the number of slots of the long-range layers; of quick changes only the last one counts. */
+  async resize(length) {
+    this.length = length;
+    this.changed();
+    if (!this.id || this.resizing) return;
+    this.resizing = true;
+    await this.guarded(async () => {
+      let sent;
+      do {
+        sent = this.length;
+        const body = JSON.stringify({ memory_length: sent });
+        await request(this.session, { method: "PATCH", body, headers: { "Content-Type": "application/json" } });
+        await this.refresh();
+      } while (sent !== this.length);
+      this.say(null, null);
+    });
+    this.resizing = false;
+  }
+
+  /** The file of the memory: {name, blob}. */
+  async file() {
+    const answer = await request(`${this.session}/memory`);
+    return { name: `${this.model}-${this.info.tokens}.memory`, blob: await answer.blob() };
+  }
+
+  async load(file) {
+    return this.guarded(async () => {
+      const path = `${SESSIONS}?model=${encodeURIComponent(this.model)}&name=playground`;
+      const answer = await request(path, { method: "POST", body: file, headers: FILE });
+      const before = this.id;
+      const { id } = await answer.json();
+      this.set({ info: await this.describe(id), window: null, overview: null, notice: null });
+      if (before) this.drop(before);
+      this.say("good", `Loaded ${file.name}: the memory of ${count.format(this.info.tokens)} tokens. A memory file holds no text, so only new text is shown.`);
+    });
+  }
+
+  async forkInto(other) {
+    return this.guarded(async () => {
+      await this.ensure();
+      const info = await postJson(`${this.path}/fork`, {});
+      other.set({ info, model: info.model });
+      await other.show(other.lastPage());
+    });
+  }
+
+  /** Forget everything; the session is deleted. */
+  async forget() {
+    const before = this.id;
+    this.set({ info: null, window: null, overview: null, live: [], notice: null, length: null });
+    if (before) await this.drop(before);
+  }
+
+  async drop(id) {
+    await request(`${SESSIONS}/${encodeURIComponent(id)}`, { method: "DELETE" }).catch(() => {});
+  }
+
+  async guarded(action) {
+    try {
+      await action();
+      return true;
+    } catch (error) {
+      if (error.name !== "AbortError") this.say("bad", words(error));
+      return false;
+    }
+  }
+}
+
+function words(error) {
+  const busy = error.status === 409 && error.message.includes("busy");
+  return busy ? "Another tab or program is using this session at the moment. Try again when it has finished; nothing was changed." : error.message;
+}
+
+function interruption({ kind, name, tokens, total }) {
+  const what = kind === "write" ? "Writing" : `Reading ${name || "the text"}`;
+  const of = total ? ` of ${count.format(total)}` : "";
+  return `${what} stopped when its page was closed, after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;
+}
