@@ -197,8 +197,12 @@ def test_memory_files_of_sessions(model: Any, tmp_path: Path) -> None:
     assert loaded.tokens == len(ids)
     assert model.sessions.nbytes(loaded.state) == model.sessions.nbytes(state)
     assert model.sessions.memory_use(state, True).tokens == len(ids)
-    with pytest.raises(MnemoError, match="one length"):
-        model.sessions.empty(3)
+
+
+def test_the_memory_of_a_session_cannot_be_changed(server: RunningServer) -> None:
+    for change in ({"memory_length": 3}, {"memory": False}):
+        refused = httpx2.post(f"{server.url}/v1/sessions", json={"model": "stories"} | change)
+        assert refused.status_code == 400 and "stories" in refused.json()["error"]["message"]
 
 
 def test_the_decoder_gives_the_whole_text_in_pieces(model: Any) -> None:
