@@ -46,7 +46,7 @@ def run(args: Args) -> int:
     from mnemo.cli.server import serve
     from mnemo.serving.studio import StudioSettings, studio_routes
 
-    chosen = StudioSettings(runs=args.folder)
+    chosen = StudioSettings(runs=args.folder, transcripts=args.sessions / "transcripts")
     if args.results is not None:
         chosen = replace(chosen, results=(args.results,))
     return serve(args, settings, models, studio_routes(chosen), greet=_open_browser if args.browser else _greet)

@@ -28,8 +28,8 @@ export default function Experiment({ name, budget }) {
       ${sample.note && html`<p class="small muted">${sample.note}</p>`}</section>`)}
     <section class="card"><h2>How it was measured</h2>
       <dl class="facts">${data.facts.map(([term, value]) => html`<dt key=${`${term}-term`}>${term}</dt><dd key=${term}>${value}</dd>`)}</dl>
-      ${data.notes.length > 0 && html`<h3 class="gap">Differences from the paper</h3><ul>${data.notes.map((note, at) => html`<li key=${at}>${note}</li>`)}</ul>`}
-      <div class="gap"><${Command} label="Measure again">${data.command}</${Command}></div>
+      ${data.notes.length > 0 && html`<h3 class="spaced">Differences from the paper</h3><ul>${data.notes.map((note, at) => html`<li key=${at}>${note}</li>`)}</ul>`}
+      <div class="spaced"><${Command} label="Measure again">${data.command}</${Command}></div>
     </section>`;
 }
 

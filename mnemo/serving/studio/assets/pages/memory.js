@@ -86,7 +86,7 @@ function Choice({ run, data, text, setText, read, busy }) {
     <details><summary>Text to read: ${count.format(text.length)} characters</summary>
       <div class="field"><label for="text" class="hidden">Text to read</label>
         <textarea id="text" rows="8" value=${text} onInput=${(event) => setText(event.target.value)}></textarea></div></details>
-    <div class="buttons gap"><button class="main" type="submit" disabled=${busy || !text}>${busy ? "Reading …" : "Read the text"}</button></div>
+    <div class="buttons spaced"><button class="main" type="submit" disabled=${busy || !text}>${busy ? "Reading …" : "Read the text"}</button></div>
   </form>`;
 }
 
@@ -118,7 +118,7 @@ function Picture({ plan, contents, loading }) {
     ${contents?.pieces.length > 0 && html`<section class="card" aria-labelledby="text-title">
       <div class="head"><h2 id="text-title">What is still remembered</h2>
         <span class="muted small held-legend"><span class="level l4">in every layer</span> <span class="level l2">in some</span> <span class="level none">in none</span> <span class="level open">open segment</span></span></div>
-      <${HeldText} contents=${contents} choose=${setAt} /></section>`}`;
+      <${HeldText} contents=${contents} at=${at} choose=${setAt} /></section>`}`;
 }
 
 /** A token in the middle of the longest memory: something that some layers hold and others do not. */
@@ -162,12 +162,12 @@ function Distances({ data }) {
       <thead><tr><th>Distance</th>${data.layers.map((layer) => html`<th key=${layer} class="number">Layer ${layer}</th>`)}</tr></thead>
       <tbody>${data.distances.map((label, index) => html`<tr key=${label}><th scope="row">${label}</th>${data.layers.map((layer, at) => html`<td key=${layer} class="number">${(100 * data.shares[at][index]).toFixed(1)} %</td>`)}</tr>`)}</tbody>
     </table></div>
-    <p class="small gap">${data.wide_heads.map((head) => `layer ${head.layer}, head ${head.head}: ${number(head.reach)} tokens`).join("; ")}.</p></details>`;
+    <p class="small spaced">${data.wide_heads.map((head) => `layer ${head.layer}, head ${head.head}: ${number(head.reach)} tokens`).join("; ")}.</p></details>`;
 }
 
 function Alpha({ alpha }) {
   const series = alpha.layers.map((layer, at) => ({ label: `layer ${layer}`, color: `c${at % 8}`, points: alpha.mean[at].map((value, slot) => [slot + 1, value]) }));
-  return html`<h3 class="gap">Alpha by slot</h3>
+  return html`<h3 class="spaced">Alpha by slot</h3>
     <p class="muted small">The weight of a slot's old context against what it sees ahead; 1 keeps the old. Slot 1 is the oldest. Mean of ${alpha.segments} segments.</p>
     <${LineChart} label="Alpha by slot, a line for every layer" series=${series} xLabel="slot" yLabel="alpha" height=${260} />`;
 }
