@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 PLACES = (
@@ -25,6 +25,8 @@ MISSING = (
     "elsewhere: .venv/bin/playwright install chromium)"
 )
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
+LONGEST_WAIT = 60_000
+"""Milliseconds; tests wait no longer than needed, and machines can be busy."""
 PHONE = {"width": 360, "height": 740}
 DESKTOP = {"width": 1280, "height": 860}
 
@@ -82,6 +84,8 @@ class Watched:
 def watched(browser: Browser, url: str, **options: Any) -> Iterator[Watched]:
     """A page in a context without cookies and storage; an error if its console had one."""
     context = browser.new_context(**{"viewport": DESKTOP, **options})
+    context.set_default_timeout(LONGEST_WAIT)
+    expect.set_options(timeout=LONGEST_WAIT)
     try:
         page = Watched(context, url)
         yield page

@@ -5,7 +5,7 @@ import { html, useEffect, useState } from "../html.js";
 import { HeldText, TokenWords } from "../memory_text.js";
 import { extentOf, Timeline } from "../memory_timeline.js";
 import { address, go } from "../router.js";
-import { amount, bytes, count, Notice, number, useData, Waiting } from "../widgets.js";
+import { amount, bytes, count, Notice, number, Scroll, useData, Waiting } from "../widgets.js";
 
 export default function Memory({ query }) {
   const { data, error } = useData("/studio/api/memory/choices");
@@ -158,10 +158,10 @@ function Distances({ data }) {
   return html`<p class="muted small">Share of each layer's attention by the distance to the token that it looks at; each point covers the distances up to
       the next. Mean distance: ${words} tokens.</p>
     <${LineChart} label=${`Attention over distance. Mean distance in tokens: ${words}`} series=${series} xLabel="distance in tokens, plus one" yLabel="% of attention" xLog=${true} height=${300} />
-    <details><summary>Numbers, and the heads that look farthest</summary><div class="scroll"><table>
+    <details><summary>Numbers, and the heads that look farthest</summary><${Scroll} label="Attention over distance, in numbers"><table>
       <thead><tr><th>Distance</th>${data.layers.map((layer) => html`<th key=${layer} class="number">Layer ${layer}</th>`)}</tr></thead>
       <tbody>${data.distances.map((label, index) => html`<tr key=${label}><th scope="row">${label}</th>${data.layers.map((layer, at) => html`<td key=${layer} class="number">${(100 * data.shares[at][index]).toFixed(1)} %</td>`)}</tr>`)}</tbody>
-    </table></div>
+    </table></${Scroll}>
     <p class="small spaced">${data.wide_heads.map((head) => `layer ${head.layer}, head ${head.head}: ${number(head.reach)} tokens`).join("; ")}.</p></details>`;
 }
 

@@ -4,7 +4,7 @@ import { html } from "../html.js";
 import { address } from "../router.js";
 import { RunCurves } from "../run_curves.js";
 import { useRunEvents } from "../run_events.js";
-import { Command, count, duration, Notice, number, useData, Waiting } from "../widgets.js";
+import { Command, count, duration, Notice, number, Scroll, useData, Waiting } from "../widgets.js";
 import { State } from "./runs.js";
 
 export default function RunDetail({ name }) {
@@ -67,7 +67,7 @@ function Sweeps({ data }) {
 }
 
 function Scores({ data }) {
-  return html`<section class="card"><h2>Scores</h2><div class="scroll"><table>
+  return html`<section class="card"><h2>Scores</h2><${Scroll} label="Scores"><table>
     <thead><tr><th>Split</th><th class="number">${data.curve.unit_words}</th><th class="number">Memory</th><th class="number">Segment</th><th class="number">Tokens</th></tr></thead>
     <tbody>${data.scores.map(
       (score, at) => html`<tr key=${at}><td>${score.split}${score.kind && `, ${score.kind}`}</td><td class="number">${number(score.value)}</td>
@@ -75,7 +75,7 @@ function Scores({ data }) {
     )}${data.answers.map(
       (score, at) => html`<tr key=${`answers${at}`}><td>${score.split}: right answers</td><td class="number">${number(100 * score.answers)} %</td>
         <td class="number">–</td><td class="number">–</td><td class="number">${count.format(score.samples)}</td></tr>`,
-    )}</tbody></table></div></section>`;
+    )}</tbody></table></${Scroll}></section>`;
 }
 
 function Samples({ samples }) {

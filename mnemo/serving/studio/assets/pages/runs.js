@@ -2,7 +2,7 @@
 import { html } from "../html.js";
 import { address, go } from "../router.js";
 import { useRunEvents } from "../run_events.js";
-import { Badge, bytes, Command, count, duration, Notice, number, Waiting } from "../widgets.js";
+import { Badge, bytes, Command, count, duration, Notice, number, Scroll, Waiting } from "../widgets.js";
 import { RunCurves } from "../run_curves.js";
 import RunDetail from "./run_detail.js";
 
@@ -81,11 +81,11 @@ function Table({ runs, shown }) {
     const next = on ? [...shown, name].slice(-MOST) : shown.filter((each) => each !== name);
     go(address("runs", { compare: next }), { replace: true });
   };
-  return html`<div class="scroll"><table class="stacked runs">
+  return html`<${Scroll} label="All runs"><table class="stacked runs">
     <thead><tr><th><span class="hidden">Compare</span></th><th>Run</th><th>State</th><th class="number">Steps</th>
       <th class="number">Best validation</th><th>Memory</th><th>Corpus</th><th class="number">Size</th><th>Written</th></tr></thead>
     <tbody>${runs.map((run) => html`<${Row} key=${run.name} run=${run} at=${shown.indexOf(run.name)} choose=${choose} />`)}</tbody>
-  </table></div>`;
+  </table></${Scroll}>`;
 }
 
 function Row({ run, at, choose }) {
