@@ -10,6 +10,12 @@ export function extentOf({ layers, tokens, open }) {
   return { begin, end: Math.max(tokens, closed + 1) };
 }
 
+/** The contents of a plan's slots before any text is read. */
+export function emptyContents(plan) {
+  const layers = plan.layers.map(({ layer, memory, long, slots }) => ({ layer, mechanism: memory, long, slots, filled: 0, ranges: [], besides: "" }));
+  return { layers, tokens: 0, open: 0, memory_tokens: 0, pieces: [], first_piece: 0 };
+}
+
 /** Tokens that all slots of a layer can stand for. */
 function capacity(layer) {
   const held = layer.ranges.reduce((sum, { begin, end }) => sum + end - begin, 0);

@@ -3,7 +3,7 @@ import { getJson, postJson } from "../api.js";
 import { LineChart } from "../chart.js";
 import { html, useEffect, useState } from "../html.js";
 import { HeldText, TokenWords } from "../memory_text.js";
-import { extentOf, Timeline } from "../memory_timeline.js";
+import { emptyContents, extentOf, Timeline } from "../memory_timeline.js";
 import { address, go } from "../router.js";
 import { amount, bytes, count, Notice, number, Scroll, useData, Waiting } from "../widgets.js";
 
@@ -92,7 +92,7 @@ function Choice({ run, data, text, setText, read, busy }) {
 
 function Picture({ plan, contents, loading }) {
   const [at, setAt] = useState(null);
-  const shown = contents ?? empty(plan);
+  const shown = contents ?? emptyContents(plan);
   useEffect(() => setAt(contents ? start(contents) : null), [contents]);
   return html`
     <dl class="tiles">
@@ -125,12 +125,6 @@ function Picture({ plan, contents, loading }) {
 function start({ layers, tokens, first_piece: first }) {
   const oldest = layers.flatMap(({ ranges }) => ranges).sort((one, other) => one.begin - other.begin)[0];
   return Math.max(first, oldest ? Math.floor((oldest.begin + oldest.end) / 2) : tokens - 1);
-}
-
-/** The plan before any text is read. */
-function empty(plan) {
-  const layers = plan.layers.map((layer) => ({ layer: layer.layer, mechanism: layer.memory, long: layer.long, slots: layer.slots, filled: 0, ranges: [], besides: "" }));
-  return { layers, tokens: 0, open: 0, memory_tokens: 0, pieces: [], first_piece: 0 };
 }
 
 /** path: of the data; body: what to send there, if anything. */

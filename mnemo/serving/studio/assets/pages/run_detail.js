@@ -1,6 +1,7 @@
 // One run: what it is, its curves, plan, scores, samples, and the commands that go on from it.
 import { LineChart } from "../chart.js";
 import { html } from "../html.js";
+import { emptyContents, Timeline } from "../memory_timeline.js";
 import { address } from "../router.js";
 import { RunCurves } from "../run_curves.js";
 import { useRunEvents } from "../run_events.js";
@@ -22,6 +23,7 @@ export default function RunDetail({ name }) {
     <div class="columns">
       <div>
         <section class="card"><h2>Learning curves</h2><${RunCurves} curves=${[curve]} names=${[name]} /></section>
+        <${Plan} name=${name} />
         ${data.sweeps.length > 0 && html`<${Sweeps} data=${data} />`}
         ${data.scores.length + data.answers.length > 0 && html`<${Scores} data=${data} />`}
         <section class="card"><h2>Facts</h2><dl class="facts">
@@ -55,6 +57,15 @@ function Tiles({ run, curve }) {
     ${training && now && html`<div class="tile"><dt>Speed</dt><dd>${number(now.tokens_per_second)} <small>tokens/s</small></dd></div>
       <div class="tile"><dt>Time left</dt><dd>${duration(now.seconds_left ?? NaN)}</dd></div>`}
   </dl>`;
+}
+
+function Plan({ name }) {
+  const { data } = useData(address("api/memory/plan", { run: name }));
+  if (!data) return null;
+  return html`<section class="card"><div class="head"><h2>Memory plan</h2><span class="muted small">${data.words}</span></div>
+    <p class="muted small">The slots of each layer, empty before the first segment of ${count.format(data.segment)} tokens.</p>
+    <${Timeline} contents=${emptyContents(data)} at=${null} choose=${() => {}} />
+    <a href=${address("memory", { run: name })}>See what a text leaves in them</a></section>`;
 }
 
 function Sweeps({ data }) {
