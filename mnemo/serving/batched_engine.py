@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import torch
+
 from mnemo.errors import MnemoError
-from mnemo.inference.generation import TextState
+from mnemo.inference.generation import TextState, read
 from mnemo.memory.state import leaves
 from mnemo.model import Model
-from mnemo.serving.engine import DEFAULT_QUEUE, Engine, ReadJob, WriteJob, engine_error
+from mnemo.serving.engine import DEFAULT_QUEUE, Engine, ReadJob, engine_error
 from mnemo.serving.handle import Handle, Result, Token
 from mnemo.serving.reading import Reading
 from mnemo.serving.writing_rows import WritingRows
@@ -53,6 +55,8 @@ class BatchedEngine(Engine):
         self._batches: dict[Layout, WritingRows] = {}
         self._readings: deque[Reading] = deque()
         self._active: dict[int, Handle] = {}
+        if on_gpu:
+            self._rows_for(empty_text(model, segment), rows).prepare()
         super().__init__(rows=rows, queue_limit=queue_limit)
 
     def active(self) -> tuple[Handle, ...]:
@@ -90,16 +94,16 @@ class BatchedEngine(Engine):
         if isinstance(handle.job, ReadJob):
             self._readings.append(Reading(self.model, self.segment, handle, self.wake))
         else:
-            self._batch_for(handle.job).join(handle)
+            self._rows_for(handle.job.state, self.rows).join(handle)
 
-    def _batch_for(self, job: WriteJob) -> WritingRows:
+    def _rows_for(self, text: TextState, rows: int) -> WritingRows:
         """The rows for states of this layout; unused rows of other layouts make room for new ones."""
-        layout = layout_of(job.state)
+        layout = layout_of(text)
         if layout not in self._batches:
             unused = [other for other, batch in self._batches.items() if not batch.texts]
             for other in unused[: len(self._batches) + 1 - MOST_LAYOUTS]:
                 del self._batches[other]
-            self._batches[layout] = WritingRows(self.model, job.state, self.segment, self.rows, self.fixed)
+            self._batches[layout] = WritingRows(self.model, text, self.segment, rows, self.fixed)
         return self._batches[layout]
 
     def _write(self, batch: WritingRows) -> None:
@@ -180,6 +184,12 @@ class BatchedEngine(Engine):
         for reading in [reading for reading in self._readings if reading.handle is handle]:
             reading.close()
             self._readings.remove(reading)
+
+
+def empty_text(model: Model, segment: int) -> TextState:
+    """A text of one token after an empty memory."""
+    state, _ = read(model, torch.zeros(1, dtype=torch.int64), segment=segment)
+    return state
 
 
 def layout_of(text: TextState) -> Layout:

@@ -8,7 +8,7 @@ Shapes: R rows, n rows with a text, D model width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,15 +62,23 @@ class WritingRows:
         self.hidden = torch.zeros(capacity, like.hidden.shape[1], dtype=like.hidden.dtype, device=device)
         self.draws = torch.zeros(capacity, dtype=exact_type(device), device=device)
         self.sampling = RowSampling.greedy(capacity, device)
-        self.recorded = {limited: self._record(limited, device) for limited in (False, True)}
+        pool = shared_pool(device)
+        self.recorded = {limited: self._record(limited, device, pool) for limited in (False, True)}
 
-    def _record(self, limited: bool, device: torch.device) -> RecordedFunction | None:
+    def _record(self, limited: bool, device: torch.device, pool: Any) -> RecordedFunction | None:
         """A step of all rows as a CUDA graph; None if it cannot be one."""
         changed = self.decoder.changed_tensors()
         if not changed or not self.decoder.fixed:
             return None
         step = lambda: self._choose_and_read(self.capacity, limited)  # noqa: E731
-        return RecordedFunction(step, device, (*changed, self.hidden), shared_pool(device))
+        return RecordedFunction(step, device, (*changed, self.hidden), pool)
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Record CUDA graphs, which takes seconds, before the first text."""
+        for step in self.recorded.values():
+            if step is not None:
+                step()
 
     def join(self, handle: Handle) -> None:
         """Add a text."""
