@@ -39,6 +39,8 @@ class ServeArgs:
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
     """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
+    rows: int | None = None
+    """Largest number of texts that a step writes together; if unset, 64 on a GPU and 8 on a CPU."""
     host: str = Settings.host
     """Address to listen on; any other than this machine's own needs an API key."""
     port: int = Settings.port
@@ -86,6 +88,8 @@ def checked(args: ServeArgs) -> tuple[Settings, dict[str, Path]]:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise MnemoError(f"the server needs {', '.join(missing)}: {install_command('serve')}")
+    if args.rows is not None and args.rows < 1:
+        raise MnemoError(f"--rows {args.rows} must be positive")
     return settings_of(args), named_models(args.runs)
 
 

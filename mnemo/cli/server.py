@@ -10,8 +10,8 @@ from starlette.routing import BaseRoute
 
 from mnemo.cli.serve import ServeArgs, is_transformers_folder
 from mnemo.serving.app import create_app
+from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.listening import bind, run_until_stopped
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.served_model import ServedModel, served_run
 from mnemo.serving.settings import Settings
 from mnemo.serving.store import SessionStore
@@ -65,7 +65,8 @@ def load_model(name: str, folder: Path, args: ServeArgs) -> ServedModel:
 
         return served_folder(name, folder, args.device)
     opened = with_tokenizer(open_run(folder, args.which, args.device))
-    return served_run(name, opened, SerialEngine(opened.run.model, opened.run.recipe.train.segment))
+    segment = opened.run.recipe.train.segment
+    return served_run(name, opened, BatchedEngine(opened.run.model, segment, rows=args.rows))
 
 
 def _shown_host(host: str) -> str:
