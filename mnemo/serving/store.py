@@ -45,7 +45,7 @@ from mnemo.serving.session_errors import (
     TooManySessions,
 )
 from mnemo.serving.session_folder import SessionFolder, storage_errors
-from mnemo.serving.session_model import SessionModel
+from mnemo.serving.session_model import Lengths, SessionModel
 from mnemo.serving.session_work import Work
 from mnemo.serving.settings import Settings
 from mnemo.storage.run_folder import locked
@@ -175,22 +175,21 @@ class SessionStore:
         )
         if memory_file is None:
             work = Work(model, Session(facts, None))
+            self.require_room(model.state_bytes(memory_length))
             work.set_memory(memory_length, memory_on)
             session = work.session
         else:
             session = loaded_session(facts, model, memory_file)
-        self.require_room(model, session)
         with self._new_id() as (session_id, path):
             folder = SessionFolder.create(path, session, model)
             self._add(session_id, folder, session, model)
         return session_id
 
-    def require_room(self, model: SessionModel, session: Session) -> None:
-        """Refuse a session that alone is larger than the memory of all sessions."""
-        size = model.nbytes(session.state)
+    def require_room(self, size: int) -> None:
+        """Refuse a state that alone is larger than the memory of all sessions."""
         if size > self.memory_bytes:
             raise SessionError(
-                f"this memory has {size_text(size)}: more than the {size_text(self.memory_bytes)} that this server "
+                f"this memory needs {size_text(size)}: more than the {size_text(self.memory_bytes)} that this server "
                 "has for all sessions"
             )
 
@@ -403,6 +402,12 @@ class Turn(Work):
         """Random numbers of the seed that are used up."""
         return self.session.facts.draws
 
+    def change_memory(self, length: Lengths, on: bool) -> None:
+        """As `set_memory`, for a length that a client has chosen."""
+        assert self._store is not None, "a copy of a session is not changed"
+        self._store.require_room(self.model.state_bytes(length))
+        self.set_memory(length, on)
+
     def load(self, path: Path) -> None:
         """Continue from a memory file; name and random numbers stay."""
         self.session, self.is_logged = loaded_session(self.session.facts, self.model, path), False
@@ -426,7 +431,6 @@ class Turn(Work):
     def commit(self) -> Facts:
         """Log the changes; they survive a kill when this returns. After an error the session is as it was."""
         assert self._store is not None, "a copy of a session is not committed"
-        self._store.require_room(self.model, self.session)
         with self._entry.lock:
             number, now = self.session.facts.records + 1, time.time()
             session = self.session._replace(facts=replace(self.session.facts, records=number, changed=now))
