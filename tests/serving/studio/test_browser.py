@@ -49,18 +49,19 @@ READY = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working folder with runs and results; paths in the pages are short, as a user sees them."""
     folder = tmp_path_factory.mktemp("studio")
     runs = folder / "runs"
     make_run(runs / NASTY, recipe(), corpus="other")
     make_run(runs / "damaged", recipe(), corpus="other")
     (runs / "damaged" / "recipe.json").write_text("{")
-    trained(runs / "without-memory", memory=0)
-    trained(runs / "with-memory", memory=24)
-    sweep = [score(memory, 1.1 - 0.06 * math.log2(1 + memory / 2)) for memory in (0, 4, 8, 16, 24, 32)]
+    steps = 80 if request.config.getoption("--pictures") is None else 320
+    trained(runs / "without-memory", memory=0, steps=steps)
+    trained(runs / "with-memory", memory=32, steps=steps)
+    sweep = [score(memory, 1.16 - 0.02 * math.log2(1 + memory)) for memory in (0, 4, 8, 16, 24, 32)]
     write_result(runs / "with-memory", "sweep", kind="sweep", scores=sweep)
-    write_result(runs / "with-memory", "score", kind="score", score=score(24, 0.82))
+    write_result(runs / "with-memory", "score", kind="score", score=score(32, 1.06))
     for name in ("xl-context-length", "rmt-copy", "long-number", "lamemo-ablation", "xl-ablation", "rmt-passkey"):
         shutil.copytree(ROOT / "results" / name, folder / "results" / name)
     with pytest.MonkeyPatch.context() as patch:
@@ -68,27 +69,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def trained(folder: Path, memory: int) -> None:
+def trained(folder: Path, memory: int, steps: int) -> None:
     """A run that was really trained, for seconds."""
     text = folder.parent.parent / "cats.txt"
-    text.write_text(sample_text(), encoding="utf-8")
-    corpus = prepare("cats", text, "bytes")
+    text.write_text(sample_text(200), encoding="utf-8")
+    data, scoring = DataConfig(corpus=prepare("cats", text, "bytes").name), EvalConfig(batch=4)
     plan = Plan(long=XL(length=memory))
-    model = ModelConfig(num_layers=2, dim=32, num_heads=2, head_dim=16, inner_dim=32, memory=plan)
-    optimizer = OptimizerConfig(lr=3e-3)
-    steps = TrainConfig(
-        steps=240,
-        batch=4,
-        segment=12,
+    model = ModelConfig(num_layers=2, dim=32, num_heads=2, head_dim=16, inner_dim=64, norm="pre", memory=plan)
+    settings = TrainConfig(
+        steps=steps,
+        batch=16,
+        segment=4,
         eval_every=40,
         log_every=4,
-        checkpoint_every=240,
-        optimizer=optimizer,
+        checkpoint_every=steps,
+        optimizer=OptimizerConfig(lr=5e-3),
         device="cpu",
     )
-    scoring = EvalConfig(batch=4)
-    data = DataConfig(corpus=corpus.name)
-    train(create_run(Recipe(model=model, data=data, train=steps, evaluation=scoring, test=scoring), folder))
+    train(create_run(Recipe(model=model, data=data, train=settings, evaluation=scoring, test=scoring), folder))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +166,7 @@ def test_runs_are_compared_and_opened(desktop: Watched) -> None:
     expect(page.get_by_label("Compare novels-small")).to_be_checked()
     page.get_by_role("link", name="with-memory", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("with-memory")
-    expect(page.locator(".command code").first).to_have_text("mnemo train --resume with-memory --train.steps 480")
+    expect(page.locator(".command code").first).to_have_text("mnemo train --resume with-memory --train.steps 160")
     page.go_back()
     expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 

@@ -46,7 +46,7 @@ export function Timeline({ contents, at, choose, children }) {
       (layer) => html`<div class="layer" key=${layer.layer}>
         <span class="label"><b>Layer ${layer.layer}</b> ${layer.mechanism}${layer.long && contents.layers.some((each) => !each.long) ? ", long" : ""}</span>
         <div class="track" role="img" aria-label=${describe(layer)} onPointerMove=${point} onPointerDown=${point}>
-          ${layer.slots > 0 && html`<span class="slots" style=${part(Math.max(begin, closed - capacity(layer)), closed)}></span>`}
+          ${layer.slots > 0 && html`<span class="vacant" style=${part(Math.max(begin, closed - capacity(layer)), closed)}></span>`}
           ${layer.ranges.map((range, index) => html`<span key=${index} class=${kind(layer, range)} style=${part(Math.max(begin, range.begin), range.end)}></span>`)}
           ${contents.open > 0 && html`<span class="open" style=${part(closed, contents.tokens)}></span>`}
           ${at !== null && at >= begin && html`<span class=${`at${isHeld(layer, at) ? " held" : ""}`} style=${{ left: part(at + 0.5, at).left }}></span>`}
@@ -87,7 +87,7 @@ function Legend({ layers }) {
     ["long", mixed ? "long-range memory" : "memory", layers.some(({ long }) => long)],
     ["short", mixed ? "short memory" : "memory", layers.some(({ long }) => !long)],
     ["compressed", "compressed memory", layers.some(({ ranges }) => ranges.some(({ rows }) => rows > 1))],
-    ["slots", "empty slots", true],
+    ["vacant", "empty slots", true],
     ["open", "open segment, not in memory yet", true],
   ];
   return html`<p class="legend small muted">${kinds
