@@ -8,6 +8,7 @@ import { Legend, TextView } from "../playground/text_view.js";
 import { address, go } from "../router.js";
 import { bytes, Notice, useData, Waiting } from "../widgets.js";
 
+const DRAW = 40; // milliseconds between two drawings
 const KEPT = "mnemo-playground"; // the sessions of this tab, for a return to the page
 
 export default function Playground({ query }) {
@@ -118,7 +119,14 @@ function Large({ large, limits, onRead, onClose }) {
 /** One or two memories, whose sessions are in the address, so that a reload or a restarted server loses nothing. */
 function useMemories(start, query) {
   const [, setTimes] = useState(0);
-  const redraw = () => setTimes((times) => times + 1);
+  const drawing = useRef(null);
+  const redraw = () => {
+    // Tokens arrive faster than they can be drawn one by one.
+    drawing.current ??= setTimeout(() => {
+      drawing.current = null;
+      setTimes((times) => times + 1);
+    }, DRAW);
+  };
   const make = (label) => new Memory(label, { model: start.models[0].name, page: start.limits.page, changed: redraw });
   const made = useMemo(() => ({ A: make("A"), B: make("B") }), []);
   const [second, setShown] = useState(false);
