@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -42,9 +44,7 @@ def find_chromium(playwrights_own: str = "") -> str | None:
 def launched() -> Iterator[Browser]:
     """A running browser. It must be closed before other tests run: Playwright keeps an event loop running."""
     with sync_playwright() as playwright:
-        path = find_chromium(playwright.chromium.executable_path)
-        if path is None:
-            missing()
+        path = find_chromium(playwright.chromium.executable_path) or missing()
         browser = playwright.chromium.launch(executable_path=path)
         try:
             yield browser
@@ -52,7 +52,7 @@ def launched() -> Iterator[Browser]:
             browser.close()
 
 
-def missing() -> None:
+def missing() -> NoReturn:
     if os.environ.get("MNEMO_REQUIRE_BROWSER") == "1":
         pytest.fail(MISSING)
     pytest.skip(MISSING)
@@ -107,3 +107,18 @@ def violations(page: Page) -> list[str]:
 def overflow(page: Page) -> int:
     """Pixels by which the page is wider than its window."""
     return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+def save_picture(page: Page, path: Path, height: int) -> None:
+    """Save the top of a page as a picture with few colours, which is a third of the size."""
+    width = page.evaluate("window.innerWidth")
+    page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(96).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    with sync_playwright() as started:
+        found = find_chromium(started.chromium.executable_path)
+    print(found or MISSING)
+    sys.exit(found is None)

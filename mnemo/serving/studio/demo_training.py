@@ -1,4 +1,4 @@
-"""Train the demo from the page Runs, in a process apart from the server; its runs appear in the list with live curves."""
+"""Train the demo from the page Runs, in a process apart from the server; its runs appear in the list meanwhile."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.browser import PHONE, Watched, launched, overflow, violations, watched
+from helpers.browser import PHONE, Watched, launched, overflow, save_picture, violations, watched
 from helpers.http_server import RunningServer
 from helpers.run_folders import make_run, recipe, score, write_result
 from helpers.studio_server import studio_server
@@ -46,6 +46,16 @@ READY = {
     "experiment": "figure img[src^=blob]",
 }
 """An element of each page that is there when its data are."""
+HEIGHTS = {
+    "runs": 900,
+    "run": 1000,
+    "memory": 1320,
+    "memory-dark": 1320,
+    "papers": 800,
+    "experiment": 1150,
+    "runs-phone": 1100,
+}
+"""Pictures of the documentation, and their heights."""
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +128,8 @@ def test_pages_in_light_and_dark_and_on_a_phone(
     browser: Browser, server: RunningServer, name: str, pictures: Path | None
 ) -> None:
     def picture(kind: str) -> None:
-        if pictures is not None:
-            page.screenshot(path=pictures / f"studio-{name}{kind}.png")
+        if pictures is not None and name + kind in HEIGHTS:
+            save_picture(page, pictures / f"studio-{name}{kind}.png", HEIGHTS[name + kind])
 
     with watched(browser, server.url, reduced_motion="reduce") as watch:
         page = opened(watch, name)
