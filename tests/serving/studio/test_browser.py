@@ -308,3 +308,17 @@ def test_no_results_and_no_such_page(browser: Browser, tmp_path: Path) -> None:
         watch.open("/studio/nosuch")
         expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
         watch.problems.clear()  # the browser's note about the answer 404
+
+
+def test_the_playground_shows_the_example(desktop: Watched, pictures: Path | None) -> None:
+    page = desktop.open("/studio/playground")
+    page.get_by_role("button", name="Example").click()
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_role("button", name="Save memory")).to_be_enabled()
+    expect(page.locator(".tokens")).not_to_be_empty()
+    page.get_by_label("Saved by memory").check()
+    assert overflow(page) == 0
+    if pictures is not None:
+        page.locator("[aria-busy=true]").wait_for(state="detached")
+        page.wait_for_timeout(3000)  # the losses without memory are computed in the background
+        save_picture(page, pictures / "studio-playground.png", 1150)

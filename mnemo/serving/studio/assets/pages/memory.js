@@ -121,10 +121,12 @@ function Picture({ plan, contents, loading }) {
       <${HeldText} contents=${contents} at=${at} choose=${setAt} /></section>`}`;
 }
 
-/** A token in the middle of the longest memory: something that some layers hold and others do not. */
-function start({ layers, tokens, first_piece: first }) {
+/** A token in the middle of the longest memory, which some layers may hold and others not; no white space. */
+function start({ layers, tokens, pieces, first_piece: first }) {
   const oldest = layers.flatMap(({ ranges }) => ranges).sort((one, other) => one.begin - other.begin)[0];
-  return Math.max(first, oldest ? Math.floor((oldest.begin + oldest.end) / 2) : tokens - 1);
+  const middle = Math.max(first, oldest ? Math.floor((oldest.begin + oldest.end) / 2) : tokens - 1);
+  const shown = pieces.findIndex((piece, at) => at >= middle - first && piece.trim());
+  return shown < 0 ? middle : shown + first;
 }
 
 /** path: of the data; body: what to send there, if anything. */
