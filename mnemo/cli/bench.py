@@ -4,6 +4,8 @@ Sections: op (relative attention; attention without positions as its lower limit
 On a GPU they measure the papers' models, on a CPU small ones. Before anything is timed, the operation must agree with
 its equation in float64, and both implementations of each case with each other. `--lookahead` measures the cost of
 LaMemo's refresh at growing memory lengths; `--curves 1000` compares training with fast attention and with its equation.
+`--serving RUN` measures many sessions at the same time, and a long conversation beside a transformer with a growing
+cache.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemo.bench import SECTIONS, check_names
-from mnemo.cli import console
+from mnemo.cli import bench_serving, console
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.files.json_file import write_json
 
@@ -47,6 +49,14 @@ class Args:
     """Measure the cost of LaMemo's refresh at growing memory lengths instead."""
     curves: int | None = None
     """Train for N steps with fast attention and with its equation instead, and compare the loss curves."""
+    serving: str | None = None
+    """Measure serving instead, with a run or with random weights of a preset such as speedrun-enwik8."""
+    sessions: str = "1,8,64,256"
+    """With --serving: numbers of sessions that arrive at the same time, separated by commas."""
+    rows: int | None = None
+    """With --serving: texts that the engine computes together; if unset, 64 on a GPU and 8 on a CPU."""
+    length: int | None = None
+    """With --serving: tokens of the long conversation; if unset, 100,000 on a GPU and 8,000 on a CPU."""
     require: bool = False
     """Exit with code 1 if a case is slower than required."""
     out: Path | None = None
@@ -61,6 +71,8 @@ def run(args: Args) -> int:
         raise MnemoError("threads and repetitions must be positive")
     if args.out is not None and not args.out.parent.is_dir():
         raise MnemoError(f"there is no folder {args.out.parent} to write {args.out.name} to")
+    if args.serving is not None:
+        return _serving(args, args.serving)
     if not args.lookahead and args.curves is None:
         check_names(args.what)
     from mnemo.bench import compare, machine
@@ -77,6 +89,27 @@ def run(args: Args) -> int:
         results.append(result)
         _report(result, args, record | {"cases": [done.to_json() for done in results]})
     return _finish(results, args, record)
+
+
+def _serving(args: Args, target: str) -> int:
+    bench_serving.check_target(target)
+    bench_serving.check_length(args.length)
+    counts = bench_serving.session_counts(args.sessions)
+    if args.rows is not None and args.rows < 1:
+        raise MnemoError(f"--rows {args.rows} must be positive")
+    import torch
+
+    from mnemo.bench import machine
+    from mnemo.storage.weights import pick_device
+
+    device = pick_device(args.device)
+    torch.set_num_threads(args.threads)
+    record = {"format_version": FORMAT_VERSION, "machine": machine(device, args.threads)}
+    found, curves = bench_serving.measure(target, device, counts, args.rows, args.length, record)
+    bench_serving.save(found, curves, args.out)
+    if args.json:
+        console.print_json(found)
+    return 0
 
 
 def _report(result: Comparison, args: Args, record: dict[str, Any]) -> None:

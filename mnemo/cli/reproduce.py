@@ -21,6 +21,8 @@ from mnemo.papers import BUDGETS, Budget, check_name
 OUT, SITE = Path("runs/reproduce"), Path("runs/papers")
 OLD_NAMES: dict[str, Budget] = {"smoke": "self-test"}
 """Former names of budgets, which scripts may still use."""
+MAIN_CLAIMS: tuple[Budget, ...] = ("laptop", "gpu")
+"""Budgets with experiments of their own, which run without names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +31,10 @@ class Args:
     """Experiments, such as rmt-copy."""
     list: bool = False
     """Show every experiment and the claim that it tests."""
-    budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,paper,self-test}")] = None
-    """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); small,
-    the default of the others: minutes on one GPU; paper: the published hyperparameters; self-test: two steps, no
-    verdicts."""
+    budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,gpu,paper,self-test}")] = None
+    """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); gpu:
+    the main claims on enwik8, for the experiments gpu-*, each within half an hour of one GPU; small, the default of the
+    others: minutes on one GPU; paper: the published hyperparameters; self-test: two steps, no verdicts."""
     out: Path = OUT
     """Folder for results."""
     site: Path = SITE
@@ -58,7 +60,7 @@ def run(args: Args) -> int:
     for name in args.names:
         check_name(name)
     budget = None if args.budget is None else _budget(args.budget)
-    if not (args.names or args.list or args.report or args.overview or budget == "laptop"):
+    if not (args.names or args.list or args.report or args.overview or budget in MAIN_CLAIMS):
         raise MnemoError(
             "name an experiment: mnemo reproduce --list shows all; mnemo reproduce --budget laptop shows the main "
             "claim of every paper"

@@ -15,7 +15,7 @@ from mnemo.errors import CheckFailed, MnemoError
 from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
 from mnemo.papers.experiment import SELF_TEST
 from mnemo.papers.jobs import Stopped
-from mnemo.papers.needs import require_needs
+from mnemo.papers.needs import ON_A_GPU, require_needs
 from mnemo.papers.pages import complete, has_results, judged, results_markdown, write_index, write_page
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, run_cell, run_here
@@ -74,7 +74,8 @@ def _named(args: Args, budget: Budget | None) -> list[Experiment]:
         if not stored:
             raise _no_results(args.out)
         return stored
-    return list(_with_budget("laptop").values())
+    assert budget is not None
+    return list(_with_budget(budget).values())
 
 
 def _check_machine(asked: Sequence[Asked], args: Args) -> None:
@@ -82,7 +83,7 @@ def _check_machine(asked: Sequence[Asked], args: Args) -> None:
     for each in asked:
         require_needs(each.experiment, each.budget, device)
     budget = asked[0].budget
-    if device.type != "cuda" and budget in ("small", "paper"):
+    if device.type != "cuda" and budget in ON_A_GPU:
         _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
 
 

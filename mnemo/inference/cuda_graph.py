@@ -46,7 +46,8 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Other threads may use the device meanwhile: a server copies states while its engine records.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             output = function()
         return output, graph.replay
 

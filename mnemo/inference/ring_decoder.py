@@ -10,6 +10,7 @@ Shapes: B rows, N layers, H heads, R = M + L slots, d head size, D model width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -120,14 +121,17 @@ class RingDecoder:
 
 
 class Rings:
-    """The ring buffers of all layers, and the place of every row in them."""
+    """The ring buffers of all layers, and the place of every row in them.
 
-    def __init__(self, model: Model, state: DecodeState, segment: int) -> None:
+    `state`: a state of the size of the rings; `batch`: their rows, as many as those of the state if left out.
+    """
+
+    def __init__(self, model: Model, state: DecodeState, segment: int, batch: int | None = None) -> None:
         self.model, self.segment = model, segment
         self.layers = model.layers()
         caches: tuple[KeyValueCache, ...] = state.state
         keys = caches[0].keys
-        batch, device = len(keys), keys.device
+        batch, device = len(keys) if batch is None else batch, keys.device
         sizes = [cache.keys.shape[2] for cache in caches]
         self.buffers = [keys.new_zeros(2, batch, keys.shape[1], size + segment, keys.shape[3]) for size in sizes]
         self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches).relations]
@@ -147,6 +151,20 @@ class Rings:
     def cursors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The tensors that a token changes."""
         return self.places, self.slots, self.lengths, self.limits, self.counts
+
+    def rows(self, begin: int, end: int) -> Rings:
+        """Some of the rows: views of the same buffers and cursors."""
+        view = copy.copy(self)
+        view.buffers = [buffer[:, begin:end] for buffer in self.buffers]
+        view.places, view.slots, view.lengths, view.limits, view.counts = (part[:, begin:end] for part in self.cursors)
+        return view
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one row over another."""
+        for buffer in self.buffers:
+            buffer[:, target] = buffer[:, source]
+        for cursor in self.cursors:
+            cursor[:, target] = cursor[:, source]
 
     def load(self, state: DecodeState) -> None:
         """Put memories at the beginning of the rings, and open tokens after them."""

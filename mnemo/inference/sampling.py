@@ -26,10 +26,10 @@ def sample(logits: Tensor, draws: Tensor, sampling: Sampling) -> Tensor:
     scores = logits.float() if logits.device.type == "mps" else logits.double()
     probabilities = torch.softmax((scores - scores.amax(-1, keepdim=True)) / sampling.temperature, -1)
     if sampling.top_k is None and sampling.top_p is None:
-        return _invert(probabilities, draws)
+        return invert(probabilities, draws)
     probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
     kept = _keep_likeliest(probabilities, sampling)
-    return order.gather(-1, _invert(kept, draws)[:, None])[:, 0]
+    return order.gather(-1, invert(kept, draws)[:, None])[:, 0]
 
 
 def _keep_likeliest(probabilities: Tensor, sampling: Sampling) -> Tensor:
@@ -43,7 +43,7 @@ def _keep_likeliest(probabilities: Tensor, sampling: Sampling) -> Tensor:
     return probabilities
 
 
-def _invert(weights: Tensor, draws: Tensor) -> Tensor:
+def invert(weights: Tensor, draws: Tensor) -> Tensor:
     """The first index whose cumulated weight exceeds the draw's share of the total."""
     cumulated = weights.cumsum(-1)
     share = draws.to(weights)[:, None] * cumulated[:, -1:]

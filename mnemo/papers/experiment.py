@@ -14,7 +14,7 @@ from mnemo.config import digest
 from mnemo.report.figure import Figure
 from mnemo.report.findings import Sample, Table, Verdict
 
-Budget = Literal["self-test", "laptop", "small", "paper"]
+Budget = Literal["self-test", "laptop", "small", "gpu", "paper"]
 BUDGETS: tuple[Budget, ...] = get_args(Budget)
 PAPER_BUDGETS: tuple[Budget, ...] = ("self-test", "small", "paper")
 """Those of the papers' tables and figures."""

@@ -17,6 +17,7 @@ from mnemo.papers.experiment import Budget, Cell, Experiment
 from mnemo.papers.jobs import NEEDS
 from mnemo.recipes.recipe import Recipe
 
+ON_A_GPU: tuple[Budget, ...] = ("small", "gpu", "paper")
 MOST_COUNTED = 3
 """Recipes whose memory is counted: counting takes a second for each."""
 
@@ -25,7 +26,7 @@ def require_needs(experiment: Experiment, budget: Budget, device: torch.device) 
     """Raise an error that names what is missing, if this machine cannot run the budget."""
     cells = experiment.cells(budget)
     recipes = {canonical(recipe): recipe for cell in cells for recipe in recipes_of(cell)}
-    if budget in ("small", "paper"):
+    if budget in ON_A_GPU:
         _require_memory(experiment, budget, max(_training_bytes(recipes.values()), _measuring_bytes(cells)), device)
     for recipe in recipes.values():
         _require_corpus(recipe)

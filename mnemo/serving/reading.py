@@ -14,6 +14,7 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 from mnemo.inference.decoder import Decoder, DecodeState
 from mnemo.inference.generation import NOT_FINITE, TextState
+from mnemo.memory.state import to
 from mnemo.model import Model, Output
 from mnemo.serving.engine import ReadJob
 from mnemo.serving.handle import Handle, Progress, Result
@@ -40,10 +41,10 @@ class Reading:
         self.decoder: Decoder | None = None
         """None before the first token: an empty text changes nothing"""
         state = self.job.state
-        self.hidden = state.hidden if isinstance(state, TextState) else None
+        self.hidden = state.hidden.to(model.device) if isinstance(state, TextState) else None
         self.before = state.tokens if isinstance(state, TextState) else torch.zeros(1, dtype=torch.int64)
         opened = state.state if isinstance(state, TextState) else state
-        self.start = model.init(1, cached=True) if opened is None else opened
+        self.start = model.init(1, cached=True) if opened is None else to(opened, model.device)
         self.count = int(opened.count[0]) if isinstance(opened, DecodeState) else 0
         """Tokens in the open segment"""
         self.tokens, self.predicted, self.nats = 0, 0, 0.0

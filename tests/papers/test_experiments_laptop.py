@@ -144,7 +144,7 @@ def test_without_names_the_laptop_budget_runs_them_all(
         (["xl-ptb", "--budget", "laptop"], "xl-ptb has no budget laptop, only self-test, small, paper"),
         (["laptop-xl", "--budget", "small"], "laptop-xl has no budget small"),
         (["laptop-xl", "xl-ptb"], "different budgets"),
-        (["xl-ptb", "--budget", "huge"], "'huge' is not one of self-test, laptop, small, paper"),
+        (["xl-ptb", "--budget", "huge"], "'huge' is not one of self-test, laptop, small, gpu, paper"),
         ([], "mnemo reproduce --budget laptop"),
     ):
         assert cli.main(["reproduce", *argv, *where]) == 2

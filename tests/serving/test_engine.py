@@ -1,4 +1,4 @@
-"""The reference engine: jobs, events, cancelling, limits and errors."""
+"""Both engines: jobs, events, cancelling, limits and errors."""
 
 from __future__ import annotations
 
@@ -16,31 +16,38 @@ from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextState, read
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import leaves
+from mnemo.model import Model
+from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.engine import EngineClosed, EngineFull, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.serial_engine import SerialEngine
 
 SEGMENT = 4
+AnyEngine = SerialEngine | BatchedEngine
 
 
-@pytest.fixture
-def engine() -> Iterator[SerialEngine]:
-    engine = SerialEngine(random_model(), SEGMENT)
+def one_row(model: Model, segment: int) -> BatchedEngine:
+    return BatchedEngine(model, segment, rows=1)
+
+
+@pytest.fixture(params=[SerialEngine, one_row])
+def engine(request: pytest.FixtureRequest) -> Iterator[AnyEngine]:
+    engine = request.param(random_model(), SEGMENT)
     yield engine
     engine.close(wait=False)
 
 
-def text(engine: SerialEngine, length: int = 6) -> TextState:
+def text(engine: AnyEngine, length: int = 6) -> TextState:
     state = engine.submit(ReadJob(state=None, ids=[random_tokens(1, length)[0]])).result(20).state
     assert isinstance(state, TextState)
     return state
 
 
-def write(engine: SerialEngine, state: TextState, num_tokens: int, **changes: object) -> list[int]:
+def write(engine: AnyEngine, state: TextState, num_tokens: int, **changes: object) -> list[int]:
     job = WriteJob(**{**dict(state=state, num_tokens=num_tokens, sampling=Sampling(), seed=3), **changes})  # type: ignore[arg-type]
     return [event.id for event in engine.submit(job).events() if isinstance(event, Token)]
 
 
-def test_reading_equals_read_however_the_ids_arrive(engine: SerialEngine) -> None:
+def test_reading_equals_read_however_the_ids_arrive(engine: AnyEngine) -> None:
     ids = random_tokens(1, 18)[0]
     expected, score = read(engine.model, ids, segment=SEGMENT)
     for sizes in ([18], [1] * 18, [5, 0, 13], [4, 4, 4, 4, 2]):
@@ -56,7 +63,7 @@ def test_reading_equals_read_however_the_ids_arrive(engine: SerialEngine) -> Non
                 assert_close(mine, theirs)
 
 
-def test_a_text_continued_in_two_jobs_equals_one_job(engine: SerialEngine) -> None:
+def test_a_text_continued_in_two_jobs_equals_one_job(engine: AnyEngine) -> None:
     start = text(engine)
     whole = write(engine, start, 12)
     handle = engine.submit(WriteJob(state=start, num_tokens=5, sampling=Sampling(), seed=3))
@@ -66,7 +73,7 @@ def test_a_text_continued_in_two_jobs_equals_one_job(engine: SerialEngine) -> No
     assert write(engine, start, 12, seed=4) != whole
 
 
-def test_log_probabilities(engine: SerialEngine) -> None:
+def test_log_probabilities(engine: AnyEngine) -> None:
     start = text(engine)
     handle = engine.submit(
         WriteJob(state=start, num_tokens=6, sampling=Sampling(temperature=0), seed=0, top_logprobs=4)
@@ -78,14 +85,14 @@ def test_log_probabilities(engine: SerialEngine) -> None:
     assert handle.result(20).nats == pytest.approx(score.nats) == pytest.approx(-sum(t.logprob for t in tokens))
 
 
-def test_until_makes_a_token_the_last(engine: SerialEngine) -> None:
+def test_until_makes_a_token_the_last(engine: AnyEngine) -> None:
     start = text(engine)
     whole = write(engine, start, 12)
     seen: list[int] = []
     assert write(engine, start, 12, until=lambda token: seen.append(token) or len(seen) == 5) == whole[:5]
 
 
-def test_cancelling_keeps_the_tokens_of_the_events(engine: SerialEngine) -> None:
+def test_cancelling_keeps_the_tokens_of_the_events(engine: AnyEngine) -> None:
     start = text(engine)
     whole = write(engine, start, 40)
     handle = engine.submit(WriteJob(state=start, num_tokens=10**9, sampling=Sampling(), seed=3))
@@ -100,7 +107,7 @@ def test_cancelling_keeps_the_tokens_of_the_events(engine: SerialEngine) -> None
     assert both[:40] == whole
 
 
-def test_events_in_an_event_loop(engine: SerialEngine) -> None:
+def test_events_in_an_event_loop(engine: AnyEngine) -> None:
     start = text(engine)
 
     async def tokens(seed: int) -> list[int]:
@@ -113,7 +120,7 @@ def test_events_in_an_event_loop(engine: SerialEngine) -> None:
     assert asyncio.run(both()) == [write(engine, start, 9), write(engine, start, 9, seed=4)]
 
 
-def test_a_full_queue(engine: SerialEngine) -> None:
+def test_a_full_queue(engine: AnyEngine) -> None:
     start, engine.queue_limit = text(engine), 2
     endless = WriteJob(state=start, num_tokens=10**9, sampling=Sampling(), seed=3)
     running = engine.submit(endless)
@@ -129,7 +136,7 @@ def test_a_full_queue(engine: SerialEngine) -> None:
     waiting[1].result(20)
 
 
-def test_closing(engine: SerialEngine) -> None:
+def test_closing(engine: AnyEngine) -> None:
     start = text(engine)
     last = engine.submit(WriteJob(state=start, num_tokens=20, sampling=Sampling(), seed=3))
     engine.close(wait=True)
@@ -138,7 +145,7 @@ def test_closing(engine: SerialEngine) -> None:
         engine.submit(last.job)
 
 
-def test_closing_at_once_ends_jobs_with_an_error(engine: SerialEngine) -> None:
+def test_closing_at_once_ends_jobs_with_an_error(engine: AnyEngine) -> None:
     start = text(engine)
     endless = WriteJob(state=start, num_tokens=10**9, sampling=Sampling(), seed=3)
     handles = [engine.submit(endless) for _ in range(3)]
@@ -150,7 +157,7 @@ def test_closing_at_once_ends_jobs_with_an_error(engine: SerialEngine) -> None:
             list(handle.events())
 
 
-def test_errors_of_a_job_end_that_job_only(engine: SerialEngine) -> None:
+def test_errors_of_a_job_end_that_job_only(engine: AnyEngine) -> None:
     start = text(engine)
 
     def broken() -> Iterator[Tensor]:
@@ -166,7 +173,7 @@ def test_errors_of_a_job_end_that_job_only(engine: SerialEngine) -> None:
     assert len(write(engine, start, 3)) == 3
 
 
-def test_an_upload_that_waits_does_not_use_the_processor(engine: SerialEngine) -> None:
+def test_an_upload_that_waits_does_not_use_the_processor(engine: AnyEngine) -> None:
     go_on = threading.Event()
 
     def slow() -> Iterator[Tensor]:
@@ -202,7 +209,7 @@ def test_an_upload_that_waits_does_not_use_the_processor(engine: SerialEngine) -
         ({"state": None}, "after at least one token"),
     ],
 )
-def test_wrong_jobs(engine: SerialEngine, changes: dict[str, object], message: str) -> None:
+def test_wrong_jobs(engine: AnyEngine, changes: dict[str, object], message: str) -> None:
     job = WriteJob(**{**dict(state=text(engine), num_tokens=1, sampling=Sampling(), seed=0), **changes})  # type: ignore[arg-type]
     with pytest.raises(MnemoError, match=message):
         engine.submit(job)

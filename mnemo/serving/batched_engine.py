@@ -1,0 +1,196 @@
+"""The engine that computes many texts at the same time.
+
+Every turn writes one token of all texts that are being written, in one step, and then reads one segment of one text:
+a long text that is being read never makes others wait for longer than that. Texts that are being read take turns.
+Texts join and leave between steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from mnemo.errors import MnemoError
+from mnemo.inference.generation import TextState, read
+from mnemo.memory.state import leaves
+from mnemo.model import Model
+from mnemo.serving.engine import DEFAULT_QUEUE, Engine, ReadJob, engine_error
+from mnemo.serving.handle import Handle, Result, Token
+from mnemo.serving.reading import Reading
+from mnemo.serving.writing_rows import WritingRows
+
+GPU_ROWS, CPU_ROWS = 64, 8
+MOST_LAYOUTS = 2
+"""Sizes of states whose buffers are kept for further texts of the same size."""
+
+Layout = tuple[tuple[tuple[int, ...], str], ...]
+"""Shapes and types of a state without its batch dimension: states of the same layout are computed together."""
+
+
+class BatchedEngine(Engine):
+    """`segment`: the number of tokens after which an open segment is committed to the memory.
+
+    `rows`: most texts that are written at the same time; 64 on a GPU and 8 on a CPU if left out.
+    `fixed`: compute all rows in every step, so that the numbers of a text do not depend on how many there are; if left
+    out, on a GPU. On a CPU, a step computes the rows that have a text.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        segment: int,
+        *,
+        rows: int | None = None,
+        fixed: bool | None = None,
+        queue_limit: int = DEFAULT_QUEUE,
+    ) -> None:
+        on_gpu = model.device.type == "cuda"
+        rows = rows or (GPU_ROWS if on_gpu else CPU_ROWS)
+        if rows < 1:
+            raise MnemoError(f"number of rows {rows} must be positive")
+        self.model, self.segment = model.eval(), segment
+        self.fixed = on_gpu if fixed is None else fixed
+        self._batches: dict[Layout, WritingRows] = {}
+        self._readings: deque[Reading] = deque()
+        self._active: dict[int, Handle] = {}
+        if on_gpu:
+            self._rows_for(empty_text(model, segment), rows).prepare()
+        super().__init__(rows=rows, queue_limit=queue_limit)
+
+    def active(self) -> tuple[Handle, ...]:
+        return tuple(self._active.copy().values())
+
+    def take_turn(self) -> bool:
+        """Admit waiting jobs, write a token of every text, and read a segment of one text."""
+        ended, admitted = self._end_waiting(), self._admit()
+        wrote = [self._write(batch) for batch in list(self._batches.values()) if batch.texts]
+        return self._read() or bool(wrote) or admitted or ended
+
+    def _end_waiting(self) -> bool:
+        """End jobs that were cancelled in the queue."""
+        stopped = self.next_waiting(self.is_stopped)
+        if stopped is None:
+            return False
+        self.end(stopped, lambda: Result(stopped.job.state, 0, 0.0, 0, cancelled=True))
+        return True
+
+    def _admit(self) -> bool:
+        """Start jobs for which there is a place."""
+        handle, any_admitted = self.next_waiting(self._has_place), False
+        while handle is not None:
+            self._active[id(handle)], any_admitted = handle, True
+            self._guarded(handle, self._start)
+            handle = self.next_waiting(self._has_place)
+        return any_admitted
+
+    def _has_place(self, handle: Handle) -> bool:
+        if isinstance(handle.job, ReadJob):
+            return len(self._readings) < self.rows
+        return sum(len(batch.texts) for batch in self._batches.values()) < self.rows
+
+    def _start(self, handle: Handle) -> None:
+        if isinstance(handle.job, ReadJob):
+            self._readings.append(Reading(self.model, self.segment, handle, self.wake))
+        else:
+            self._rows_for(handle.job.state, self.rows).join(handle)
+
+    def _rows_for(self, text: TextState, rows: int) -> WritingRows:
+        """The rows for states of this layout; unused rows of other layouts make room for new ones."""
+        layout = layout_of(text)
+        if layout not in self._batches:
+            unused = [other for other, batch in self._batches.items() if not batch.texts]
+            for other in unused[: len(self._batches) + 1 - MOST_LAYOUTS]:
+                del self._batches[other]
+            self._batches[layout] = WritingRows(self.model, text, self.segment, rows, self.fixed)
+        return self._batches[layout]
+
+    def _write(self, batch: WritingRows) -> None:
+        """End texts that were cancelled, and write a token of each of the others."""
+        self._end_texts(batch)
+        if not batch.texts:
+            return
+        try:
+            outcomes = batch.step()
+        except Exception as error:
+            self._fail_all(batch, engine_error(error))
+            return
+        self.steps += 1
+        for row, outcome in reversed(list(enumerate(outcomes))):
+            self._hand_out(batch, row, outcome)
+        self._end_texts(batch)
+
+    def _hand_out(self, batch: WritingRows, row: int, outcome: Token | MnemoError) -> None:
+        """Give a token to its text, or remove the text that failed."""
+        text = batch.texts[row]
+        try:
+            if isinstance(outcome, MnemoError):
+                raise outcome
+            text.add(outcome)
+            self.tokens_written += 1
+        except Exception as error:
+            batch.leave(row)
+            self._fail(text.handle, error)
+
+    def _end_texts(self, batch: WritingRows) -> None:
+        """Remove texts that are finished or stopped; from the last row on, because a last row may move."""
+        for row in reversed(range(len(batch.texts))):
+            text = batch.texts[row]
+            if text.finished or self.is_stopped(text.handle):
+                self.end(text.handle, lambda row=row: batch.result(row))
+                self._active.pop(id(text.handle))
+                batch.leave(row)
+
+    def _fail_all(self, batch: WritingRows, error: MnemoError) -> None:
+        """After an error of the whole step, no row of the batch can be trusted."""
+        self._batches = {layout: other for layout, other in self._batches.items() if other is not batch}
+        for text in batch.texts:
+            self._fail(text.handle, error)
+
+    def _read(self) -> bool:
+        """Read a segment of the first text that has arrived; it goes to the end of the line."""
+        for _ in range(len(self._readings)):
+            reading = self._readings.popleft()
+            self._readings.append(reading)
+            if self._guarded(reading.handle, lambda _, reading=reading: self._read_piece(reading)):
+                return True
+        return False
+
+    def _read_piece(self, reading: Reading) -> bool:
+        before, stopped = reading.tokens, self.is_stopped(reading.handle)
+        progressed = stopped or reading.step()
+        self.tokens_read += reading.tokens - before
+        if reading.finished or stopped:
+            self.end(reading.handle, reading.result)
+            self._forget(reading.handle)
+        return progressed
+
+    def _guarded(self, handle: Handle, function: Callable[[Handle], bool | None]) -> bool:
+        """Call a function for one job; an error ends that job only."""
+        try:
+            return bool(function(handle))
+        except Exception as error:
+            self._fail(handle, error)
+            return True
+
+    def _fail(self, handle: Handle, error: Exception) -> None:
+        handle.fail(engine_error(error))
+        self._forget(handle)
+
+    def _forget(self, handle: Handle) -> None:
+        """Drop a job that has ended."""
+        self._active.pop(id(handle), None)
+        for reading in [reading for reading in self._readings if reading.handle is handle]:
+            reading.close()
+            self._readings.remove(reading)
+
+
+def empty_text(model: Model, segment: int) -> TextState:
+    """A text of one token after an empty memory."""
+    state, _ = read(model, torch.zeros(1, dtype=torch.int64), segment=segment)
+    return state
+
+
+def layout_of(text: TextState) -> Layout:
+    return tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for _, leaf in leaves((text.state.state, text.hidden)))

@@ -1,0 +1,309 @@
+"""Texts that are computed together get the same tokens as each gets alone, whatever else runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from helpers.mechanisms import MECHANISMS
+from helpers.models import random_model, random_tokens
+from helpers.tolerances import assert_close
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mnemo.errors import MnemoError
+from mnemo.inference.generation import TextState
+from mnemo.inference.sampling_options import Sampling
+from mnemo.model import Model
+from mnemo.ops.cuda import decode_kernels
+from mnemo.serving.batched_engine import BatchedEngine
+from mnemo.serving.engine import Engine, Handle, Progress, ReadJob, Token, WriteJob
+from mnemo.serving.row_decoders import RingRows
+from mnemo.serving.serial_engine import SerialEngine
+
+SEGMENT = 4
+WAIT = 60
+SAMPLINGS = (Sampling(), Sampling(0), Sampling(0.7, 5), Sampling(1.2, None, 0.6), Sampling(0.9, 7, 0.8))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_kernels() -> Iterator[None]:
+    """On a CPU as users have it: the tests' interpreter of GPU kernels takes minutes here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_kernels, "INTERPRETED", False)
+        yield
+
+
+class Request(NamedTuple):
+    """Read a text, then continue it in two parts."""
+
+    length: int
+    num_tokens: int
+    sampling: Sampling
+    seed: int
+    top_logprobs: int = 0
+    cancel_after: int | None = None
+    """Tokens of the first part that are consumed before it is cancelled"""
+
+    def ids(self) -> Tensor:
+        return random_tokens(1, self.length, seed=self.seed)[0]
+
+    def write(self, state: Any, first_draw: int = 0) -> WriteJob:
+        return WriteJob(
+            state=state,
+            num_tokens=self.num_tokens,
+            sampling=self.sampling,
+            seed=self.seed,
+            first_draw=first_draw,
+            top_logprobs=self.top_logprobs,
+        )
+
+
+def random_request(choose: random.Random) -> Request:
+    length, num_tokens, seed = choose.randint(1, 13), choose.randint(1, 14), choose.randint(0, 99)
+    return Request(length, num_tokens, choose.choice(SAMPLINGS), seed, choose.choice((0, 0, 3)))
+
+
+def tokens_of(handle: Handle, cancel_after: int | None = None) -> list[Token]:
+    tokens = []
+    for event in handle.events():
+        assert isinstance(event, Token)
+        tokens.append(event)
+        if len(tokens) == cancel_after:
+            handle.cancel()
+    return tokens
+
+
+def run_all(engine: Engine, requests: list[Request]) -> list[list[Token]]:
+    """Everything that the requests write; parts are submitted when the engine is at many different places."""
+    reads = [engine.submit(ReadJob(state=None, ids=[request.ids()])) for request in requests]
+    both = list(zip(requests, reads, strict=True))
+    firsts = [engine.submit(request.write(read.result(WAIT).state)) for request, read in both]
+    written, seconds = [], []
+    for request, first in zip(requests, firsts, strict=True):
+        written.append(tokens_of(first, request.cancel_after))
+        result = first.result(WAIT)
+        assert result.tokens == len(written[-1])
+        seconds.append(engine.submit(request.write(result.state, result.tokens)))
+    for tokens, second in zip(written, seconds, strict=True):
+        tokens += tokens_of(second)
+    return written
+
+
+def assert_same_texts(model: Model, requests: list[Request], **options: Any) -> None:
+    with closing(SerialEngine(model, SEGMENT)) as serial:
+        alone = run_all(serial, [request._replace(cancel_after=None) for request in requests])
+    with closing(BatchedEngine(model, SEGMENT, **options)) as batched:
+        together = run_all(batched, requests)
+    for mine, theirs, request in zip(together, alone, requests, strict=True):
+        # After cancelling, fewer tokens are written than in the serial engine.
+        count = len(mine)
+        assert count == len(theirs) or request.cancel_after is not None
+        assert [token.id for token in mine] == [token.id for token in theirs[:count]]
+        for token, other in zip(mine, theirs, strict=False):
+            assert token.logprob == pytest.approx(other.logprob, rel=1e-5, abs=1e-5)
+            assert [top for top, _ in token.top] == [top for top, _ in other.top]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_memory_writes_the_same_together(name: str) -> None:
+    choose = random.Random(name)
+    requests = [random_request(choose) for _ in range(7)]
+    assert_same_texts(random_model(**MECHANISMS[name]), requests, rows=3)
+
+
+@pytest.mark.parametrize("name", ["xl", "xl-plan-modern", "lookahead", "rmt-with-cache", "compressive", "infinite"])
+def test_in_single_precision(name: str) -> None:
+    choose = random.Random(name)
+    model = random_model(dtype=torch.float32, **MECHANISMS[name])
+    assert_same_texts(model, [random_request(choose) for _ in range(12)], rows=8)
+
+
+def test_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(decode_kernels, "INTERPRETED", True)
+    model = random_model(dtype=torch.float32, **{**MECHANISMS["xl-plan-modern"], "num_layers": 1})
+    assert_same_texts(model, [Request(5, 3, Sampling(), 0), Request(2, 2, Sampling(), 1)], rows=2)
+
+
+REQUESTS = st.builds(
+    Request,
+    length=st.integers(1, 11),
+    num_tokens=st.integers(1, 17),
+    sampling=st.sampled_from(SAMPLINGS),
+    seed=st.integers(0, 9),
+    top_logprobs=st.sampled_from([0, 2]),
+    cancel_after=st.none() | st.integers(1, 9),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=6),
+    rows=st.integers(1, 5),
+    fixed=st.booleans(),
+    name=st.sampled_from(["xl", "xl-plan", "lookahead", "rmt", "mt", "compressive", "infinite", "lstm"]),
+)
+def test_any_requests_write_the_same_together(requests: list[Request], rows: int, fixed: bool, name: str) -> None:
+    assert_same_texts(random_model(**MECHANISMS[name]), requests, rows=rows, fixed=fixed)
+
+
+@pytest.fixture
+def engine() -> Iterator[BatchedEngine]:
+    engine = BatchedEngine(random_model(), SEGMENT, rows=4)
+    yield engine
+    engine.close(wait=False)
+
+
+def read(engine: Engine, length: int = 6, seed: int = 0) -> TextState:
+    job = ReadJob(state=None, ids=[random_tokens(1, length, seed=seed)[0]])
+    state = engine.submit(job).result(WAIT).state
+    assert isinstance(state, TextState)
+    return state
+
+
+def test_texts_share_steps(engine: BatchedEngine) -> None:
+    states = [read(engine, length) for length in (3, 6, 8, 9)]
+    handles = [engine.submit(Request(0, 100, Sampling(), 1).write(state)) for state in states]
+    for handle in handles:
+        handle.result(WAIT)
+    assert engine.stats().tokens_written == 400
+    assert engine.stats().steps < 200
+
+
+def test_a_text_joins_and_leaves_with_one_copy(engine: BatchedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of other texts are not copied."""
+    calls = []
+    for name in ("join", "take", "move"):
+        original = getattr(RingRows, name)
+
+        def counted(*arguments: Any, name: str = name, original: Any = original) -> Any:
+            calls.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(RingRows, name, counted)
+    state = read(engine)
+    handles = [engine.submit(Request(0, num, Sampling(), 1).write(state)) for num in (5, 20, 9, 14, 3, 30)]
+    for handle in handles:
+        handle.result(WAIT)
+    assert {name: calls.count(name) for name in calls} == {"join": 6, "take": 6, "move": 6}
+
+
+def test_a_long_read_does_not_stall_writing(engine: BatchedEngine) -> None:
+    """Between two tokens, at most one segment is read."""
+    state = read(engine)
+    long = engine.submit(ReadJob(state=None, ids=[random_tokens(1, 4000)[0]]))
+    events = iter(long.events())
+    next(events)
+    before = engine.stats()
+    engine.submit(Request(0, 50, Sampling(), 1).write(state)).result(WAIT)
+    after = engine.stats()
+    assert not long.done
+    assert after.tokens_read - before.tokens_read <= SEGMENT * 60
+    assert all(isinstance(event, Progress) for event in events)
+    assert long.result(WAIT).tokens == 4000
+
+
+def test_texts_that_are_read_take_turns(engine: BatchedEngine) -> None:
+    long = engine.submit(ReadJob(state=None, ids=[random_tokens(1, 4000)[0]]))
+    read(engine, length=40)
+    assert not long.done
+    long.cancel()
+    assert long.result(WAIT).cancelled
+
+
+def test_an_output_that_is_not_finite_ends_one_text_only(engine: BatchedEngine) -> None:
+    state, job = read(engine), Request(0, 60, Sampling(), 1)
+    expected = [token.id for token in tokens_of(engine.submit(job.write(state)))]
+    damaged = state._replace(hidden=torch.full_like(state.hidden, float("nan")))
+    handles = [engine.submit(job.write(one)) for one in (state, damaged, state, damaged, damaged, state, state)]
+    for index, handle in enumerate(handles):
+        if index in (1, 3, 4):
+            with pytest.raises(MnemoError, match="not finite"):
+                handle.result(WAIT)
+        else:
+            assert [token.id for token in tokens_of(handle)] == expected
+
+
+def test_an_error_of_the_whole_step_ends_its_texts_and_the_engine_goes_on(
+    engine: BatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = read(engine)
+    with monkeypatch.context() as broken:
+        broken.setattr(RingRows, "feed", lambda *_: 1 / 0)
+        with pytest.raises(MnemoError, match="the model failed: division by zero"):
+            engine.submit(Request(0, 5, Sampling(), 1).write(state)).result(WAIT)
+    assert engine.submit(Request(0, 5, Sampling(), 1).write(state)).result(WAIT).tokens == 5
+
+
+def test_memories_of_different_lengths(engine: BatchedEngine) -> None:
+    model, ids = engine.model, [random_tokens(1, 9)[0]]
+    lengths = (2, 5, 9, 2, 7, 5)
+    states = [
+        engine.submit(ReadJob(state=model.init(1, length, cached=True), ids=ids)).result(WAIT).state
+        for length in lengths
+    ]
+    jobs = [Request(0, 25, Sampling(), seed).write(state) for seed, state in enumerate(states)]
+    together = [[token.id for token in tokens_of(handle)] for handle in [engine.submit(job) for job in jobs]]
+    with closing(SerialEngine(model, SEGMENT)) as serial:
+        assert together == [[token.id for token in tokens_of(serial.submit(job))] for job in jobs]
+
+
+def test_states_are_not_changed_and_results_are_copies(engine: BatchedEngine) -> None:
+    from mnemo.memory.state import leaves
+
+    state = read(engine)
+    before = [leaf.clone() for _, leaf in leaves(state)]
+    first = engine.submit(Request(0, 9, Sampling(), 1).write(state)).result(WAIT).state
+    kept = [leaf.clone() for _, leaf in leaves(first)]
+    for handle in [engine.submit(Request(0, 30, Sampling(), seed).write(state)) for seed in range(6)]:
+        handle.result(WAIT)
+    assert all(torch.equal(leaf, old) for (_, leaf), old in zip(leaves(state), before, strict=True))
+    assert all(torch.equal(leaf, old) for (_, leaf), old in zip(leaves(first), kept, strict=True))
+
+
+def test_a_cancelled_text_frees_its_row(engine: BatchedEngine) -> None:
+    state = read(engine)
+    endless = [engine.submit(Request(0, 10**9, Sampling(), seed).write(state)) for seed in range(4)]
+    for handle in endless:
+        next(iter(handle.events()))
+    waiting = engine.submit(Request(0, 5, Sampling(), 1).write(state))
+    assert engine.stats().writing == 4 and engine.stats().queued == 1
+    endless[1].cancel()
+    assert waiting.result(WAIT).tokens == 5
+    for handle in endless:
+        handle.cancel()
+        assert handle.result(WAIT).cancelled
+    assert engine.stats().writing == 0
+
+
+def test_results_of_both_engines_have_the_same_states() -> None:
+    model, states = random_model(memory=5), []
+    for kind in (SerialEngine, BatchedEngine):
+        with closing(kind(model, SEGMENT)) as engine:
+            result = engine.submit(Request(0, 14, Sampling(), 3).write(read(engine))).result(WAIT)
+            states.append(result)
+    one, other = states
+    assert one.nats == pytest.approx(other.nats) and int(one.state.tokens) == int(other.state.tokens) == 20
+    assert_close(one.state.hidden, other.state.hidden)
+    assert torch.equal(one.state.state.count, other.state.state.count)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_with_fixed_rows_the_numbers_do_not_depend_on_other_texts(device: str) -> None:
+    """Bit by bit: log-probabilities alone and among others."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = random_model(dtype=torch.float32, dim=32, head_dim=16).to(device)
+    choose = random.Random(0)
+    requests = [random_request(choose)._replace(num_tokens=40) for _ in range(10)]
+    with closing(BatchedEngine(model, SEGMENT, rows=4, fixed=True)) as engine:
+        alone = [run_all(engine, [request])[0] for request in requests]
+        together = run_all(engine, requests)
+    assert together == alone
