@@ -39,6 +39,8 @@ class ServeArgs:
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
     """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
+    rows: int | None = None
+    """Largest number of texts that a step writes together; if unset, 64 on a GPU and 8 on a CPU."""
     host: str = Settings.host
     """Address to listen on; any other than this machine's own needs an API key."""
     port: int = Settings.port
@@ -57,6 +59,12 @@ class ServeArgs:
     """Largest JSON body in bytes."""
     max_upload: int = Settings.max_upload_bytes
     """Largest text or memory file that is uploaded to a session, in bytes."""
+    sessions: Path = Path("sessions")
+    """Folder of the sessions; one server at a time can use it."""
+    session_memory: int = Settings.session_memory_bytes
+    """Bytes of memory for the states of sessions; those that were not used for the longest time go to disk."""
+    max_sessions: int = Settings.max_sessions
+    """Largest number of sessions, in memory and on disk."""
     timeout: float = Settings.request_seconds
     """Seconds after which a completion is stopped."""
     shutdown_timeout: float = Settings.shutdown_seconds
@@ -80,6 +88,8 @@ def checked(args: ServeArgs) -> tuple[Settings, dict[str, Path]]:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise MnemoError(f"the server needs {', '.join(missing)}: {install_command('serve')}")
+    if args.rows is not None and args.rows < 1:
+        raise MnemoError(f"--rows {args.rows} must be positive")
     return settings_of(args), named_models(args.runs)
 
 
@@ -94,6 +104,8 @@ def settings_of(args: ServeArgs) -> Settings:
         max_tokens=args.max_tokens,
         max_body_bytes=args.max_body,
         max_upload_bytes=args.max_upload,
+        session_memory_bytes=args.session_memory,
+        max_sessions=args.max_sessions,
         request_seconds=args.timeout,
         shutdown_seconds=args.shutdown_timeout,
     )

@@ -71,8 +71,13 @@ def too_busy(message: str, retry_after: int) -> ApiError:
     return ApiError(429, message, kind="rate_limit_error", code="server_busy", headers=headers)
 
 
+CLOSE = {"Connection": "close"}
+"""The rest of the body is not received."""
+
+
 def too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the request is larger than the allowed {limit:,} bytes", code="request_too_large")
+    message = f"the request is larger than the allowed {limit:,} bytes"
+    return ApiError(413, message, code="request_too_large", headers=CLOSE)
 
 
 def timed_out(seconds: float) -> ApiError:

@@ -38,30 +38,35 @@ def run_until_stopped(
     Then no further connection is accepted, running answers have `shutdown_seconds` to finish, and the application
     closes the store and the engines. A second SIGINT stops waiting.
     """
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        ws="none",
-        lifespan="on",
-        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
-    )
     with _quiet_signals():
-        _Announced(config, on_start).run([listener])
+        AppServer(app, settings, on_start).run([listener])
 
 
-class _Announced(uvicorn.Server):
-    """Calls a function as soon as the server answers requests."""
+class AppServer(uvicorn.Server):
+    """Runs the application. `on_start`: called as soon as the server answers requests."""
 
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+    def __init__(self, app: Starlette, settings: Settings, on_start: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            lifespan="on",
+            timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
+        )
         super().__init__(config)
-        self._on_start = on_start
+        self._app, self._on_start = app, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams without an end, such as the studio's curves, end when they see this.
+        self._app.state.server.stopping = True
+        await super().shutdown(sockets)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mnemo.errors import shorten
-from mnemo.serving.errors import ApiError, too_large
+from mnemo.serving.errors import CLOSE, ApiError, too_large
 from mnemo.serving.settings import LOOPBACK_NAMES, Settings, is_loopback
 
 WITHOUT_KEY = ("/health",)
@@ -51,6 +51,7 @@ class Guard:
         try:
             self._check(scope, headers)
         except ApiError as error:
+            error.headers |= CLOSE
             await error.response()(scope, receive, answer)
             return
         if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:

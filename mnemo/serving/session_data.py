@@ -87,7 +87,7 @@ class Written:
 class MemorySet:
     """Another memory length, or memory turned off or on."""
 
-    length: int | None
+    length: int | tuple[int, ...] | None
     on: bool
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,11 +12,10 @@ from mnemo.errors import MnemoError
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.memory.state import leaves, nbytes
-from mnemo.model.memory_limits import require_state_room
 from mnemo.serving.engine import Engine
 from mnemo.session.memory_use import MemoryUse, measure
-from mnemo.session.text_run import OpenedRun, document_start, load_text_memory, resized, vocabulary_digest
-from mnemo.storage.memory_file import save_memory
+from mnemo.session.text_run import OpenedRun, document_start, resized, text_memory, vocabulary_digest
+from mnemo.storage.memory_file import MemoryFiles
 
 Lengths = int | tuple[int, ...] | None
 """Memory slots of the long-range layers, or of every layer; None: as in training."""
@@ -43,13 +41,22 @@ class SessionModel(Protocol):
     @property
     def engine(self) -> Engine: ...
     @property
+    def memory_is_fixed(self) -> bool:
+        """Whether the memory can neither be turned off nor get another length."""
+        ...
+
+    @property
     def segment(self) -> int: ...
     def start_ids(self) -> Tensor:
         """The token before a document, which an empty session reads before it writes."""
         ...
 
     def empty(self, lengths: Lengths) -> Any:
-        """The state before any text. Raises MnemoError for lengths that are impossible or do not fit this machine."""
+        """The state before any text."""
+        ...
+
+    def state_bytes(self, lengths: Lengths) -> int:
+        """Bytes of a state with this memory length, known before it is allocated; MnemoError if it is impossible."""
         ...
 
     def num_open(self, state: Any) -> int:
@@ -79,39 +86,37 @@ class SessionModel(Protocol):
 class RunSessions:
     """Sessions of a trained run."""
 
+    memory_is_fixed = False
+
     def __init__(self, name: str, opened: OpenedRun, engine: Engine) -> None:
         self.name, self.opened, self.engine = name, opened, engine
         self.model, self.segment = opened.run.model, opened.run.recipe.train.segment
+        self._files = MemoryFiles(self.model, vocabulary_digest(opened.tokenizer))
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        return self.model.fingerprint()
-
-    @cached_property
-    def _vocabulary(self) -> str:
-        return vocabulary_digest(self.opened.tokenizer)
+        return self._files.fingerprint
 
     def start_ids(self) -> Tensor:
         return document_start(self.opened)
 
     def empty(self, lengths: Lengths) -> AnyState:
+        return self.opened.run.first_state(1, lengths, cached=True)
+
+    def state_bytes(self, lengths: Lengths) -> int:
         if min(lengths if isinstance(lengths, tuple) else (lengths or 0,)) < 0:
             raise MnemoError(f"memory length {lengths} is negative")
-        config, device = self.model.config, self.model.device
-        require_state_room(config, device, batch=1, segment=self.segment, lengths=lengths, cached=True)
-        return self.opened.run.first_state(1, lengths, cached=True)
+        return self._files.state_bytes(lengths)
 
     def num_open(self, state: AnyState) -> int:
         opened = state.state if isinstance(state, TextState) else state
         return int(opened.count[0]) if isinstance(opened, DecodeState) else 0
 
     def resized(self, state: TextState, lengths: Lengths) -> TextState:
-        self.empty(lengths)
         return resized(self.model, state, self._layers(lengths), self.segment)
 
     def without_open(self, state: TextState, lengths: Lengths, on: bool) -> TextState:
-        empty = self.empty(lengths)
-        committed = self.model.resize(state.state.state, self._layers(lengths)) if on else empty
+        committed = self.model.resize(state.state.state, self._layers(lengths)) if on else self.empty(lengths)
         decoder = self.model.decoder(committed, segment=self.segment)
         return TextState(decoder.state(), state.hidden, state.tokens - self.num_open(state))
 
@@ -122,10 +127,10 @@ class RunSessions:
         return self.model.config.memory.lengths(self.model.config.num_layers, lengths)
 
     def save(self, path: Path, state: TextState) -> None:
-        save_memory(path, self.model, state, segment=self.segment, vocabulary=self._vocabulary)
+        self._files.save(path, state, self.segment)
 
     def load(self, path: Path) -> LoadedState:
-        state, segment = load_text_memory(path, self.opened)
+        state, segment = text_memory(path, self._files.load(path))
         if segment != self.segment and self.num_open(state):
             raise MnemoError(
                 f"this memory ends inside a segment of {segment:,} tokens, and this server uses segments of "

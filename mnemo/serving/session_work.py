@@ -27,7 +27,7 @@ from mnemo.serving.session_data import (
     Written,
     described,
 )
-from mnemo.serving.session_model import SessionModel
+from mnemo.serving.session_model import Lengths, SessionModel
 
 LOGGED_TOKENS = 8192
 """Longest text that is logged token by token; after a longer one the whole state is saved instead."""
@@ -96,12 +96,14 @@ class Work:
         """A text for `ReadJob.ids` and, after that job, for `take_read`."""
         return NotedText(pieces, max(self.model.segment, TAIL))
 
-    def set_memory(self, length: int | None, on: bool) -> None:
+    def set_memory(self, length: Lengths, on: bool) -> None:
         """Set the slots of the long-range layers (None: as in training), or turn all memory off.
 
         The newest slots stay. The tokens of the open segment are computed again with the new memory.
         """
         facts, state = self.session
+        if self.model.memory_is_fixed and not (on and length is None):
+            raise MnemoError(f"the memory of '{self.model.name}' has one length, and is always on")
         if not facts.tokens:
             state = self.model.empty(length)
         elif facts.open is None and on:
@@ -111,7 +113,7 @@ class Work:
         self.session = Session(replace(facts, lengths=length, memory_on=on), state)
         self.operations.append(MemorySet(length=length, on=on))
 
-    def _with_memory(self, length: int | None, on: bool) -> Any:
+    def _with_memory(self, length: Lengths, on: bool) -> Any:
         opened = self.session.facts.open
         if opened is None and (count := self.model.num_open(self.state)):
             left = self.model.segment - count

@@ -32,6 +32,9 @@ class Settings:
     """Largest `max_tokens` of a request"""
     max_choices: int = 64
     """Largest number of continuations of a request: prompts times n"""
+    session_memory_bytes: int = 1 << 30
+    """Memory for the states of sessions; the others are on disk"""
+    max_sessions: int = 10_000
     request_seconds: float = 600.0
     """Time limit of a completion"""
     upload_seconds: float = 60.0
@@ -60,6 +63,8 @@ LEAST = {
     "max_requests": 1,
     "max_tokens": 1,
     "max_choices": 1,
+    "session_memory_bytes": 1,
+    "max_sessions": 1,
     "request_seconds": 0,
     "upload_seconds": 0,
     "shutdown_seconds": 0,

@@ -11,7 +11,8 @@ used for the longest time are dropped from memory when they need more than `memo
     async with store.turn(session_id) as turn:
         handle = turn.engine.submit(ReadJob(state=turn.state, ids=[...]))
         ...
-        await turn.advance(read=ids, state=handle.result().state)
+        turn.take_read(...)
+        turn.commit()
 """
 
 from __future__ import annotations
@@ -44,13 +45,12 @@ from mnemo.serving.session_errors import (
     TooManySessions,
 )
 from mnemo.serving.session_folder import SessionFolder, storage_errors
-from mnemo.serving.session_model import SessionModel
+from mnemo.serving.session_model import Lengths, SessionModel
 from mnemo.serving.session_work import Work
+from mnemo.serving.settings import Settings
 from mnemo.storage.run_folder import locked
 from mnemo.units import size_text
 
-DEFAULT_MEMORY_BYTES = 1 << 30
-MOST_SESSIONS = 10_000
 LONGEST_NAME = 200
 _notes = logging.getLogger("mnemo.serving")
 
@@ -75,15 +75,19 @@ class SessionStore:
         folder: Path,
         models: Iterable[SessionModel],
         *,
-        memory_bytes: int = DEFAULT_MEMORY_BYTES,
-        most_sessions: int = MOST_SESSIONS,
+        memory_bytes: int = Settings.session_memory_bytes,
+        most_sessions: int = Settings.max_sessions,
     ) -> None:
         self.models = {model.name: model for model in models}
         self.memory_bytes, self.most_sessions = memory_bytes, most_sessions
         self._sessions, self.uploads = folder / "sessions", folder / "uploads"
         atomic.make_folder(self._sessions)
         self._stack = ExitStack()
-        self._stack.enter_context(locked(folder))
+        folder.chmod(0o700)  # texts of users
+        try:
+            self._stack.enter_context(locked(folder))
+        except MnemoError:
+            raise MnemoError(f"another server uses the sessions in {folder}: stop it, or use another folder") from None
         shutil.rmtree(self.uploads, ignore_errors=True)
         self.uploads.mkdir()
         self._lock = threading.RLock()
@@ -168,24 +172,24 @@ class SessionStore:
             created=now,
             changed=now,
             seed=checked_seed(seed),
-            lengths=memory_length,
-            memory_on=memory_on,
         )
-        session = Session(facts, model.empty(memory_length))
-        if memory_file is not None:
+        if memory_file is None:
+            work = Work(model, Session(facts, None))
+            self.require_room(model.state_bytes(memory_length))
+            work.set_memory(memory_length, memory_on)
+            session = work.session
+        else:
             session = loaded_session(facts, model, memory_file)
-        self.require_room(model, session)
         with self._new_id() as (session_id, path):
             folder = SessionFolder.create(path, session, model)
             self._add(session_id, folder, session, model)
         return session_id
 
-    def require_room(self, model: SessionModel, session: Session) -> None:
-        """Refuse a session that alone is larger than the memory of all sessions."""
-        size = model.nbytes(session.state)
+    def require_room(self, size: int) -> None:
+        """Refuse a state that alone is larger than the memory of all sessions."""
         if size > self.memory_bytes:
             raise SessionError(
-                f"this memory has {size_text(size)}: more than the {size_text(self.memory_bytes)} that this server "
+                f"this memory needs {size_text(size)}: more than the {size_text(self.memory_bytes)} that this server "
                 "has for all sessions"
             )
 
@@ -398,6 +402,12 @@ class Turn(Work):
         """Random numbers of the seed that are used up."""
         return self.session.facts.draws
 
+    def change_memory(self, length: Lengths, on: bool) -> None:
+        """As `set_memory`, for a length that a client has chosen."""
+        assert self._store is not None, "a copy of a session is not changed"
+        self._store.require_room(self.model.state_bytes(length))
+        self.set_memory(length, on)
+
     def load(self, path: Path) -> None:
         """Continue from a memory file; name and random numbers stay."""
         self.session, self.is_logged = loaded_session(self.session.facts, self.model, path), False
@@ -421,7 +431,6 @@ class Turn(Work):
     def commit(self) -> Facts:
         """Log the changes; they survive a kill when this returns. After an error the session is as it was."""
         assert self._store is not None, "a copy of a session is not committed"
-        self._store.require_room(self.model, self.session)
         with self._entry.lock:
             number, now = self.session.facts.records + 1, time.time()
             session = self.session._replace(facts=replace(self.session.facts, records=number, changed=now))

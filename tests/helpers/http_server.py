@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import uvicorn
 from starlette.routing import BaseRoute
 
 from mnemo.serving.app import create_app
+from mnemo.serving.listening import AppServer
 from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.served_model import ServedModel, served_run
 from mnemo.serving.settings import Settings
@@ -30,10 +30,7 @@ class RunningServer:
         self.socket = socket.create_server((settings.host, 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://{settings.host}:{self.port}"
-        config = uvicorn.Config(
-            app, log_level="error", timeout_graceful_shutdown=int(settings.shutdown_seconds), ws="none"
-        )
-        self.uvicorn = uvicorn.Server(config)
+        self.uvicorn = AppServer(app, settings, lambda: None)
         self.thread = threading.Thread(target=self.uvicorn.run, args=([self.socket],), daemon=True)
 
     def start(self) -> None:

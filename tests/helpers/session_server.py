@@ -11,8 +11,6 @@ from typing import Any
 import httpx2
 from helpers.http_server import RunningServer, running, serial
 
-from mnemo.serving.served_model import ServedModel
-from mnemo.serving.session_model import RunSessions
 from mnemo.serving.settings import Settings
 from mnemo.serving.store import SessionStore
 from mnemo.session.text_run import OpenedRun
@@ -48,16 +46,12 @@ class SessionServer:
         return self.post("/completions", {"model": "tiny", "prompt": "", **fields})["choices"][0]["text"]
 
 
-def session_models(models: list[ServedModel]) -> list[RunSessions]:
-    return [RunSessions(model.name, model.run, model.engine) for model in models if model.run is not None]
-
-
 @contextmanager
 def session_server(
     opened: OpenedRun, folder: Path, settings: Settings | None = None, **limits: Any
 ) -> Iterator[SessionServer]:
     model = serial(opened)
-    store = SessionStore(folder, session_models([model]), **limits)
+    store = SessionStore(folder, [model.sessions], **limits)
     with running([model], store, settings) as server:
         sessions = SessionServer(server, store)
         with sessions.client:

@@ -88,11 +88,12 @@ def test_the_end_token_ends_an_answer(client: openai.OpenAI, model: Any) -> None
     assert answer.usage is not None and answer.usage.completion_tokens == count
 
 
-def test_chat_is_the_completion_of_the_template(client: openai.OpenAI) -> None:
+def test_chat_is_the_completion_of_the_template(client: openai.OpenAI, model: Any) -> None:
     chat = client.chat.completions.create(
         model="stories", messages=[{"role": "user", "content": "hello"}], max_tokens=20, seed=3
     )
-    prompt = "system: be kind\nuser: hello\nassistant:"
+    # Ids, because a template writes every special token itself.
+    prompt = model.codec.encode("system: be kind\nuser: hello\nassistant:")
     plain = client.completions.create(model="stories", prompt=prompt, max_tokens=20, seed=3)
     assert chat.choices[0].message.content == plain.choices[0].text
     assert chat.choices[0].message.role == "assistant"
@@ -158,7 +159,7 @@ def test_states_can_be_continued_and_scored(model: Any) -> None:
     second = engine.submit(ReadJob(state=first.state, ids=[ids[21:]])).result()
     assert first.nats + second.nats == pytest.approx(whole.nats, abs=1e-3)
     assert first.predicted + second.predicted == whole.predicted == len(ids) - 1
-    labelled = model.engine.model(ids[None], labels=ids[None]).loss
+    labelled = model.engine.model(ids[None], labels=ids[None]).loss.detach()
     assert whole.nats / whole.predicted == pytest.approx(float(labelled), abs=1e-4)
 
     def written(state: Any) -> list[int]:

@@ -75,6 +75,8 @@ def _ends(model: MemoryForCausalLM, tokenizer: Any) -> frozenset[int]:
 class FolderSessions:
     """Sessions of a transformers model with memory: the memory has one length, and is always on."""
 
+    memory_is_fixed = True
+
     def __init__(self, name: str, model: MemoryForCausalLM, engine: TurnEngine, start: list[int]) -> None:
         self.name, self.model, self.engine, self.start = name, model, engine, start
         self.segment = int(model.config.segment)
@@ -87,14 +89,15 @@ class FolderSessions:
         return torch.tensor(self.start)
 
     def empty(self, lengths: Lengths) -> None:
-        if lengths is not None:
-            raise MnemoError(f"the memory of '{self.name}' has one length, which cannot be changed")
+        return None
+
+    def state_bytes(self, lengths: Lengths) -> int:
+        return self.nbytes(None)
 
     def num_open(self, state: TextState | None) -> int:
         return 0 if state is None else memory_of(state).open.shape[1]
 
     def resized(self, state: TextState, lengths: Lengths) -> TextState:
-        self.empty(lengths)
         return state
 
     def without_open(self, state: TextState, lengths: Lengths, on: bool) -> TextState:

@@ -60,9 +60,7 @@ def _prompts(fields: Fields, model: ServedModel, prefix: tuple[int, ...]) -> tup
         return (_encode(model, prompt, "prompt", prefix),)
     if not isinstance(prompt, list):
         raise invalid(f"'prompt' must be a string or a list, not {KINDS[type(prompt)]}", "prompt")
-    if not prompt:
-        raise invalid("'prompt' is an empty list", "prompt")
-    if type(prompt[0]) is int:
+    if not prompt or type(prompt[0]) is int:
         return (_ids(model, prompt, "prompt"),)
     return tuple(_one_prompt(model, each, f"prompt[{i}]", prefix) for i, each in enumerate(prompt))
 
@@ -83,6 +81,8 @@ def _encode(model: ServedModel, text: str, name: str, prefix: tuple[int, ...]) -
 
 
 def _ids(model: ServedModel, values: list[Any], name: str) -> tuple[int, ...]:
+    if not values:
+        raise invalid(f"'{name}' is an empty list", name)
     for at, value in enumerate(values):
         if type(value) is not int:
             raise invalid(f"'{name}[{at}]' must be a token id, not {KINDS[type(value)]}", name)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from mnemo.errors import shorten, unknown
 from mnemo.files.safe_load import is_finite, parse_json
-from mnemo.serving.errors import ApiError, invalid, too_large
+from mnemo.serving.errors import CLOSE, ApiError, invalid, too_large
 from mnemo.serving.settings import Settings
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ async def json_body(request: Request, settings: Settings) -> Fields:
             body = await _limited(request, settings.max_body_bytes)
     except TimeoutError:
         message = f"the body was not received within {settings.upload_seconds:g} seconds"
-        raise ApiError(408, message, code="timeout") from None
+        raise ApiError(408, message, code="timeout", headers=CLOSE) from None
     try:
         content = parse_json(body)
     except ValueError as error:

@@ -134,7 +134,7 @@ def _changed(turn: Turn, fields: Fields) -> None:
     facts = turn.session.facts
     if {"memory_length", "memory"} & fields.content.keys():
         kept = facts.lengths if "memory_length" not in fields.content else _length(fields)
-        turn.set_memory(kept, fields.flag("memory", facts.memory_on))
+        turn.change_memory(kept, fields.flag("memory", facts.memory_on))
     if fields.has("name") or fields.has("seed"):
         name = fields.text("name", facts.name, longest=LONGEST_NAME)
         turn.describe(checked_name(name), facts.created, _seed(fields))

@@ -1,4 +1,4 @@
-"""JSON answers of the studio, computed in a thread; users' mistakes become errors in OpenAI's shape."""
+"""JSON answers of the studio that are computed in a thread; the application turns errors into answers."""
 
 from __future__ import annotations
 
@@ -8,63 +8,40 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from mnemo.errors import MnemoError
-from mnemo.report.svg import clean
+from mnemo.serving.api.fields import Fields, json_body
+from mnemo.serving.errors import JsonResponse
+from mnemo.serving.server import server_of
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-
-
-class NotFound(MnemoError):
-    """Raised for a name that the server does not know."""
-
-
-def error(message: str, status: int) -> Response:
-    kind = "not_found_error" if status == 404 else "invalid_request_error"
-    content = {"error": {"message": clean(message), "type": kind, "param": None, "code": None}}
-    return JSONResponse(content, status, headers=NO_STORE)
+NO_STORE = {"Cache-Control": "no-store"}
 
 
 def computed(compute: Callable[[Request], Any]) -> Endpoint:
     """An endpoint that answers with the value of a function, as JSON."""
 
     async def endpoint(request: Request) -> Response:
-        return await _answer(compute, request)
+        content = await run_in_threadpool(compute, request)
+        return content if isinstance(content, Response) else JsonResponse(jsonable(content), headers=NO_STORE)
 
     return endpoint
 
 
-def computed_from_json(compute: Callable[[dict[str, Any]], Any]) -> Endpoint:
+def computed_from_json(compute: Callable[[Fields], Any]) -> Endpoint:
     """The same for a function of the JSON object that the client sends."""
 
     async def endpoint(request: Request) -> Response:
-        try:
-            body = await request.json()
-        except ValueError:
-            body = None
-        return await _answer(compute, body) if isinstance(body, dict) else error("the body is no JSON object", 400)
+        fields = await json_body(request, server_of(request).settings)
+        return JsonResponse(jsonable(await run_in_threadpool(compute, fields)), headers=NO_STORE)
 
     return endpoint
 
 
-async def _answer(compute: Callable[[Any], Any], given: Any) -> Response:
-    try:
-        content = await run_in_threadpool(compute, given)
-    except NotFound as problem:
-        return error(str(problem), 404)
-    except MnemoError as problem:
-        return error(str(problem), 400)
-    return content if isinstance(content, Response) else JSONResponse(jsonable(content), headers=NO_STORE)
-
-
 def jsonable(value: Any) -> Any:
-    """The value with None for numbers that JSON lacks, and text that is valid UTF-8."""
+    """The value with None for numbers that JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {jsonable(str(name)): jsonable(item) for name, item in value.items()}
+        return {str(name): jsonable(item) for name, item in value.items()}
     return [jsonable(item) for item in value] if isinstance(value, list | tuple) else value

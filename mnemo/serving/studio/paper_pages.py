@@ -21,7 +21,8 @@ from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.figure import Figure
 from mnemo.report.findings import Verdict
 from mnemo.report.svg import standalone
-from mnemo.serving.studio.answers import NO_STORE, NotFound, computed
+from mnemo.serving.errors import not_found
+from mnemo.serving.studio.answers import NO_STORE, computed
 
 LAPTOP = "mnemo reproduce laptop-xl --budget laptop"
 """An experiment that takes minutes on a CPU."""
@@ -86,7 +87,7 @@ class PaperPages:
     def _load(self, experiment: Experiment, budget: Budget) -> Found:
         grid = self._grid(experiment, budget)
         if grid is None:
-            raise NotFound(f"the results of {experiment.name} were removed")
+            raise not_found(f"the results of {experiment.name} were removed")
         return load_grid(grid, experiment, budget)
 
     def _stamp(self, experiment: Experiment, budget: Budget) -> Stamp:
@@ -103,7 +104,7 @@ class PaperPages:
                     if self._pages.get(key, (None,))[0] != stamp:
                         self._pages[key] = (stamp, build_page(experiment, self._load(experiment, its_budget)))
                     return self._pages[key][1]
-        raise NotFound(f"there are no results of '{shorten(name, 80)}' at budget '{shorten(budget, 20)}'")
+        raise not_found(f"there are no results of '{shorten(name, 80)}' at budget '{shorten(budget, 20)}'")
 
     def _detail(self, request: Request) -> Any:
         page = self._page(request)
@@ -133,7 +134,7 @@ class PaperPages:
                 # Opened as a page of its own, a picture could otherwise run scripts.
                 policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
                 return Response(svg, media_type="image/svg+xml", headers=NO_STORE | policy)
-        raise NotFound(f"there is no figure '{shorten(slug, 80)}'")
+        raise not_found(f"there is no figure '{shorten(slug, 80)}'")
 
 
 def _verdicts(experiment: Experiment, found: Found) -> list[Verdict]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mnemo.errors import shorten
 from mnemo.report.svg import clean
-from mnemo.serving.studio.answers import NotFound
+from mnemo.serving.errors import not_found
 from mnemo.storage.shipped import SHIPPED, shipped_names
 from mnemo.training.run_states import RunState, named_runs, state_of
 
@@ -20,7 +20,7 @@ def run_paths(runs: Path) -> dict[str, Path]:
 def run_path(runs: Path, name: str) -> Path:
     found = run_paths(runs).get(name)
     if found is None:
-        raise NotFound(f"there is no run '{shorten(name, 100)}' in {runs}")
+        raise not_found(f"there is no run '{shorten(name, 100)}' in {runs}")
     return found
 
 

@@ -22,7 +22,9 @@ from mnemo.report.run_record import run_record
 from mnemo.report.run_status import status
 from mnemo.report.run_summary import plan_words
 from mnemo.report.runs import Metric, Run, read_run
-from mnemo.serving.studio.answers import NO_STORE, computed, error, jsonable
+from mnemo.serving.errors import invalid, json_text
+from mnemo.serving.server import Server, server_of
+from mnemo.serving.studio.answers import NO_STORE, computed, jsonable
 from mnemo.serving.studio.run_names import run_path, run_paths, states
 from mnemo.storage.run_header import METRICS, RECIPE, RUNS
 from mnemo.storage.shipped import is_shipped, load_card
@@ -62,17 +64,18 @@ class RunPages:
         """Server-sent events: `runs` when the list changes, `curve` when a named run has new losses."""
         names = list(dict.fromkeys(request.query_params.getlist("name")))
         if len(names) > MOST_CURVES:
-            return error(f"at most {MOST_CURVES} runs can be compared, not {len(names)}", 400)
+            raise invalid(f"at most {MOST_CURVES} runs can be compared, not {len(names)}", "name")
         headers = {**NO_STORE, "X-Accel-Buffering": "no"}
-        return StreamingResponse(_stream(Follower(self._runs, names)), media_type="text/event-stream", headers=headers)
+        events = _stream(Follower(self._runs, names), server_of(request))
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-async def _stream(follower: Follower) -> AsyncIterator[str]:
+async def _stream(follower: Follower, server: Server) -> AsyncIterator[str]:
     silent = 0
-    while True:
+    while not server.stopping:
         news = await run_in_threadpool(follower.news)
         for name, content in news:
-            yield f"event: {name}\ndata: {json.dumps(jsonable(content))}\n\n"
+            yield f"event: {name}\ndata: {json_text(jsonable(content))}\n\n"
         silent = 0 if news else silent + 1
         if silent == LOOKS_BETWEEN_SIGNS:
             silent = 0

@@ -10,6 +10,12 @@ export function extentOf({ layers, tokens, open }) {
   return { begin, end: Math.max(tokens, closed + 1) };
 }
 
+/** The contents of a plan's slots before any text is read. */
+export function emptyContents(plan) {
+  const layers = plan.layers.map(({ layer, memory, long, slots }) => ({ layer, mechanism: memory, long, slots, filled: 0, ranges: [], besides: "" }));
+  return { layers, tokens: 0, open: 0, memory_tokens: 0, pieces: [], first_piece: 0 };
+}
+
 /** Tokens that all slots of a layer can stand for. */
 function capacity(layer) {
   const held = layer.ranges.reduce((sum, { begin, end }) => sum + end - begin, 0);
@@ -20,8 +26,11 @@ export function isHeld(layer, token) {
   return layer.ranges.some(({ begin, end }) => begin <= token && token < end);
 }
 
-/** contents: {layers, tokens, open, memory_tokens}; at: a token number or null; choose(token) when one is pointed at. */
-export function Timeline({ contents, at, choose }) {
+/**
+ * contents: {layers, tokens, open, memory_tokens}; at: a token number or null; choose(token) when one is pointed at.
+ * children: a label and a slider, drawn below the layers.
+ */
+export function Timeline({ contents, at, choose, children }) {
   const { begin, end } = extentOf(contents);
   const closed = contents.tokens - contents.open;
   const part = (from, to) => ({ left: `${(100 * (from - begin)) / (end - begin)}%`, width: `${(100 * (to - from)) / (end - begin)}%` });
@@ -37,7 +46,7 @@ export function Timeline({ contents, at, choose }) {
       (layer) => html`<div class="layer" key=${layer.layer}>
         <span class="label"><b>Layer ${layer.layer}</b> ${layer.mechanism}${layer.long && contents.layers.some((each) => !each.long) ? ", long" : ""}</span>
         <div class="track" role="img" aria-label=${describe(layer)} onPointerMove=${point} onPointerDown=${point}>
-          ${layer.slots > 0 && html`<span class="slots" style=${part(Math.max(begin, closed - capacity(layer)), closed)}></span>`}
+          ${layer.slots > 0 && html`<span class="vacant" style=${part(Math.max(begin, closed - capacity(layer)), closed)}></span>`}
           ${layer.ranges.map((range, index) => html`<span key=${index} class=${kind(layer, range)} style=${part(Math.max(begin, range.begin), range.end)}></span>`)}
           ${contents.open > 0 && html`<span class="open" style=${part(closed, contents.tokens)}></span>`}
           ${at !== null && at >= begin && html`<span class=${`at${isHeld(layer, at) ? " held" : ""}`} style=${{ left: part(at + 0.5, at).left }}></span>`}
@@ -45,6 +54,7 @@ export function Timeline({ contents, at, choose }) {
         <span class="filled number">${layer.slots > 0 ? `${count.format(layer.filled)} / ${count.format(layer.slots)}` : layer.besides || "no slots"}</span>
       </div>`,
     )}
+    ${children && html`<div class="layer pick">${children}</div>`}
     <div class="layer scale" aria-hidden="true"><span class="label"></span><div class="track">
       ${ticks(begin, end).map((token) => html`<span key=${token} style=${{ left: part(token, token).left }}>${count.format(token)}</span>`)}
     </div><span class="filled"></span></div>
@@ -77,7 +87,7 @@ function Legend({ layers }) {
     ["long", mixed ? "long-range memory" : "memory", layers.some(({ long }) => long)],
     ["short", mixed ? "short memory" : "memory", layers.some(({ long }) => !long)],
     ["compressed", "compressed memory", layers.some(({ ranges }) => ranges.some(({ rows }) => rows > 1))],
-    ["slots", "empty slots", true],
+    ["vacant", "empty slots", true],
     ["open", "open segment, not in memory yet", true],
   ];
   return html`<p class="legend small muted">${kinds
