@@ -72,7 +72,7 @@ class Rows:
     @classmethod
     def of(cls, model: Model, tokens: int) -> Rows:
         around = model.config.tokens
-        return cls(0, tokens, 0) if around is None else cls(around.num, tokens, around.num_extra - around.num)
+        return cls(0, tokens, 0) if around is None else cls(around.num_read, tokens, around.num_written)
 
     def text(self, attended: Attended) -> TextAttention:
         keys = attended.probabilities.shape[3] - self.write

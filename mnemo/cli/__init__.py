@@ -22,6 +22,7 @@ VERBS = {
     "demo": Verb("mnemo.cli.demo", "train, measure and sample small memory transformers, in three minutes"),
     "prepare": Verb("mnemo.cli.prepare", "download or load a corpus and turn it into token ids"),
     "train": Verb("mnemo.cli.train", "train on your own text, or a preset; resume or fine-tune a run"),
+    "tune": Verb("mnemo.cli.tune", "give a Hugging Face model a memory and train it to answer from long texts"),
     "sweep": Verb("mnemo.cli.sweep", "compare memories on one text over several seeds, with verdicts and a report"),
     "watch": Verb("mnemo.cli.watch", "show a run's curves while another process trains it"),
     "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),

@@ -71,7 +71,7 @@ def tokens_plan(model: Model, state: State) -> TokensPlan | None:
     tokens = model.config.tokens
     if tokens is None:
         return None
-    return TokensPlan(read=tokens.num, written=tokens.num_extra - tokens.num, state_bytes=float_bytes(state.memory))
+    return TokensPlan(read=tokens.num_read, written=tokens.num_written, state_bytes=float_bytes(state.memory))
 
 
 def memory_kinds(model: Model, state: State) -> tuple[MemoryKind, ...]:

@@ -6,14 +6,14 @@ last one. They are computed when the segment is opened and when it is full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mnemo.memory.protocol import OpenSegment, Segment
+from mnemo.memory.protocol import Call, OpenSegment, Segment
 from mnemo.memory.state import State, select
 from mnemo.ops import Blocks, Causal
 
@@ -34,12 +34,18 @@ class SegmentLayers:
         stages = zip(self.model.stages, self.model.layer_states(state), strict=True)
         return [stage.open(memory, self.num_rows) for stage, memory in stages]  # type: ignore[operator]
 
-    def feed(self, stages: list[OpenSegment], x: Tensor, begin: int, mask: Causal | Blocks) -> Tensor:
-        """Append embedded rows x (B, T, D) to `begin` open ones, and return the last layer's rows."""
+    def feed(
+        self, stages: list[OpenSegment], x: Tensor, begin: int, mask: Causal | Blocks, written: bool = False
+    ) -> Tensor:
+        """Append embedded rows x (B, T, D) to `begin` open ones, and return the last layer's rows.
+
+        `written`: they are the write block, which ends the segment.
+        """
         # Wrapped positions count the keys of the whole segment, later ones included.
         num_later = self.num_rows - begin - x.shape[1] if mask.ahead == "wrap" else 0
         tables = replace(self.tables, num_later=num_later)
-        segment = Segment(tables=tables, same_length=self.model.config.same_length, row_mask=mask)
+        call = Call(written=x.shape[1] if written else 0)
+        segment = Segment(tables=tables, same_length=self.model.config.same_length, row_mask=mask, call=call)
         slots = torch.arange(begin, begin + x.shape[1], device=x.device)
         x = self.model.at_input(x, slots, self.num_rows)
         for index, stage in enumerate(stages):
@@ -47,8 +53,10 @@ class SegmentLayers:
         return x
 
 
-FeedRows = Callable[[Tensor, int, Causal | Blocks], Tensor]
-"""Append rows to the open segment after `begin` others, under a mask; return the last layer's rows."""
+class FeedRows(Protocol):
+    def __call__(self, x: Tensor, begin: int, mask: Causal | Blocks, written: bool = False, /) -> Tensor:
+        """Append rows to the open segment after `begin` others, under a mask; return the last layer's rows."""
+        ...
 
 
 class NoMemoryTokens:
@@ -87,13 +95,13 @@ class OpenMemoryTokens:
     def commit(self, feed: FeedRows) -> None:
         """Compute the block whose outputs become the next segment's memory: the write block, or the read block."""
         config = self.memory.config
-        if config.carries:
-            hidden = self._feed_block(feed, self.num_read + self.segment if config.write else 0)
+        if config.carries or config.num_written:
+            hidden = self._feed_block(feed, self.num_read + self.segment if config.num_written else 0)
             self.tokens = self.memory.carry(self.tokens, self.model.finish(hidden).hidden, None)
 
     def _feed_block(self, feed: FeedRows, begin: int) -> Tensor:
         mask = self.memory.row_mask(torch.full_like(self.tokens.started, self.segment), begin)
-        return feed(self.memory.rows(self.tokens), begin, mask)
+        return feed(self.memory.rows(self.tokens), begin, mask, begin > 0)
 
     def state(self, layers: tuple[Any, ...]) -> State:
         return self.model.input_memory.with_inner(self.tokens, layers)
@@ -152,8 +160,8 @@ class RowGroup:
             self._commit()
         return hidden
 
-    def _feed_rows(self, x: Tensor, begin: int, mask: Causal | Blocks) -> Tensor:
-        return self.layers.feed(self.stages, x, begin, mask)
+    def _feed_rows(self, x: Tensor, begin: int, mask: Causal | Blocks, written: bool = False) -> Tensor:
+        return self.layers.feed(self.stages, x, begin, mask, written)
 
     def _commit(self) -> None:
         """Move the full segment into the memories: into memory tokens first, then into each stage's own."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mnemo.lazy import lazy_names
+from mnemo.memory.associative import Associative
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.infinite import Infinite
 from mnemo.memory.lookahead import Lookahead
-from mnemo.memory.memory_tokens import MemoryTokens
+from mnemo.memory.memory_tokens import MemoryTokens, WriteTokens
 from mnemo.memory.own import mechanism
 from mnemo.memory.plan import AnyInputMemory, AnyMemory, Plan
 from mnemo.memory.recurrent import LSTM, QRNN
 from mnemo.memory.xl import XL
 
 if TYPE_CHECKING:
+    from mnemo.memory.associative.modules import Associations, AssociativeMemory
+    from mnemo.memory.associative.stage import AssociativeState
     from mnemo.memory.compressive.modules import CompressiveState
     from mnemo.memory.infinite.modules import InfiniteState
     from mnemo.memory.kv_buffer import KeyValueCache
@@ -33,6 +36,10 @@ __all__ = [
     "XL",
     "AnyInputMemory",
     "AnyMemory",
+    "Associations",
+    "Associative",
+    "AssociativeMemory",
+    "AssociativeState",
     "Compressive",
     "CompressiveState",
     "Infinite",
@@ -47,6 +54,7 @@ __all__ = [
     "RecurrentMemory",
     "TokensState",
     "WithMemoryTokens",
+    "WriteTokens",
     "XLState",
     "mechanism",
     "with_memory_of",
@@ -55,6 +63,8 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "mnemo.memory.associative.modules": ("Associations", "AssociativeMemory"),
+        "mnemo.memory.associative.stage": ("AssociativeState",),
         "mnemo.memory.compressive.modules": ("CompressiveState",),
         "mnemo.memory.infinite.modules": ("InfiniteState",),
         "mnemo.memory.kv_buffer": ("KeyValueCache",),

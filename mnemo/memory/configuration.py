@@ -37,6 +37,8 @@ class Traits:
     stand_in_slots: int | None = None
     """Its work depends on the data, so that it cannot run on shapes alone. Cost estimates count a Transformer-XL memory
     of this many slots instead."""
+    carries_gradient: bool = False
+    """Gradient flows through its state to earlier segments; the states of other mechanisms are detached on writing."""
     besides: str = ""
     """Memory besides its slots, in words, such as `64 compressed slots`."""
 

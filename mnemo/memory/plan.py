@@ -8,18 +8,19 @@ from functools import reduce
 from operator import or_
 from typing import Any, Literal, get_args
 
+from mnemo.memory.associative import Associative
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.configuration import Layerless
 from mnemo.memory.infinite import Infinite
 from mnemo.memory.lookahead import Lookahead
-from mnemo.memory.memory_tokens import MemoryTokens
+from mnemo.memory.memory_tokens import MemoryTokens, WriteTokens
 from mnemo.memory.recurrent import LSTM, QRNN
 from mnemo.memory.xl import XL
 
-AnyMemory = XL | Lookahead | Compressive | Infinite | LSTM | QRNN
+AnyMemory = XL | Lookahead | Compressive | Infinite | LSTM | QRNN | Associative
 """Every mechanism that a plan may name; `mnemo.memory.own` adds those of the user."""
 BUILT_IN: tuple[type, ...] = get_args(AnyMemory)
-AnyInputMemory = MemoryTokens
+AnyInputMemory = MemoryTokens | WriteTokens
 """Every mechanism that a model may have at its input."""
 
 

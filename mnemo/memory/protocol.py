@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -158,6 +159,8 @@ class Call:
     """Keep only the input of every layer, and compute its inside again in the backward pass"""
     text: slice = field(default_factory=lambda: slice(None))
     """The rows that are tokens, between the memory tokens; they alone enter the activation penalties"""
+    written: int = 0
+    """Memory tokens after the text that write: the last valid rows of the segment"""
     losses: AuxiliaryLosses = field(default_factory=AuxiliaryLosses)
 
 
@@ -331,8 +334,8 @@ class InputMemory(Protocol):
         ...
 
     @property
-    def num_extra(self) -> int:
-        """Rows of a segment besides its tokens."""
+    def num_written(self) -> int:
+        """Rows after the tokens of a segment."""
         ...
 
     @property
@@ -366,7 +369,7 @@ class InputMemory(Protocol):
 class NoInputMemory:
     """Tokens pass through the layers alone, and a state is the state of the layers."""
 
-    num_read = num_extra = reach = 0
+    num_read = num_written = reach = 0
 
     def init(self, batch: int, inner: Any) -> Any:
         return inner
@@ -429,6 +432,12 @@ def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
 def widened(like: Tensor) -> Tensor:
     """The same in float32 or better: for memories of sums and counts."""
     return like.to(torch.promote_types(like.dtype, torch.float32))
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Autocast off, if the device has it."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
 
 
 def fit_slots(rows: Tensor, num_slots: int, dim: int) -> Tensor:

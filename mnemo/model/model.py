@@ -97,7 +97,10 @@ class Model(nn.Module):
         # Made here and not by a default of `Call`, which torch.compile cannot trace.
         first, losses = self.input_memory.num_read, AuxiliaryLosses()
         text = slice(first, first + tokens.shape[1])
-        call = Call(tables=tables, record=record, notes=notes, recompute=recompute, text=text, losses=losses)
+        written = self.input_memory.num_written
+        call = Call(
+            tables=tables, record=record, notes=notes, recompute=recompute, text=text, written=written, losses=losses
+        )
         backbone = partial(self.run, call=call)
         hidden, state = self.input_memory(self.embedding(tokens), state, backbone, lengths)
         return Output(hidden, losses.by_name), state
@@ -257,7 +260,7 @@ class Model(nn.Module):
 
     def num_rows(self, segment: int) -> int:
         """Rows of a segment of `segment` tokens, including memory tokens."""
-        return segment + self.input_memory.num_extra
+        return segment + self.input_memory.num_read + self.input_memory.num_written
 
     def resize(self, state: State, lengths: int | Sequence[int]) -> State:
         """The same state with other memory lengths; the newest slots stay."""

@@ -79,5 +79,8 @@ async def _on_http_error(request: Request, error: Any) -> Response:
     """Errors of the router: an unknown path, a wrong method."""
     path = request.url.path
     messages = {404: f"there is no path {path}", 405: f"{request.method} is not possible for {path}"}
-    message, code = messages.get(error.status_code, error.detail), "not_found" if error.status_code == 404 else None
+    message, code = (
+        messages.get(error.status_code) or str(error.detail),
+        "not_found" if error.status_code == 404 else None,
+    )
     return ApiError(error.status_code, message, code=code, headers=error.headers).response()

@@ -8,7 +8,7 @@ So a session is always left in a state between two tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from mnemo.inference.generation import AnyState
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.engine import EngineClosed, EngineFull, Handle, Job, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.errors import ApiError, too_busy
+from mnemo.serving.forgetting import ForgettingHandle
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.store import Turn
 from mnemo.serving.text_stream import TAIL, TextStream
@@ -108,10 +109,10 @@ class Continuation:
         self.usage = Usage(prompt_tokens=sum(map(len, wanted.prompts)))
         self._first_draw = turn.draws if turn is not None and wanted.seed is None else 0
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        self._handles: list[Handle] = []
+        self._handles: list[Handle | ForgettingHandle] = []
         self._cancelled = False
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """All pieces of all choices, as they are computed. Closing the iterator stops the computation."""
         work = asyncio.create_task(self._work())
         try:
@@ -250,7 +251,7 @@ class Continuation:
             read=read, written=written, state=state, sampling=self.wanted.sampling, seed=self.seed, draws=draws
         )
 
-    def _submit(self, job: Job) -> Handle:
+    def _submit(self, job: Job) -> Handle | ForgettingHandle:
         try:
             handle = (self.model if self.turn is None else self.turn).engine.submit(job)
         except EngineFull as error:
@@ -274,7 +275,7 @@ class _Until:
         return self.stream.stopped
 
 
-async def _events(handle: Handle) -> AsyncIterator[Token | Progress]:
+async def _events(handle: Handle | ForgettingHandle) -> AsyncGenerator[Token | Progress, None]:
     """The events of a job; its failure becomes an error of the server, because the request itself was checked."""
     try:
         async for event in handle.aevents():

@@ -101,12 +101,6 @@ class RunCodec:
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
 
-    @property
-    def separator(self) -> str:
-        """The text of the token between documents."""
-        decoder = self.codec.decoder()
-        return decoder.feed(self.start) + decoder.finish()
-
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).astype(np.int64).tolist()
 

@@ -218,8 +218,8 @@ def spy(model: Any) -> list[dict[str, Any]]:
 
 def test_position_policies() -> None:
     rows, counts = torch.arange(8), torch.tensor([4, 1])  # [read 2, tokens, write 2, padding]
-    assert position_ids("continue", rows, 2, True, counts) is None
-    tokens_first, fixed = (position_ids(policy, rows, 2, True, counts) for policy in ("tokens", "fixed"))
+    assert position_ids("continue", rows, 2, 2, counts) is None
+    tokens_first, fixed = (position_ids(policy, rows, 2, 2, counts) for policy in ("tokens", "fixed"))
     assert tokens_first is not None and fixed is not None
     assert tokens_first[0].tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
     assert tokens_first[1, :5].tolist() == [0, 0, 0, 1, 2]

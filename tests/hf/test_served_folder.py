@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 import torch
@@ -22,6 +23,7 @@ from mnemo.hf.served.folder import served_folder
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.engine import ReadJob, Token, WriteJob
 from mnemo.serving.served_model import ChatMessage
+from mnemo.serving.store import SessionStore
 
 SEGMENT = 16
 TEMPLATE = (
@@ -48,9 +50,10 @@ def model(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(model: Any) -> Iterator[RunningServer]:
+def server(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     ending = replace(model, name="ending", end=frozenset(generated(model, story_ids(model), 12)[9:10]))
-    with running([model, ending]) as server:
+    store = SessionStore(tmp_path_factory.mktemp("store"), [model.sessions])
+    with running([model, ending], store) as server:
         yield server
 
 
@@ -123,6 +126,23 @@ def test_a_continued_chat_has_no_second_default_message(model: Any) -> None:
     assert "user: hello" in later and later.rstrip().endswith("assistant:")
 
 
+def test_a_chat_in_a_session(client: openai.OpenAI, server: RunningServer, model: Any) -> None:
+    created = httpx2.post(f"{server.url}/v1/sessions", json={"model": "stories", "seed": 5}).json()
+    extra = {"session": created["id"]}
+
+    def answer(text: str) -> Any:
+        messages: Any = [{"role": "user", "content": text}]
+        return client.chat.completions.create(model="stories", messages=messages, max_tokens=20, extra_body=extra)
+
+    first, second = answer("hello"), answer("and then?")
+    asked = len(model.chat.prompt([ChatMessage("user", "and then?")], continued=True))
+    assert second.usage is not None and second.usage.prompt_tokens == asked
+    assert second.usage.model_extra["tokens_read"] == first.usage.total_tokens + asked + second.usage.completion_tokens
+    assert httpx2.get(f"{server.url}/v1/sessions/{created['id']}").json()["tokens"] == (
+        first.usage.total_tokens + second.usage.total_tokens
+    )
+
+
 def test_messages_that_the_template_refuses(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no tools here"):
         client.chat.completions.create(
@@ -177,8 +197,12 @@ def test_memory_files_of_sessions(model: Any, tmp_path: Path) -> None:
     assert loaded.tokens == len(ids)
     assert model.sessions.nbytes(loaded.state) == model.sessions.nbytes(state)
     assert model.sessions.memory_use(state, True).tokens == len(ids)
-    with pytest.raises(MnemoError, match="one length"):
-        model.sessions.empty(3)
+
+
+def test_the_memory_of_a_session_cannot_be_changed(server: RunningServer) -> None:
+    for change in ({"memory_length": 3}, {"memory": False}):
+        refused = httpx2.post(f"{server.url}/v1/sessions", json={"model": "stories"} | change)
+        assert refused.status_code == 400 and "stories" in refused.json()["error"]["message"]
 
 
 def test_the_decoder_gives_the_whole_text_in_pieces(model: Any) -> None:

@@ -22,6 +22,8 @@ from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
+LATER_OPTIONS = ("kind", "associative", "start")
+"""Options that adapters of version 0.1.0 lack"""
 DESCRIPTION = "mnemo_adapter.json"
 MEMORY = "memory.safetensors"
 LORA = "lora"
@@ -38,7 +40,7 @@ def save_adapter(model: Any, folder: str | Path) -> None:
     with_lora = model is not inner
     if with_lora:
         model.save_pretrained(folder / LORA, save_embedding_layers=False)
-    write_tensors(folder / MEMORY, {"initial": inner.memory_tokens.initial.cpu()})
+    write_tensors(folder / MEMORY, {name: weight.cpu() for name, weight in _memory_weights(inner).items()})
     write_json(folder / DESCRIPTION, _describe(inner) | {"lora": with_lora})
 
 
@@ -47,7 +49,7 @@ def _describe(model: Any) -> dict[str, Any]:
         "format": "mnemo-adapter",
         "head": "causal" if isinstance(model, MemoryForCausalLM) else "classification",
         "backbone": {"name": model.backbone.name_or_path or "", **_size(model.backbone)},
-        "options": {name: getattr(model.config, name) for name in OPTIONS},
+        "options": {name: getattr(model.config, name) for name in OPTIONS + LATER_OPTIONS},
     }
 
 
@@ -63,19 +65,15 @@ def load_adapter(folder: str | Path, backbone: Any = None, *, trainable: bool = 
     """
     folder = Path(folder)
     saved = _load_description(folder / DESCRIPTION)
-    memory = _load_memory(folder / MEMORY)
+    memory = load_tensors(folder / MEMORY)
     if backbone is None:
         backbone = _named_backbone(saved, folder)
     expected = {key: saved["backbone"][key] for key in ("model_type", "vocabulary", "width")}
     if _size(backbone) != expected:
         raise MnemoError(f"{folder} belongs to a backbone with {expected}; this one has {_size(backbone)}")
     options = saved["options"]
-    if memory.shape != (options["tokens"], expected["width"]):
-        expected_shape = (options["tokens"], expected["width"])
-        raise MnemoError(f"{folder / MEMORY} has shape {tuple(memory.shape)}, expected {expected_shape}")
     model = add_memory(backbone, **options)
-    with torch.no_grad():
-        model.memory_tokens.initial.copy_(memory)
+    _copy_memory(model, memory, folder / MEMORY)
     return _with_lora(model, folder / LORA, trainable) if saved["lora"] else model
 
 
@@ -92,7 +90,11 @@ def _with_lora(model: Any, folder: Path, trainable: bool) -> Any:
 def _load_description(path: Path) -> dict[str, Any]:
     saved = load_json(path)
     try:
-        names = set(saved["options"]), set(saved["backbone"]), {type(saved["lora"]), type(saved["head"])}
+        names = (
+            set(saved["options"]) - set(LATER_OPTIONS),
+            set(saved["backbone"]),
+            {type(saved["lora"]), type(saved["head"])},
+        )
     except (KeyError, TypeError):
         names = None
     if names != (set(OPTIONS), {"name", "model_type", "vocabulary", "width"}, {bool, str}):
@@ -100,11 +102,25 @@ def _load_description(path: Path) -> dict[str, Any]:
     return saved
 
 
-def _load_memory(path: Path) -> Tensor:
-    tensors = load_tensors(path)
-    if "initial" not in tensors:
-        raise MnemoError(f"{path} holds no memory")
-    return tensors["initial"]
+def _memory_weights(model: Any) -> dict[str, Tensor]:
+    """Return the learned memory tokens, and the weights of an associative memory."""
+    memory = model.memory_tokens
+    if model.config.start == "overlap":
+        return {"initial": memory.initial, "gate": memory.gate}
+    if model.config.kind == "tokens":
+        return {"initial": memory.initial}
+    return {"initial": memory.initial} | {f"layers.{name}": weight for name, weight in memory.layers.named_parameters()}
+
+
+@torch.no_grad()
+def _copy_memory(model: Any, saved: dict[str, Tensor], path: Path) -> None:
+    weights = _memory_weights(model)
+    shapes, expected = ({name: tuple(each.shape) for name, each in found.items()} for found in (saved, weights))
+    if shapes != expected:
+        name = next(name for name in sorted(shapes | expected) if shapes.get(name) != expected.get(name))
+        raise MnemoError(f"{path}: '{name}' has shape {shapes.get(name)}, expected {expected.get(name)}")
+    for name, weight in weights.items():
+        weight.copy_(saved[name])
 
 
 def _named_backbone(saved: dict[str, Any], folder: Path) -> Any:

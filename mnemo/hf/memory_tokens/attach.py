@@ -1,4 +1,4 @@
-"""`add_memory`: add recurrent memory tokens to a transformers model."""
+"""`add_memory`: add memory tokens or an associative memory to a transformers model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,26 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import check_attention
-from mnemo.hf.memory_tokens.checks import check_kind, check_positions, check_ties, embedding_weight, try_out
+from mnemo.hf.memory_tokens.checks import (
+    check_kind,
+    check_layers,
+    check_positions,
+    check_ties,
+    embedding_weight,
+    try_out,
+)
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM, MemoryForSequenceClassification
-from mnemo.hf.memory_tokens.options import Align, Backward, MaskPolicy, MemoryConfig, PositionPolicy, Window
+from mnemo.hf.memory_tokens.options import (
+    Align,
+    Backward,
+    Kind,
+    MaskPolicy,
+    MemoryConfig,
+    PositionPolicy,
+    Start,
+    Window,
+)
+from mnemo.memory import Associative
 
 AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
 AutoModelForCausalLM.register(MemoryConfig, MemoryForCausalLM, exist_ok=True)
@@ -23,6 +40,8 @@ def add_memory(
     segment: int = 1024,
     bptt: int | None = 2,
     *,
+    kind: Kind = "tokens",
+    associative: Associative | None = None,
     mask: MaskPolicy = "causal",
     positions: PositionPolicy = "continue",
     align: Align = "left",
@@ -31,14 +50,18 @@ def add_memory(
     backward: Backward = "checkpoint",
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
+    start: Start = "random",
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
-    """Add recurrent memory tokens to a causal language model or an encoder with a classification head.
+    """Add memory to a causal language model, or memory tokens to an encoder with a classification head.
 
     The given model becomes the backbone of the returned model; it is not copied.
 
     tokens:    number of memory tokens
     segment:   tokens per segment, without memory tokens
     bptt:      number of earlier segments that the gradient of a loss reaches; None for all
+    kind:      "tokens": memory tokens are carried from segment to segment (RMT); "associative": they write to a matrix
+               of each layer, which is carried (ARMT)
+    associative: options of the associative memory
     mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
     positions: "continue": positions count through memory and text; "tokens": text has the same positions as without
                memory; "fixed": the positions of memory tokens do not depend on the segment length
@@ -49,11 +72,15 @@ def add_memory(
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
     std:       standard deviation of the initial memory; by default that of the embeddings
+    start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the memory
+               starts as the last tokens of the segment before, so that an untrained memory does no harm
     """
     check_kind(model)
     deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
     config = MemoryConfig(
         text_config=model.config,
+        kind=kind,
+        associative=associative,
         tokens=tokens,
         segment=segment,
         bptt=bptt,
@@ -65,6 +92,7 @@ def add_memory(
         backward=backward,
         wrap=wrap,
         std=deviation,
+        start=start,
         dtype=model.dtype,
     )
     kind = _kind_of(model)
@@ -94,6 +122,12 @@ def _check(model: Any, config: MemoryConfig, encoder: bool) -> None:
         raise MnemoError("an encoder attends in both directions: mask policies are for language models")
     if encoder and config.score not in (None, 1):
         raise MnemoError("classification uses the last segment only: score is for language models")
+    if encoder and config.start != "random":
+        raise MnemoError('an encoder reads and writes the same memory tokens: start="overlap" is for language models')
+    if encoder and config.kind != "tokens":
+        raise MnemoError("an associative memory is for language models: encoders have memory tokens")
+    if config.kind == "associative":
+        check_layers(model, config)
     if not encoder and config.wrap is not None:
         raise MnemoError("wrap is for encoders: a language model predicts across segment borders")
     check_attention(model, config)

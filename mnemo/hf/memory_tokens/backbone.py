@@ -57,32 +57,61 @@ class CausalRows:
         self.backbone, self.body, self.config = backbone, body_of(backbone), config
 
     def __call__(
-        self, rows: Tensor, state: Any, /, *, mask: Causal | Blocks, positions: Tensor, lengths: Tensor | None
+        self,
+        rows: Tensor,
+        state: Any,
+        /,
+        *,
+        mask: Causal | Blocks,
+        positions: Tensor,
+        lengths: Tensor | None,
+        unread: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Return hidden rows (B, Q, D) of a whole segment; the backbone itself has no state."""
-        memory = 2 * self.config.tokens
-        total = torch.full((len(rows),), rows.shape[1], device=rows.device) if lengths is None else lengths
-        return self.feed(rows, None, 0, (total - memory).clamp(min=0), mask), state
+        """Return hidden rows (B, Q, D) of a whole segment; the backbone itself has no state.
 
-    def feed(self, rows: Tensor, cache: Any, begin: int, counts: Tensor, mask: Causal | Blocks) -> Tensor:
+        `unread` (B,): rows whose read block is hidden from the other rows.
+        """
+        memory = self.config.num_read + self.config.tokens
+        total = torch.full((len(rows),), rows.shape[1], device=rows.device) if lengths is None else lengths
+        return self.feed(rows, None, 0, (total - memory).clamp(min=0), mask, unread), state
+
+    def feed(
+        self,
+        rows: Tensor,
+        cache: Any,
+        begin: int,
+        counts: Tensor,
+        mask: Causal | Blocks,
+        unread: Tensor | None = None,
+    ) -> Tensor:
         """Return the hidden rows of `rows`, which follow the first `begin` rows of the segment; those are in the cache.
 
-        `counts` (B,): number of tokens between the memory blocks of the segment.
+        `counts` (B,): number of tokens between the memory blocks of the segment. `unread` (B,): as above.
         """
         num = rows.shape[1]
         index = torch.arange(begin, begin + num, device=rows.device)
         options: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             options["past_key_values"] = cache
+        seen = None if unread is None else self._seen(unread, begin + num)
         if isinstance(mask, Blocks):
             visible = mask.visible(num, begin + num, begin, rows.device)
+            visible = visible if seen is None else visible & seen[:, None]
             options["attention_mask"] = additive(visible, rows.dtype)
-        positions = position_ids(self.config.positions, index, self.config.tokens, True, counts)
+        elif seen is not None:
+            options["attention_mask"] = seen.long()
+        positions = position_ids(self.config.positions, index, self.config.num_read, self.config.tokens, counts)
         if positions is not None:
             options["position_ids"] = positions + first_position(self.backbone)
             # Without a mask, transformers interprets positions that do not increase as several texts in one row.
             options.setdefault("attention_mask", torch.ones(len(rows), begin + num, device=rows.device).long())
         return self.body(inputs_embeds=rows, **options).last_hidden_state
+
+    def _seen(self, unread: Tensor, num_rows: int) -> Tensor | None:
+        """Return booleans (B, K), False for the keys of hidden read blocks; None if nothing is hidden."""
+        if not bool(unread.any()):
+            return None
+        return (torch.arange(num_rows, device=unread.device) >= self.config.num_read) | ~unread[:, None]
 
 
 class EncoderRows:
@@ -101,7 +130,7 @@ class EncoderRows:
         num, total = self.config.tokens, rows.shape[1]
         order = torch.tensor([num, *range(num), *range(num + 1, total)], device=rows.device)
         counts = torch.full((len(rows),), total, device=rows.device) if lengths is None else lengths
-        placed = position_ids(self.config.positions, positions, num, False, (counts - num).clamp(min=0))
+        placed = position_ids(self.config.positions, positions, num, 0, (counts - num).clamp(min=0))
         options: dict[str, Any] = {}
         if placed is not None:
             options["position_ids"] = placed[:, order] + first_position(self.backbone)

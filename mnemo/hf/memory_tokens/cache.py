@@ -17,30 +17,57 @@ from transformers import Cache, DynamicCache
 
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import CausalRows
+from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.overlap import OverlapMemory
 from mnemo.hf.memory_tokens.split import first_length
 from mnemo.hf.memory_tokens.text_memory import TextMemory
-from mnemo.memory import RecurrentMemory, TokensState
-from mnemo.memory.state import select
+from mnemo.memory import TokensState
+from mnemo.memory.state import select, tree_map, tree_zip
 
 
 class DecodingModel:
     """The parts of the model that decoding needs."""
 
-    def __init__(self, backbone: Any, memory: RecurrentMemory, config: MemoryConfig, embed: Callable[..., Tensor]):
+    def __init__(self, backbone: Any, memory: Any, config: MemoryConfig, embed: Callable[..., Tensor]):
         self.rows, self.memory, self.config, self.embed = CausalRows(backbone, config), memory, config, embed
         self.backbone_config = self.rows.body.config
 
     def open(self) -> DynamicCache:
         return DynamicCache(config=self.backbone_config)  # type: ignore[call-arg]
 
+    def feed(
+        self, rows: Tensor, cache: Any, begin: int, room: int, state: TokensState, written: bool
+    ) -> tuple[Tensor, Any]:
+        """Return the hidden rows of `rows`, which follow the first `begin` rows of a segment of `room` tokens.
+
+        `written`: they are the write block. Also return the layers' memories after them; None if there are none.
+        """
+        counts = torch.full_like(state.started, room)
+        part = (rows, cache, begin, counts, self.memory.row_mask(counts, begin))
+        if self.config.kind == "tokens":
+            unread = state.started == 0 if self.config.start == "overlap" else None
+            return self.rows.feed(*part, unread), None
+        with self.memory.call(state.inner, self.config.tokens if written else 0) as call:  # type: ignore[operator]
+            hidden = self.rows.feed(*part)
+        return hidden, tuple(call.after)
+
 
 class Group:
     """Rows whose segments end at the same time."""
 
-    def __init__(self, rows: list[int], state: TokensState, room: int, count: int = 0, cache: Any = None) -> None:
+    def __init__(
+        self,
+        rows: list[int],
+        state: TokensState,
+        room: int,
+        count: int = 0,
+        cache: Any = None,
+        tail: Tensor | None = None,
+    ) -> None:
         self.rows, self.state, self.count, self.cache = rows, state, count, cache
         self.room = room  # length of the open segment
+        self.tail = tail  # (B, m, D): the last rows of the open segment, for a memory that starts as them
 
     def feed(self, tokens: Tensor, model: DecodingModel, last: int) -> Tensor:
         """Read tokens (B, T) and return the hidden rows of the last ones, (B, last, D); others are not kept."""
@@ -54,31 +81,38 @@ class Group:
         return torch.cat(pieces, 1)
 
     def _feed_part(self, rows: Tensor, model: DecodingModel) -> Tensor:
-        num, new = model.config.tokens, rows.shape[1]
+        num, new = model.config.num_read, rows.shape[1]
         begin = num + self.count
+        if isinstance(model.memory, OverlapMemory):
+            self._keep_tail(rows, model.memory)
         if self.count == 0:
             self.cache, begin = model.open(), 0
-            rows = torch.cat([model.memory.rows(self.state), rows], 1)
-        hidden = self._rows(rows, begin, model)
+            rows = torch.cat([model.memory.rows(self.state)[:, :num], rows], 1)
+        hidden, _ = model.feed(rows, self.cache, begin, self.room, self.state, False)
         self.count += new
         return hidden[:, -new:]
 
-    def _rows(self, rows: Tensor, begin: int, model: DecodingModel) -> Tensor:
-        counts = torch.full_like(self.state.started, self.room)
-        mask = model.memory.row_mask(counts, begin)
-        return model.rows.feed(rows, self.cache, begin, counts, mask)
+    def _keep_tail(self, rows: Tensor, memory: OverlapMemory) -> None:
+        before = memory.rows(self.state) if self.count == 0 or self.tail is None else self.tail
+        self.tail = torch.cat([before, rows], 1)[:, rows.shape[1] :]
 
     def _commit(self, model: DecodingModel) -> None:
         """Write the memory at the end of a full segment and discard the backbone's cache."""
         if model.config.tokens:
-            written = self._rows(model.memory.rows(self.state), model.config.tokens + self.count, model)
-            self.state = model.memory.carry(self.state, written, None)
+            rows, begin = model.memory.rows(self.state), model.config.num_read + self.count
+            written, memories = model.feed(rows, self.cache, begin, self.room, self.state, True)
+            if isinstance(model.memory, OverlapMemory):
+                assert self.tail is not None  # the segment has tokens
+                self.state = model.memory.carry(self.state, written, self.tail)
+            else:
+                self.state = model.memory.carry(self.state, written, memories)
         self.cache, self.count, self.room = None, 0, model.config.segment
 
     def take(self, rows: list[int], members: list[int]) -> Group:
         """Return a group of the rows `rows`, which are copies of this group's members with indices `members`."""
         index = torch.tensor(members, device=self.state.started.device)
-        return Group(rows, select(self.state, index), self.room, self.count, _select(self.cache, index))
+        tail = None if self.tail is None else self.tail[index]
+        return Group(rows, select(self.state, index), self.room, self.count, _select(self.cache, index), tail)
 
 
 def _select(cache: Any, index: Tensor) -> Any:
@@ -93,11 +127,11 @@ def _select(cache: Any, index: Tensor) -> Any:
 class MemoryCache(Cache):
     """The cache that `generate` passes from step to step."""
 
-    def __init__(self, memory: Tensor | TextMemory | None = None) -> None:
+    def __init__(self, memory: Carried | TextMemory | None = None) -> None:
         super().__init__(layers=[])
         self.groups: list[Group] = []
         self.seen = 0
-        # For the first segment, instead of the learned memory: rows (B, m, D), or the memory after an earlier text.
+        # For the first segment, instead of an empty one: the memory of an earlier call, or that after an earlier text.
         self.memory = memory
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -162,13 +196,12 @@ class MemoryCache(Cache):
             return
         segment, align = model.config.segment, model.config.align
         rooms = [first_length(length, segment, align) for length in lengths]
-        given = None if self.memory is None else self._given(self.memory, len(lengths), model)
+        state = model.memory.init(len(lengths))
+        if self.memory is not None:
+            state = continued(state, self.memory, repeat=True)  # several beams share one row of the given memory
         for room in dict.fromkeys(rooms):
             rows = [row for row, its_room in enumerate(rooms) if its_room == room]
-            state = model.memory.init(len(rows))
-            if given is not None:
-                state = TokensState(given[rows].to(state.memory), torch.ones_like(state.started), None)
-            self.groups.append(Group(rows, state, room))
+            self.groups.append(Group(rows, select(state, torch.tensor(rows, device=state.started.device)), room))
 
     def _continue_text(self, memory: TextMemory, model: DecodingModel) -> None:
         """Read the open segment of an earlier text, which the next tokens continue."""
@@ -176,14 +209,6 @@ class MemoryCache(Cache):
         if memory.open.shape[1]:
             group.feed(memory.open, model, 0)
         self.groups.append(group)
-
-    def _given(self, memory: Tensor, batch: int, model: DecodingModel) -> Tensor:
-        """Return the initial memory for every row of the batch; several beams share one row of the given memory."""
-        rows, *shape = memory.shape
-        if rows == 0 or batch % rows or shape != list(model.memory.initial.shape):
-            needed = (batch, *model.memory.initial.shape)
-            raise MnemoError(f"memory has shape {tuple(memory.shape)}; this model needs {needed}")
-        return memory.repeat_interleave(batch // rows, 0)
 
     def _split(self, lengths: list[int]) -> None:
         """Split groups so that all rows of a group read the same number of tokens."""
@@ -223,8 +248,8 @@ class MemoryCache(Cache):
     def reset(self) -> None:
         self.groups, self.seen = [], 0
 
-    def written(self) -> Tensor:
-        """Return the memory (B, m, D) that the open segments read."""
+    def written(self) -> Carried:
+        """Return the memory that the open segments read."""
         order = torch.tensor([row for group in self.groups for row in group.rows]).argsort()
-        memory = torch.cat([group.state.memory for group in self.groups])
-        return memory[order.to(memory.device)]
+        memory = tree_zip(lambda *parts: torch.cat(parts), *(carried(group.state) for group in self.groups))
+        return tree_map(lambda leaf: leaf[order.to(leaf.device)], memory)

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from mnemo.errors import MnemoError, one_line
 from mnemo.hf.memory_tokens.backbone import additive, body_of, first_position, logits_of
+from mnemo.hf.memory_tokens.layer_memory import layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.position_ids import num_positions
 
@@ -52,7 +53,8 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
     """Refuse segments that exceed the backbone's positions or its attention window."""
     text = model.config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
-    rows = num_positions(config.positions, config.segment, config.tokens, write)
+    num_written = config.tokens if write else 0
+    rows = num_positions(config.positions, config.segment, config.num_read, num_written)
     if isinstance(limit, int) and limit > 0:
         limit -= first_position(model)
         if rows > limit:
@@ -62,7 +64,7 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
                 f"has {limit}: " + (f"use segment={room} or less" if room > 0 else "use fewer memory tokens")
             )
     window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-    total = config.segment + config.tokens * (1 + write)
+    total = config.segment + config.num_read + num_written
     if isinstance(window, int) and window < total:
         raise MnemoError(
             f"the backbone attends to the last {window} rows only, so {config.segment} tokens would not see the memory "
@@ -78,6 +80,20 @@ def check_ties(model: Any) -> None:
         raise MnemoError(
             "the configuration says that input and output embeddings are tied, but they are not: set "
             "config.tie_word_embeddings = False or call tie_weights()"
+        )
+
+
+def check_layers(model: Any, config: MemoryConfig) -> None:
+    """Refuse backbones whose layers cannot have an associative memory of the configured shape."""
+    layers_of(body_of(model))
+    try:
+        config.associative_memory().check_width(embedding_weight(model).shape[1])
+    except ValueError as error:
+        raise MnemoError(str(error)) from None
+    if model.is_gradient_checkpointing:
+        raise MnemoError(
+            "gradient checkpointing of the backbone would compute its layers again without their memory: disable it and "
+            'use backward="checkpoint"'
         )
 
 

@@ -15,10 +15,13 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from mnemo.errors import MnemoError
-from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, logits_of
+from mnemo.hf.memory_tokens.backbone import CausalRows, EncoderRows, body_of, logits_of
 from mnemo.hf.memory_tokens.cache import DecodingModel, MemoryCache
+from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.checks import quiet
+from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
+from mnemo.hf.memory_tokens.overlap import OverlapMemory
 from mnemo.hf.memory_tokens.reading import SegmentReader, Source, id_pieces
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.text_memory import TextMemory, load_text_memory, save_text_memory
@@ -26,6 +29,7 @@ from mnemo.hf.memory_tokens.truncated_bptt import read_sample
 from mnemo.hf.modeling import IGNORED, check_prompt
 from mnemo.hf.safe_folder import SafeFolder
 from mnemo.memory import RecurrentMemory, TokensState
+from mnemo.memory.associative.modules import Projection, ZeroProjection
 from mnemo.training.bptt import SegmentResult
 
 
@@ -34,8 +38,9 @@ class MemoryOutput(ModelOutput):
     loss: Tensor | None = None
     logits: Tensor | None = None
     past_key_values: MemoryCache | None = None
-    memory: Tensor | None = None
-    """(B, m, D) after the last segment; pass it to the next call to continue the text"""
+    memory: Carried | None = None
+    """Memory tokens (B, m, D) after the last segment, or the associations of every layer; pass it to the next call to
+    continue the text"""
 
 
 class _WithMemory(SafeFolder, PreTrainedModel):
@@ -55,15 +60,31 @@ class _WithMemory(SafeFolder, PreTrainedModel):
             backbone = self._auto.from_config(config.text_config, dtype=torch.get_default_dtype(), **options)
         self.backbone: Any = backbone
         weight = self.backbone.get_input_embeddings().weight
-        tokens = config.memory_tokens(self._encoder)
-        self.memory_tokens = RecurrentMemory(tokens, weight.shape[1]).to(weight.device, weight.dtype)
+        self.memory_tokens = self._new_memory(weight.shape[1]).to(weight.device, weight.dtype)
         # In training, use only this many of the last segments of each sample (set by a curriculum).
         self.num_segments: int | None = None
         self.post_init()
 
+    def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens | OverlapMemory:
+        if self.config.start == "overlap":
+            return OverlapMemory(self.config.memory_tokens(), dim)
+        if self.config.kind == "tokens":
+            return RecurrentMemory(self.config.memory_tokens(self._encoder), dim)
+        self.supports_gradient_checkpointing = False  # of single layers; `backward` does so for segments
+        layers = layers_of(body_of(self.backbone))
+        return AssociativeTokens(self.config.write_tokens(), self.config.associative_memory(), layers, dim)
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentMemory):
             init.normal_(module.initial, 0.0, self.config.std)
+        elif isinstance(module, OverlapMemory):
+            init.zeros_(module.gate)
+        elif isinstance(module, ZeroProjection):
+            init.zeros_(module.weight)
+        elif isinstance(module, Projection):
+            bound = module.in_features**-0.5
+            for parameter in module.parameters():
+                init.uniform_(parameter, -bound, bound)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()
@@ -87,16 +108,11 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         except IndexError:  # raised on a CPU only; a check on a GPU would force it to synchronize
             raise _beyond("token ids", tokens, len(embeddings.weight)) from None
 
-    def _start(self, batch: int, memory: Tensor | TextMemory | None) -> TokensState:
-        state: TokensState = self.memory_tokens.init(batch)
-        if memory is None:
-            return state
+    def _start(self, batch: int, memory: Carried | TextMemory | None) -> TokensState:
         if isinstance(memory, TextMemory):
             return memory.state
-        if memory.shape != state.memory.shape:
-            needed = tuple(state.memory.shape)
-            raise MnemoError(f"memory has shape {tuple(memory.shape)}; this model needs {needed}")
-        return TokensState(memory.to(state.memory), torch.ones_like(state.started), None)
+        state: TokensState = self.memory_tokens.init(batch)
+        return state if memory is None else continued(state, memory)
 
     def _split(
         self, batch: int, width: int, mask: Tensor | None, segment: int, device: torch.device
@@ -128,7 +144,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        memory: Tensor | TextMemory | None = None,
+        memory: Carried | TextMemory | None = None,
         inputs_embeds: Tensor | None = None,
         past_key_values: MemoryCache | None = None,
         use_cache: bool | None = None,
@@ -173,7 +189,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         return source
 
     def _parallel(
-        self, given: _Given, memory: Tensor | TextMemory | None, num_logits: int, num_items: Tensor | int | None
+        self, given: _Given, memory: Carried | TextMemory | None, num_logits: int, num_items: Tensor | int | None
     ) -> MemoryOutput:
         batch, width, labels = given.batch, given.width, given.labels
         if labels is not None and labels.shape != (batch, width):
@@ -199,7 +215,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         if labels is not None and targets is not None:
             share = 1 if num_items is None else (labels[:, 1:] != IGNORED).sum() / num_items
             loss = share * _mean([read.loss for read in reads], targets)
-        return MemoryOutput(loss=loss, logits=logits, memory=reads[-1].state.memory)
+        return MemoryOutput(loss=loss, logits=logits, memory=carried(reads[-1].state))
 
     def _targets(self, labels: Tensor | None, mask: Tensor | None, segments: list[SegmentColumns]) -> Tensor | None:
         """Return targets (B, T): the next token, -100 in segments without a loss."""
@@ -218,7 +234,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         tokens: Tensor,
         mask: Tensor | None,
         cache: Any,
-        memory: Tensor | TextMemory | None,
+        memory: Carried | TextMemory | None,
         logits_to_keep: int,
     ) -> MemoryOutput:
         cache = MemoryCache(memory) if cache is None else cache
@@ -327,18 +343,24 @@ class _CausalStep:
         hidden, after = model.memory_tokens(embeddings, state, self.rows, segment.lengths)
         if not scored:
             return SegmentResult(None, after, None)
-        wanted, loss = self._num_logits(segment), None
+        wanted, targets = self._num_logits(segment), None
         if self.targets is not None:
             targets = segment.take(self.targets).masked_fill(~segment.valid(), IGNORED)
-            logits = logits_of(model.backbone, hidden)
-            loss, logits = _sum_of_losses(logits, targets), logits[:, logits.shape[1] - wanted :]
-        else:
-            logits = logits_of(model.backbone, hidden[:, hidden.shape[1] - wanted :]) if wanted else None
-        return SegmentResult(loss, after, logits if wanted else None)
+        if not wanted:
+            return SegmentResult(None if targets is None else self._loss(hidden, targets), after, None)
+        if targets is None:
+            return SegmentResult(None, after, logits_of(model.backbone, hidden[:, hidden.shape[1] - wanted :]))
+        logits = logits_of(model.backbone, hidden)
+        return SegmentResult(_sum_of_losses(logits, targets), after, logits[:, logits.shape[1] - wanted :])
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of the losses; logits are computed for tokens with a target only."""
+        labelled = targets != IGNORED
+        return _sum_of_losses(logits_of(self.model.backbone, hidden[labelled]), targets[labelled])
 
 
 def _sum_of_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    rows = _at_least_single(logits).flatten(0, 1)
+    rows = _at_least_single(logits).flatten(0, -2)
     try:
         return F.cross_entropy(rows, targets.flatten(), ignore_index=IGNORED, reduction="sum")
     except IndexError:
@@ -386,7 +408,7 @@ class MemoryForSequenceClassification(_WithMemory):
         reads = self._read(step, list(zip(segments, scored, strict=True)), self._start(len(input_ids), memory))
         logits = reads[-1].report
         loss = None if labels is None else classification_loss(logits, labels, self.backbone.config)
-        out = MemoryOutput(loss=loss, logits=logits, memory=reads[-1].state.memory)
+        out = MemoryOutput(loss=loss, logits=logits, memory=carried(reads[-1].state))
         return out if return_dict is not False else out.to_tuple()
 
     def _without_wrap(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:

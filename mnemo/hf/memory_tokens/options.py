@@ -6,8 +6,9 @@ from typing import Any, Literal, get_args
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, unknown
-from mnemo.memory import MemoryTokens
+from mnemo.memory import Associative, MemoryTokens, WriteTokens
 
 FORMAT_VERSION = 1
 MaskPolicy = Literal["causal", "block"]
@@ -15,7 +16,11 @@ PositionPolicy = Literal["continue", "tokens", "fixed"]
 Align = Literal["left", "right"]
 Window = Literal["sliding", "tumbling"]
 Backward = Literal["checkpoint", "plain"]
+Kind = Literal["tokens", "associative"]
+Start = Literal["random", "overlap"]
 CHOICES = {
+    "kind": Kind,
+    "start": Start,
     "mask": MaskPolicy,
     "positions": PositionPolicy,
     "align": Align,
@@ -32,6 +37,11 @@ class MemoryConfig(PreTrainedConfig):
 
     text_config: Any = None
     """Configuration of the backbone"""
+    kind: str = "tokens"
+    """"tokens": memory tokens are carried from segment to segment (RMT); "associative": they write to a matrix of each
+    layer, which is carried (ARMT)"""
+    associative: Any = None
+    """Options of the associative memory, the fields of `mnemo.memory.Associative`"""
     tokens: int = 16
     """Memory tokens; with 0, segments are independent of each other"""
     segment: int = 1024
@@ -56,14 +66,32 @@ class MemoryConfig(PreTrainedConfig):
     """Encoders: ids of the tokens before and after every segment, such as [CLS] and [SEP]"""
     std: float = 1.0
     """Standard deviation of the initial memory"""
+    start: str = "random"
+    """"random": random memory tokens, as published, which disturb the backbone until they are trained; "overlap": the
+    memory starts as the last tokens of the segment before, and a gate that starts at 0 adds the written memory"""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
         if isinstance(self.text_config, dict):
             self.text_config = AutoConfig.for_model(**self.text_config)
         self.wrap = None if self.wrap is None else tuple(self.wrap)  # type: ignore[assignment]
+        if isinstance(self.associative, Associative):
+            self.associative = to_json(self.associative)
         super().__post_init__(**kwargs)
         check_options(self)
+
+    @property
+    def num_read(self) -> int:
+        """Rows before the tokens of a segment."""
+        return self.tokens if self.kind == "tokens" else 0
+
+    def associative_memory(self) -> Associative:
+        """Return the core's configuration of the layers' memory."""
+        return from_json(Associative, self.associative or {}, "associative")
+
+    def write_tokens(self) -> WriteTokens:
+        """Return the core's configuration of the memory tokens that write to an associative memory."""
+        return WriteTokens(num=self.tokens, std=self.std)
 
     def memory_tokens(self, encoder: bool = False) -> MemoryTokens:
         """Return the core's configuration: a read block before and a write block after the tokens.
@@ -91,7 +119,23 @@ def check_options(config: MemoryConfig) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise MnemoError(f"{name}={value!r} must be a whole number of at least {least}")
+    if config.kind == "associative":
+        check_associative(config)
+    elif config.associative is not None:
+        raise MnemoError('options of an associative memory need kind="associative"')
+    if config.start == "overlap" and config.kind == "associative":
+        raise MnemoError('an associative memory is empty at first and changes nothing: it needs no start="overlap"')
     if not isinstance(config.std, int | float) or not config.std >= 0:
         raise MnemoError(f"std={config.std!r} must be a number of at least 0")
     if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):
         raise MnemoError("wrap needs two token ids, and a segment that has room for at least one more token")
+
+
+def check_associative(config: MemoryConfig) -> None:
+    """Refuse options that do not fit an associative memory."""
+    if config.tokens < 1:
+        raise MnemoError("an associative memory is written by memory tokens: tokens must be at least 1")
+    if config.mask != "causal":
+        raise MnemoError('memory tokens of an associative memory see earlier rows only: use mask="causal"')
+    if config.associative_memory().length:
+        raise MnemoError("length is for Mnemo's own models: a backbone has no Transformer-XL memory")

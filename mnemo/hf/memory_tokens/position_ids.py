@@ -11,28 +11,25 @@ import torch
 from torch import Tensor
 
 
-def position_ids(policy: str, index: Tensor, num: int, write: bool, counts: Tensor) -> Tensor | None:
+def position_ids(policy: str, index: Tensor, num_read: int, num_written: int, counts: Tensor) -> Tensor | None:
     """Return position ids (B, N) of the rows `index` (N,) of segments.
 
-    `num`: memory tokens of a block. `counts` (B,): tokens between the memory blocks. None means that the backbone's
-    default positions are right.
+    `num_read`, `num_written`: memory tokens of the two blocks. `counts` (B,): tokens between the memory blocks. None
+    means that the backbone's default positions are right.
     """
-    if policy == "continue" or num == 0:
+    if policy == "continue" or num_read + num_written == 0:
         return None
-    token = index - num
+    token = index - num_read
     after = token - counts[:, None]  # >= 0 in the write block and in the padding after it
-    in_write = (after >= 0) & (after < num) & write
-    padded = after >= (num if write else 0)
+    in_write = (after >= 0) & (after < num_written)
+    padded = after >= num_written
     if policy == "tokens":
         positions = torch.where(token < 0, 0, token).expand_as(after)
         return torch.where(padded, counts[:, None], positions)
-    tokens_from = num * (1 + write)
-    positions = torch.where(token < 0, index, token + tokens_from).expand_as(after)
-    return torch.where(in_write, after + num, torch.where(padded, 0, positions))
+    positions = torch.where(token < 0, index, token + num_read + num_written).expand_as(after)
+    return torch.where(in_write, after + num_read, torch.where(padded, 0, positions))
 
 
-def num_positions(policy: str, segment: int, num: int, write: bool) -> int:
+def num_positions(policy: str, segment: int, num_read: int, num_written: int) -> int:
     """Return the number of positions that a full segment uses."""
-    if policy == "tokens":
-        return segment + (num if write else 0)
-    return segment + num * (1 + write)
+    return segment + num_written + (0 if policy == "tokens" else num_read)

@@ -31,7 +31,7 @@ FORMAT = "mnemo-text-memory"
 FORMAT_VERSION = 1
 OPEN = "open"
 STATE = "state."
-BOUND_TO = ("tokens", "mask", "positions")
+BOUND_TO = ("kind", "start", "associative", "tokens", "mask", "positions")
 """Options of the memory that give the same state another meaning"""
 
 

@@ -26,8 +26,8 @@ from mnemo.storage.weights import pick_device
 
 def served_folder(name: str, folder: Path, device: str = "auto") -> ServedModel:
     """Load a folder that `save_pretrained` of a model with memory has written, with its tokenizer."""
-    model, tokenizer = load_folder(folder)
-    model = model.to(pick_device(device)).eval()
+    loaded, tokenizer = load_folder(folder)
+    model: Any = loaded.to(pick_device(device)).eval()
     engine = TurnEngine(model)
     codec = TransformersCodec(tokenizer, len(model.get_input_embeddings().weight))
     sessions = FolderSessions(name, model, engine, _start(model, tokenizer, codec))
@@ -46,7 +46,7 @@ def served_folder(name: str, folder: Path, device: str = "auto") -> ServedModel:
     )
 
 
-def load_folder(folder: Path) -> tuple[MemoryForCausalLM, Any]:
+def load_folder(folder: Path) -> tuple[Any, Any]:
     try:
         config = AutoConfig.from_pretrained(folder)
         if not isinstance(config, MemoryConfig):
@@ -81,8 +81,12 @@ class FolderSessions:
         self.name, self.model, self.engine, self.start = name, model, engine, start
         self.segment = int(model.config.segment)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         return fingerprint(self.model)
 
     def start_ids(self) -> Tensor:

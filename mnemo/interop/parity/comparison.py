@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mnemo.errors import MnemoError, one_line, unknown
-from mnemo.interop.parity import data_iterators, infinite, lamemo, rmt, training_loop, transformer_xl
+from mnemo.interop.parity import armt, data_iterators, infinite, lamemo, rmt, training_loop, transformer_xl
 from mnemo.interop.parity.reference import LM_RMT, Reference, Refused
 from mnemo.interop.parity.reference_files import TOLERANCE
 
@@ -19,6 +19,7 @@ FORMATS: dict[str, Callable[[Reference], None]] = {
     "txl-golden-data-1": data_iterators.check,
     "lamemo-golden-1": lamemo.check,
     "infinite-ltm-golden-1": infinite.check,
+    "armt-golden-1": armt.check,
     LM_RMT: rmt.check,
 }
 

@@ -9,12 +9,19 @@ Memory tokens only change the input and output of the backbone, so any model tha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mnemo.memory.memory_tokens.modules import RecurrentMemory
+
+
+def check_room(tokens: MemoryTokens | WriteTokens, model: Any) -> None:
+    """Raise ValueError if learned positions leave no room for text."""
+    rows, max_rows = tokens.num_read + tokens.num_written, model.positions.max_rows
+    if max_rows is not None and rows >= max_rows:
+        raise ValueError(f"{rows} rows of memory tokens leave no room for text in {max_rows} learned positions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +53,14 @@ class MemoryTokens:
             raise ValueError("a model that writes its memory carries the written block: carry_read is for write=False")
 
     @property
-    def num_extra(self) -> int:
-        """Rows of a segment besides its tokens."""
-        return self.num * (1 + self.write)
+    def num_read(self) -> int:
+        """Rows before the tokens of a segment."""
+        return self.num
+
+    @property
+    def num_written(self) -> int:
+        """Rows after the tokens of a segment."""
+        return self.num if self.write else 0
 
     @property
     def blocks(self) -> bool:
@@ -79,7 +91,6 @@ class MemoryTokens:
 
     def check(self, model: Any) -> None:
         """Raise ValueError, with the reason, if memory tokens do not fit a model configuration."""
-        max_rows = model.positions.max_rows
         if self.blocks and model.same_length:
             raise ValueError(
                 "same_length gives every query equally many keys, but a block mask gives memory tokens more: "
@@ -87,10 +98,7 @@ class MemoryTokens:
             )
         if self.blocks and model.positions.signed and self.ahead != "signed":
             raise ValueError(f'rotary positions are signed: ahead="{self.ahead}" needs a table of distances')
-        if max_rows is not None and self.num_extra >= max_rows:
-            raise ValueError(
-                f"{self.num_extra} rows of memory tokens leave no room for text in {max_rows} learned positions"
-            )
+        check_room(self, model)
 
     def published(self) -> MemoryTokens:
         """The same with the published code's quirks."""
@@ -107,3 +115,55 @@ class MemoryTokens:
         from mnemo.memory.memory_tokens import modules
 
         return modules.describe(self, num_tokens, cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteTokens:
+    """Rows after the tokens of every segment, which start from the learned rows each time and are not carried on.
+
+    The memories of layers are written from them (`mnemo.memory.associative`). They see all earlier rows.
+    """
+
+    num: int = 16
+    """Memory tokens after every segment."""
+    std: float = 1.0
+    """Deviation of the initial learned rows."""
+
+    num_read: ClassVar[int] = 0
+    reach: ClassVar[int] = 0
+    blocks: ClassVar[bool] = False
+    write: ClassVar[bool] = True
+    carries: ClassVar[bool] = False
+    carry_read: ClassVar[bool] = False
+    identical_init: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.num < 1:
+            raise ValueError(f"{self.num} memory tokens")
+        if self.std < 0:
+            raise ValueError(f"deviation {self.std} of the memory tokens is negative")
+
+    @property
+    def num_written(self) -> int:
+        """Rows after the tokens of a segment."""
+        return self.num
+
+    @property
+    def in_words(self) -> str:
+        """The memory that they are, for the start of a run."""
+        return f"{self.num:,} memory tokens that write to the layers"
+
+    def build(self, dim: int) -> RecurrentMemory:
+        """The module for a model of this width."""
+        from mnemo.memory.memory_tokens import modules
+
+        return modules.RecurrentMemory(self, dim)
+
+    def check(self, model: Any) -> None:
+        """Raise ValueError, with the reason, if they do not fit a model configuration."""
+        check_room(self, model)
+        if not any(memory.traits.carries_gradient for memory in model.memory.memories(model.num_layers)):
+            raise ValueError("WriteTokens write to an associative memory, and no layer has one: use MemoryTokens")
+
+    def published(self) -> WriteTokens:
+        return self

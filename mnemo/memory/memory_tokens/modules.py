@@ -13,30 +13,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mnemo.memory.memory_tokens import MemoryTokens
+from mnemo.memory.memory_tokens import MemoryTokens, WriteTokens
 from mnemo.memory.protocol import Backbone, DrawsOwnWeights
 from mnemo.memory.state import State
 from mnemo.ops import Blocks, Causal, as_text
 
 
-def row_mask(config: MemoryTokens, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
+def row_mask(config: MemoryTokens | WriteTokens, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
     """The mask of rows [read, tokens, write] with `lengths` (B,) tokens, of which `begun` were processed before."""
-    if not config.blocks:
+    if isinstance(config, WriteTokens) or not config.blocks:
         return Causal()
-    num_written = config.num if config.write else 0
-    return Blocks(config.num, num_written, lengths, config.memory_sees_cache, ahead=config.ahead, begun=begun)
+    return Blocks(
+        config.num_read, config.num_written, lengths, config.memory_sees_cache, ahead=config.ahead, begun=begun
+    )
 
 
 def pattern(config: MemoryTokens, num_tokens: int, cached: int) -> Tensor:
     """As `MemoryTokens.pattern`."""
-    rows = num_tokens + config.num_extra
+    rows = config.num_read + num_tokens + config.num_written
     mask, cpu = row_mask(config, torch.tensor([num_tokens])), torch.device("cpu")
     return mask.visible(rows, cached + rows, cached, cpu).view(rows, cached + rows)
 
 
 def describe(config: MemoryTokens, num_tokens: int, cached: int) -> str:
     """As `MemoryTokens.describe`."""
-    parts = {"cache": cached, "read": config.num, "token": num_tokens, "write": config.num if config.write else 0}
+    parts = {"cache": cached, "read": config.num_read, "token": num_tokens, "write": config.num_written}
     cuts = torch.tensor([*parts.values()]).cumsum(0).tolist()
     names = [name for name, count in parts.items() for _ in range(count) if name != "cache"]
     heading = " ".join(name[0] * count for name, count in parts.items() if count)
@@ -68,7 +69,7 @@ def with_memory_of(state: State, other: State) -> State:
 class RecurrentMemory(nn.Module, DrawsOwnWeights):
     """The learned rows, and the reading and writing of memory tokens around a backbone."""
 
-    def __init__(self, config: MemoryTokens, dim: int) -> None:
+    def __init__(self, config: MemoryTokens | WriteTokens, dim: int) -> None:
         super().__init__()
         self.config = config
         self.initial = nn.Parameter(torch.empty(config.num, dim))
@@ -82,11 +83,11 @@ class RecurrentMemory(nn.Module, DrawsOwnWeights):
 
     @property
     def num_read(self) -> int:
-        return self.config.num
+        return self.config.num_read
 
     @property
-    def num_extra(self) -> int:
-        return self.config.num_extra
+    def num_written(self) -> int:
+        return self.config.num_written
 
     @property
     def reach(self) -> int:
@@ -115,10 +116,10 @@ class RecurrentMemory(nn.Module, DrawsOwnWeights):
         The memory is not detached; `mnemo.memory.state.detach` cuts the gradient from later segments.
         """
         batch, length = embeddings.shape[:2]
-        layout = _Layout(self.config.num, self.config.write, length, lengths)
+        layout = _Layout(self.num_read, self.num_written, length, lengths)
         rows = layout.pack(self.rows(state), embeddings)
         counts = torch.full((batch,), length, device=rows.device) if lengths is None else lengths
-        used = None if lengths is None else torch.where(lengths > 0, lengths + self.config.num_extra, 0)
+        used = None if lengths is None else torch.where(lengths > 0, lengths + self.num_read + self.num_written, 0)
         hidden, inner = backbone(
             rows,
             state.inner,
@@ -154,32 +155,33 @@ class RecurrentMemory(nn.Module, DrawsOwnWeights):
 class _Layout:
     """Rows [read, tokens, write, padding]: the write block follows each row's last valid token."""
 
-    num: int
-    write: bool
+    num_read: int
+    num_written: int
     length: int
     lengths: Tensor | None
 
     def pack(self, memory: Tensor, tokens: Tensor) -> Tensor:
-        rows = torch.cat([memory, tokens, memory] if self.write else [memory, tokens], 1)
-        if self.lengths is None or not self.write:
+        rows = torch.cat([memory[:, : self.num_read], tokens, memory[:, : self.num_written]], 1)
+        if self.lengths is None or not self.num_written:
             return rows
         index = torch.arange(rows.shape[1], device=rows.device)
-        begin = self.num + self.lengths[:, None]
-        written = (index >= begin) & (index < begin + self.num)
-        source = torch.where(index < begin, index, index - self.num)  # padding moves to the right of the write block
-        source = torch.where(written, index - begin + self.num + self.length, source)
+        begin = self.num_read + self.lengths[:, None]
+        written = (index >= begin) & (index < begin + self.num_written)
+        # Padding moves to the right of the write block.
+        source = torch.where(index < begin, index, index - self.num_written)
+        source = torch.where(written, index - begin + self.num_read + self.length, source)
         return _take(rows, source)
 
     def unpack(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden rows of the tokens (B, L, D), and of the block that may become the next memory (B, m, D)."""
-        num, length = self.num, self.length
-        if not self.write:
-            return hidden[:, num:], hidden[:, :num]
+        first, num, length = self.num_read, self.num_written, self.length
+        if not num:
+            return hidden[:, first:], hidden[:, :first]
         if self.lengths is None:
-            return hidden[:, num : num + length], hidden[:, num + length :]
+            return hidden[:, first : first + length], hidden[:, first + length :]
         index, begin = torch.arange(length, device=hidden.device), self.lengths[:, None]
-        tokens = _take(hidden, num + index + num * (index >= begin))
-        return tokens, _take(hidden, num + begin + torch.arange(num, device=hidden.device))
+        tokens = _take(hidden, first + index + num * (index >= begin))
+        return tokens, _take(hidden, first + begin + torch.arange(num, device=hidden.device))
 
 
 def _take(rows: Tensor, index: Tensor) -> Tensor:

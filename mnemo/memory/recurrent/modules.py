@@ -5,7 +5,6 @@ Shapes: B batch, L segment, D model width, W cells, k kernel.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from mnemo.memory.protocol import Extent, Segment, Stage, keep_newest, matrix_work, widened
+from mnemo.memory.protocol import Extent, Segment, Stage, full_precision, keep_newest, matrix_work, widened
 from mnemo.memory.state import select, tree_map
 
 
@@ -30,12 +29,6 @@ class QRNNState(NamedTuple):
     """(B, k - 1, D) the last inputs, newest last"""
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Autocast off, if the device has it: with bf16, PyTorch would run its recurrent kernels in fp16."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
-
-
 class LSTMCells(nn.Module):
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -48,7 +41,7 @@ class LSTMCells(nn.Module):
     def forward(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
         """Rows (B, L, W) of all inputs (B, L, D), and the state after the first lengths[b] of them."""
         x = x.to(state.cell.dtype)
-        with full_precision(x.device):
+        with full_precision(x.device):  # with bf16 autocast, PyTorch would run its recurrent kernels in fp16
             rows, (hidden, cell) = self.lstm(x, (state.hidden[None], state.cell[None]))
             after = LSTMState(hidden[0], cell[0]) if lengths is None else self._state_after(x, state, lengths)
         return rows, after

@@ -52,20 +52,25 @@ def parse(fields: Fields, server: Server) -> Wanted:
     if top and not has_logprobs:
         raise invalid("'top_logprobs' needs \"logprobs\": true", "top_logprobs")
     return common.wanted(
-        prompts=(_prompt(fields, common.model, common.session is not None),),
+        prompts=(_prompt(fields, common.model, _is_continued(common.session, server)),),
         max_tokens=fields.count("max_completion_tokens", tokens, 1, most),
         top_logprobs=top if has_logprobs else None,
     )
 
 
-def _prompt(fields: Fields, model: ServedModel, in_session: bool) -> tuple[int, ...]:
+def _is_continued(session: str | None, server: Server) -> bool:
+    """Whether the messages follow an earlier text."""
+    return session is not None and server.store.facts(session).tokens > 0
+
+
+def _prompt(fields: Fields, model: ServedModel, continued: bool) -> tuple[int, ...]:
     """Token ids of the messages by the model's chat template."""
     if model.chat is None:
         raise invalid(f"model '{model.name}' has no chat template: use /v1/completions", "model")
     messages = fields.items("messages", _message)
     if not messages:
         raise invalid("'messages' is missing or empty", "messages")
-    return tuple(model.chat.prompt(messages, in_session))
+    return tuple(model.chat.prompt(messages, continued))
 
 
 def _message(value: Any, name: str) -> ChatMessage:

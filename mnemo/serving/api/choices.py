@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, ClassVar
 
@@ -76,7 +76,7 @@ async def _whole(server: Server, wanted: Wanted, form: ChoiceForm) -> Response:
     return JsonResponse(form.whole(found, continuation.usage))
 
 
-async def _chunks(server: Server, wanted: Wanted, form: ChoiceForm) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(server: Server, wanted: Wanted, form: ChoiceForm) -> AsyncGenerator[dict[str, Any], None]:
     async with _running(server, wanted) as continuation:
         async with aclosing(_timed(server, continuation)) as pieces:
             first = True
@@ -102,7 +102,7 @@ async def _running(server: Server, wanted: Wanted) -> AsyncIterator[Continuation
             yield Continuation(wanted, turn.seed if wanted.seed is None else wanted.seed, turn)
 
 
-async def _timed(server: Server, continuation: Continuation) -> AsyncIterator[Piece]:
+async def _timed(server: Server, continuation: Continuation) -> AsyncGenerator[Piece, None]:
     """All pieces; the time to the first one is measured."""
     begin, first = time.monotonic(), True
     async with aclosing(continuation.pieces()) as pieces:

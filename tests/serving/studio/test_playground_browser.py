@@ -101,11 +101,10 @@ def open_tab(context: Any, url: str, path: str = "/studio/playground") -> tuple[
     return tab, problems
 
 
-def read(tab: Any, text: str = TEXT, wait: bool = True) -> None:
+def read(tab: Any, text: str = TEXT) -> None:
     tab.locator("#reading").fill(text)
     tab.get_by_role("button", name="Read", exact=True).click()
-    if wait:
-        finished(tab)
+    finished(tab)
 
 
 def finished(tab: Any) -> None:
@@ -232,7 +231,7 @@ def test_stop_ends_writing_and_keeps_it(tab: Any) -> None:
 
 
 def test_stop_ends_reading_and_keeps_it(tab: Any) -> None:
-    read(tab, LONG, wait=False)
+    choose(tab, file("long.txt", LONG.encode()))
     expect(tab.get_by_text(re.compile("Reading: [1-9]"))).to_be_visible()
     tab.get_by_role("button", name="Stop").click()
     expect(tab.get_by_text("Reading stopped after")).to_be_visible()
@@ -371,7 +370,7 @@ def test_wrong_memory_files_lose_nothing(tab: Any, tmp_path: Path) -> None:
 def test_a_second_tab_waits_for_the_first(tab: Any, studio: tuple[Studio, RunningServer]) -> None:
     read(tab)
     address = tab.url
-    read(tab, LONG, wait=False)
+    choose(tab, file("long.txt", LONG.encode()))
     expect(tab.get_by_text(re.compile("Reading: [1-9]"))).to_be_visible()
     second, problems = open_tab(tab.context, "", address)
     second.get_by_role("button", name="Write", exact=True).click()
@@ -390,7 +389,7 @@ def test_a_page_closed_in_the_middle_keeps_what_was_read(tab: Any, studio: tuple
     address = tab.url
     second, _ = open_tab(tab.context, "", address)
     expect(second.locator(".tokens .t").first).to_be_visible()
-    read(second, LONG, wait=False)
+    choose(second, file("long.txt", LONG.encode()))
     expect(second.get_by_text(re.compile("Reading: [1-9]"))).to_be_visible()
     second.close()
     tab.wait_for_timeout(1000)

@@ -1,0 +1,101 @@
+"""A sample: facts in their order at random places between sentences of books, and the question at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mnemo.data.babilong.background import Background, Encode
+from mnemo.data.babilong.stories import Story
+from mnemo.errors import MnemoError
+
+QUESTION = "\nQuestion: {question}\nAnswer:"
+
+
+@dataclass(frozen=True)
+class Sample:
+    story: Story
+    context: np.ndarray
+    """Token ids of the background with the facts"""
+    places: tuple[int, ...]
+    """Number of background sentences before each fact"""
+    question: tuple[int, ...]
+    """Token ids that follow the context"""
+    answer: tuple[int, ...]
+    """Token ids of the right answer, which ends the text"""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Token ids of context, question and answer."""
+        return np.concatenate([self.context, self.question, self.answer]).astype(np.int64)
+
+    def pieces(self, size: int) -> Iterator[np.ndarray]:
+        """Yield the context and the question, without the answer, in pieces of at most `size` tokens."""
+        text = self.ids[: len(self.context) + len(self.question)]
+        for begin in range(0, len(text), size):
+            yield text[begin : begin + size]
+
+
+def hide(
+    facts: Sequence[Sequence[int]], background: np.ndarray, borders: np.ndarray, chance: np.random.Generator
+) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Insert encoded facts at random borders of sentences; returns the tokens and the chosen borders.
+
+    The random numbers are drawn as by the published generator.
+    """
+    places = np.sort(chance.choice(len(borders), len(facts)))
+    cuts = [0, *borders[places].tolist(), len(background)]
+    pieces = [background[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
+    mixed = [piece for pair in zip(pieces, [*facts, []], strict=True) for piece in pair]
+    return np.concatenate([np.asarray(piece, dtype=np.int32) for piece in mixed]), tuple(places.tolist())
+
+
+class BabiLong:
+    """Samples of any length. A sample depends on its number, the length and the seed only."""
+
+    def __init__(
+        self,
+        stories: Sequence[Story],
+        background: Background,
+        encode: Encode,
+        *,
+        end: Sequence[int] = (),
+        form: str = QUESTION,
+    ) -> None:
+        """`end`: ids after the answer, such as the end of a text. `form`: the text around the question."""
+        self.stories, self.background = list(stories), background
+        self._encode, self._end, self._form = encode, tuple(end), form
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self.stories)
+
+    def sample(self, number: int, length: int, seed: int = 0, *, whole: bool = False) -> Sample:
+        """Return sample `number`, whose context has `length` tokens, or all its facts if they are longer.
+
+        `whole`: context, question and answer together have `length` tokens. Numbers beyond the last story start again
+        with the first one, in other sentences and at other places.
+        """
+        story = self.stories[number % len(self.stories)]
+        facts = [self.encoded(f" {fact}") for fact in story.facts]
+        question = self.encoded(self._form.format(question=story.question.strip()))
+        answer = (*self.encoded(f" {story.answer}"), *self._end)
+        room = length - (len(question) + len(answer) if whole else 0) - sum(map(len, facts))
+        if whole and room < 0:
+            raise MnemoError(f"a sample of {length} tokens has no room for its facts and question: {length - room}")
+        chance = np.random.default_rng((seed, number, length))
+        tokens, borders = self.background.span(int(chance.integers(len(self.background))), max(0, room))
+        context, places = hide(facts, tokens, borders, chance)
+        return Sample(story, context, places, question, answer)
+
+    def longest_story(self) -> int:
+        """Return the number of tokens of the longest facts, question and answer."""
+        return max(len(self.sample(number, 0).ids) for number in range(len(self)))
+
+    def encoded(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text that occurs in many samples."""
+        if text not in self._known:
+            self._known[text] = tuple(self._encode([text])[0])
+        return self._known[text]

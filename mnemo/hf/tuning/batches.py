@@ -1,0 +1,101 @@
+"""Batches of samples: every micro-batch has one number of segments, and its rows have different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from mnemo.data.babilong.background import Background
+from mnemo.data.babilong.folder import BabiLongData
+from mnemo.data.babilong.samples import BabiLong, Sample
+from mnemo.data.tasks.task import TaskSplit
+from mnemo.errors import MnemoError
+from mnemo.hf.modeling import IGNORED
+from mnemo.hf.tuning.curriculum import CurriculumState
+from mnemo.recipes.tuning import Stage
+
+FULL_ROWS = 0.5
+"""Share of training samples that fill their last segment; the others end anywhere in it"""
+MOST_ROWS = 4
+"""Stages with shorter segments than others have up to this many times as many rows, since they cost less"""
+MANY = 2**40
+
+
+def build_task(data: BabiLongData, split: TaskSplit, tokenizer: Any, most: int | None = None) -> BabiLong:
+    """Return the samples of a split in tokens of a model; its end-of-text token follows the answer."""
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+    end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    return BabiLong(data.stories(split), Background.of(data.sentences(split, most), encode), encode, end=end)
+
+
+def check_room(task: BabiLong, stages: Sequence[Stage]) -> None:
+    """Refuse stages that are too short for the longest story."""
+    needed = task.longest_story()
+    for stage in stages:
+        if stage.length < needed:
+            raise MnemoError(f"stage {stage} has {stage.length} tokens, but a story with its question has {needed}")
+
+
+def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Return rows padded on the left, whose labels are the answers; there is no mask if all have the same length."""
+    longest = max(len(sample.ids) for sample in samples)
+    ids = torch.zeros(len(samples), longest, dtype=torch.int64)
+    mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
+    for row, sample in enumerate(samples):
+        begin = longest - len(sample.ids)
+        ids[row, begin:] = torch.from_numpy(sample.ids)
+        mask[row, begin:] = 1
+        labels[row, longest - len(sample.answer) :] = torch.tensor(sample.answer)
+    batch = {"input_ids": ids, "labels": labels}
+    return batch if bool(mask.all()) else batch | {"attention_mask": mask}
+
+
+class Draw:
+    """Training samples; micro-batch number k of a step depends on the seed, the step, k and the stage only."""
+
+    def __init__(self, task: BabiLong, stages: Sequence[Stage], rows: int, mix: float, seed: int) -> None:
+        self.task, self.stages, self.rows, self.mix, self.seed = task, stages, rows, mix, seed
+        self._least = task.longest_story()
+        self._segment = max(stage.tokens for stage in stages)
+
+    def micro_batch(self, step: int, number: int, current: int) -> dict[str, Any]:
+        chance = np.random.default_rng((self.seed, step, number))
+        earlier = current > 0 and chance.random() < self.mix
+        stage = self.stages[int(chance.integers(current)) if earlier else current]
+        lengths = self._lengths(stage, chance)
+        numbers = chance.integers(MANY, size=len(lengths)).tolist()
+        pairs = zip(numbers, lengths, strict=True)
+        samples = [self.task.sample(one, length, self.seed, whole=True) for one, length in pairs]
+        return collate(samples) | {"segment": stage.tokens, "segments": stage.segments}
+
+    def _lengths(self, stage: Stage, chance: np.random.Generator) -> list[int]:
+        """Return tokens of each row. The first row fills its last segment, so that all batches have equal shapes."""
+        least = max(stage.length - stage.tokens + 1, self._least)
+        rows = self.rows * max(1, min(MOST_ROWS, self._segment // stage.tokens))
+        drawn = chance.integers(least, stage.length + 1, size=rows)
+        full = chance.random(rows) < FULL_ROWS
+        full[0] = True
+        return np.where(full, stage.length, drawn).tolist()
+
+
+class TrainingSamples(IterableDataset):
+    """Micro-batches from the step at which training starts or continues; a recorded curriculum selects their stage."""
+
+    def __init__(self, draw: Draw, curriculum: CurriculumState, per_step: int) -> None:
+        self.draw, self.curriculum, self.per_step = draw, curriculum, per_step
+        self.first_step = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        step = self.first_step
+        while True:
+            for number in range(self.per_step):
+                yield self.draw.micro_batch(step, number, self.curriculum.stage_at(step))
+            step += 1

@@ -1,0 +1,217 @@
+"""A transformers Trainer for samples of several segments, whose curriculum follows the accuracy on held-out samples."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from mnemo.data.babilong.samples import BabiLong
+from mnemo.files.json_file import load_json, write_json
+from mnemo.hf.memory_tokens.curriculum import memory_model
+from mnemo.hf.tuning.accuracy import accuracy_by_segments
+from mnemo.hf.tuning.batches import Draw, TrainingSamples
+from mnemo.hf.tuning.curriculum import CurriculumState
+from mnemo.recipes.tuning import Tuning
+
+DECISIONS = "curriculum.json"
+"""The curriculum at the step of a Trainer checkpoint"""
+METRICS = "metrics.jsonl"
+RECENT_STEPS = 20
+BETAS = (0.9, 0.95)
+CHECK_SEED = 2_000_003
+Say = Callable[[str], None]
+
+
+class MemoryTrainer(Trainer):
+    """Trains on generated samples; `options` describes them, the curriculum and the optimizer."""
+
+    def __init__(self, model: Any, options: Tuning, train: BabiLong, held_out: BabiLong, say: Say = print) -> None:
+        self.options, self.curriculum = options, CurriculumState()
+        stages = options.curriculum
+        draw = Draw(train, stages, options.micro_batch, options.mix, options.seed)
+        per_step = options.batch // options.micro_batch
+        samples = TrainingSamples(draw, self.curriculum, per_step)
+        optimizer = build_optimizer(model, options)
+        scheduler = LambdaLR(optimizer, lambda step: self.curriculum.rate(step, options.warmup))
+        super().__init__(
+            model,
+            training_arguments(options, per_step),
+            train_dataset=samples,
+            data_collator=_only,
+            optimizers=(optimizer, scheduler),
+        )
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(ProgressCallback)
+        self.course = _Course(self, held_out, say)
+        self.add_callback(self.course)
+        self.samples = samples
+
+    def get_train_dataloader(self) -> DataLoader:
+        return DataLoader(self.samples, batch_size=None)  # not read ahead: a new stage begins at once
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        inputs = dict(inputs)
+        inner, segments = memory_model(model), inputs.pop("segments")
+        inner.config.segment = inputs.pop("segment")
+        inner.config.backward = "plain" if segments <= self.options.plain_segments else "checkpoint"
+        loss = model(**inputs, num_items_in_batch=num_items_in_batch).loss
+        self.course.add(loss.detach(), inputs["input_ids"].numel())
+        return loss
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.curriculum.load(load_json(Path(resume_from_checkpoint) / DECISIONS))
+
+
+def training_arguments(options: Tuning, per_step: int) -> TrainingArguments:
+    return TrainingArguments(
+        str(options.out),
+        max_steps=options.max_steps,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=per_step,
+        max_grad_norm=1.0,
+        bf16=options.precision == "bf16",
+        use_cpu=options.device == "cpu",
+        seed=options.seed,
+        save_strategy="no" if options.save_every is None else "steps",
+        save_steps=options.save_every or 500,
+        save_total_limit=1,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        ignore_data_skip=True,  # samples depend on the step: none is drawn again to skip it
+        average_tokens_across_devices=False,
+    )
+
+
+def build_optimizer(model: Any, options: Tuning) -> torch.optim.Optimizer:
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    memory = [weight for name, weight in trained if "memory_tokens" in name]
+    others = [weight for name, weight in trained if "memory_tokens" not in name]
+    rates = ((others, options.rate), (memory, options.rate * options.memory_rate))
+    groups = [{"params": weights, "lr": rate} for weights, rate in rates if weights]
+    on_gpu = any(weight.is_cuda for weight in model.parameters())
+    return torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=on_gpu or None)
+
+
+def precision_context(options: Tuning, device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which the model computes."""
+    return torch.autocast(device.type, torch.bfloat16) if options.precision == "bf16" else nullcontext()
+
+
+def _only(batches: Any) -> Any:
+    return batches
+
+
+class _Course(TrainerCallback):
+    """Measures accuracy, begins new stages, and ends training in time."""
+
+    def __init__(self, trainer: MemoryTrainer, held_out: BabiLong, say: Say) -> None:
+        self.trainer, self.held_out, self.say = trainer, held_out, say
+        self.options, self.curriculum = trainer.options, trainer.curriculum
+        self.paused = False
+        self._losses: list[Tensor] = []
+        self._tokens = 0
+        self._steps_since = 0
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+
+    def add(self, loss: Tensor, tokens: int) -> None:
+        self._losses.append(loss)
+        self._tokens += tokens
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer.samples.first_step = state.global_step
+        steps, options = self.options.steps, self.options
+        if steps is not None and options.minutes is None and options.cooldown:
+            self.curriculum.cooldown = (round(steps * (1 - options.cooldown)), steps)
+        self._called = self._last = self._since = time.monotonic()
+        self._before = self.curriculum.seconds
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        step = state.global_step
+        self._steps_since += 1
+        if step % self.options.check_every == 0:
+            self._check(step)
+        now = time.monotonic()
+        self._recent.append(now - self._last)
+        self._last = now
+        self.curriculum.seconds = self._before + now - self._called
+        self._plan_end(step)
+        ended = self.curriculum.cooldown is not None and step >= self.curriculum.cooldown[1]
+        limit = self.options.pause_after
+        self.paused = not ended and limit is not None and now - self._called >= 60 * limit
+        if ended or self.paused or step >= self.options.max_steps:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+        write_json(folder / DECISIONS, self.curriculum.as_dict())
+
+    def _plan_end(self, step: int) -> None:
+        """Let the learning rate fall in the last part of the minutes, by the speed of recent steps."""
+        options = self.options
+        if options.minutes is None or self.curriculum.cooldown is not None:
+            return
+        total = 60 * options.minutes
+        if self.curriculum.seconds >= total * (1 - options.cooldown):
+            left = max(0.0, total - self.curriculum.seconds)
+            steps = int(left / (sum(self._recent) / len(self._recent)))
+            self.curriculum.cooldown = (step, step + steps)
+
+    def _check(self, step: int) -> None:
+        options, curriculum = self.options, self.curriculum
+        stage = options.curriculum[curriculum.stage]
+        loss = float(torch.stack(self._losses).sum()) / max(1, self._steps_since)
+        seconds = time.monotonic() - self._since
+        with precision_context(options, memory_model(self.trainer.model).device):
+            model, number = self.trainer.model, options.check_samples
+            (found,) = accuracy_by_segments(
+                model, self.held_out, [stage], number, batch=options.micro_batch, seed=CHECK_SEED, cut=False
+            )
+        line = {
+            "step": step,
+            "stage": str(stage),
+            "loss": loss,
+            "accuracy": found.share,
+            "tokens_per_second": self._tokens / seconds,
+            "rate": options.rate * curriculum.rate(step, options.warmup),
+            "minutes": (self._before + time.monotonic() - self._called) / 60,
+        }
+        promoted = curriculum.record(step, found.share, options.promote, len(options.curriculum))
+        self._report(line, promoted)
+        self._losses, self._tokens, self._steps_since, self._since = [], 0, 0, time.monotonic()
+
+    def _report(self, line: dict[str, Any], promoted: bool) -> None:
+        with (self.options.out / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        text = "step {step:>5}  {stage:>7}  loss {loss:.3f}  accuracy {accuracy:.3f}".format(**line)
+        speed = "{tokens_per_second:>9,.0f} tokens/s  {minutes:.1f} min".format(**line)
+        following = f"  next: {self.options.curriculum[self.curriculum.stage]}" if promoted else ""
+        self.say(f"{text}  {speed}{following}")

@@ -1,0 +1,142 @@
+"""State and weights of an associative memory; see the package for what it is.
+
+Shapes: B batch, T rows, m memory tokens, D width, h heads, K features of a head, V = D / h values of a head.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mnemo.memory.associative import Associative
+from mnemo.memory.protocol import DrawsOwnWeights, full_precision, widened
+
+EPSILON = 1e-5
+"""Added to the normaliser where it divides, as in the published code."""
+
+
+class Associations(NamedTuple):
+    matrix: Tensor
+    """(B, h, K, V)"""
+    normaliser: Tensor
+    """(B, h, K): the sum of the keys that were written; K = 0 without a normaliser"""
+
+
+class Projection(nn.Linear, DrawsOwnWeights):
+    """Draws its weights like a linear layer of PyTorch, as in the published code."""
+
+
+class ZeroProjection(Projection):
+    """Its weights are zero at first."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
+def features(keys: Tensor, nu: int) -> Tensor:
+    """DPFP features (Schlag et al., 2021) of keys (..., w): 2 * nu * w numbers that are not negative.
+
+    Products of r = [relu(k), relu(-k)] with itself, shifted by 1 ... nu places.
+    """
+    parts = torch.cat([keys.relu(), (-keys).relu()], -1)
+    return torch.cat([parts * parts.roll(shift, -1) for shift in range(1, nu + 1)], -1)
+
+
+class AssociativeMemory(nn.Module):
+    """The weights that read and write the matrix of one layer."""
+
+    def __init__(self, config: Associative, dim: int) -> None:
+        super().__init__()
+        config.check_width(dim)
+        self.config = config
+        self.query = Projection(dim, config.key_dim, bias=False)
+        self.key = Projection(dim, config.key_dim, bias=False)
+        self.value = ZeroProjection(dim, dim, bias=False)
+        self.strength = Projection(dim, config.heads if config.gate == "head" else dim)
+
+    def init(self, batch: int, like: Tensor) -> Associations:
+        """An empty memory, in single precision or better: it is a sum over the whole text."""
+        heads, count = self.config.heads, self.config.num_features // self.config.heads
+        matrix = widened(like).new_zeros(batch, heads, count, self.value.out_features // heads)
+        return Associations(matrix, matrix.new_zeros(batch, heads, count if self.config.normaliser else 0))
+
+    def read(self, x: Tensor, memory: Associations) -> Tensor:
+        """What rows x (B, T, D) find in the memory, (B, T, D); zeros if it is empty.
+
+        The product with the matrix is computed in the type of x: it is the largest of all.
+        """
+        queries = self._features(self.query(x))  # (B, h, T, K)
+        found = queries.to(x.dtype) @ memory.matrix.to(x.dtype)
+        if self.config.normaliser:
+            with full_precision(x.device):
+                sums = self._sums(queries, memory)
+            found = found / sums.to(found.dtype)
+        return found.transpose(1, 2).flatten(2)
+
+    def write(self, rows: Tensor, memory: Associations) -> Associations:
+        """The memory after the output rows (B, m, D) of the memory tokens."""
+        with full_precision(rows.device):
+            return self._write(rows, memory)
+
+    def _write(self, rows: Tensor, memory: Associations) -> Associations:
+        keys = self._features(self.key(rows)).to(memory.matrix.dtype)
+        values = self._heads(self.value(rows)).to(keys.dtype)
+        strength = self._heads(self.strength(rows).to(keys.dtype).sigmoid())  # (B, h, m, 1 or V)
+        old = keys @ memory.matrix
+        if not self.config.normaliser:
+            return Associations(self._add(memory.matrix, keys, strength * (values - old)), memory.normaliser)
+        sums = self._sums(keys, memory)
+        matrix = self._add(memory.matrix, keys, strength * (values - old / sums))
+        return Associations(matrix, memory.normaliser + (self._new_part(keys, sums, memory) * keys).sum(2))
+
+    def _add(self, matrix: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return matrix + keys.transpose(2, 3) @ values
+
+    def _sums(self, keys: Tensor, memory: Associations) -> Tensor:
+        """(B, h, T, 1): z . phi(k), by which what is read is divided."""
+        return keys @ memory.normaliser[..., None] + EPSILON
+
+    @torch.no_grad()
+    def _new_part(self, keys: Tensor, sums: Tensor, memory: Associations) -> Tensor:
+        """(B, h, m, 1): gamma, the share of each key that the normaliser does not contain; 1 for an empty memory."""
+        if not self.config.correction:
+            return torch.ones_like(sums)
+        squares = keys.square().sum(-1, keepdim=True) + (0.0 if self.config.unit_keys else EPSILON)
+        share = (1 - sums / squares).clamp(0, 1)
+        started = (memory.normaliser != 0).any(-1)[..., None, None]
+        return torch.where(started, share, 1.0)
+
+    def _features(self, keys: Tensor) -> Tensor:
+        """(B, T, h * w) -> (B, h, T, K), in single precision or better."""
+        found = features(self._heads(widened(keys)), self.config.nu)
+        return F.normalize(found, dim=-1) if self.config.unit_keys else found
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        """(B, T, h * w) -> (B, h, T, w)."""
+        return rows.unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
+
+    def work(self, rows: int) -> float:
+        """Multiply-adds of `rows` rows that read."""
+        dim, config = self.value.out_features, self.config
+        features_of_head = config.num_features / config.heads
+        return rows * (dim * config.key_dim + features_of_head * (dim + config.heads * config.normaliser))
+
+
+def written_rows(rows: Tensor, num: int, lengths: Tensor | None) -> Tensor:
+    """Of rows (B, T, D), the last `num` valid ones; `lengths` (B,): valid rows, all for None."""
+    if lengths is None:
+        return rows[:, rows.shape[1] - num :]
+    index = (lengths - num).clamp(min=0)[:, None] + torch.arange(num, device=rows.device)
+    return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[2]))
+
+
+def keep_unread(after: Associations, before: Associations, lengths: Tensor | None) -> Associations:
+    """The memory `after` a segment; that from `before` it for rows of the batch that had no tokens in it."""
+    if lengths is None:
+        return after
+    had_tokens = lengths > 0
+    matrix = torch.where(had_tokens[:, None, None, None], after.matrix, before.matrix)
+    return Associations(matrix, torch.where(had_tokens[:, None, None], after.normaliser, before.normaliser))

@@ -1,0 +1,144 @@
+"""Everything that fine-tuning a model with memory depends on: the model, the task, the curriculum, the optimizer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import tyro
+
+from mnemo.errors import MnemoError
+
+MemoryKind = Literal["tokens", "associative"]
+MOST_STEPS = 100_000
+"""Steps if neither --steps nor --minutes ends training"""
+
+
+class Stage(NamedTuple):
+    """Samples of a number of segments."""
+
+    segments: int
+    tokens: int
+    """Tokens per segment"""
+
+    @property
+    def length(self) -> int:
+        return self.segments * self.tokens
+
+    @staticmethod
+    def parse(text: str, tokens: int) -> Stage:
+        """`4` is four segments of `tokens` tokens, `4x128` four segments of 128."""
+        found = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+        if found is None or not int(found[1]) or found[2] == "0":
+            raise MnemoError(f"'{text}' is no stage: write a number of segments, such as 4, or 4x128 with their tokens")
+        return Stage(int(found[1]), int(found[2] or tokens))
+
+    def __str__(self) -> str:
+        return f"{self.segments}x{self.tokens}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    model: Annotated[str, tyro.conf.Positional]
+    """Folder or name of a causal language model in Hugging Face's format."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("tuned")
+    """Folder for the model, its card, checkpoints, measurements and figures."""
+    task: str = "qa1"
+    """Task of BABILong: qa1 to qa5; qa1 and qa2 need no data."""
+    data: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder written by mnemo prepare babilong; if unset, stories and sentences are generated."""
+    background: int = 20_000_000
+    """Characters of books to use at most in each split."""
+    memory: MemoryKind = "tokens"
+    """Memory tokens, or an associative memory in every layer."""
+    tokens: int = 16
+    """Memory tokens; 0 trains the model without memory."""
+    segment: int = 512
+    """Tokens per segment, without memory tokens."""
+    stages: tuple[str, ...] = ("1", "2", "4", "8")
+    """Curriculum: numbers of segments; 4x128 means four segments of 128 tokens."""
+    promote: float = 0.9
+    """Accuracy on held-out samples that starts the next stage."""
+    mix: float = 0.3
+    """Share of batches with the length of an earlier stage, so that it is not forgotten."""
+    bptt: int | None = None
+    """Earlier segments that a gradient reaches; if unset, all of them."""
+    lora: int = 0
+    """Rank of LoRA weights, which are trained instead of the model's; 0 trains all weights."""
+    rate: float = 1e-4
+    """Learning rate after warm-up."""
+    memory_rate: float = 1.0
+    """Learning rate of the memory's own parameters, as a multiple of --rate."""
+    warmup: int = 100
+    """Steps in which the learning rate rises."""
+    cooldown: float = 0.15
+    """Last part of the steps or minutes in which the learning rate falls to zero."""
+    batch: int = 64
+    """Samples per step, a multiple of --micro-batch."""
+    micro_batch: int = 32
+    """Samples in memory at a time; all have the same number of segments. Stages with shorter segments than the last
+    one have up to four times as many."""
+    steps: int | None = None
+    """Number of steps."""
+    minutes: float | None = None
+    """Minutes of training over all calls, without the final evaluation."""
+    pause_after: float | None = None
+    """Minutes after which this call writes a checkpoint and stops; --resume continues."""
+    resume: bool = False
+    """Continue from the last checkpoint in --out."""
+    check_every: int = 25
+    """Steps between measurements of the accuracy on held-out samples."""
+    check_samples: int = 128
+    """Held-out samples of a measurement."""
+    save_every: int | None = None
+    """Steps between checkpoints; if unset, only when training pauses or ends."""
+    test: tuple[str, ...] = ()
+    """Lengths of the final evaluation, like --stages; if unset, the stages, and up to four times the last one."""
+    test_samples: int = 500
+    """Samples of each length in the final evaluation."""
+    precision: Literal["bf16", "fp32"] = "fp32"
+    """bf16: computation in bfloat16, with weights and optimizer in single precision."""
+    compiled: Annotated[bool, tyro.conf.arg(name="compile")] = False
+    """Compile the layers once with torch.compile."""
+    plain_segments: int = 1
+    """Samples of up to this many segments keep all activations, which is faster; longer ones compute them again."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+    speed: bool = False
+    """Only measure tokens per second with memory and without."""
+    seed: int = 0
+    """Random seed of the samples and of the memory's first weights."""
+
+    def __post_init__(self) -> None:
+        least = {"segment": 1, "batch": 1, "micro_batch": 1, "check_every": 1, "check_samples": 1, "test_samples": 1}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise MnemoError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least {value}")
+        if self.batch % self.micro_batch:
+            raise MnemoError(f"--batch {self.batch} must be a multiple of --micro-batch {self.micro_batch}")
+        if not 0 <= self.mix < 1 or not 0 <= self.cooldown <= 1 or not 0 <= self.promote <= 1:
+            raise MnemoError("--mix, --cooldown and --promote are shares from 0 to 1")
+        if self.rate <= 0 or self.memory_rate <= 0:
+            raise MnemoError("--rate and --memory-rate must be positive")
+        if not self.stages:
+            raise MnemoError("--stages needs at least one number of segments")
+        _ = self.curriculum, self.lengths
+
+    @property
+    def curriculum(self) -> list[Stage]:
+        return [Stage.parse(text, self.segment) for text in self.stages]
+
+    @property
+    def lengths(self) -> list[Stage]:
+        """The lengths of the final evaluation."""
+        if self.test:
+            return [Stage.parse(text, self.segment) for text in self.test]
+        known = {stage for stage in self.curriculum if stage.tokens == self.segment}
+        most = max((stage.segments for stage in known), default=1)
+        return sorted(known | {Stage(most * factor, self.segment) for factor in (1, 2, 4)})
+
+    @property
+    def max_steps(self) -> int:
+        return MOST_STEPS if self.steps is None else self.steps
