@@ -8,6 +8,7 @@ import { Legend, TextView } from "../playground/text_view.js";
 import { address, go } from "../router.js";
 import { bytes, Notice, useData, Waiting } from "../widgets.js";
 
+const DRAW = 40; // milliseconds between two drawings
 const KEPT = "mnemo-playground"; // the sessions of this tab, for a return to the page
 
 export default function Playground({ query }) {
@@ -118,7 +119,7 @@ function Large({ large, limits, onRead, onClose }) {
 /** One or two memories, whose sessions are in the address, so that a reload or a restarted server loses nothing. */
 function useMemories(start, query) {
   const [, setTimes] = useState(0);
-  const redraw = () => setTimes((times) => times + 1);
+  const redraw = useMemo(() => seldom(() => setTimes((times) => times + 1)), []);
   const make = (label) => new Memory(label, { model: start.models[0].name, page: start.limits.page, changed: redraw });
   const made = useMemo(() => ({ A: make("A"), B: make("B") }), []);
   const [second, setShown] = useState(false);
@@ -145,6 +146,21 @@ function useMemories(start, query) {
     setShown(false);
   };
   return { memories: second ? [made.A, made.B] : [made.A], setSecond, chooseModel };
+}
+
+/** Calls at once, but not more often than every few milliseconds: tokens arrive faster than they can be drawn. */
+function seldom(draw) {
+  let waiting = null;
+  let last = -Infinity;
+  const now = () => {
+    waiting = null;
+    last = performance.now();
+    draw();
+  };
+  return () => {
+    if (performance.now() - last >= DRAW && waiting === null) now();
+    else waiting ??= setTimeout(now, DRAW);
+  };
 }
 
 async function recover(made, query, setShown) {
