@@ -1,7 +1,7 @@
 // The playground: a model reads a text, shows what surprised it and what its memory saved, and goes on writing.
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { Compare } from "../playground/compare.js";
-import { API, Memory } from "../playground/memory.js";
+import { API, interruption, Memory } from "../playground/memory.js";
 import { MemoryFacts, MemoryNotice, Means, ReadPanel, Work, WritePanel } from "../playground/panels.js";
 import { SCALES } from "../playground/scales.js";
 import { Legend, TextView } from "../playground/text_view.js";
@@ -197,7 +197,8 @@ function look(memory) {
     await memory.refresh();
     if (memory.info.tokens === tokens || memory.info.busy) return;
     await memory.show(memory.lastPage());
-    memory.say("info", "This session was continued elsewhere, for example in another tab. Its newest text is shown.");
+    if (memory.info.interrupted) memory.say("warn", interruption(memory.info.interrupted));
+    else memory.say("info", "This session was continued elsewhere, for example in another tab. Its newest text is shown.");
   });
 }
 
