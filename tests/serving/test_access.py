@@ -161,6 +161,15 @@ def test_other_machines_need_a_key(host: str) -> None:
     assert Settings(host=host, api_key=KEY).host == host
 
 
+def test_a_server_for_other_machines_accepts_any_name_with_the_key() -> None:
+    with running([serial(random_run())], settings=Settings(host="0.0.0.0", api_key=KEY)) as server:
+        server.url = f"http://127.0.0.1:{server.port}"
+        assert post(server, host="box.local", authorization=f"Bearer {KEY}").status_code == 200
+        assert_refused(post(server, host="box.local"), 401, "invalid_api_key")
+        foreign = post(server, host="box.local", origin="https://evil.example", authorization=f"Bearer {KEY}")
+        assert_refused(foreign, 403, "foreign_origin")
+
+
 @pytest.mark.parametrize("key", ["", "two words", "schlüssel"])
 def test_impossible_keys(key: str) -> None:
     with pytest.raises(MnemoError, match="API key"):
