@@ -202,6 +202,14 @@ def test_an_announced_upload_that_is_too_large() -> None:
         assert_refused(post(server, BODY | {"prompt": "a" * 2000}), 413, "request_too_large")
 
 
+def test_an_announced_size_of_many_digits(server: RunningServer) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    for digits in (20, 5000):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(f"{head}Content-Length: {'9' * digits}\r\n\r\n".encode())
+            assert connection.recv(100).split()[1] in (b"400", b"413")
+
+
 def test_web_sockets_are_refused(server: RunningServer) -> None:
     upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}
     assert httpx2.get(f"{server.url}/v1/models", headers=upgrade).status_code in (200, 400, 403, 426)

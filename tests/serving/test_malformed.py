@@ -131,7 +131,7 @@ JSON = st.recursive(
 CHAT_FIELDS = ["messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format", "tools"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]),
     changes=st.dictionaries(st.sampled_from([*WRONG, *CHAT_FIELDS, "tokens"]), JSON, max_size=4),
