@@ -157,7 +157,7 @@ class Continuation:
         latest = (*before, *start)[-TAIL:]
         choices = [_Start(first + k, state, latest, len(text)) for k in range(wanted.n)]
         if not wanted.max_tokens:
-            await self._advance(start, (), state)
+            await self._advance(start, state, ())
             self._finish(choices)
             return
         async with asyncio.TaskGroup() as group:
@@ -222,7 +222,7 @@ class Continuation:
         self.usage.completion_tokens += len(written)
         self.usage.tokens_read += len(written) if start.index == 0 else 0
         if written or not result.cancelled:
-            await self._advance(read, written, result.state)
+            await self._advance(read, start.state, written)
         self._pieces.put_nowait(Piece(start.index, rest, (), "stop" if stream.stopped else "length"))
 
     def _write_job(self, start: _Start) -> WriteJob:
@@ -242,14 +242,12 @@ class Continuation:
     def _stream(self, start: _Start) -> TextStream:
         return TextStream(self.model.codec.decoder(), start.before, self.wanted.stop, self.model.end)
 
-    async def _advance(self, read: Sequence[int], written: Sequence[int], state: AnyState) -> None:
+    async def _advance(self, read: Sequence[int], state: AnyState, written: Sequence[int]) -> None:
         """Move the session forward. A request that was cancelled before it answered anything leaves it."""
         if self.turn is None or self.wanted.fork or (self._cancelled and not self.wanted.stream):
             return
         draws = self._first_draw + len(written)
-        await self.turn.advance(
-            read=read, written=written, state=state, sampling=self.wanted.sampling, seed=self.seed, draws=draws
-        )
+        await self.turn.advance(read=read, state=state, written=written, seed=self.seed, draws=draws)
 
     def _submit(self, job: Job) -> Handle | ForgettingHandle:
         try:

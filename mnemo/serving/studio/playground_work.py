@@ -184,7 +184,7 @@ class WriteWork(Work):
                 self.append(turn, [event.id], [-event.logprob], written=True)
                 self.emit("token", text=stream.feed(event.id), bits=round(-event.logprob * BITS, 3))
         if ids:
-            turn.take_written(ids, handle.result().state, sampling, seed, first)
+            turn.take_written(ids, seed=seed, draws=first + len(ids))
             await asyncio.to_thread(turn.commit)
 
     def _ends(self, token: int) -> bool:
