@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -11,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mnemo.serving.errors import as_api_error, json_text, timed_out
+from mnemo.errors import MnemoError
+from mnemo.serving.errors import ApiError, as_api_error, json_text, timed_out
 
 T = TypeVar("T")
+log = logging.getLogger("mnemo.serving")
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -78,7 +81,7 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, events: AsyncGenerator[dict[str, Any], None], seconds: float, on_disconnect: Callable[[], None]
+        self, events: AsyncIterator[dict[str, Any]], seconds: float, on_disconnect: Callable[[], None]
     ) -> None:
         super().__init__()
         self.events, self.seconds, self.on_disconnect = events, seconds, on_disconnect
@@ -92,10 +95,12 @@ class EventStream(Response):
         except Exception as error:
             if not self.started:
                 raise
+            if not isinstance(error, ApiError | MnemoError):
+                log.exception("a stream failed")
             await self._send(send, json_text(as_api_error(error).content()), last=True)
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self.events) as events:
+        async with aclosing(self.events) as events:  # type: ignore[arg-type]
             async for event in events:
                 await self._send(send, json_text(event))
         await self._send(send, "[DONE]", last=True)

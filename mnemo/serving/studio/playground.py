@@ -115,7 +115,7 @@ class Playground:
             "shown": len(transcript),
             "busy": store.is_busy(place.session),
             "unmeasured": sum(len(piece) - 1 for piece in unmeasured(transcript)),
-            "interrupted": self.interrupted.pop(place.session, None),
+            "interrupted": self.interrupted.get(place.session),
             "memory": {
                 "groups": [group._asdict() for group in use.groups()],
                 "memory_tokens": use.memory_tokens,
@@ -152,23 +152,26 @@ class Playground:
 
     async def _events(self, server: Server, work: Work) -> AsyncIterator[dict[str, Any]]:
         """The events of some work, then the session after it."""
-        finished = False
+        if work.kind != "measure":
+            self.interrupted.pop(work.place.session, None)
         try:
             with server.admitted():
                 async with aclosing(work.events()) as events:  # type: ignore[type-var]
                     async for event in events:
                         yield event
-            finished = True
+        except (GeneratorExit, asyncio.CancelledError):
+            self._note_interruption(work)
+            raise
         finally:
-            await self._ended(work, finished)
+            saving = asyncio.to_thread(self.transcripts.save, work.place.session)
+            await asyncio.shield(asyncio.ensure_future(saving))
         yield {"type": "done", "session": await asyncio.to_thread(self._describe, work.place)}
 
-    async def _ended(self, work: Work, finished: bool) -> None:
-        session = work.place.session
-        if not finished and work.cancelled and work.kind != "measure":
+    def _note_interruption(self, work: Work) -> None:
+        """The client is gone: the page says so when it is opened again."""
+        if work.kind != "measure":
             about = {"kind": work.kind, "name": work.name, "tokens": work.done, "total": work.total}
-            self.interrupted[session] = about
-        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.transcripts.save, session)))
+            self.interrupted[work.place.session] = about
 
     async def _window(self, request: Request) -> Response:
         place = self._place(request)

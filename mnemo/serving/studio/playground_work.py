@@ -182,7 +182,8 @@ class WriteWork(Work):
                 assert isinstance(event, Token)
                 ids.append(event.id)
                 self.append(turn, [event.id], [-event.logprob], written=True)
-                self.emit("token", text=stream.feed(event.id), bits=round(-event.logprob * BITS, 3))
+                at = len(self.place.transcript) - 1
+                self.emit("token", at=at, text=stream.feed(event.id), bits=round(-event.logprob * BITS, 3))
         if ids:
             turn.take_written(ids, seed=seed, draws=first + len(ids))
             await asyncio.to_thread(turn.commit)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from starlette.routing import BaseRoute
 
+from mnemo.serving.studio.demo_training import DemoTraining
 from mnemo.serving.studio.memory_pages import MemoryPages
 from mnemo.serving.studio.paper_pages import PaperPages
 from mnemo.serving.studio.playground import Playground
@@ -39,5 +40,6 @@ def studio_routes(settings: StudioSettings) -> list[BaseRoute]:
     """Pages, assets and JSON of the studio. JSON routes come first: the pages' route matches every name."""
     playground = Playground(settings.transcripts)
     memory = MemoryPages(settings.runs, playground.transcripts)
-    pages = (playground, RunPages(settings.runs), memory, PaperPages(settings.results))
+    demo = DemoTraining(settings.runs)
+    pages = (playground, RunPages(settings.runs), demo, memory, PaperPages(settings.results))
     return [*(route for page in pages for route in page.routes()), *shell_routes()]

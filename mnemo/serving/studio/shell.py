@@ -17,7 +17,8 @@ from starlette.types import Scope
 from mnemo.report.style import DARK, FONT, LIGHT, MONO
 
 ASSETS = Path(__file__).parent / "assets"
-FIRST_PAGE = "/studio/playground"
+PAGES = ("playground", "memory", "runs", "papers")
+FIRST_PAGE = f"/studio/{PAGES[0]}"
 INLINE_SCRIPT = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
 EXTRA = {"light": {"edge": "#8b93a1", "onaccent": "#ffffff"}, "dark": {"edge": "#667085", "onaccent": "#11141b"}}
 """Colours that only the studio needs: edges of controls, and text on the accent colour."""
@@ -88,4 +89,6 @@ def _colors(request: Request) -> Response:
 
 def _shell(request: Request) -> Response:
     page = (ASSETS / "index.html").read_text(encoding="utf-8")
-    return HTMLResponse(page, headers=security_headers(page))
+    # For other names the page itself says that there is no such page.
+    status = 200 if request.path_params["page"] in PAGES else 404
+    return HTMLResponse(page, status, headers=security_headers(page))

@@ -79,7 +79,9 @@ export function LineChart({ label, height = 300, ...chart }) {
 /** Replace the points; without a cursor over the chart, the legend shows the last point. */
 function showNewest(plot, data) {
   plot.setData(data);
-  if (plot.cursor.idx === null || plot.cursor.idx === undefined) plot.setLegend({ idxs: data.map(lastValue) });
+  // uPlot empties the legend when it draws, which it does in a microtask.
+  const unused = plot.cursor.idx === null || plot.cursor.idx === undefined;
+  if (unused) queueMicrotask(() => plot.setLegend({ idxs: data.map(lastValue) }));
 }
 
 function lastValue(column) {

@@ -25,12 +25,13 @@ function where(at, closed, holding, layers) {
   return `in memory in ${holding.length === 1 ? "layer" : "layers"} ${holding.map((layer) => layer.layer).join(", ")}`;
 }
 
-export function HeldText({ contents, choose }) {
+export function HeldText({ contents, at, choose }) {
   const { layers, tokens, open, pieces, first_piece: first } = contents;
   const begin = Math.max(first, tokens - SHOWN);
   const levels = [];
   for (let token = begin; token < tokens; token++) {
-    const level = token >= tokens - open ? "open" : shade(layers.filter((layer) => isHeld(layer, token)).length, layers.length);
+    const held = layers.filter((layer) => isHeld(layer, token)).length;
+    const level = token === at ? "chosen" : token >= tokens - open ? "open" : shade(held, layers.length);
     if (levels.at(-1)?.level !== level) levels.push({ level, from: token });
     levels.at(-1).to = token + 1;
   }

@@ -7,7 +7,13 @@ export function extentOf({ layers, tokens, open }) {
   const closed = tokens - open;
   const reach = Math.max(1, ...layers.map(capacity));
   const begin = Math.min(closed - reach, Math.max(0, closed - Math.round(1.25 * reach)));
-  return { begin, end: Math.max(tokens, closed + 1) };
+  return { begin, end: tokens };
+}
+
+/** The contents of a plan's slots before any text is read. */
+export function emptyContents(plan) {
+  const layers = plan.layers.map(({ layer, memory, long, slots }) => ({ layer, mechanism: memory, long, slots, filled: 0, ranges: [], besides: "" }));
+  return { layers, tokens: 0, open: 0, memory_tokens: 0, pieces: [], first_piece: 0 };
 }
 
 /** Tokens that all slots of a layer can stand for. */
@@ -40,7 +46,7 @@ export function Timeline({ contents, at, choose, children }) {
       (layer) => html`<div class="layer" key=${layer.layer}>
         <span class="label"><b>Layer ${layer.layer}</b> ${layer.mechanism}${layer.long && contents.layers.some((each) => !each.long) ? ", long" : ""}</span>
         <div class="track" role="img" aria-label=${describe(layer)} onPointerMove=${point} onPointerDown=${point}>
-          ${layer.slots > 0 && html`<span class="slots" style=${part(Math.max(begin, closed - capacity(layer)), closed)}></span>`}
+          ${layer.slots > 0 && html`<span class="vacant" style=${part(Math.max(begin, closed - capacity(layer)), closed)}></span>`}
           ${layer.ranges.map((range, index) => html`<span key=${index} class=${kind(layer, range)} style=${part(Math.max(begin, range.begin), range.end)}></span>`)}
           ${contents.open > 0 && html`<span class="open" style=${part(closed, contents.tokens)}></span>`}
           ${at !== null && at >= begin && html`<span class=${`at${isHeld(layer, at) ? " held" : ""}`} style=${{ left: part(at + 0.5, at).left }}></span>`}
@@ -81,7 +87,7 @@ function Legend({ layers }) {
     ["long", mixed ? "long-range memory" : "memory", layers.some(({ long }) => long)],
     ["short", mixed ? "short memory" : "memory", layers.some(({ long }) => !long)],
     ["compressed", "compressed memory", layers.some(({ ranges }) => ranges.some(({ rows }) => rows > 1))],
-    ["slots", "empty slots", true],
+    ["vacant", "empty slots", true],
     ["open", "open segment, not in memory yet", true],
   ];
   return html`<p class="legend small muted">${kinds

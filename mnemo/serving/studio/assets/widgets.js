@@ -12,6 +12,11 @@ export function Waiting({ what = "Loading" }) {
   return html`<p class="waiting" role="status">${what} …</p>`;
 }
 
+/** A part that scrolls sideways if it is too wide, also by keyboard. */
+export function Scroll({ label, children }) {
+  return html`<div class="scroll" tabindex="0" role="group" aria-label=${label}>${children}</div>`;
+}
+
 /** A short word on a coloured ground. */
 export function Badge({ kind = "plain", children }) {
   return html`<span class=${`badge ${kind}`}>${children}</span>`;

@@ -3,7 +3,7 @@ import { request } from "../api.js";
 import { html, useEffect, useState } from "../html.js";
 import { address } from "../router.js";
 import { useTheme } from "../theme_switch.js";
-import { Command, Notice, number, useData, Waiting } from "../widgets.js";
+import { Command, Notice, number, Scroll, useData, Waiting } from "../widgets.js";
 import { Answer, Counts } from "./papers.js";
 
 const MOST_ROWS = 200; // rows of a table that are shown
@@ -28,18 +28,18 @@ export default function Experiment({ name, budget }) {
       ${sample.note && html`<p class="small muted">${sample.note}</p>`}</section>`)}
     <section class="card"><h2>How it was measured</h2>
       <dl class="facts">${data.facts.map(([term, value]) => html`<dt key=${`${term}-term`}>${term}</dt><dd key=${term}>${value}</dd>`)}</dl>
-      ${data.notes.length > 0 && html`<h3 class="gap">Differences from the paper</h3><ul>${data.notes.map((note, at) => html`<li key=${at}>${note}</li>`)}</ul>`}
-      <div class="gap"><${Command} label="Measure again">${data.command}</${Command}></div>
+      ${data.notes.length > 0 && html`<h3 class="spaced">Differences from the paper</h3><ul>${data.notes.map((note, at) => html`<li key=${at}>${note}</li>`)}</ul>`}
+      <div class="spaced"><${Command} label="Measure again">${data.command}</${Command}></div>
     </section>`;
 }
 
 function Verdicts({ verdicts }) {
-  return html`<div class="scroll"><table class="stacked verdicts">
+  return html`<${Scroll} label="Verdicts"><table class="stacked verdicts">
     <thead><tr><th>Holds?</th><th>Claim</th><th>Paper</th><th>Ours</th></tr></thead>
     <tbody>${verdicts.map(
       (verdict, at) => html`<tr key=${at}><td class="wide"><${Answer} holds=${verdict.holds} /></td><td class="wide">${verdict.claim}</td>
         <td data-label="Paper">${verdict.paper}</td><td data-label="Ours">${verdict.ours}</td></tr>`,
-    )}</tbody></table></div>`;
+    )}</tbody></table></${Scroll}>`;
 }
 
 function Figure({ figure, of }) {
@@ -77,10 +77,10 @@ function usePicture(path) {
 
 export function Table({ headers, rows }) {
   const cell = (value) => (value === null ? "–" : typeof value === "number" ? number(value) : String(value));
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Table"><table>
+  return html`<${Scroll} label="Table"><table>
     <thead><tr>${headers.map((header, at) => html`<th key=${at} class=${typeof rows[0]?.[at] === "number" ? "number" : ""}>${header}</th>`)}</tr></thead>
     <tbody>${rows.slice(0, MOST_ROWS).map(
       (row, index) => html`<tr key=${index}>${row.map((value, at) => html`<td key=${at} class=${typeof value === "number" ? "number" : ""}>${cell(value)}</td>`)}</tr>`,
     )}</tbody></table>
-    ${rows.length > MOST_ROWS && html`<p class="small muted">The first ${MOST_ROWS} of ${rows.length} rows.</p>`}</div>`;
+    ${rows.length > MOST_ROWS && html`<p class="small muted">The first ${MOST_ROWS} of ${rows.length} rows.</p>`}</${Scroll}>`;
 }

@@ -3,9 +3,11 @@ import { getJson, postJson } from "../api.js";
 import { LineChart } from "../chart.js";
 import { html, useEffect, useState } from "../html.js";
 import { HeldText, TokenWords } from "../memory_text.js";
-import { extentOf, Timeline } from "../memory_timeline.js";
+import { emptyContents, extentOf, Timeline } from "../memory_timeline.js";
 import { address, go } from "../router.js";
-import { amount, bytes, count, Notice, number, useData, Waiting } from "../widgets.js";
+import { amount, bytes, count, Notice, number, Scroll, useData, Waiting } from "../widgets.js";
+
+const MOST_LETTERS = 400_000; // more than the server reads of a text
 
 export default function Memory({ query }) {
   const { data, error } = useData("/studio/api/memory/choices");
@@ -70,11 +72,15 @@ function Choice({ run, data, text, setText, read, busy }) {
   const [slots, setSlots] = useState("");
   const send = (event) => {
     event.preventDefault();
-    read({ text, memory: slots === "" ? null : Number(slots) });
+    read({ text: text.slice(-MOST_LETTERS), memory: slots === "" ? null : Number(slots) });
   };
+  const [problem, setProblem] = useState(null);
   const load = async (event) => {
-    const file = event.target.files[0];
-    if (file) setText(await file.text());
+    const [file] = event.target.files;
+    if (!file) return;
+    const found = await endOfText(file);
+    setProblem(found === null ? `${file.name} is not text in UTF-8.` : null);
+    if (found !== null) setText(found);
   };
   return html`<form class="card" onSubmit=${send}>
     <div class="fields">
@@ -83,16 +89,30 @@ function Choice({ run, data, text, setText, read, busy }) {
         <input id="slots" type="number" min="0" max="65536" step="1" placeholder="as trained" value=${slots} onInput=${(event) => setSlots(event.target.value)} /></div>
       <div class="field"><label for="file">Text file</label><input id="file" type="file" accept=".txt,.md,text/*" onChange=${load} /></div>
     </div>
+    ${problem && html`<${Notice} kind="bad">${problem}</${Notice}>`}
     <details><summary>Text to read: ${count.format(text.length)} characters</summary>
       <div class="field"><label for="text" class="hidden">Text to read</label>
         <textarea id="text" rows="8" value=${text} onInput=${(event) => setText(event.target.value)}></textarea></div></details>
-    <div class="buttons gap"><button class="main" type="submit" disabled=${busy || !text}>${busy ? "Reading …" : "Read the text"}</button></div>
+    <div class="buttons spaced"><button class="main" type="submit" disabled=${busy || !text}>${busy ? "Reading …" : "Read the text"}</button></div>
   </form>`;
+}
+
+/** The end of a text file, as much as the server reads; null if it is not text. */
+async function endOfText(file) {
+  const data = new Uint8Array(await file.slice(Math.max(0, file.size - MOST_LETTERS)).arrayBuffer());
+  const isInside = (byte) => (byte & 0xc0) === 0x80; // the cut may be inside of a character
+  const begin = file.size > MOST_LETTERS ? data.findIndex((byte) => !isInside(byte)) : 0;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(data.subarray(begin));
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null;
+  }
 }
 
 function Picture({ plan, contents, loading }) {
   const [at, setAt] = useState(null);
-  const shown = contents ?? empty(plan);
+  const shown = contents ?? emptyContents(plan);
   useEffect(() => setAt(contents ? start(contents) : null), [contents]);
   return html`
     <dl class="tiles">
@@ -118,19 +138,15 @@ function Picture({ plan, contents, loading }) {
     ${contents?.pieces.length > 0 && html`<section class="card" aria-labelledby="text-title">
       <div class="head"><h2 id="text-title">What is still remembered</h2>
         <span class="muted small held-legend"><span class="level l4">in every layer</span> <span class="level l2">in some</span> <span class="level none">in none</span> <span class="level open">open segment</span></span></div>
-      <${HeldText} contents=${contents} choose=${setAt} /></section>`}`;
+      <${HeldText} contents=${contents} at=${at} choose=${setAt} /></section>`}`;
 }
 
-/** A token in the middle of the longest memory: something that some layers hold and others do not. */
-function start({ layers, tokens, first_piece: first }) {
+/** A token in the middle of the longest memory, which some layers may hold and others not; no white space. */
+function start({ layers, tokens, pieces, first_piece: first }) {
   const oldest = layers.flatMap(({ ranges }) => ranges).sort((one, other) => one.begin - other.begin)[0];
-  return Math.max(first, oldest ? Math.floor((oldest.begin + oldest.end) / 2) : tokens - 1);
-}
-
-/** The plan before any text is read. */
-function empty(plan) {
-  const layers = plan.layers.map((layer) => ({ layer: layer.layer, mechanism: layer.memory, long: layer.long, slots: layer.slots, filled: 0, ranges: [], besides: "" }));
-  return { layers, tokens: 0, open: 0, memory_tokens: 0, pieces: [], first_piece: 0 };
+  const middle = Math.max(first, oldest ? Math.floor((oldest.begin + oldest.end) / 2) : tokens - 1);
+  const shown = pieces.findIndex((piece, at) => at >= middle - first && piece.trim());
+  return shown < 0 ? middle : shown + first;
 }
 
 /** path: of the data; body: what to send there, if anything. */
@@ -158,16 +174,16 @@ function Distances({ data }) {
   return html`<p class="muted small">Share of each layer's attention by the distance to the token that it looks at; each point covers the distances up to
       the next. Mean distance: ${words} tokens.</p>
     <${LineChart} label=${`Attention over distance. Mean distance in tokens: ${words}`} series=${series} xLabel="distance in tokens, plus one" yLabel="% of attention" xLog=${true} height=${300} />
-    <details><summary>Numbers, and the heads that look farthest</summary><div class="scroll"><table>
+    <details><summary>Numbers, and the heads that look farthest</summary><${Scroll} label="Attention over distance, in numbers"><table>
       <thead><tr><th>Distance</th>${data.layers.map((layer) => html`<th key=${layer} class="number">Layer ${layer}</th>`)}</tr></thead>
       <tbody>${data.distances.map((label, index) => html`<tr key=${label}><th scope="row">${label}</th>${data.layers.map((layer, at) => html`<td key=${layer} class="number">${(100 * data.shares[at][index]).toFixed(1)} %</td>`)}</tr>`)}</tbody>
-    </table></div>
-    <p class="small gap">${data.wide_heads.map((head) => `layer ${head.layer}, head ${head.head}: ${number(head.reach)} tokens`).join("; ")}.</p></details>`;
+    </table></${Scroll}>
+    <p class="small spaced">${data.wide_heads.map((head) => `layer ${head.layer}, head ${head.head}: ${number(head.reach)} tokens`).join("; ")}.</p></details>`;
 }
 
 function Alpha({ alpha }) {
   const series = alpha.layers.map((layer, at) => ({ label: `layer ${layer}`, color: `c${at % 8}`, points: alpha.mean[at].map((value, slot) => [slot + 1, value]) }));
-  return html`<h3 class="gap">Alpha by slot</h3>
+  return html`<h3 class="spaced">Alpha by slot</h3>
     <p class="muted small">The weight of a slot's old context against what it sees ahead; 1 keeps the old. Slot 1 is the oldest. Mean of ${alpha.segments} segments.</p>
     <${LineChart} label="Alpha by slot, a line for every layer" series=${series} xLabel="slot" yLabel="alpha" height=${260} />`;
 }

@@ -1,13 +1,14 @@
 // The playground: a model reads a text, shows what surprised it and what its memory saved, and goes on writing.
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { Compare } from "../playground/compare.js";
-import { API, Memory } from "../playground/memory.js";
+import { API, interruption, Memory } from "../playground/memory.js";
 import { MemoryFacts, MemoryNotice, Means, ReadPanel, Work, WritePanel } from "../playground/panels.js";
 import { SCALES } from "../playground/scales.js";
 import { Legend, TextView } from "../playground/text_view.js";
 import { address, go } from "../router.js";
 import { bytes, Notice, useData, Waiting } from "../widgets.js";
 
+const DRAW = 40; // milliseconds between two drawings
 const KEPT = "mnemo-playground"; // the sessions of this tab, for a return to the page
 
 export default function Playground({ query }) {
@@ -118,7 +119,7 @@ function Large({ large, limits, onRead, onClose }) {
 /** One or two memories, whose sessions are in the address, so that a reload or a restarted server loses nothing. */
 function useMemories(start, query) {
   const [, setTimes] = useState(0);
-  const redraw = () => setTimes((times) => times + 1);
+  const redraw = useMemo(() => seldom(() => setTimes((times) => times + 1)), []);
   const make = (label) => new Memory(label, { model: start.models[0].name, page: start.limits.page, changed: redraw });
   const made = useMemo(() => ({ A: make("A"), B: make("B") }), []);
   const [second, setShown] = useState(false);
@@ -145,6 +146,21 @@ function useMemories(start, query) {
     setShown(false);
   };
   return { memories: second ? [made.A, made.B] : [made.A], setSecond, chooseModel };
+}
+
+/** Calls at once, but not more often than every few milliseconds: tokens arrive faster than they can be drawn. */
+function seldom(draw) {
+  let waiting = null;
+  let last = -Infinity;
+  const now = () => {
+    waiting = null;
+    last = performance.now();
+    draw();
+  };
+  return () => {
+    if (performance.now() - last >= DRAW && waiting === null) now();
+    else waiting ??= setTimeout(now, DRAW);
+  };
 }
 
 async function recover(made, query, setShown) {
@@ -181,7 +197,8 @@ function look(memory) {
     await memory.refresh();
     if (memory.info.tokens === tokens || memory.info.busy) return;
     await memory.show(memory.lastPage());
-    memory.say("info", "This session was continued elsewhere, for example in another tab. Its newest text is shown.");
+    if (memory.info.interrupted) memory.say("warn", interruption(memory.info.interrupted));
+    else memory.say("info", "This session was continued elsewhere, for example in another tab. Its newest text is shown.");
   });
 }
 

@@ -1,10 +1,11 @@
 // One run: what it is, its curves, plan, scores, samples, and the commands that go on from it.
 import { LineChart } from "../chart.js";
 import { html } from "../html.js";
+import { emptyContents, Timeline } from "../memory_timeline.js";
 import { address } from "../router.js";
 import { RunCurves } from "../run_curves.js";
 import { useRunEvents } from "../run_events.js";
-import { Command, count, duration, Notice, number, useData, Waiting } from "../widgets.js";
+import { Command, count, duration, Notice, number, Scroll, useData, Waiting } from "../widgets.js";
 import { State } from "./runs.js";
 
 export default function RunDetail({ name }) {
@@ -22,6 +23,7 @@ export default function RunDetail({ name }) {
     <div class="columns">
       <div>
         <section class="card"><h2>Learning curves</h2><${RunCurves} curves=${[curve]} names=${[name]} /></section>
+        <${Plan} name=${name} />
         ${data.sweeps.length > 0 && html`<${Sweeps} data=${data} />`}
         ${data.scores.length + data.answers.length > 0 && html`<${Scores} data=${data} />`}
         <section class="card"><h2>Facts</h2><dl class="facts">
@@ -57,6 +59,15 @@ function Tiles({ run, curve }) {
   </dl>`;
 }
 
+function Plan({ name }) {
+  const { data } = useData(address("api/memory/plan", { run: name }));
+  if (!data) return null;
+  return html`<section class="card"><div class="head"><h2>Memory plan</h2><span class="muted small">${data.words}</span></div>
+    <p class="muted small">The slots of each layer, empty before the first segment of ${count.format(data.segment)} tokens.</p>
+    <${Timeline} contents=${emptyContents(data)} at=${null} choose=${() => {}} />
+    <a href=${address("memory", { run: name })}>See what a text leaves in them</a></section>`;
+}
+
 function Sweeps({ data }) {
   const points = data.sweeps.at(-1);
   return html`<section class="card"><h2>Loss by memory length</h2>
@@ -67,7 +78,7 @@ function Sweeps({ data }) {
 }
 
 function Scores({ data }) {
-  return html`<section class="card"><h2>Scores</h2><div class="scroll"><table>
+  return html`<section class="card"><h2>Scores</h2><${Scroll} label="Scores"><table>
     <thead><tr><th>Split</th><th class="number">${data.curve.unit_words}</th><th class="number">Memory</th><th class="number">Segment</th><th class="number">Tokens</th></tr></thead>
     <tbody>${data.scores.map(
       (score, at) => html`<tr key=${at}><td>${score.split}${score.kind && `, ${score.kind}`}</td><td class="number">${number(score.value)}</td>
@@ -75,7 +86,7 @@ function Scores({ data }) {
     )}${data.answers.map(
       (score, at) => html`<tr key=${`answers${at}`}><td>${score.split}: right answers</td><td class="number">${number(100 * score.answers)} %</td>
         <td class="number">–</td><td class="number">–</td><td class="number">${count.format(score.samples)}</td></tr>`,
-    )}</tbody></table></div></section>`;
+    )}</tbody></table></${Scroll}></section>`;
 }
 
 function Samples({ samples }) {

@@ -1,11 +1,13 @@
 // Runs: a list with live states, curves of the chosen runs, and one run in detail (?run=NAME).
-import { html } from "../html.js";
+import { getJson, postJson } from "../api.js";
+import { html, useEffect, useState } from "../html.js";
 import { address, go } from "../router.js";
 import { useRunEvents } from "../run_events.js";
-import { Badge, bytes, Command, count, duration, Notice, number, Waiting } from "../widgets.js";
+import { Badge, bytes, Command, count, duration, Notice, number, Scroll, Waiting } from "../widgets.js";
 import { RunCurves } from "../run_curves.js";
 import RunDetail from "./run_detail.js";
 
+const DEMO = "/studio/api/demo";
 const MOST = 8; // runs in one chart: as many as there are colours
 const KINDS = {
   "being trained": "live",
@@ -48,7 +50,7 @@ function Overview({ chosen }) {
     <h1>Runs</h1>
     <p class="lead">${summary(own)} Curves grow while a run trains.</p>
     ${error && html`<${Notice} kind="bad">${error.message}</${Notice}>`}
-    ${own.length === 0 && html`<${NoRuns} />`}
+    <${Demo} offer=${own.length === 0} />
     <section class="card" aria-labelledby="curves">
       <h2 id="curves">Learning curves</h2>
       <${RunCurves} curves=${shown.map((name) => curves[name]).filter(Boolean)} names=${shown} />
@@ -67,12 +69,32 @@ function summary(own) {
   return `${own.length} ${own.length === 1 ? "run" : "runs"}, ${training || "none"} in training now.`;
 }
 
-function NoRuns() {
+/** Offers to train the demo if there is no run, and follows it while it trains. */
+function Demo({ offer }) {
+  const [demo, setDemo] = useState({ state: "absent" });
+  const [error, setError] = useState(null);
+  const load = () => getJson(DEMO).then(setDemo, () => {}); // the list reports a lost server
+  const start = () => postJson(DEMO, {}).then((now) => (setError(null), setDemo(now)), setError);
+  useEffect(() => void load(), []);
+  useEffect(() => {
+    const again = demo.state === "training" ? setTimeout(load, 2000) : null;
+    return () => clearTimeout(again);
+  }, [demo]);
+  if (error) return html`<${Notice} kind="bad">${error.message}</${Notice}>`;
+  if (demo.state === "training") return html`<${Notice}><p><b>The demo trains.</b> Its runs appear below, and their curves grow.</p><p class="small muted">${demo.line}</p></${Notice}>`;
+  if (demo.state === "failed") return html`<${Notice} kind="bad">The demo ended with an error: ${demo.line}</${Notice}>`;
+  if (demo.state === "finished") return html`<${Notice} kind="good">The demo is trained. Start the studio again to use its model in the playground; its report is ${demo.line}</${Notice}>`;
+  return offer && html`<${NoRuns} start=${start} />`;
+}
+
+function NoRuns({ start }) {
   return html`<${Notice}>
-    <p><b>Train something and watch it here.</b> The demo trains small models with and without memory in three minutes;
-      your own text takes a little longer. Start one in a terminal, in the folder in which the studio was started:</p>
-    <${Command} label="Demo">mnemo demo</${Command}>
-    <${Command} label="Your text">mnemo train mybook.txt</${Command}>
+    <p><b>Train something and watch it here.</b> The demo trains small models with and without memory, in about three minutes
+      on two CPU cores, and needs no download.</p>
+    <p><button class="main" type="button" onClick=${start}>Train the demo now</button></p>
+    <p>Or in a terminal, in the folder in which the studio was started:</p>
+    <${Command} label="The demo">mnemo demo</${Command}>
+    <${Command} label="Your own text">mnemo train mybook.txt</${Command}>
   </${Notice}>`;
 }
 
@@ -81,11 +103,11 @@ function Table({ runs, shown }) {
     const next = on ? [...shown, name].slice(-MOST) : shown.filter((each) => each !== name);
     go(address("runs", { compare: next }), { replace: true });
   };
-  return html`<div class="scroll"><table class="stacked runs">
+  return html`<${Scroll} label="All runs"><table class="stacked runs">
     <thead><tr><th><span class="hidden">Compare</span></th><th>Run</th><th>State</th><th class="number">Steps</th>
       <th class="number">Best validation</th><th>Memory</th><th>Corpus</th><th class="number">Size</th><th>Written</th></tr></thead>
     <tbody>${runs.map((run) => html`<${Row} key=${run.name} run=${run} at=${shown.indexOf(run.name)} choose=${choose} />`)}</tbody>
-  </table></div>`;
+  </table></${Scroll}>`;
 }
 
 function Row({ run, at, choose }) {

@@ -5,6 +5,7 @@ import { count } from "../widgets.js";
 export const API = "/studio/api/playground";
 const SESSIONS = "/v1/sessions";
 const FILE = { "Content-Type": "application/octet-stream" };
+const MOST_LIVE = 200; // written tokens after which the window is loaded again
 const REFRESH = 400; // milliseconds between two updates of the text while it is being read
 
 export class Memory {
@@ -17,6 +18,7 @@ export class Memory {
     this.work = null; // {kind, tokens, total} while it reads or writes
     this.live = []; // written tokens that no window holds yet
     this.notice = null; // {kind, text}
+    this.goal = null; // number of the window to show while and after it works; null: the last one
     this.revision = 0;
     this.stopping = null;
     this.refreshed = 0;
@@ -61,7 +63,17 @@ export class Memory {
     }
     if (this.info.interrupted) this.say("warn", interruption(this.info.interrupted));
     await this.show(this.lastPage());
+    if (this.info.unmeasured && !this.info.busy) this.resume();
     return true;
+  }
+
+  /** Measure what an interrupted page has left. */
+  async resume() {
+    const { notice } = this;
+    await this.run("measure", () => {
+      this.set({ notice });
+      return this.measure();
+    });
   }
 
   /** Create the session when it is first needed. */
@@ -97,118 +109,120 @@ export class Memory {
     this.set({ info });
   }
 
-  /** Run one request that streams events; errors become notices, and whatever was done before them stays. */
-  async stream(kind, path, options, onEvent, page = null) {
+  /**
+   * Do some work with the session; only one at a time. Errors become notices, and whatever was done before them stays.
+   */
+  async run(kind, action) {
+    if (this.busy) return;
     this.stopping = new AbortController();
-    this.set({ work: { kind, tokens: 0, total: null }, notice: null });
-    let finished = false;
+    this.set({ work: { kind, tokens: 0, total: null }, notice: null, goal: null });
+    let notice = null;
+    let refused = false;
     try {
-      for await (const { data } of events(path, { ...options, signal: this.stopping.signal })) {
-        if (data === "[DONE]") break;
-        const said = JSON.parse(data);
-        if (said.error) throw new Error(said.error.message);
-        if (said.type === "done" || said.object === "session.read") finished = true;
-        await onEvent(said.type, said);
-      }
-      if (!finished) throw new Error("The connection to the server broke off. What was done until then is kept.");
+      await this.ensure();
+      await action();
+      notice = this.notice;
     } catch (error) {
-      if (error.name !== "AbortError") this.say("bad", words(error));
+      refused = error.status !== undefined;
+      notice = error.name === "AbortError" ? { kind: "info", text: stopped(this.work) } : { kind: "bad", text: words(error) };
     }
-    const stopped = !finished && this.stopping.signal.aborted;
-    await this.settle(page);
-    if (stopped) this.say("info", this.stoppedWords(kind));
-    return finished;
+    await this.settle(!refused).catch((error) => {
+      notice ??= { kind: "bad", text: words(error) };
+    });
+    this.set({ work: null, live: [], stopping: null, notice });
   }
 
-  stoppedWords(kind) {
-    const { tokens, total } = this.last ?? { tokens: 0 };
-    const of = total ? ` of ${count.format(total)}` : "";
-    if (kind === "hidden") return "Reading stopped. Nothing of this text is kept; the memory is as it was before.";
-    if (kind === "measure") return "Stopped before everything was measured without memory. Nothing else is affected.";
-    return `${kind === "write" ? "Writing" : "Reading"} stopped after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;
+  /** One request that streams events; throws if it fails, breaks off or is stopped. */
+  async stream(path, options, onEvent) {
+    for await (const { data } of events(path, { method: "POST", ...options, signal: this.stopping.signal })) {
+      if (data === "[DONE]") return;
+      const said = JSON.parse(data);
+      if (said.error) throw new Error(said.error.message);
+      await onEvent(said);
+    }
+    throw new Error("The connection to the server broke off. What was done until then is kept.");
   }
 
   stop() {
     this.stopping?.abort();
   }
 
-  /** Wait until the server has ended the work, and show the result. */
-  async settle(page) {
-    this.last = this.work;
-    try {
-      for (let tries = 0; tries < 40; tries += 1) {
-        await this.refresh();
-        if (!this.info?.busy) break;
-        await new Promise((done) => setTimeout(done, 150));
-      }
-      await this.show(page ?? this.lastPage());
-    } catch (error) {
-      this.say("bad", error.message);
+  /** Show the result; unless the work was refused, wait until the server has ended it. */
+  async settle(wait) {
+    if (!this.id) return;
+    for (let tries = 0; tries < (wait ? 60 : 1); tries += 1) {
+      await this.refresh();
+      if (!this.info.busy) break;
+      await new Promise((done) => setTimeout(done, 150));
     }
-    this.set({ work: null, live: [], stopping: null });
+    await this.show(this.goal ?? this.lastPage());
   }
 
+  /** Read a text, then again without memory. */
   async read(body, name) {
-    return this.guarded(async () => {
-      await this.ensure();
-      const from = this.info.shown;
-      const options = { method: "POST", body, headers: FILE };
-      const path = `${this.path}/read?name=${encodeURIComponent(name)}`;
-      if (await this.stream("read", path, options, (type, said) => this.advance(type, said, from))) await this.measure();
-    });
-  }
-
-  /** Read a long text without showing it: the public route takes texts of any length. */
-  async readHidden(body, name) {
-    return this.guarded(async () => {
-      await this.ensure();
-      const options = { method: "POST", body, headers: FILE };
-      const done = await this.stream("hidden", `${this.session}/read?stream=true`, options, (type, said) => {
-        if (said.object !== "session.progress") return;
-        this.set({ work: { kind: "hidden", tokens: said.tokens, bytes: said.bytes, total_bytes: said.total_bytes } });
+    await this.run("read", async () => {
+      // The window stays where the new text begins: there one starts to read along.
+      this.goal = Math.floor(this.info.shown / this.page);
+      await this.stream(`${this.path}/read?name=${encodeURIComponent(name)}`, { body, headers: FILE }, async ({ type, tokens, total, shown }) => {
+        if (type !== "progress") return;
+        this.info.shown = shown;
+        await this.progress({ kind: "read", tokens, total });
       });
-      if (done) this.say("good", `${name} was read without showing it. The memory now holds ${count.format(this.info.tokens)} tokens.`);
+      await this.refresh();
+      await this.measure();
     });
   }
 
   /** Losses without memory for all tokens that have none yet. */
   async measure() {
-    const page = this.window ? Math.floor(this.window.begin / this.page) : this.lastPage();
-    await this.stream("measure", `${this.path}/measure`, { method: "POST" }, async (type, { tokens, total }) => {
-      if (type !== "progress") return;
-      this.set({ work: { kind: "measure", tokens, total } });
-      if (this.isTime()) await this.show(page);
-    }, page);
+    await this.stream(`${this.path}/measure`, {}, async ({ type, tokens, total }) => {
+      if (type === "progress") await this.progress({ kind: "measure", tokens, total });
+    });
   }
 
-  /** True once in a while. */
-  isTime() {
+  /** Show how far the work is, and its text now and then. */
+  async progress(work) {
+    this.set({ work });
     const now = performance.now();
-    if (now - this.refreshed < REFRESH) return false;
+    if (now - this.refreshed < REFRESH) return;
     this.refreshed = now;
-    return true;
+    await this.show(this.goal ?? this.lastPage());
   }
 
-  async advance(type, { tokens, total, shown }, from) {
-    if (type !== "progress") return;
-    this.set({ work: { kind: "read", tokens, total } });
-    this.info.shown = shown;
-    // The window stays where the new text begins: there one starts to read along.
-    if (this.isTime()) await this.show(Math.floor(from / this.page));
+  /** Read a long text without showing it: the public route takes texts of any length. */
+  async readHidden(body, name) {
+    await this.run("hidden", async () => {
+      await this.stream(`${this.session}/read?stream=true`, { body, headers: FILE }, (said) => {
+        if (said.object !== "session.progress") return;
+        const { tokens, bytes, total_bytes } = said;
+        this.set({ work: { kind: "hidden", tokens, bytes, total_bytes } });
+      });
+      await this.refresh();
+      this.say("good", `${name} was read without showing it. The memory now holds ${count.format(this.info.tokens)} tokens.`);
+    });
   }
 
   async write(settings) {
-    return this.guarded(async () => {
-      await this.ensure();
+    await this.run("write", async () => {
       await this.show(this.lastPage());
-      const options = { method: "POST", body: JSON.stringify(settings), headers: { "Content-Type": "application/json" } };
-      const finished = await this.stream("write", `${this.path}/write`, options, (type, said) => {
-        if (type !== "token") return;
+      const options = { body: JSON.stringify(settings), headers: { "Content-Type": "application/json" } };
+      await this.stream(`${this.path}/write`, options, (said) => {
+        if (said.type !== "token") return;
         this.live.push(said);
-        this.set({ work: { kind: "write", tokens: this.live.length, total: settings.tokens } });
+        this.set({ work: { kind: "write", tokens: this.work.tokens + 1, total: settings.tokens } });
+        if (this.live.length % MOST_LIVE === 0) this.renew(said.at);
       });
-      if (finished) await this.measure();
+      await this.refresh();
+      this.live = [];
+      await this.measure();
     });
+  }
+
+  /** Let the window hold the tokens up to here, so that only few are drawn again with every new one. */
+  async renew(last) {
+    this.info.shown = last + 1;
+    await this.show(this.lastPage()).catch(() => {}); // the next time, or at the end
+    this.set({ live: this.live.filter((token) => token.at >= this.window.end) });
   }
 
   /** Change the number of slots of the long-range layers; of quick changes only the last one counts. */
@@ -279,12 +293,19 @@ export class Memory {
   }
 }
 
+function stopped({ kind, tokens, total }) {
+  if (kind === "hidden") return "Reading stopped. Nothing of this text is kept; the memory is as it was before.";
+  if (kind === "measure") return "Stopped before everything was measured without memory. Nothing else is affected.";
+  const of = total ? ` of ${count.format(total)}` : "";
+  return `${kind === "write" ? "Writing" : "Reading"} stopped after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;
+}
+
 function words(error) {
   const busy = error.status === 409 && error.message.includes("busy");
   return busy ? "Another tab or program is using this session at the moment. Try again when it has finished; nothing was changed." : error.message;
 }
 
-function interruption({ kind, name, tokens, total }) {
+export function interruption({ kind, name, tokens, total }) {
   const what = kind === "write" ? "Writing" : `Reading ${name || "the text"}`;
   const of = total ? ` of ${count.format(total)}` : "";
   return `${what} stopped when its page was closed, after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;
