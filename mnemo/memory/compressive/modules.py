@@ -223,7 +223,8 @@ class CompressiveStage(Stage):
 
     def extent(self, state: CompressiveState) -> Extent:
         filled = state.length, state.compressed_length
-        return Extent(state.hidden.shape[1], further=state.compressed.shape[1], filled=filled)
+        further, rows = state.compressed.shape[1], self.config.ratio
+        return Extent(state.hidden.shape[1], further=further, filled=filled, further_rows=rows)
 
     def resize(self, state: CompressiveState, length: int) -> CompressiveState:
         if length > state.hidden.shape[1] and bool((state.compressed_length > 0).any()):
