@@ -106,6 +106,7 @@ class SessionFolder:
                     save_state(model, self._file(number, MEMORY), session.state)
                 log.touch()
                 atomic.sync(log)
+                atomic.sync(self.path)  # a snapshot never exists without its log
                 write_json(facts, to_json(session.facts))
         except StorageFailed:
             with suppress(OSError):  # else a restart would continue from a request that was refused
