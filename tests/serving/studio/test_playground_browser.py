@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.browser import launched
 from helpers.http_server import RunningServer, running, serial
 from helpers.sessions import random_run
+from playwright.sync_api import expect
 
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.recipes.recipe import TrainConfig
@@ -23,14 +24,11 @@ from mnemo.serving.studio import StudioSettings, studio_routes
 from mnemo.session.session import Session
 from mnemo.session.text_run import OpenedRun
 
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
 expect.set_options(timeout=30_000)
 
 TEXT = "The keeper of the lighthouse wrote it down. The keeper of the lighthouse wrote it down again. – Yes.\n"
 LONG = TEXT * 4000
 SEGMENT = 32
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def visible_run(seed: int = 0) -> OpenedRun:
@@ -48,14 +46,8 @@ OPENED = visible_run()
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
-    with playwright.sync_playwright() as started:
-        try:
-            opened = started.chromium.launch(executable_path=found)
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium: {str(error).splitlines()[0]}")
-        yield opened
-        opened.close()
+    with launched() as browser:
+        yield browser
 
 
 class Studio:
