@@ -276,13 +276,17 @@ def test_two_memories_side_by_side(tab: Any) -> None:
 def test_the_slider_changes_the_memory_length(tab: Any) -> None:
     read(tab)
     slider = tab.get_by_role("slider")
-    before = slider.get_attribute("aria-valuetext")
+    expect(slider).to_have_attribute("aria-valuetext", "5 slots, as in training")
     slider.focus()
+    for _ in range(2):
+        tab.keyboard.press("ArrowRight")
+    expect(slider).to_have_attribute("aria-valuetext", "20 slots")
+    slots = memory(tab).get_by_role("listitem").filter(has_text="long-range")
+    expect(slots).to_contain_text("/ 20")
     for _ in range(3):
         tab.keyboard.press("ArrowLeft")
-    expect(slider).not_to_have_attribute("aria-valuetext", before)
-    words = slider.get_attribute("aria-valuetext").split(" slots")[0]
-    expect(memory(tab).get_by_role("listitem").filter(has_text="long-range")).to_contain_text(f"/ {words}")
+    expect(slots).to_contain_text("/ 2")
+    expect(slider).to_be_enabled()
     expect(tab.get_by_role("alert")).to_have_count(0)
 
 
@@ -516,9 +520,10 @@ def test_pictures(
         if "compare" in name:
             compare(tab)
         else:
-            place = tab.locator("#reading").input_value().rindex("Ezekiel Montague") + 2
+            place = tab.locator("#reading").input_value().rindex("Ezekiel Montague") + 12
             tab.locator(f".memory [data-at='{place}']").hover()
             expect(tab.locator(".details")).to_contain_text("% to memory")
+        tab.evaluate("scrollTo(0, 0)")
         save_picture(tab, Path(folder) / f"studio-{name}.png", {"playground-compare": 1790}.get(name, 1420))
         context.close()
 
