@@ -54,14 +54,15 @@ def run(args: Args) -> int:
 
 def default_models(runs: Path) -> tuple[str, ...]:
     """The run that was trained last, the model that comes with mnemo and the demo's, if they were trained on text."""
-    folders = dict.fromkeys((default_run(runs), shipped_model(DEFAULT), runs / DEMO))
-    named = {("demo" if folder == runs / DEMO else folder.name): folder for folder in folders if _can_be_served(folder)}
+    demo, shipped = runs / DEMO, shipped_model(DEFAULT)
+    folders = dict.fromkeys((default_run(runs), *([] if shipped is None else [shipped]), demo))
+    named = {("demo" if folder == demo else folder.name): folder for folder in folders if _can_be_served(folder)}
     return tuple(f"{name}={folder}" for name, folder in named.items())
 
 
-def _can_be_served(folder: Path | None) -> bool:
+def _can_be_served(folder: Path) -> bool:
     try:
-        return folder is not None and (folder / TOKENIZER).is_file() and bool(load_header(folder))
+        return (folder / TOKENIZER).is_file() and bool(load_header(folder))
     except MnemoError:
         return False  # a damaged run must not keep the studio from starting: the page Runs shows the reason
 

@@ -103,7 +103,7 @@ class SessionFolder:
             with storage_errors():
                 log.unlink(missing_ok=True)  # of an attempt that failed
                 if session.facts.tokens:
-                    model.save(self._file(number, MEMORY), session.state)
+                    save_state(model, self._file(number, MEMORY), session.state)
                 log.touch()
                 atomic.sync(log)
                 write_json(facts, to_json(session.facts))
@@ -205,9 +205,14 @@ def storage_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageFailed(f"the request was not kept: cannot write to the disk ({error.strerror or error})") from None
-    except MnemoError as error:  # of the writer of memory files, with a path of this machine
-        reason = str(error).rpartition(": ")[2]
-        raise StorageFailed(f"the request was not kept: cannot write to the disk ({reason})") from None
+
+
+def save_state(model: SessionModel, path: Path, state: Any) -> None:
+    """Write a memory file; a full or failing disk is an error without a path of this machine."""
+    try:
+        model.save(path, state)
+    except MnemoError as error:
+        raise OSError(str(error).rpartition(": ")[2]) from None
 
 
 def _link(source: Path, target: Path) -> None:

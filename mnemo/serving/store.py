@@ -44,7 +44,7 @@ from mnemo.serving.session_errors import (
     SessionUnavailable,
     TooManySessions,
 )
-from mnemo.serving.session_folder import SessionFolder, storage_errors
+from mnemo.serving.session_folder import SessionFolder, save_state, storage_errors
 from mnemo.serving.session_model import Lengths, SessionModel
 from mnemo.serving.session_work import Work
 from mnemo.serving.settings import Settings
@@ -199,7 +199,7 @@ class SessionStore:
         if not facts.tokens:
             raise SessionError("there is nothing to save: no text has been read yet")
         with storage_errors():
-            self.model_of(session_id).save(path, state)
+            save_state(self.model_of(session_id), path, state)
 
     def fork(self, session_id: str, *, name: str | None = None, seed: int | None = None) -> str:
         """Copy a session, and return the copy's id; `seed`: other random numbers, None: the same ones go on."""

@@ -239,7 +239,8 @@ def campaign(kills: int, num_clients: int, seed: int, folder: Path, say: Callabl
     clients = [Client(random.Random(f"{seed} {number}"), reference) for number in range(num_clients)]
     while True:
         kind = chance.choice(["time", "operation", "operation", "start"]) if found.total() < kills else "last"
-        process, url = session_process.start(folder / "store", chance.randint(1, chance.choice([30, 300])), armed=kind == "start")
+        operation = chance.randint(1, chance.choice([30, 300]))
+        process, url = session_process.start(folder / "store", operation, armed=kind == "start")
         try:
             compare_all(url, clients, folder)
         except GONE:

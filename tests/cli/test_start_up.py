@@ -55,6 +55,9 @@ MISTAKES = {
     "mnemo prepare nosuch": TEXT_LIBRARIES,
     "mnemo verify nosuch": TEXT_LIBRARIES,
     "mnemo convert . out --memory -1": NOTHING,
+    "mnemo serve nosuch": NOTHING,
+    "mnemo studio nosuch": NOTHING,
+    "mnemo studio --host 0.0.0.0": NOTHING,
 }
 """Commands, and the heavy libraries that may be imported for their errors; `run` is a run whose corpus is missing."""
 ANSWERS = (

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 PLACES = (
@@ -29,8 +29,8 @@ MISSING = (
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 LONGEST_WAIT = 60_000
 """Milliseconds; tests wait no longer than needed, and machines can be busy."""
-PHONE = {"width": 360, "height": 740}
-DESKTOP = {"width": 1280, "height": 860}
+PHONE: ViewportSize = {"width": 360, "height": 740}
+DESKTOP: ViewportSize = {"width": 1280, "height": 860}
 
 
 def find_chromium(playwrights_own: str = "") -> str | None:

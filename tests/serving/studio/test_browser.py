@@ -257,6 +257,19 @@ def test_memory_shows_what_fills_the_slots(desktop: Watched) -> None:
     expect(long).to_have_accessible_name("Layer 3, XL: 256 of 256 slots filled, with tokens 1792 to 2047")
 
 
+def test_memory_of_files(desktop: Watched, tmp_path: Path) -> None:
+    page = opened(desktop, "memory")
+    chooser = page.get_by_label("Text file")
+    (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 10)
+    chooser.set_input_files(tmp_path / "picture.png")
+    expect(page.get_by_role("alert")).to_have_text("picture.png is not text in UTF-8.")
+    (tmp_path / "long.txt").write_text("ä" * 300_000 + "the end", encoding="utf-8")
+    chooser.set_input_files(tmp_path / "long.txt")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.locator("summary").first).to_contain_text("200,00")
+    page.get_by_label("Text file").set_input_files([])
+
+
 def test_memory_of_an_unusable_run_says_why(desktop: Watched) -> None:
     page = desktop.open("/studio/memory?run=damaged")
     expect(page.get_by_role("alert").first).to_contain_text("recipe.json")
@@ -308,3 +321,17 @@ def test_no_results_and_no_such_page(browser: Browser, tmp_path: Path) -> None:
         watch.open("/studio/nosuch")
         expect(page.get_by_role("heading", level=1)).to_have_text("No such page")
         watch.problems.clear()  # the browser's note about the answer 404
+
+
+def test_the_playground_shows_the_example(desktop: Watched, pictures: Path | None) -> None:
+    page = desktop.open("/studio/playground")
+    page.get_by_role("button", name="Example").click()
+    page.get_by_role("button", name="Read", exact=True).click()
+    expect(page.get_by_role("button", name="Save memory")).to_be_enabled()
+    expect(page.locator(".tokens")).not_to_be_empty()
+    page.get_by_label("Saved by memory").check()
+    assert overflow(page) == 0
+    if pictures is not None:
+        page.locator("[aria-busy=true]").wait_for(state="detached")
+        page.wait_for_timeout(3000)  # the losses without memory are computed in the background
+        save_picture(page, pictures / "studio-playground.png", 1150)

@@ -7,7 +7,7 @@ export function extentOf({ layers, tokens, open }) {
   const closed = tokens - open;
   const reach = Math.max(1, ...layers.map(capacity));
   const begin = Math.min(closed - reach, Math.max(0, closed - Math.round(1.25 * reach)));
-  return { begin, end: Math.max(tokens, closed + 1) };
+  return { begin, end: tokens };
 }
 
 /** The contents of a plan's slots before any text is read. */

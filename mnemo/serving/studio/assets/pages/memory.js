@@ -7,6 +7,8 @@ import { emptyContents, extentOf, Timeline } from "../memory_timeline.js";
 import { address, go } from "../router.js";
 import { amount, bytes, count, Notice, number, Scroll, useData, Waiting } from "../widgets.js";
 
+const MOST_LETTERS = 400_000; // more than the server reads of a text
+
 export default function Memory({ query }) {
   const { data, error } = useData("/studio/api/memory/choices");
   const session = data?.sessions.find(({ id }) => id === query.get("session"));
@@ -70,11 +72,15 @@ function Choice({ run, data, text, setText, read, busy }) {
   const [slots, setSlots] = useState("");
   const send = (event) => {
     event.preventDefault();
-    read({ text, memory: slots === "" ? null : Number(slots) });
+    read({ text: text.slice(-MOST_LETTERS), memory: slots === "" ? null : Number(slots) });
   };
+  const [problem, setProblem] = useState(null);
   const load = async (event) => {
-    const file = event.target.files[0];
-    if (file) setText(await file.text());
+    const [file] = event.target.files;
+    if (!file) return;
+    const found = await endOfText(file);
+    setProblem(found === null ? `${file.name} is not text in UTF-8.` : null);
+    if (found !== null) setText(found);
   };
   return html`<form class="card" onSubmit=${send}>
     <div class="fields">
@@ -83,11 +89,25 @@ function Choice({ run, data, text, setText, read, busy }) {
         <input id="slots" type="number" min="0" max="65536" step="1" placeholder="as trained" value=${slots} onInput=${(event) => setSlots(event.target.value)} /></div>
       <div class="field"><label for="file">Text file</label><input id="file" type="file" accept=".txt,.md,text/*" onChange=${load} /></div>
     </div>
+    ${problem && html`<${Notice} kind="bad">${problem}</${Notice}>`}
     <details><summary>Text to read: ${count.format(text.length)} characters</summary>
       <div class="field"><label for="text" class="hidden">Text to read</label>
         <textarea id="text" rows="8" value=${text} onInput=${(event) => setText(event.target.value)}></textarea></div></details>
     <div class="buttons spaced"><button class="main" type="submit" disabled=${busy || !text}>${busy ? "Reading …" : "Read the text"}</button></div>
   </form>`;
+}
+
+/** The end of a text file, as much as the server reads; null if it is not text. */
+async function endOfText(file) {
+  const data = new Uint8Array(await file.slice(Math.max(0, file.size - MOST_LETTERS)).arrayBuffer());
+  const isInside = (byte) => (byte & 0xc0) === 0x80; // the cut may be inside of a character
+  const begin = file.size > MOST_LETTERS ? data.findIndex((byte) => !isInside(byte)) : 0;
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(data.subarray(begin));
+    return text.includes("\0") ? null : text;
+  } catch {
+    return null;
+  }
 }
 
 function Picture({ plan, contents, loading }) {
@@ -121,10 +141,12 @@ function Picture({ plan, contents, loading }) {
       <${HeldText} contents=${contents} at=${at} choose=${setAt} /></section>`}`;
 }
 
-/** A token in the middle of the longest memory: something that some layers hold and others do not. */
-function start({ layers, tokens, first_piece: first }) {
+/** A token in the middle of the longest memory, which some layers may hold and others not; no white space. */
+function start({ layers, tokens, pieces, first_piece: first }) {
   const oldest = layers.flatMap(({ ranges }) => ranges).sort((one, other) => one.begin - other.begin)[0];
-  return Math.max(first, oldest ? Math.floor((oldest.begin + oldest.end) / 2) : tokens - 1);
+  const middle = Math.max(first, oldest ? Math.floor((oldest.begin + oldest.end) / 2) : tokens - 1);
+  const shown = pieces.findIndex((piece, at) => at >= middle - first && piece.trim());
+  return shown < 0 ? middle : shown + first;
 }
 
 /** path: of the data; body: what to send there, if anything. */
