@@ -115,7 +115,7 @@ class Playground:
             "shown": len(transcript),
             "busy": store.is_busy(place.session),
             "unmeasured": sum(len(piece) - 1 for piece in unmeasured(transcript)),
-            "interrupted": self.interrupted.pop(place.session, None),
+            "interrupted": self.interrupted.get(place.session),
             "memory": {
                 "groups": [group._asdict() for group in use.groups()],
                 "memory_tokens": use.memory_tokens,
@@ -152,6 +152,8 @@ class Playground:
 
     async def _events(self, server: Server, work: Work) -> AsyncIterator[dict[str, Any]]:
         """The events of some work, then the session after it."""
+        if work.kind != "measure":
+            self.interrupted.pop(work.place.session, None)
         try:
             with server.admitted():
                 async with aclosing(work.events()) as events:  # type: ignore[type-var]

@@ -303,7 +303,7 @@ def test_a_reader_that_disconnects_leaves_what_was_read(client: Client) -> None:
     assert client.write(session, 12, temperature=0) == other.generate(12)
 
 
-def test_the_page_is_informed_once_about_an_interruption(client: Client) -> None:
+def test_the_page_is_informed_about_an_interruption_until_the_next_work(client: Client) -> None:
     session = client.new()
     with client.http.stream("POST", f"/sessions/{session}/read?name=book", content=TEXT * 400) as answer:
         next(answer.iter_lines())
@@ -315,6 +315,8 @@ def test_the_page_is_informed_once_about_an_interruption(client: Client) -> None
 
     wait_for(interrupted)
     assert found[-1]["kind"] == "read" and found[-1]["name"] == "book" and found[-1]["total"] == len(TEXT) * 400
+    assert client.get(f"/sessions/{session}")["interrupted"] == found[-1]
+    client.write(session)
     assert client.get(f"/sessions/{session}")["interrupted"] is None
 
 

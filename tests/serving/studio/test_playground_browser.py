@@ -1,4 +1,8 @@
-"""The playground in a real browser: reading, colours, writing, forks, memory files, and every kind of wrong input."""
+"""The playground in a real browser: reading, colours, writing, forks, memory files, and every kind of wrong input.
+
+`pytest tests/serving/studio/test_playground_browser.py --pictures docs/pictures` also writes the pictures of the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.browser import launched
+from helpers.browser import DESKTOP, LONGEST_WAIT, PHONE, launched, overflow, save_picture, violations
 from helpers.http_server import RunningServer, running, serial
 from helpers.sessions import random_run
-from playwright.sync_api import expect
+from helpers.studio_server import studio_server
+from playwright.sync_api import Browser, expect
 
 from mnemo.data.tokenizers import ByteTokenizer
 from mnemo.recipes.recipe import TrainConfig
@@ -24,7 +29,7 @@ from mnemo.serving.studio import StudioSettings, studio_routes
 from mnemo.session.session import Session
 from mnemo.session.text_run import OpenedRun
 
-expect.set_options(timeout=30_000)
+pytestmark = pytest.mark.slow
 
 TEXT = "The keeper of the lighthouse wrote it down. The keeper of the lighthouse wrote it down again. – Yes.\n"
 LONG = TEXT * 4000
@@ -45,7 +50,7 @@ OPENED = visible_run()
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[Browser]:
     with launched() as browser:
         yield browser
 
@@ -75,7 +80,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Studio, R
 def tab(browser: Any, studio: tuple[Studio, RunningServer]) -> Iterator[Any]:
     """An empty playground; errors of its scripts fail the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(LONGEST_WAIT)
     tab, problems = open_tab(context, studio[1].url)
     yield tab
     context.close()
@@ -83,6 +88,7 @@ def tab(browser: Any, studio: tuple[Studio, RunningServer]) -> Iterator[Any]:
 
 
 def open_tab(context: Any, url: str, path: str = "/studio/playground") -> tuple[Any, list[str]]:
+    expect.set_options(timeout=LONGEST_WAIT)
     tab, problems = context.new_page(), []
     tab.on("pageerror", lambda error: problems.append(str(error)))
     refused = re.compile("Content Security Policy")
@@ -270,13 +276,17 @@ def test_two_memories_side_by_side(tab: Any) -> None:
 def test_the_slider_changes_the_memory_length(tab: Any) -> None:
     read(tab)
     slider = tab.get_by_role("slider")
-    before = slider.get_attribute("aria-valuetext")
+    expect(slider).to_have_attribute("aria-valuetext", "5 slots, as in training")
     slider.focus()
+    for _ in range(2):
+        tab.keyboard.press("ArrowRight")
+    expect(slider).to_have_attribute("aria-valuetext", "20 slots")
+    slots = memory(tab).get_by_role("listitem").filter(has_text="long-range")
+    expect(slots).to_contain_text("/ 20")
     for _ in range(3):
         tab.keyboard.press("ArrowLeft")
-    expect(slider).not_to_have_attribute("aria-valuetext", before)
-    words = slider.get_attribute("aria-valuetext").split(" slots")[0]
-    expect(memory(tab).get_by_role("listitem").filter(has_text="long-range")).to_contain_text(f"/ {words}")
+    expect(slots).to_contain_text("/ 2")
+    expect(slider).to_be_enabled()
     expect(tab.get_by_role("alert")).to_have_count(0)
 
 
@@ -394,7 +404,7 @@ def test_a_page_closed_in_the_middle_keeps_what_was_read(tab: Any, studio: tuple
 def test_a_restarted_server_goes_on(browser: Any, tmp_path: Path) -> None:
     made = Studio(tmp_path)
     context = browser.new_context()
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(LONGEST_WAIT)
     with made.serve() as server:
         tab, problems = open_tab(context, server.url)
         read(tab)
@@ -432,17 +442,20 @@ def test_coming_back_to_the_page_finds_the_session(tab: Any) -> None:
 def test_a_phone_shows_everything_without_scrolling_sideways(
     browser: Any, studio: tuple[Studio, RunningServer], scheme: str
 ) -> None:
-    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    context = browser.new_context(viewport=PHONE, color_scheme=scheme)
     tab, problems = open_tab(context, studio[1].url)
+    assert violations(tab) == []
     read(tab)
     tab.get_by_role("button", name="Fork").click()
     expect(memory(tab, "Memory B")).to_be_visible()
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-    small = tab.evaluate(
-        "[...document.querySelectorAll('main button, main select, main input:not(.hidden):not([type=radio])')]"
-        ".filter(each => each.getBoundingClientRect().height < 24 && each.type !== 'range').length"
-    )
-    assert small == 0
+    tab.locator("#comparing").fill("The keeper")
+    tab.get_by_role("button", name="Measure").click()
+    tab.locator(".result .t").nth(2).hover()
+    expect(tab.locator(".result")).to_contain_text("“e”: ")
+    tab.locator(".memory .t").nth(60).hover()
+    expect(tab.locator(".details").first).to_contain_text("% to memory")
+    assert overflow(tab) <= 0
+    assert violations(tab) == []
     context.close()
     assert not problems
 
@@ -484,3 +497,48 @@ name => {
   return found;
 }
 """
+
+
+@pytest.mark.parametrize("name", ["details", "compare"])
+def test_pictures(
+    browser: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, name: str
+) -> None:
+    """Pictures with the model that comes with the package; only on demand, because it takes longer."""
+    folder = request.config.getoption("--pictures")
+    if folder is None:
+        pytest.skip("needs --pictures")
+    with studio_server(tmp_path_factory.mktemp("pictures")) as server:
+        context = browser.new_context(viewport=DESKTOP)
+        tab, _ = open_tab(context, server.url)
+        tab.get_by_role("button", name="Example").click()
+        expect(tab.locator("#reading")).not_to_be_empty()
+        tab.get_by_role("button", name="Read", exact=True).click()
+        finished(tab)
+        tab.locator("#set-tokens").fill("120")
+        tab.get_by_label("Saved by memory").check()
+        if name == "compare":
+            compare(tab)
+        else:
+            place = tab.locator("#reading").input_value().rindex("Ezekiel Montague") + 12
+            tab.locator(f".memory [data-at='{place}']").hover()
+            expect(tab.locator(".details")).to_contain_text("% to memory")
+        tab.evaluate("scrollTo(0, 0)")
+        save_picture(tab, Path(folder) / f"studio-playground-{name}.png", {"compare": 1900, "details": 1420}[name])
+        context.close()
+
+
+def compare(tab: Any) -> None:
+    """Fork, shorten the second memory, write with both and measure both on a sentence."""
+    tab.get_by_role("button", name="Fork").click()
+    slider = memory(tab, "Memory B").get_by_role("slider")
+    slider.focus()
+    for _ in range(4):
+        tab.keyboard.press("ArrowLeft")
+    expect(slider).to_have_attribute("aria-valuetext", "64 slots")
+    tab.get_by_role("button", name="Write", exact=True).click()
+    finished(tab)
+    tab.locator("#comparing").fill(
+        "The Merry Magpie is home. The Saint Brannoc is home. Wilfrid Oake carries the milk."
+    )
+    tab.get_by_role("button", name="Measure").click()
+    expect(tab.locator(".result")).to_contain_text("After memory A")

@@ -1,7 +1,7 @@
 // The playground: a model reads a text, shows what surprised it and what its memory saved, and goes on writing.
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { Compare } from "../playground/compare.js";
-import { API, Memory } from "../playground/memory.js";
+import { API, interruption, Memory } from "../playground/memory.js";
 import { MemoryFacts, MemoryNotice, Means, ReadPanel, Work, WritePanel } from "../playground/panels.js";
 import { SCALES } from "../playground/scales.js";
 import { Legend, TextView } from "../playground/text_view.js";
@@ -93,7 +93,7 @@ function Column({ memory, start, model, scale, alone, onFork, onClose }) {
         ${memory.label === "A" && html`<button type="button" disabled=${memory.busy || !alone} onClick=${onFork} title="Continue from here in two ways">Fork</button>`}
         <button type="button" disabled=${memory.busy || empty} onClick=${save}>Save memory</button>
         <button type="button" disabled=${memory.busy} onClick=${() => chooser.current.click()}>Load memory</button>
-        <input class="hidden" type="file" ref=${chooser} tabindex="-1" aria-label=${`Memory file for memory ${memory.label}`} onChange=${load} />
+        <input hidden type="file" ref=${chooser} aria-label=${`Memory file for memory ${memory.label}`} onChange=${load} />
         <button type="button" disabled=${memory.busy || (empty && !memory.id)} onClick=${() => memory.guarded(() => memory.forget())}>Start again</button>
         ${memory.label === "B" && html`<button type="button" disabled=${memory.busy} onClick=${onClose}>Close</button>`}
       </div>
@@ -197,7 +197,8 @@ function look(memory) {
     await memory.refresh();
     if (memory.info.tokens === tokens || memory.info.busy) return;
     await memory.show(memory.lastPage());
-    memory.say("info", "This session was continued elsewhere, for example in another tab. Its newest text is shown.");
+    if (memory.info.interrupted) memory.say("warn", interruption(memory.info.interrupted));
+    else memory.say("info", "This session was continued elsewhere, for example in another tab. Its newest text is shown.");
   });
 }
 

@@ -3,8 +3,8 @@ import { postJson } from "../api.js";
 import { html, useMemo, useState } from "../html.js";
 import { Notice, number } from "../widgets.js";
 import { API } from "./memory.js";
-import { shade, units } from "./scales.js";
-import { Legend } from "./text_view.js";
+import { units } from "./scales.js";
+import { bits, Legend, quoted, Tokens } from "./text_view.js";
 
 export function Compare({ memories, edges, unit, busy }) {
   const [text, setText] = useState("");
@@ -17,7 +17,8 @@ export function Compare({ memories, edges, unit, busy }) {
     setError(null);
     try {
       for (const memory of memories) await memory.ensure();
-      setFound(await postJson(`${API}/compare`, { sessions: memories.map((memory) => memory.id), text }));
+      const answer = await postJson(`${API}/compare`, { sessions: memories.map((memory) => memory.id), text });
+      setFound((before) => ({ ...answer, number: (before?.number ?? 0) + 1 }));
     } catch (problem) {
       setError(problem.message);
     }
@@ -31,23 +32,24 @@ export function Compare({ memories, edges, unit, busy }) {
       placeholder="For example a sentence that repeats something which only one of them has read"></textarea>
     <div class="buttons"><button type="submit" disabled=${!text || busy || working}>${working ? "Measuring …" : "Measure"}</button></div>
     ${error && html`<${Notice} kind="bad">${error}</${Notice}>`}
-    ${found && html`<${Result} found=${found} edges=${edges} unit=${unit} />`}
+    ${found && html`<${Result} key=${found.number} found=${found} edges=${edges} unit=${unit} />`}
   </form>`;
 }
 
 function Result({ found, edges, unit }) {
   const shown = useMemo(() => units({ ...found, begin: 0, bits: found.bits[0], without: found.bits[1], written: [], openings: [], gaps: [] }), [found]);
+  const [current, setCurrent] = useState(null);
   const [a, b] = found.mean;
   const better = Math.abs(a - b) < 0.0005 ? "Both memories predict it equally well." : `Memory ${a < b ? "A" : "B"} saves ${number(Math.abs(a - b))} bits per ${unit}.`;
-  return html`<div class="result" role="status">
-    <p>After memory A: <b>${number(a)}</b> bits per ${unit}; after memory B: <b>${number(b)}</b>. ${better}</p>
+  return html`<div class="result">
+    <p role="status">After memory A: <b>${number(a)}</b> bits per ${unit}; after memory B: <b>${number(b)}</b>. ${better}</p>
     <${Legend} scale="saved" edges=${edges} what="Bits that A saves against B" />
-    <div class="tokens saved short" tabindex="0" role="group" aria-label="The text, coloured by the difference">
-      ${shown.map((one) => html`<span key=${one.at} class=${`t ${shade(one, "saved", edges)}`} title=${words(one)}>${one.text}</span>`)}
-    </div>
+    <${Tokens} label="The text, coloured by the difference" shown=${shown} scale="saved" edges=${edges} short current=${current}
+      setCurrent=${setCurrent} />
+    <p class="small" aria-live="polite">${current === null ? "" : values(shown[current])}</p>
   </div>`;
 }
 
-function words({ bits, without }) {
-  return bits === null || without === null ? "" : `A: ${bits.toFixed(2)} bits, B: ${without.toFixed(2)} bits`;
+function values({ text, bits: first, without: second, saved }) {
+  return `${quoted(text)}: ${bits(first)} after A, ${bits(second)} after B; A saves ${bits(saved, true)}`;
 }

@@ -63,7 +63,17 @@ export class Memory {
     }
     if (this.info.interrupted) this.say("warn", interruption(this.info.interrupted));
     await this.show(this.lastPage());
+    if (this.info.unmeasured && !this.info.busy) this.resume();
     return true;
+  }
+
+  /** Measure what an interrupted page has left. */
+  async resume() {
+    const { notice } = this;
+    await this.run("measure", () => {
+      this.set({ notice });
+      return this.measure();
+    });
   }
 
   /** Create the session when it is first needed. */
@@ -220,7 +230,7 @@ export class Memory {
     this.length = length;
     this.changed();
     if (!this.id || this.resizing) return;
-    this.resizing = true;
+    this.set({ resizing: true });
     await this.guarded(async () => {
       let sent;
       do {
@@ -231,7 +241,7 @@ export class Memory {
       } while (sent !== this.length);
       this.say(null, null);
     });
-    this.resizing = false;
+    this.set({ resizing: false });
   }
 
   /** The file of the memory: {name, blob}. */
@@ -295,7 +305,7 @@ function words(error) {
   return busy ? "Another tab or program is using this session at the moment. Try again when it has finished; nothing was changed." : error.message;
 }
 
-function interruption({ kind, name, tokens, total }) {
+export function interruption({ kind, name, tokens, total }) {
   const what = kind === "write" ? "Writing" : `Reading ${name || "the text"}`;
   const of = total ? ` of ${count.format(total)}` : "";
   return `${what} stopped when its page was closed, after ${count.format(tokens)}${of} tokens. The memory holds everything up to there.`;

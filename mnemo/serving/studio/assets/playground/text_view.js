@@ -9,7 +9,7 @@ const DETAIL_DELAY = 200; // milliseconds on a token before the server is asked 
 const MEANING = { surprise: "Bits of surprise", saved: "Bits saved by memory; − where memory was harmful" };
 
 export function Legend({ scale, edges, what = MEANING[scale] }) {
-  return html`<div class=${`legend ${scale}`}><span class="muted">${what}</span>
+  return html`<div class=${`shades ${scale}`}><span class="muted">${what}</span>
     <ul>${legend(scale, edges).map(([name, words]) => html`<li key=${words}><i class=${`swatch ${name}`}></i>${words}</li>`)}</ul>
   </div>`;
 }
@@ -23,8 +23,8 @@ export function TextView({ memory, scale, edges }) {
   const onLastPage = !window || window.end >= window.total;
   return html`
     <${Overview} memory=${memory} scale=${scale} edges=${edges} />
-    <${Tokens} memory=${memory} shown=${shown} live=${onLastPage ? live : []} scale=${scale} edges=${edges}
-      current=${current} setCurrent=${setCurrent} />
+    <${Tokens} label=${`Text of memory ${memory.label}`} shown=${shown} live=${onLastPage ? live : []} scale=${scale} edges=${edges}
+      writing=${memory.work?.kind === "write"} current=${current} setCurrent=${setCurrent} />
     <${Pager} memory=${memory} />
     <${Details} memory=${memory} unit=${current === null ? null : shown[current]} />
   `;
@@ -38,7 +38,8 @@ function Empty({ memory }) {
   return html`<p class="empty muted">Nothing has been read yet. Drop a file, paste a text, or take the example.</p>`;
 }
 
-function Tokens({ memory, shown, live, scale, edges, current, setCurrent }) {
+/** Coloured tokens; pointing at one, or going there by arrow keys, makes it the current one. `live`: further ones. */
+export function Tokens({ label, shown, live = [], scale, edges, writing = false, short = false, current, setCurrent }) {
   const box = useRef(null);
   const spans = useMemo(() => shown.map((unit, at) => Token(unit, at, scale, edges)), [shown, scale, edges]);
   useEffect(() => {
@@ -56,11 +57,11 @@ function Tokens({ memory, shown, live, scale, edges, current, setCurrent }) {
     setCurrent(next);
     box.current.querySelector(`[data-at="${next}"]`)?.scrollIntoView({ block: "nearest" });
   };
-  const label = `Text of memory ${memory.label}. Arrow keys go from token to token and read its values.`;
-  return html`<div class=${`tokens ${scale}`} ref=${box} tabindex="0" role="group" aria-label=${label}
+  return html`<div class=${`tokens ${scale}${short ? " short" : ""}`} ref=${box} tabindex="0" role="group"
+    aria-label=${`${label}. Arrow keys go from token to token and read its values.`}
     onMouseOver=${over} onClick=${over} onKeyDown=${keys}>
     ${spans}${live.map((token, at) => html`<span key=${`l${at}`} class=${`t written ${liveShade(token, scale, edges)}`}>${token.text}</span>`)}
-    ${memory.work?.kind === "write" && html`<span class="caret" aria-hidden="true"></span>`}
+    ${writing && html`<span class="caret" aria-hidden="true"></span>`}
   </div>`;
 }
 
@@ -170,7 +171,7 @@ function Details({ memory, unit }) {
     <dl class="values">
       <div><dt>With memory</dt><dd>${bits(unit.bits)}</dd></div>
       <div><dt>Without memory</dt><dd>${bits(unit.without)}</dd></div>
-      <div class=${unit.saved > 0 ? "helped" : "harmed"}><dt>Memory saved</dt><dd>${bits(unit.saved, true)}</dd></div>
+      <div><dt>Memory saved</dt><dd>${bits(unit.saved, true)}</dd></div>
     </dl>
     <div class="small">${repeated(unit, more)}</div>
     <div class="small">${attended(more)}</div>
@@ -178,7 +179,7 @@ function Details({ memory, unit }) {
 }
 
 function repeated(unit, more) {
-  if (!unit.back) return "These tokens did not occur before.";
+  if (!unit.back) return "No repetition: the last tokens up to here are new in this text.";
   const where = more?.earlier ? ` (${more.earlier.in_memory ? "in memory" : more.earlier.in_segment ? "in this segment" : "further back than memory reaches"})` : "";
   const text = more?.earlier ? html`: <q>${more.earlier.text}</q>` : "";
   return html`The last ${unit.same} tokens occurred ${count.format(unit.back)} tokens back${where}${text}`;
@@ -188,7 +189,7 @@ function attended(more) {
   if (!more) return "…";
   if (!more.attention) return more.why ?? "";
   const { share, distance, text } = more.attention;
-  if (!distance) return "Attention: nothing is in memory yet.";
+  if (!distance) return "Attention: nothing was in memory yet.";
   return html`Attention: ${(share * 100).toFixed(share < 0.1 ? 1 : 0)} % to memory, most of it ${count.format(distance)} tokens back: <q>${text}</q>`;
 }
 
@@ -213,13 +214,13 @@ function useDetails(memory, unit) {
   return more;
 }
 
-function quoted(text) {
+export function quoted(text) {
   if (text === " ") return "space";
   if (text === "\n") return "line end";
   return text.trim() ? `“${visible(text)}”` : JSON.stringify(text);
 }
 
-function bits(value, signed = false) {
+export function bits(value, signed = false) {
   if (value === null || value === undefined) return "–";
   const sign = signed && value > 0 ? "+" : "";
   return `${sign}${value.toFixed(2).replace("-", "−")} bits`;
