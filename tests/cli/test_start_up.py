@@ -45,7 +45,6 @@ MISTAKES = {
     "mnemo chat run --memory nosuch": NOTHING,
     "mnemo chat run --temperature -1": NOTHING,
     "mnemo watch run --every 0": NOTHING,
-    "mnemo serve nosuch": NOTHING,
     "mnemo serve run run": NOTHING,
     "mnemo serve run --host 0.0.0.0": NOTHING,
     "mnemo serve run --port 70000": NOTHING,
