@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from mnemo.training import create_run, train
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
+LONGER = re.compile(r"^mnemo train --resume with-memory --train\.steps \d+$")
 NASTY = "<b onclick=alert(1)>bold"
 PAGES = {
     "runs": "/studio/runs",
@@ -176,7 +178,7 @@ def test_runs_are_compared_and_opened(desktop: Watched) -> None:
     expect(page.get_by_label("Compare novels-small")).to_be_checked()
     page.get_by_role("link", name="with-memory", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("with-memory")
-    expect(page.locator(".command code").first).to_have_text("mnemo train --resume with-memory --train.steps 160")
+    expect(page.locator(".command code").first).to_have_text(LONGER)
     page.go_back()
     expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
