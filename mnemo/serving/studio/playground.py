@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,13 @@ class Playground:
     def _stream(self, server: Server, work: Work) -> Response:
         return EventStream(self._events(server, work), LONGEST_WORK, server.metrics.cancelled.inc)
 
-    async def _events(self, server: Server, work: Work) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, server: Server, work: Work) -> AsyncGenerator[dict[str, Any], None]:
         """The events of some work, then the session after it."""
         if work.kind != "measure":
             self.interrupted.pop(work.place.session, None)
         try:
             with server.admitted():
-                async with aclosing(work.events()) as events:  # type: ignore[type-var]
+                async with aclosing(work.events()) as events:
                     async for event in events:
                         yield event
         except (GeneratorExit, asyncio.CancelledError):
