@@ -17,6 +17,7 @@ import torch
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import AnyState
 from mnemo.inference.sampling_options import Sampling
+from mnemo.serving.draws import LARGEST_SEED
 from mnemo.serving.engine import EngineClosed, EngineFull, Handle, Job, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.errors import ApiError, too_busy
 from mnemo.serving.forgetting import ForgettingHandle
@@ -153,11 +154,10 @@ class Continuation:
         if self._cancelled:
             return
         self.usage.tokens_read += len(start) + (0 if turn is None else turn.tokens)
-        self.usage.state_bytes += self.model.state_bytes(state)
         latest = (*before, *start)[-TAIL:]
         choices = [_Start(first + k, state, latest, len(text)) for k in range(wanted.n)]
         if not wanted.max_tokens:
-            await self._advance(start, (), state)
+            await self._end(choices[0], start, (), state)
             self._finish(choices)
             return
         async with asyncio.TaskGroup() as group:
@@ -219,10 +219,8 @@ class Continuation:
                 if text or tokens:
                     self._pieces.put_nowait(Piece(start.index, text, tokens))
         rest, result = stream.finish(), handle.result()
-        self.usage.completion_tokens += len(written)
-        self.usage.tokens_read += len(written) if start.index == 0 else 0
         if written or not result.cancelled:
-            await self._advance(read, written, result.state)
+            await self._end(start, read, written, result.state)
         self._pieces.put_nowait(Piece(start.index, rest, (), "stop" if stream.stopped else "length"))
 
     def _write_job(self, start: _Start) -> WriteJob:
@@ -233,7 +231,7 @@ class Continuation:
             state=start.state,  # type: ignore[arg-type]
             num_tokens=wanted.max_tokens,
             sampling=wanted.sampling,
-            seed=self.seed + start.index,
+            seed=(self.seed + start.index) % LARGEST_SEED,
             first_draw=self._first_draw,
             top_logprobs=wanted.top_logprobs or 0,
             until=until,
@@ -242,8 +240,15 @@ class Continuation:
     def _stream(self, start: _Start) -> TextStream:
         return TextStream(self.model.codec.decoder(), start.before, self.wanted.stop, self.model.end)
 
-    async def _advance(self, read: Sequence[int], written: Sequence[int], state: AnyState) -> None:
-        """Move the session forward. A request that was cancelled before it answered anything leaves it."""
+    async def _end(self, start: _Start, read: Sequence[int], written: Sequence[int], state: AnyState) -> None:
+        """Count the tokens of a choice, and move the session forward.
+
+        A request that was cancelled before it answered anything leaves the session as it was.
+        """
+        self.usage.completion_tokens += len(written)
+        if start.index % self.wanted.n == 0:  # the state of one choice for each prompt
+            self.usage.tokens_read += len(written)
+            self.usage.state_bytes += self.model.state_bytes(state)
         if self.turn is None or self.wanted.fork or (self._cancelled and not self.wanted.stream):
             return
         draws = self._first_draw + len(written)

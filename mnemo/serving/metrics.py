@@ -18,6 +18,8 @@ from mnemo.serving.served_model import ServedModel
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
 
 class Metrics:
     """The registry of one server; requests are counted as they end, the rest is collected when it is fetched."""
@@ -100,7 +102,7 @@ class Measured:
             await self.app(scope, receive, noting)
         finally:
             path = route_path(self.routes, scope)
-            method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
+            method = scope["method"] if scope["method"] in METHODS else "other"
             self.metrics.requests.labels(method, path, status[0]).inc()
             self.metrics.seconds.labels(path).observe(time.monotonic() - begin)
 

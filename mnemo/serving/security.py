@@ -115,7 +115,7 @@ class Guard:
 
     async def _preflight(self, send: Send) -> None:
         headers = {
-            "access-control-allow-methods": "GET, POST, DELETE",
+            "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE",
             "access-control-allow-headers": "authorization, content-type",
             "access-control-max-age": "600",
         }

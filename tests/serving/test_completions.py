@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -17,7 +18,8 @@ from helpers.tiny_runs import tiny_run
 from mnemo.data.tokenizers import ByteTokenizer, WordTokenizer
 from mnemo.inference.generation import read
 from mnemo.inference.sampling_options import Sampling
-from mnemo.serving.served_model import RunCodec
+from mnemo.serving.batched_engine import BatchedEngine
+from mnemo.serving.served_model import RunCodec, served_run
 from mnemo.serving.store import SessionStore
 from mnemo.serving.text_stream import TextStream
 from mnemo.session.session import Session
@@ -30,7 +32,13 @@ IDS = list(range(11))
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    models = [serial(random_run()), serial(with_tokenizer(open_run(tiny_run(), device="cpu")), "trained")]
+    batched = random_run()
+    engine = BatchedEngine(batched.run.model, SEGMENT, rows=3)
+    models = [
+        serial(random_run()),
+        served_run("batched", batched, engine),
+        serial(with_tokenizer(open_run(tiny_run(), device="cpu")), "trained"),
+    ]
     store = SessionStore(tmp_path_factory.mktemp("store"), [model.sessions for model in models])
     with running(models, store) as server:
         yield server
@@ -50,7 +58,7 @@ def text_of(client: openai.OpenAI, **options: Any) -> str:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny", "trained"]
+    assert [model.id for model in client.models.list()] == ["tiny", "batched", "trained"]
     found = client.models.retrieve("tiny")
     assert found.owned_by == "mnemo" and found.model_extra is not None
     assert found.model_extra["segment"] == SEGMENT and found.model_extra["state_bytes"] > 0
@@ -108,6 +116,14 @@ def test_several_choices_in_a_stream(client: openai.OpenAI) -> None:
             texts[choice.index] += choice.text
             ends += [choice.index] if choice.finish_reason else []
     assert texts == [choice.text for choice in whole.choices] and sorted(ends) == [0, 1, 2]
+
+
+def test_concurrent_requests_share_steps_and_equal_single_ones(client: openai.OpenAI) -> None:
+    """More requests than rows, of different lengths and settings."""
+    options = [dict(seed=i, prompt=TEXT[: i + 2], max_tokens=10 + 3 * i, temperature=i % 3 / 2) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda each: text_of(client, model="batched", **each), options))
+    assert together == [text_of(client, model="tiny", **each) for each in options]
 
 
 def test_prompts_of_every_form(client: openai.OpenAI) -> None:

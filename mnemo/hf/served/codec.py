@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,9 +22,12 @@ EARLIER = (ChatMessage("user", "question"), ChatMessage("assistant", "answer"))
 class TransformersCodec:
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        # Tokenizers of the Rust library raise an error if two threads encode at the same time.
+        self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        with self._lock:
+            return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def decoder(self) -> TransformersDecoder:
         return TransformersDecoder(self.tokenizer)
@@ -66,8 +70,8 @@ class TransformersDecoder:
 class TokenizerTemplate:
     """The chat template of a tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, codec: TransformersCodec) -> None:
+        self.codec = codec
 
     def prompt(self, messages: Sequence[ChatMessage], continued: bool) -> list[int]:
         """Token ids of messages, with the begin of an answer; `continued`: after an earlier answer.
@@ -79,11 +83,11 @@ class TokenizerTemplate:
         if continued:
             before, together = self._text(EARLIER, answer=False), self._text([*EARLIER, *messages], answer=True)
             text = together.removeprefix(before) if together.startswith(before) else text
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return self.codec.encode(text)
 
     def _text(self, messages: Sequence[ChatMessage], answer: bool) -> str:
         listed = [{"role": "system" if role == "developer" else role, "content": text} for role, text in messages]
         try:
-            return self.tokenizer.apply_chat_template(listed, tokenize=False, add_generation_prompt=answer)
+            return self.codec.tokenizer.apply_chat_template(listed, tokenize=False, add_generation_prompt=answer)
         except TemplateError as error:
             raise MnemoError(f"'messages': the model's chat template refuses them: {one_line(error)}") from None

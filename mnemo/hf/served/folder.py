@@ -39,7 +39,7 @@ def served_folder(name: str, folder: Path, device: str = "auto") -> ServedModel:
         start=tuple(sessions.start),
         prefix=tuple(tokenizer("", verbose=False)["input_ids"]),
         end=_ends(model, tokenizer),
-        chat=None if tokenizer.chat_template is None else TokenizerTemplate(tokenizer),
+        chat=None if tokenizer.chat_template is None else TokenizerTemplate(codec),
         sessions=sessions,
         state_bytes=sessions.nbytes,
         about={"unit": "bpe", "segment": model.config.segment, "memory_tokens": model.config.tokens},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -11,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mnemo.serving.errors import as_api_error, json_text, timed_out
+from mnemo.errors import MnemoError
+from mnemo.serving.errors import ApiError, as_api_error, json_text, timed_out
 
 T = TypeVar("T")
+log = logging.getLogger("mnemo.serving")
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -92,6 +95,8 @@ class EventStream(Response):
         except Exception as error:
             if not self.started:
                 raise
+            if not isinstance(error, ApiError | MnemoError):
+                log.exception("a stream failed")
             await self._send(send, json_text(as_api_error(error).content()), last=True)
 
     async def _send_all(self, send: Send) -> None:

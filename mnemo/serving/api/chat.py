@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -34,7 +35,7 @@ def chat_routes() -> list[Route]:
 
 async def _chat(request: Request) -> Response:
     server = server_of(request)
-    wanted = parse(await json_body(request, server.settings), server)
+    wanted = await asyncio.to_thread(parse, await json_body(request, server.settings), server)
     return await answer(request, server, wanted, ChatForm(wanted))
 
 

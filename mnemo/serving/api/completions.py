@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -27,7 +28,9 @@ def completion_routes() -> list[Route]:
 
 async def _completions(request: Request) -> Response:
     server = server_of(request)
-    wanted = parse(await json_body(request, server.settings), server)
+    fields = await json_body(request, server.settings)
+    # A long prompt takes a while to encode, and streams of other clients go on meanwhile.
+    wanted = await asyncio.to_thread(parse, fields, server)
     return await answer(request, server, wanted, CompletionForm(wanted))
 
 

@@ -39,7 +39,7 @@ async def json_body(request: Request, settings: Settings) -> Fields:
         message = f"the body was not received within {settings.upload_seconds:g} seconds"
         raise ApiError(408, message, code="timeout", headers=CLOSE) from None
     try:
-        content = parse_json(body)
+        content = await asyncio.to_thread(parse_json, body)
     except ValueError as error:
         raise invalid(f"the body cannot be used: {error}") from None
     if not isinstance(content, dict):

@@ -5,6 +5,7 @@ With them lm-evaluation-harness computes token ids on the server, and needs no c
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -33,7 +34,7 @@ async def _tokenize(request: Request) -> Response:
     model, text = _model(fields, server), fields.text("prompt")
     if text is None:
         raise invalid("'prompt' is missing", "prompt")
-    ids = list(model.encode(text, "prompt"))
+    ids = list(await asyncio.to_thread(model.encode, text, "prompt"))
     content: dict[str, Any] = {"tokens": ids, "count": len(ids)}
     if fields.flag("return_token_strs"):
         content["token_strs"] = [model.codec.name(token) for token in ids]
