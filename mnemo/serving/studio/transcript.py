@@ -18,7 +18,7 @@ from mnemo.errors import MnemoError
 SHORTEST_REPEAT = {"byte": 8, "char": 8, "word": 2, "bpe": 2}
 """Equal tokens that count as a repetition, by unit."""
 USUAL_REPEAT = 4
-LONGEST_SEARCH = 1 << 21
+LONGEST_SEARCH = 1 << 20
 """Repetitions are searched in the newest tokens only, as many as this."""
 
 _COLUMNS = np.dtype(
