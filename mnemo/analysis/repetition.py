@@ -9,6 +9,9 @@ import numpy as np
 
 from mnemo.errors import MnemoError
 
+LARGEST_NAME = 2**31
+"""Numbers of pieces from which those of twice the length can be computed in 63 bits."""
+
 
 def repetition(items: Sequence[Hashable], n: int = 4) -> float:
     """Return the share of n-grams that occurred earlier in the text: near 1 in a loop, 0 for shorter texts."""
@@ -21,9 +24,6 @@ def repetition(items: Sequence[Hashable], n: int = 4) -> float:
 def repetition_of_text(text: str, n: int = 4) -> float:
     """Return the same for the words of a text, separated by white space."""
     return repetition(text.split(), n)
-
-LARGEST_NAME = 2**31
-"""Numbers of pieces from which those of twice the length can be computed in 63 bits."""
 
 
 class Earlier(NamedTuple):

@@ -137,7 +137,8 @@ class Playground:
         name = request.query_params.get("name", "")[:200] or "the text"
         data = await _body(request, min(MOST_SHOWN_BYTES, server.settings.max_upload_bytes))
         ids = await asyncio.to_thread(_encoded, place.model, data, name)
-        return self._stream(server, ReadWork(place, ids, name))
+        prefix = () if place.store.facts(place.session).tokens else place.model.prefix
+        return self._stream(server, ReadWork(place, [*prefix, *ids], name))
 
     async def _write(self, request: Request) -> Response:
         place, server = self._place(request), server_of(request)
