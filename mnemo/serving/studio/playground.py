@@ -113,6 +113,7 @@ class Playground:
             "model": place.model.name,
             "tokens": facts.tokens,
             "shown": len(transcript),
+            "full": transcript.is_full,
             "busy": store.is_busy(place.session),
             "unmeasured": sum(len(piece) - 1 for piece in unmeasured(transcript)),
             "interrupted": self.interrupted.get(place.session),
