@@ -63,6 +63,8 @@ MISTAKES = {
     "mnemo serve nosuch": NOTHING,
     "mnemo studio nosuch": NOTHING,
     "mnemo studio --host 0.0.0.0": NOTHING,
+    "mnemo tune model --stages a": NOTHING,
+    "mnemo tune model --data nosuch": NOTHING,
 }
 """Commands, and the heavy libraries that may be imported for their errors; `run` is a run whose corpus is missing."""
 ANSWERS = (
