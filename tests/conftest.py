@@ -78,7 +78,8 @@ def same_start() -> Iterator[None]:
 @pytest.fixture
 def pictures(request: pytest.FixtureRequest) -> Path | None:
     """The folder for pictures of the studio's pages; None unless it is wanted."""
-    return request.config.getoption("--pictures")
+    folder = request.config.getoption("--pictures")
+    return None if folder is None else request.config.invocation_params.dir / folder
 
 
 @pytest.fixture

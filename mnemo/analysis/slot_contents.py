@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import AnyState, TextState
 from mnemo.memory.protocol import Extent
+from mnemo.memory.state import nbytes
 from mnemo.model import Model
 
 
@@ -52,6 +53,8 @@ class SlotContents:
     """Tokens of the open segment"""
     exact: bool
     """False for a model with memory tokens, whose rows take slots as well: ranges then begin somewhat too early"""
+    nbytes: int
+    """Bytes of the memory, without the open segment: the same after every text"""
 
 
 def slot_contents(model: Model, state: AnyState) -> SlotContents:
@@ -74,7 +77,7 @@ def slot_contents(model: Model, state: AnyState) -> SlotContents:
         )
         for at, (memory, extent) in enumerate(zip(memories, model.extents(committed), strict=True))
     )
-    return SlotContents(layers, tokens, count, exact=config.tokens is None)
+    return SlotContents(layers, tokens, count, exact=config.tokens is None, nbytes=nbytes(committed))
 
 
 def _ranges(extent: Extent, end: int) -> tuple[SlotRange, ...]:

@@ -33,6 +33,7 @@ def test_nothing_is_in_memory_before_the_first_segment_ends() -> None:
 def test_slots_hold_the_last_tokens_of_complete_segments(tokens: int, begin: int, end: int) -> None:
     found = contents(Plan(long=XL(length=6)), tokens)
     assert found.open == tokens - end
+    assert found.nbytes == contents(Plan(long=XL(length=6)), 24).nbytes
     assert all(each.ranges == (SlotRange(begin, end, end - begin, 1),) for each in found.layers)
 
 

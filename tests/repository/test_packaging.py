@@ -140,3 +140,10 @@ def test_hints_name_extras_and_no_package_index() -> None:
     named = re.findall(r"install_command\('([^']+)'\)|pip install '\.\[([\w,]+)\]'", "".join(texts.values()))
     extras = {extra for pair in named for names in pair if names for extra in names.split(",")}
     assert {"bpe", "hf", "onnx", "harness", "track"} <= extras <= EXTRAS.keys()
+
+
+def test_vendored_files_name_their_source_and_licence() -> None:
+    vendor = ROOT / "mnemo" / "serving" / "studio" / "assets" / "vendor"
+    table = re.findall(r"^\| `(\S+)` \| `(\S+)` \| [\d.]+ \|", (vendor / "VENDORED.md").read_text(), re.MULTILINE)
+    assert {name for name, _ in table} == {path.name for path in vendor.iterdir()} - {"VENDORED.md", "licences"}
+    assert {package for _, package in table} == {path.stem for path in (vendor / "licences").iterdir()}

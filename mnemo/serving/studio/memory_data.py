@@ -18,7 +18,6 @@ from mnemo.analysis import (
     slot_contents,
 )
 from mnemo.inference.generation import AnyState
-from mnemo.memory.state import nbytes
 from mnemo.model import Model
 from mnemo.session.memory_use import measure
 
@@ -34,7 +33,7 @@ def contents_json(model: Model, state: AnyState, segment: int, pieces: Sequence[
         "open": found.open,
         "exact": found.exact,
         "segment": segment,
-        "bytes": nbytes(state),
+        "bytes": found.nbytes,
         "memory_tokens": use.memory_tokens,
         "layers": [asdict(layer) | {"ranges": [part._asdict() for part in layer.ranges]} for layer in found.layers],
         "pieces": list(pieces),

@@ -26,6 +26,7 @@ from mnemo.serving.studio.answers import NO_STORE, computed, computed_from_json,
 from mnemo.serving.studio.memory_data import attention_json, contents_json
 from mnemo.serving.studio.playground_text import token_texts
 from mnemo.serving.studio.run_names import run_path, states
+from mnemo.serving.studio.shell import ASSETS
 from mnemo.serving.studio.transcripts import Transcripts
 from mnemo.session.text_run import OpenedRun, encode
 from mnemo.storage.run_header import last_written, load_header
@@ -42,7 +43,7 @@ MOST_MODELS = 2
 """Models that stay in memory."""
 MOST_SESSIONS = 30
 """Sessions to choose from: those used last."""
-SAMPLE = Path(__file__).parent / "sample.txt"
+SAMPLE = ASSETS / "playground" / "example.txt"
 
 
 class MemoryPages:

@@ -28,11 +28,16 @@ function axis(label, values) {
 
 const plain = (_, splits) => splits.map((value) => (value === null ? null : number(value)));
 
-function options({ series, xLabel, yLabel, xLog, yLog, height }, width) {
+/** The range of the y axis; a first steep fall, above yMax, may lie outside of the picture. */
+function yRange(yMax) {
+  return (_, low, high) => (low === null ? [0, 1] : uPlot.rangeNum(low, Math.min(high, Math.max(yMax(), low)), 0.1, true));
+}
+
+function options({ series, xLabel, yLabel, xLog, yLog, yMax, height }, width) {
   return {
     width,
     height,
-    scales: { x: { time: false, distr: xLog ? 3 : 1, log: 2 }, y: { distr: yLog ? 3 : 1 } },
+    scales: { x: { time: false, distr: xLog ? 3 : 1, log: 2 }, y: yLog ? { distr: 3 } : { range: yRange(yMax) } },
     axes: [{ ...axis(xLabel, plain), size: 32 }, { ...axis(yLabel, plain), size: 58 }],
     series: [
       { label: xLabel, value: (_, value) => number(value) },
@@ -51,16 +56,19 @@ function options({ series, xLabel, yLabel, xLog, yLog, height }, width) {
 }
 
 /**
+ * yMax: values above it may be cut off.
  * series: [{label, color: "c0", points: [[x, y], ...], faint, dashed, dots}]; label: what the chart shows, in words.
  * New points of the same series are added without drawing everything again.
  */
-export function LineChart({ label, height = 300, ...chart }) {
+export function LineChart({ label, height = 300, yMax = Infinity, ...chart }) {
   const box = useRef(null);
   const plot = useRef(null);
+  const most = useRef(yMax);
+  most.current = yMax; // grows or falls with new points, without a new plot
   const theme = useTheme();
   const shape = JSON.stringify([chart.series.map(({ points, ...rest }) => rest), chart.xLabel, chart.yLabel, theme]);
   useEffect(() => {
-    const made = new uPlot(options({ ...chart, height }, box.current.clientWidth), columns(chart.series), box.current);
+    const made = new uPlot(options({ ...chart, height, yMax: () => most.current }, box.current.clientWidth), columns(chart.series), box.current);
     plot.current = made;
     const resized = new ResizeObserver(() => made.setSize({ width: box.current?.clientWidth || 300, height }));
     resized.observe(box.current);

@@ -1,10 +1,10 @@
 // The end of the text that was read, coloured by the number of layers that still hold each token.
 import { html } from "./html.js";
-import { isHeld } from "./memory_timeline.js";
+import { extentOf, isHeld } from "./memory_timeline.js";
 import { count } from "./widgets.js";
 
 const AROUND = 40; // tokens before and after the chosen one
-const SHOWN = 2600; // tokens of the text view
+const SHOWN = 6000; // most tokens of the text view
 
 /** One token in words: where it is, which layers hold it, and the text around it. */
 export function TokenWords({ contents, at }) {
@@ -27,7 +27,7 @@ function where(at, closed, holding, layers) {
 
 export function HeldText({ contents, at, choose }) {
   const { layers, tokens, open, pieces, first_piece: first } = contents;
-  const begin = Math.max(first, tokens - SHOWN);
+  const begin = Math.max(first, extentOf(contents).begin, tokens - SHOWN);
   const levels = [];
   for (let token = begin; token < tokens; token++) {
     const held = layers.filter((layer) => isHeld(layer, token)).length;

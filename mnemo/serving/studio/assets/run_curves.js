@@ -3,6 +3,8 @@ import { LineChart } from "./chart.js";
 import { html } from "./html.js";
 import { number } from "./widgets.js";
 
+const SETTLED = 0.06; // share of a curve's first points that may lie outside of the picture
+
 /** curves: events of the server, in the order of their colours; names: all chosen runs. */
 export function RunCurves({ curves, names, height = 320 }) {
   const drawn = curves.filter((curve) => curve.train.length || curve.valid.length);
@@ -13,7 +15,7 @@ export function RunCurves({ curves, names, height = 320 }) {
     return html`<div key=${title}>
       ${groups.size > 1 && html`<h3>${title}</h3>`}
       <${LineChart} label=${`Learning curves of ${group.map((curve) => curve.name).join(", ")}: ${ends(group)}`}
-        series=${series} xLabel="step" yLabel=${group[0].unit_words} yLog=${group[0].logarithmic} height=${height} />
+        series=${series} xLabel="step" yLabel=${group[0].unit_words} yLog=${group[0].logarithmic} yMax=${settled(series)} height=${height} />
     </div>`;
   });
 }
@@ -25,6 +27,12 @@ function lines(curve, color, several) {
     { label: `${name}training`, color: several || !both ? color : "c7", points: curve.train, faint: Boolean(both) },
     { label: `${name}validation`, color, points: curve.valid, dots: curve.valid.length < 60 },
   ].filter((line) => line.points.length);
+}
+
+/** The largest value after the first steep fall of every curve. */
+function settled(series) {
+  const late = series.flatMap(({ points }) => points.slice(Math.min(points.length - 1, Math.ceil(SETTLED * points.length))));
+  return 1.05 * Math.max(...late.map(([, value]) => value));
 }
 
 /** The last losses in words, for screen readers. */

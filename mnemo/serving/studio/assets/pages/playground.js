@@ -93,7 +93,7 @@ function Column({ memory, start, model, scale, alone, onFork, onClose }) {
         ${memory.label === "A" && html`<button type="button" disabled=${memory.busy || !alone} onClick=${onFork} title="Continue from here in two ways">Fork</button>`}
         <button type="button" disabled=${memory.busy || empty} onClick=${save}>Save memory</button>
         <button type="button" disabled=${memory.busy} onClick=${() => chooser.current.click()}>Load memory</button>
-        <input class="hidden" type="file" ref=${chooser} tabindex="-1" aria-label=${`Memory file for memory ${memory.label}`} onChange=${load} />
+        <input hidden type="file" ref=${chooser} aria-label=${`Memory file for memory ${memory.label}`} onChange=${load} />
         <button type="button" disabled=${memory.busy || (empty && !memory.id)} onClick=${() => memory.guarded(() => memory.forget())}>Start again</button>
         ${memory.label === "B" && html`<button type="button" disabled=${memory.busy} onClick=${onClose}>Close</button>`}
       </div>

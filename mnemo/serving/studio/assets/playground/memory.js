@@ -230,7 +230,7 @@ export class Memory {
     this.length = length;
     this.changed();
     if (!this.id || this.resizing) return;
-    this.resizing = true;
+    this.set({ resizing: true });
     await this.guarded(async () => {
       let sent;
       do {
@@ -241,7 +241,7 @@ export class Memory {
       } while (sent !== this.length);
       this.say(null, null);
     });
-    this.resizing = false;
+    this.set({ resizing: false });
   }
 
   /** The file of the memory: {name, blob}. */

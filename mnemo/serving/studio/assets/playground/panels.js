@@ -39,7 +39,7 @@ export function ReadPanel({ text, setText, busy, onRead, onStop }) {
         : html`<button type="submit" class="main" disabled=${!text || busy}>Read</button>`}
       <button type="button" disabled=${busy} onClick=${() => chooser.current.click()}>Choose a file</button>
       <button type="button" disabled=${busy} onClick=${example}>Example</button>
-      <input class="hidden" type="file" ref=${chooser} tabindex="-1" aria-label="Text file"
+      <input hidden type="file" ref=${chooser} aria-label="Text file"
         onChange=${(event) => { take(event.target.files); event.target.value = ""; }} />
     </div>
   </form>`;
@@ -118,7 +118,8 @@ export function MemoryFacts({ memory, start }) {
 function Slider({ memory, model }) {
   const [moved, setMoved] = useState(null);
   if (!model || model.lengths.length < 2) return null;
-  const now = memory.info?.memory.length ?? memory.length ?? model.trained;
+  const kept = memory.info?.memory.length ?? memory.length ?? model.trained;
+  const now = memory.resizing ? memory.length : kept;
   const at = moved ?? closest(model.lengths, now);
   const value = moved === null ? now : model.lengths[at];
   const words = `${count.format(value)} slots${value === model.trained ? ", as in training" : ""}`;
