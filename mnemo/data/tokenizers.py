@@ -404,7 +404,7 @@ class BPETokenizer:
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        """The bytes of each id."""
+        """The bytes of every piece."""
         letters = _byte_letters()
         return [bytes(letters[letter] for letter in piece) for piece in self.names()]
 

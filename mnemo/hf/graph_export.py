@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError, install_command, one_line
+from mnemo.hf.memory_tokens.backbone import CausalRows, logits_of
+from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
@@ -33,27 +35,58 @@ class Step(nn.Module):
         return self.model.logits(out), dict(leaves(after))
 
 
-def step_state(model: MnemoForCausalLM, batch: int = 1) -> dict[str, Tensor]:
+class MemoryStep(nn.Module):
+    """One segment of a transformers model with memory."""
+
+    def __init__(self, model: MemoryForCausalLM, form: State) -> None:
+        super().__init__()
+        self.model, self._form = model, form
+        self._rows = CausalRows(model.backbone, model.config)
+
+    def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        given = iter(state.values())
+        before, embeddings = tree_map(lambda _: next(given), self._form), self.model.get_input_embeddings()(tokens)
+        hidden, after = self.model.memory_tokens(embeddings, before, self._rows)
+        return logits_of(self.model.backbone, hidden), dict(leaves(after))
+
+
+AnyModel = MnemoForCausalLM | MemoryForCausalLM
+
+
+def _start(model: AnyModel, batch: int) -> State:
+    if isinstance(model, MemoryForCausalLM):
+        return model.memory_tokens.init(batch)  # type: ignore[operator]
+    return model.start_state(batch)
+
+
+def _step(model: AnyModel, batch: int) -> nn.Module:
+    start = _start(model, batch)
+    return MemoryStep(model, start) if isinstance(model, MemoryForCausalLM) else Step(model.model, start)
+
+
+def step_state(model: AnyModel, batch: int = 1) -> dict[str, Tensor]:
     """Return the state at the start of a text."""
-    return dict(leaves(model.start_state(batch)))
+    return dict(leaves(_start(model, batch)))
 
 
-def export_step(model: MnemoForCausalLM, *, batch: int = 1, tokens: int | None = None) -> torch.export.ExportedProgram:
+def export_step(model: AnyModel, *, batch: int = 1, tokens: int | None = None) -> torch.export.ExportedProgram:
     """Return a program: `logits, state = program.module()(tokens, state)` with tokens (batch, tokens).
 
     `tokens`: tokens of a step; by default the configured segment.
     """
+    if not isinstance(model, AnyModel):
+        raise MnemoError(f"a {type(model).__name__} cannot be exported: expected a language model with memory")
     width = model.config.segment if tokens is None else tokens
     if batch < 1 or width < 1:
         raise MnemoError(f"a step reads at least one token of one row, not {width} of {batch}")
-    step = Step(model.model, model.start_state(batch)).eval()
+    step = _step(model, batch).eval()
     example = torch.zeros(batch, width, dtype=torch.int64, device=model.device)
     with torch.no_grad():
         step(example, step_state(model, batch))  # fills the cache of position tables with real tensors before tracing
         return torch.export.export(step, (example, step_state(model, batch)))
 
 
-def export_onnx(model: MnemoForCausalLM, path: str | Path, *, batch: int = 1, tokens: int | None = None) -> Path:
+def export_onnx(model: AnyModel, path: str | Path, *, batch: int = 1, tokens: int | None = None) -> Path:
     """Write a step as an ONNX file with inputs `tokens`, `state.NAME` and outputs `logits`, `next.NAME`.
 
     The file is run once and compared with the model; if they differ, the file is removed and an error is raised.

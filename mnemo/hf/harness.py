@@ -3,14 +3,14 @@
     import mnemo.hf.harness
     lm_eval.simple_evaluate(model="mnemo", model_args="pretrained=runs/NAME", tasks=["wikitext"])
 
-The rolling log-likelihood of a document carries the memory from the first token to the last. The harness's own
-Hugging Face model would instead score each window of a document without any earlier context. A context that several
-continuations share is read once.
+It evaluates runs of Mnemo and transformers models with memory. The rolling log-likelihood of a document carries the
+memory from the first token to the last, and contexts are never truncated. The harness's own Hugging Face model would
+instead score each window of a document without any earlier context. A context that several continuations share is
+read once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, StoppingCriteriaList
 
-from mnemo.errors import MnemoError, install_command
+from mnemo.errors import MnemoError, install_command, one_line
+from mnemo.hf.harness_readers import MemoryReader, Reader, RunReader
+from mnemo.hf.memory_tokens.adapter import DESCRIPTION, load_adapter
+from mnemo.hf.memory_tokens.curriculum import memory_model
+from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
 from mnemo.hf.modeling import MnemoForCausalLM
 from mnemo.hf.run_folders import from_run
 from mnemo.hf.tokenization import MnemoTokenizer
-from mnemo.inference.generation import read
 from mnemo.storage.run_header import RECIPE, RUNS
 from mnemo.storage.weights import pick_device
 
@@ -41,29 +44,30 @@ GREEDY = {"do_sample": False, "temperature": 0.0}
 
 @register_model("mnemo")
 class MnemoLM(TemplateLM):
-    """`pretrained`: a run, by folder or name, or a folder written by `save_pretrained`.
+    """`pretrained`: a run, by folder or name, a folder written by `save_pretrained`, or an adapter's.
 
-    `prefix`: text placed before a text that has no context, so that its first token can be predicted. If empty, the
-    first token of such a text is not scored.
+    `tokenizer`: folder or name of the tokenizer, if `pretrained` has none. `prefix`: text placed before a text that has
+    no context, so that its first token can be predicted; by default a new line for runs, and the tokenizer's first or
+    last special token for transformers models. If empty, the first token of such a text is not scored.
     """
 
     def __init__(
         self,
         pretrained: str,
         *,
+        tokenizer: str | None = None,
         device: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
-        prefix: str = "\n",
+        prefix: str | None = None,
         max_gen_toks: int = 256,
     ) -> None:
         super().__init__()
-        model, tokenizer = _open(pretrained)
         self._device = pick_device("auto" if device is None else device)
-        self.model: MnemoForCausalLM = model.to(self._device).eval()  # type: ignore[arg-type]
-        self.tokenizer: MnemoTokenizer = tokenizer
+        self.reader = _open(pretrained, tokenizer, self._device)
+        self.tokenizer = self.reader.tokenizer
         self.max_gen_toks = int(max_gen_toks)
-        self._prefix = self.tok_encode(prefix)[-1:] if prefix else []
+        self._prefix = self.reader.prefix(prefix)
 
     @property
     def eot_token_id(self) -> int:
@@ -71,10 +75,18 @@ class MnemoLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        return f"mnemo-{self.tokenizer.core.unit}-{self.tokenizer.vocab_size}"
+        return self.reader.name
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        return self.tokenizer.core.encode(string).tolist()
+        return self.reader.encode(string, add_special_tokens is not False)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
 
     def _loglikelihood_tokens(self, requests: list[Request], **kwargs: Any) -> list[tuple[float, bool]]:
         scores = []
@@ -88,41 +100,20 @@ class MnemoLM(TemplateLM):
 
     @torch.no_grad()
     def _score(self, context: list[int], continuations: list[list[int]]) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation, and whether greedy decoding would produce it.
-
-        The context is read once; the memory is copied for each continuation.
-        """
-        before = self.model(self._rows([context]), logits_to_keep=1, use_cache=True)
-        cache, count = before.past_key_values, len(continuations)
-        cache.batch_repeat_interleave(count)
-        logits = before.logits.expand(count, -1, -1)
-        longest = max(map(len, continuations))
-        if longest > 1:
-            rows = self._rows([ids[:-1] for ids in continuations])
-            logits = torch.cat([logits, self.model(rows, past_key_values=cache).logits], 1)
-        scores = logits.double().log_softmax(-1).cpu()
-        return [_of_row(row, torch.tensor(ids)) for row, ids in zip(scores, continuations, strict=True)]
-
-    def _rows(self, rows: Sequence[list[int]]) -> Tensor:
-        """Return ids (B, T), padded on the right."""
-        longest = max(map(len, rows))
-        padding = self.model.config.vocab_size
-        return torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows], device=self._device)
+        """Return the log-probability of each continuation, and whether greedy decoding would produce it."""
+        rows = self.reader.log_probabilities(context, continuations)
+        return [_of_row(row, torch.tensor(ids)) for row, ids in zip(rows, continuations, strict=True)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         scores = []
         for request in requests:
             text = str(request.arguments[0])
-            ids = [*self._prefix, *self.tok_encode(text)]
-            score = -self._nats(ids) if len(ids) > 1 else 0.0
+            ids = [*self._prefix, *self.tok_encode(text, add_special_tokens=False)]
+            with torch.no_grad():
+                score = -self.reader.nats(ids) if len(ids) > 1 else 0.0
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), score)
             scores.append(score)
         return scores
-
-    def _nats(self, ids: list[int]) -> float:
-        model = self.model
-        start = model.start_state(1, cached=True)
-        return read(model.model, torch.tensor(ids), segment=model.config.segment, state=start)[1].nats
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         texts = []
@@ -136,29 +127,47 @@ class MnemoLM(TemplateLM):
     def _continue(self, context: str, options: dict[str, Any]) -> str:
         until = options.pop("until", None) or []
         until = [until] if isinstance(until, str) else list(until)
-        most = int(options.pop("max_gen_toks", self.max_gen_toks))
+        options["max_new_tokens"] = int(options.pop("max_gen_toks", self.max_gen_toks))
         if not options.get("do_sample"):
             options = {name: value for name, value in options.items() if name not in GREEDY} | {"do_sample": False}
         ids = self.tok_encode(context) or self._prefix
         if not ids:
             raise MnemoError("cannot generate: the context is empty, and there is no prefix")
-        stop = StoppingCriteriaList([_Stop(self.tokenizer, len(ids), until)])
-        model: Any = self.model
-        written = model.generate(self._rows([ids]), max_new_tokens=most, stopping_criteria=stop, **options)
-        text = str(self.tokenizer.decode(written[0, len(ids) :]))
+
+        def stop(begin: int) -> StoppingCriteriaList:
+            return StoppingCriteriaList([_Stop(self.tokenizer, begin, until)])
+
+        text = str(self.tokenizer.decode(self.reader.write(ids, options, stop), skip_special_tokens=True))
         return min((text.partition(end)[0] for end in until if end), key=len, default=text)
 
 
-def _open(pretrained: str) -> tuple[MnemoForCausalLM, MnemoTokenizer]:
+def _open(pretrained: str, tokenizer: str | None, device: torch.device) -> Reader:
     if (Path(pretrained) / RECIPE).is_file() or (RUNS / pretrained / RECIPE).is_file():
-        model, tokenizer = from_run(pretrained)
-    elif Path(pretrained).is_dir():
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(pretrained), AutoTokenizer.from_pretrained(pretrained)
-    else:
+        return _reader(pretrained, *from_run(pretrained), device)
+    if not Path(pretrained).is_dir():
         raise MnemoError(f"'{pretrained}' is neither a run nor a folder")
-    if not isinstance(model, MnemoForCausalLM) or not isinstance(tokenizer, MnemoTokenizer):
-        raise MnemoError(f"{pretrained} is not a Mnemo model with its tokenizer")
-    return model, tokenizer
+    adapter = (Path(pretrained) / DESCRIPTION).is_file()
+    model: Any = load_adapter(pretrained) if adapter else AutoModelForCausalLM.from_pretrained(pretrained)
+    return _reader(pretrained, model, _load_tokenizer(pretrained, tokenizer), device)
+
+
+def _load_tokenizer(pretrained: str, tokenizer: str | None) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(pretrained if tokenizer is None else tokenizer)
+    except (OSError, ValueError, ImportError) as error:
+        raise MnemoError(
+            f"{pretrained} has no tokenizer that can be loaded; name a folder with one as tokenizer=FOLDER: "
+            f"{one_line(error)}"
+        ) from None
+
+
+def _reader(pretrained: str, model: Any, tokenizer: Any, device: torch.device) -> Reader:
+    model = model.to(device).eval()
+    if isinstance(model, MnemoForCausalLM) and isinstance(tokenizer, MnemoTokenizer):
+        return RunReader(model, tokenizer)
+    if isinstance(model, MnemoForCausalLM) or not any(isinstance(part, MemoryForCausalLM) for part in model.modules()):
+        raise MnemoError(f"{pretrained} is not a model with memory and its tokenizer")
+    return MemoryReader(memory_model(model), tokenizer)
 
 
 def _with_context(request: Request) -> Request:
@@ -175,7 +184,7 @@ def _of_row(scores: Tensor, ids: Tensor) -> tuple[float, bool]:
 class _Stop(StoppingCriteria):
     """Stop when the new text of every row contains one of the given strings."""
 
-    def __init__(self, tokenizer: MnemoTokenizer, begin: int, until: list[str]) -> None:
+    def __init__(self, tokenizer: Any, begin: int, until: list[str]) -> None:
         self._tokenizer, self._begin, self._until = tokenizer, begin, until
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:

@@ -241,6 +241,11 @@ class Stage(nn.Module, ABC):
     unused_weights: tuple[str, ...] = ()
     """Names of its parameters that no segment uses under its configuration."""
 
+    late_weights: tuple[str, ...] = ()
+    """Names of its parameters that have a gradient only if a later segment follows in the same update."""
+    work_of_written: float = 0.0
+    """Multiply-adds for each memory token after a segment, if it writes to the memory of the stage."""
+
     @abstractmethod
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> Any:
         """An empty memory of `length` slots (full of attended zeros with `full`); `cached`: the inference form."""

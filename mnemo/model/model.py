@@ -138,7 +138,7 @@ class Model(nn.Module):
 
         `state` is that of the layers.
         """
-        call, rows = call or Call(), embeddings.shape[1]
+        call, rows = call or Call(written=self.input_memory.num_written), embeddings.shape[1]
         segment = Segment(
             tables=call.tables or self._project_positions(state, rows, mask.reach),
             lengths=lengths,

@@ -252,9 +252,7 @@ class Continuation:
         if self.turn is None or self.wanted.fork or (self._cancelled and not self.wanted.stream):
             return
         draws = self._first_draw + len(written)
-        await self.turn.advance(
-            read=read, written=written, state=state, sampling=self.wanted.sampling, seed=self.seed, draws=draws
-        )
+        await self.turn.advance(read=read, state=start.state, written=written, seed=self.seed, draws=draws)
 
     def _submit(self, job: Job) -> Handle | ForgettingHandle:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import replace
 
 from mnemo.serving.engine import Event, Handle, Job, ReadJob, Result, Token, WriteJob
@@ -50,7 +50,7 @@ class ForgettingHandle:
                 yield self._shifted(event)
             self._part = self._next(self._part)
 
-    async def aevents(self) -> AsyncIterator[Event]:
+    async def aevents(self) -> AsyncGenerator[Event, None]:
         while self._part is not None:
             async for event in self._part.aevents():
                 yield self._shifted(event)

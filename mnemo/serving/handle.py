@@ -6,7 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -119,7 +119,7 @@ class Handle:
             if not ready:
                 return
 
-    async def aevents(self) -> AsyncIterator[Event]:
+    async def aevents(self) -> AsyncGenerator[Event, None]:
         """As `events`, for an event loop."""
         changed, waker = asyncio.Event(), LoopWaker.of(asyncio.get_running_loop())
         with self._changed:

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mnemo.errors import shorten
+from mnemo.files.safe_load import MAX_DIGITS
 from mnemo.serving.errors import CLOSE, ApiError, too_large
 from mnemo.serving.settings import LOOPBACK_NAMES, Settings, is_loopback
 
@@ -63,8 +64,8 @@ class Guard:
         self._check_host(headers)
         self._check_origin(scope, headers)
         self._check_key(scope, headers)
-        length = headers.get("content-length")
-        if length is not None and length.isdecimal() and int(length) > self.settings.max_upload_bytes:
+        length = headers.get("content-length", "0")
+        if len(length) > MAX_DIGITS or (length.isdecimal() and int(length) > self.settings.max_upload_bytes):
             raise too_large(self.settings.max_upload_bytes)
 
     def _check_host(self, headers: Headers) -> None:

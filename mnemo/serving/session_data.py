@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from mnemo.inference.sampling_options import Sampling
-
 TAIL = 8
 """Tokens before a reply that its decoder gets: they decide about a space, and complete a character of several bytes."""
 
@@ -69,18 +67,13 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Tokens that were written, and what they were drawn with."""
+    """Tokens that were written."""
 
     ids: tuple[int, ...]
     seed: int
-    first_draw: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p)
+    """Of the random numbers that the session goes on with"""
+    draws: int
+    """Random numbers of the seed that are used up after these tokens"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +117,7 @@ def outlined(facts: Facts, record: Record) -> Facts:
     for each in record.operations:
         match each:
             case Written():
-                facts = replace(facts, seed=each.seed, draws=each.first_draw + len(each.ids))
+                facts = replace(facts, seed=each.seed, draws=each.draws)
             case MemorySet():
                 facts = replace(facts, lengths=each.length, memory_on=each.on)
             case Described():

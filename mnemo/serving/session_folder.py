@@ -106,6 +106,7 @@ class SessionFolder:
                     save_state(model, self._file(number, MEMORY), session.state)
                 log.touch()
                 atomic.sync(log)
+                atomic.sync(self.path)  # a snapshot never exists without its log
                 write_json(facts, to_json(session.facts))
         except StorageFailed:
             with suppress(OSError):  # else a restart would continue from a request that was refused
@@ -149,8 +150,8 @@ class SessionFolder:
 
     def _replayed(self, number: int, start: Session, model: SessionModel) -> Session:
         work, records = Work(model, start), self._records(number, start.facts.records)
-        if not all([work.replay(record) for record in records.found]):
-            self._note("this machine writes other tokens than the logged ones; it continues after the logged ones")
+        for record in records.found:
+            work.replay(record)
         if records.lost:
             self._note(f"{records.lost} records are lost, because an earlier one is damaged")
         if records.lost or number != self.number:

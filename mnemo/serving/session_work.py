@@ -1,10 +1,14 @@
 """A session in the hands of one request: reads and writes go to a working copy, and are noted for the log.
 
-Replaying a record submits the same jobs to the same engine, so that it gives the same state.
+Tokens that were written are read again, all at once, and the session continues from the state after that. The state
+after writing depends on the texts that were written in the same steps, by rounding. Reading computes one text at a
+time, in pieces that depend on nothing but the number of tokens. So the session depends on its records alone, and
+replaying them gives the same state, bit for bit, at the speed of reading.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +18,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
-from mnemo.serving.engine import Engine, ReadJob, Token, WriteJob
+from mnemo.serving.engine import Engine, EngineFull, ReadJob, Token, WriteJob
 from mnemo.serving.forgetting import ForgettingEngine
 from mnemo.serving.session_data import (
     TAIL,
@@ -29,6 +33,7 @@ from mnemo.serving.session_data import (
 )
 from mnemo.serving.session_model import Lengths, SessionModel
 
+WAIT_SECONDS = 0.05
 LOGGED_TOKENS = 8192
 """Longest text that is logged token by token; after a longer one the whole state is saved instead."""
 
@@ -36,8 +41,8 @@ LOGGED_TOKENS = 8192
 class Work:
     """The working copy of a session.
 
-    A caller submits jobs to `engine`, with `state` as their state, and hands over their results: first
-    `take_read` or `take_written`, then the next job.
+    A caller submits jobs to `engine`, with `state` as their state, and hands over their results by `take_read` and
+    `take_written`. `settle`, which waits for the engine, brings `state` to the end of the tokens written.
     """
 
     def __init__(self, model: SessionModel, session: Session) -> None:
@@ -45,6 +50,7 @@ class Work:
         self.operations: list[Operation] = []
         self.is_logged = True
         """Whether `operations` are complete; they are not after a long text."""
+        self._unsettled: Written | None = None
 
     @property
     def engine(self) -> Engine | ForgettingEngine:
@@ -63,34 +69,48 @@ class Work:
         self.is_logged = self.is_logged and text.ids is not None
         self.operations.append(Read(ids=tuple(text.ids or ())))
 
-    def take_written(self, ids: Sequence[int], state: Any, sampling: Sampling, seed: int, first_draw: int) -> None:
-        """Continue from the state after tokens that one job wrote; their random numbers become the session's."""
-        self._take(state, ids, len(ids))
-        self._change(seed=seed, draws=first_draw + len(ids))
-        temperature, top_k, top_p = sampling
-        self.operations.append(
-            Written(
-                ids=tuple(ids),
-                seed=seed,
-                first_draw=first_draw,
-                temperature=float(temperature),
-                top_k=top_k,
-                top_p=None if top_p is None else float(top_p),
-            )
-        )
+    def take_written(self, ids: Sequence[int], *, seed: int, draws: int) -> None:
+        """Continue after tokens that were written from `state`; `draws`: random numbers of the seed used up then."""
+        self._unsettled = Written(ids=tuple(ids), seed=seed, draws=draws)
+
+    def settle(self) -> None:
+        """Read the tokens that were written."""
+        written, self._unsettled = self._unsettled, None
+        if written is None:
+            return
+        if written.ids:
+            self._take(self._after(written.ids), written.ids, len(written.ids))
+        self._change(seed=written.seed, draws=written.draws)
+        self.operations.append(written)
 
     def read(self, ids: Iterable[int]) -> None:
         """Read tokens, and wait until that is done."""
-        text = self.noted([torch.tensor(tuple(ids))])
-        self.take_read(text, self.engine.submit(ReadJob(state=self.state, ids=tuple(text))).result().state)
+        ids = tuple(ids)
+        self.take_read(self.noted_ids(ids), self._after(ids))
 
     def write(self, num_tokens: int, sampling: Sampling, seed: int, first_draw: int) -> tuple[int, ...]:
         """Write tokens, and wait until that is done."""
         job = WriteJob(state=self.state, num_tokens=num_tokens, sampling=sampling, seed=seed, first_draw=first_draw)
-        handle = self.engine.submit(job)
-        ids = tuple(event.id for event in handle.events() if isinstance(event, Token))
-        self.take_written(ids, handle.result().state, sampling, seed, first_draw)
+        ids = tuple(event.id for event in self.engine.submit(job).events() if isinstance(event, Token))
+        self.take_written(ids, seed=seed, draws=first_draw + len(ids))
+        self.settle()
         return ids
+
+    def _after(self, ids: Sequence[int]) -> Any:
+        """The state after reading tokens."""
+        job = ReadJob(state=self.state, ids=(torch.tensor(ids),))
+        while True:
+            try:
+                return self.engine.submit(job).result().state
+            except EngineFull:  # the request was admitted already
+                time.sleep(WAIT_SECONDS)
+
+    def noted_ids(self, ids: Sequence[int]) -> NotedText:
+        """The note of a text that was read in one piece, for `take_read`."""
+        text = self.noted([torch.tensor(tuple(ids))])
+        for _ in text:
+            pass
+        return text
 
     def noted(self, pieces: Iterable[Tensor]) -> NotedText:
         """A text for `ReadJob.ids` and, after that job, for `take_read`."""
@@ -129,35 +149,23 @@ class Work:
         self.session = self.session._replace(facts=described(self.session.facts, change))
         self.operations.append(change)
 
-    def replay(self, record: Record) -> bool:
-        """Do what a record says; return whether the model has written the same tokens again.
-
-        If it has not (because of another version of torch, or another processor), it reads the recorded ones.
-        """
-        same = all([self._repeat(operation) for operation in record.operations])
+    def replay(self, record: Record) -> None:
+        """Do what a record says."""
+        for operation in record.operations:
+            self._repeat(operation)
         self._change(records=record.number, changed=record.time)
-        return same
 
-    def _repeat(self, operation: Operation) -> bool:
+    def _repeat(self, operation: Operation) -> None:
         match operation:
             case Read():
                 self.read(operation.ids)
             case Written():
-                return self._write_again(operation)
+                self._unsettled = operation
+                self.settle()
             case MemorySet():
                 self.set_memory(operation.length, operation.on)
             case Described():
                 self.describe(operation.name, operation.created, operation.seed)
-        return True
-
-    def _write_again(self, written: Written) -> bool:
-        before = self.session
-        ids = self.write(len(written.ids), written.sampling, written.seed, written.first_draw)
-        if ids != written.ids:
-            self.session = before
-            self.read(written.ids)
-            self._change(seed=written.seed, draws=written.first_draw + len(written.ids))
-        return ids == written.ids
 
     def _take(self, state: Any, last: Sequence[int], count: int) -> None:
         self.session = Session(self.session.facts.after(last, count, self.model.num_open(state)), state)

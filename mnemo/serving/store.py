@@ -30,11 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mnemo.errors import MnemoError, shorten, unknown
 from mnemo.files import atomic
-from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.draws import LARGEST_SEED
 from mnemo.serving.session_data import Described, Facts, Record, Session, outlined
 from mnemo.serving.session_errors import (
@@ -412,25 +409,20 @@ class Turn(Work):
         """Continue from a memory file; name and random numbers stay."""
         self.session, self.is_logged = loaded_session(self.session.facts, self.model, path), False
 
-    async def advance(
-        self, *, read: Sequence[int], written: Sequence[int], state: Any, sampling: Sampling, seed: int, draws: int
-    ) -> None:
-        """Move the session forward by the tokens of at most one job of each kind, and make that last.
+    async def advance(self, *, read: Sequence[int], state: Any, written: Sequence[int], seed: int, draws: int) -> None:
+        """Move the session forward by tokens that were read, then by tokens that were written, and make that last.
 
-        `state`: after all of them; `draws`: random numbers of the seed that are used up then.
+        `state`: between the two; `draws`: random numbers of the seed that are used up after both.
         """
         if read:
-            text = self.noted([torch.tensor(tuple(read))])
-            for _ in text:
-                pass
-            self.take_read(text, state)
-        if written:
-            self.take_written(written, state, sampling, seed, draws - len(written))
+            self.take_read(self.noted_ids(read), state)
+        self.take_written(written, seed=seed, draws=draws)
         await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.commit)))
 
     def commit(self) -> Facts:
         """Log the changes; they survive a kill when this returns. After an error the session is as it was."""
         assert self._store is not None, "a copy of a session is not committed"
+        self.settle()
         with self._entry.lock:
             number, now = self.session.facts.records + 1, time.time()
             session = self.session._replace(facts=replace(self.session.facts, records=number, changed=now))

@@ -76,9 +76,11 @@ class WritingRows:
     @torch.no_grad()
     def prepare(self) -> None:
         """Record CUDA graphs, which takes seconds, before the first text."""
-        for step in self.recorded.values():
-            if step is not None:
-                step()
+        steps = [step for step in self.recorded.values() if step is not None]
+        for step in steps:
+            step()
+        if steps:
+            self.decoder.join(0, self.decoder.take(0))
 
     def join(self, handle: Handle) -> None:
         """Add a text."""

@@ -60,6 +60,8 @@ MISTAKES = {
     "mnemo prepare nosuch": TEXT_LIBRARIES,
     "mnemo verify nosuch": TEXT_LIBRARIES,
     "mnemo convert . out --memory -1": NOTHING,
+    "mnemo tune model --stages a": NOTHING,
+    "mnemo tune model --data nosuch": NOTHING,
     "mnemo serve nosuch": NOTHING,
     "mnemo studio nosuch": NOTHING,
     "mnemo studio --host 0.0.0.0": NOTHING,

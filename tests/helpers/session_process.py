@@ -13,12 +13,14 @@ from typing import Any
 import safetensors.torch
 import torch
 from helpers import ranks
-from helpers.http_server import RunningServer, serial
+from helpers.http_server import RunningServer
 from helpers.sessions import random_run
 
 from mnemo.files import tensor_file
 from mnemo.serving import session_folder, session_work
 from mnemo.serving.app import create_app
+from mnemo.serving.batched_engine import BatchedEngine
+from mnemo.serving.served_model import served_run
 from mnemo.serving.settings import Settings
 from mnemo.serving.store import SessionStore
 from mnemo.session.text_run import OpenedRun
@@ -59,7 +61,8 @@ def serve(folder: Path, ready: Connection, operation: int, armed: bool) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: die_at(operation))
     if armed:
         die_at(operation)
-    model = serial(small_run())
+    opened = small_run()
+    model = served_run("tiny", opened, BatchedEngine(opened.run.model, opened.run.recipe.train.segment))
     store = SessionStore(folder, [model.sessions], memory_bytes=MEMORY_BYTES)
     settings = Settings(port=0)
     server = RunningServer(create_app([model], store, settings), settings)

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.real_models import TINY_LLAMA, tiny_llama, tiny_tokenizer
 from helpers.tiny_runs import SEGMENT, sample_text, tiny_run
+from transformers import AutoModelForCausalLM
 
 from mnemo.cli.opened_run import open_with_tokenizer
 from mnemo.cli.run_arguments import RunArgs
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
-from mnemo.hf import from_run
+from mnemo.hf import add_memory, from_run, save_adapter
 from mnemo.inference.generation import generate
 from mnemo.recipes.recipe import EvalConfig
 
@@ -132,3 +134,93 @@ def test_the_harness_runs_tasks(tmp_path: Path) -> None:
 def test_what_is_no_model_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(MnemoError, match="'nothing' is neither a run nor a folder"):
         harness.MnemoLM("nothing")
+
+
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big dog. The dog was very sad because he lost his ball. Lily wanted to help him. "
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model with memory, whose training scored the last segment only, and its tokenizer."""
+    path = tmp_path_factory.mktemp("wrapped")
+    torch.manual_seed(0)
+    model = add_memory(tiny_llama().eval(), tokens=4, segment=8, score=1, align="right")
+    model.save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_models_with_memory_are_scored_with_carried_memory(folder: Path) -> None:
+    lm = harness.MnemoLM(str(folder), device="cpu")
+    ids = [1, *tiny_tokenizer()(STORY, add_special_tokens=False).input_ids]
+    assert len(ids) > 20
+    model: Any = lm.reader.model
+    x = torch.tensor([ids])
+    with torch.no_grad():
+        model.config.align = "left"
+        logits = model(input_ids=x[:, :-1]).logits.log_softmax(-1)
+        model.config.align = "right"
+    expected = float(logits.gather(2, x[:, 1:, None]).sum())
+    (found,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", (STORY,)))
+    assert found == pytest.approx(expected, rel=1e-5)
+    parts = [(STORY, " Then"), (STORY, " She saw the ball"), ("", STORY), (STORY + STORY, " Then")]
+    scores = lm.loglikelihood(instances("loglikelihood", *parts), disable_tqdm=True)
+    assert scores[2][0] == pytest.approx(found, rel=1e-5)
+    for (context, continuation), (score, _) in zip(parts[:2] + parts[3:], scores[:2] + scores[3:], strict=True):
+        whole = context.rstrip() + " " + continuation.lstrip()
+        with torch.no_grad():
+            before, after = (lm.reader.nats(lm.tok_encode(text)) for text in (context, whole))
+        assert score == pytest.approx(before - after, rel=1e-4)
+
+
+def test_models_with_memory_write_and_chat(folder: Path) -> None:
+    lm = harness.MnemoLM(str(folder), device="cpu")
+    ids = torch.tensor([lm.tok_encode(STORY)])
+    lm.reader.model.generation_config.eos_token_id = None
+    written = lm.reader.model.generate(memory=lm.reader.model.read(ids), max_new_tokens=9, do_sample=False)[0]
+    whole = lm.tokenizer.decode(written, skip_special_tokens=True)
+    (text,) = lm.generate_until(instances("generate_until", (STORY, {"until": [], "max_gen_toks": 9})))
+    assert text == whole
+    lm.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    assert lm.apply_chat_template([{"role": "user", "content": "hello"}]) == "hello"
+
+
+def test_the_harness_runs_tasks_on_a_model_with_memory(folder: Path, tmp_path: Path) -> None:
+    data = tmp_path / "texts.jsonl"
+    data.write_text(json.dumps({"text": STORY * 3}) + "\n", encoding="utf-8")
+    (tmp_path / "rolling.yaml").write_text(ROLLING.format(file=data))
+    results = lm_eval.simple_evaluate(
+        model="mnemo",
+        model_args={"pretrained": str(folder)},
+        tasks=["tiny_rolling"],
+        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        device="cpu",
+        bootstrap_iters=0,
+    )["results"]
+    lm = harness.MnemoLM(str(folder), device="cpu")
+    (score,) = lm.loglikelihood_rolling(instances("loglikelihood_rolling", (STORY * 3,)))
+    size = len((STORY * 3).encode())
+    assert results["tiny_rolling"]["bits_per_byte,none"] == pytest.approx(-score / size / math.log(2), rel=1e-5)
+
+
+def test_adapters_are_evaluated_with_a_named_tokenizer(tmp_path: Path) -> None:
+    save_adapter(add_memory(tiny_llama(), tokens=4, segment=8), tmp_path)
+    with pytest.raises(MnemoError, match="has no tokenizer that can be loaded"):
+        harness.MnemoLM(str(tmp_path), device="cpu")
+    lm = harness.MnemoLM(str(tmp_path), tokenizer=str(TINY_LLAMA), device="cpu")
+    ((score, _),) = lm.loglikelihood(instances("loglikelihood", (STORY, " Then")), disable_tqdm=True)
+    assert score < 0
+
+
+def test_the_harness_class_for_hugging_face_warns_of_windows(folder: Path) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    theirs = HFLM(pretrained=model, tokenizer=tiny_tokenizer(), device="cpu", max_length=16)
+    with pytest.warns(UserWarning, match="without the memory of earlier windows") as caught:
+        theirs.loglikelihood_rolling(instances("loglikelihood_rolling", (STORY,)), disable_tqdm=True)
+    assert len(caught) == 1
+    model(input_ids=torch.tensor([[1, 2]]))  # a call from elsewhere does not warn: warnings are errors in tests

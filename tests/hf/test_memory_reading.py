@@ -182,6 +182,20 @@ def test_pieces_of_any_kind_give_the_same_memory() -> None:
     assert_close(model.read(x[:, 11:], memory=model.read(x[:, :11])).state.memory, whole.state.memory)
 
 
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_a_batch_of_different_lengths_continues_one_text(use_cache: bool) -> None:
+    model, x = build(align="right"), tokens(1, 12)
+    memory = model.read(x)
+    rows = tokens(2, 9, seed=3)
+    mask = (torch.arange(9) < torch.tensor([[9], [2]])).long()
+    with torch.no_grad():
+        found = model(input_ids=rows, attention_mask=mask, memory=memory, use_cache=use_cache).logits
+        model.config.align = "left"
+        for row, length in ((0, 9), (1, 2)):
+            whole = model(input_ids=torch.cat([x, rows[row : row + 1, :length]], 1)).logits
+            assert_close(found[row, :length], whole[0, 12:])
+
+
 def test_reading_leaves_mode_and_gradients_alone() -> None:
     model = build("gpt2").train()
     memory = model.read(tokens(1, 12))

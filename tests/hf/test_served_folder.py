@@ -189,6 +189,21 @@ def test_states_can_be_continued_and_scored(model: Any) -> None:
     assert written(second.state) == written(whole.state)
 
 
+def test_associative_memory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    add_memory(tiny_llama(), tokens=4, segment=SEGMENT, kind="associative").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    model: Any = served_folder("associative", tmp_path, "cpu")
+    ids = story_ids(model)
+    read = model.engine.submit(ReadJob(state=None, ids=[torch.tensor(ids)])).result()
+    write = model.engine.submit(WriteJob(state=read.state, num_tokens=40, sampling=Sampling(0), seed=0))
+    assert [event.id for event in write.events()] == generated(model, ids, 40)
+    model.sessions.save(tmp_path / "a.memory", write.result().state)
+    assert model.sessions.load(tmp_path / "a.memory").tokens == len(ids) + 40
+    assert model.sessions.nbytes(write.result().state) < 2 * model.sessions.nbytes(read.state)
+    model.engine.close()
+
+
 def test_memory_files_of_sessions(model: Any, tmp_path: Path) -> None:
     ids = torch.tensor(model.codec.encode(STORY))
     state = model.engine.submit(ReadJob(state=None, ids=[ids])).result().state

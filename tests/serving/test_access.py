@@ -161,6 +161,15 @@ def test_other_machines_need_a_key(host: str) -> None:
     assert Settings(host=host, api_key=KEY).host == host
 
 
+def test_a_server_for_other_machines_accepts_any_name_with_the_key() -> None:
+    with running([serial(random_run())], settings=Settings(host="0.0.0.0", api_key=KEY)) as server:
+        server.url = f"http://127.0.0.1:{server.port}"
+        assert post(server, host="box.local", authorization=f"Bearer {KEY}").status_code == 200
+        assert_refused(post(server, host="box.local"), 401, "invalid_api_key")
+        foreign = post(server, host="box.local", origin="https://evil.example", authorization=f"Bearer {KEY}")
+        assert_refused(foreign, 403, "foreign_origin")
+
+
 @pytest.mark.parametrize("key", ["", "two words", "schlüssel"])
 def test_impossible_keys(key: str) -> None:
     with pytest.raises(MnemoError, match="API key"):
@@ -191,6 +200,14 @@ def test_a_body_that_is_too_large_is_not_received_whole() -> None:
 def test_an_announced_upload_that_is_too_large() -> None:
     with running([serial(random_run())], settings=Settings(max_upload_bytes=1000)) as server:
         assert_refused(post(server, BODY | {"prompt": "a" * 2000}), 413, "request_too_large")
+
+
+def test_an_announced_size_of_many_digits(server: RunningServer) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    for digits in (20, 5000):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(f"{head}Content-Length: {'9' * digits}\r\n\r\n".encode())
+            assert connection.recv(100).split()[1] in (b"400", b"413")
 
 
 def test_web_sockets_are_refused(server: RunningServer) -> None:

@@ -197,7 +197,7 @@ def test_echo_without_log_probabilities(client: openai.OpenAI) -> None:
 
 
 def test_characters_of_several_bytes(client: openai.OpenAI) -> None:
-    """Incomplete characters are held back, and their log-probabilities have names of their own."""
+    """Incomplete characters are held back, and each has its name in the log-probabilities."""
     text = "café 3\nthe cat"
     answer = complete(client, model="trained", prompt=text, echo=True, max_tokens=0, logprobs=0)
     names = answer.choices[0].logprobs.tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ pytest.importorskip("lm_eval")
 pytest.importorskip("tenacity")
 
 from lm_eval.api.instance import Instance
-from lm_eval.models.openai_completions import LocalCompletionsAPI
+from lm_eval.models import openai_completions
 
+LocalCompletions: Any = openai_completions.LocalCompletionsAPI
 CONTEXT, CONTINUATION = "the cat that saw", " the dog sat under a café"
 
 
@@ -35,21 +37,21 @@ def server(opened: OpenedRun) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(params=[1, 2], ids=["one-by-one", "concurrent"])
-def harness(server: RunningServer, request: pytest.FixtureRequest) -> LocalCompletionsAPI:
+def harness(server: RunningServer, request: pytest.FixtureRequest) -> Any:
     url = f"{server.url}/v1/completions"
-    return LocalCompletionsAPI(base_url=url, model="tiny", batch_size=2, num_concurrent=request.param)
+    return LocalCompletions(base_url=url, model="tiny", batch_size=2, num_concurrent=request.param)
 
 
 def asked(kind: str, *arguments: object) -> Instance:
     return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)  # type: ignore[arg-type]
 
 
-def test_the_tokenizer_of_the_server_is_used(harness: LocalCompletionsAPI, opened: OpenedRun) -> None:
+def test_the_tokenizer_of_the_server_is_used(harness: Any, opened: OpenedRun) -> None:
     assert harness.tokenizer_backend == "remote"
     assert harness.tok_encode(CONTEXT) == opened.tokenizer.encode(CONTEXT).tolist()
 
 
-def test_log_likelihood(harness: LocalCompletionsAPI, opened: OpenedRun) -> None:
+def test_log_likelihood(harness: Any, opened: OpenedRun) -> None:
     scores = harness.loglikelihood([asked("loglikelihood", CONTEXT, CONTINUATION), asked("loglikelihood", "a", "b")])
     session = Session(opened)
     session.read(CONTEXT)
@@ -57,7 +59,7 @@ def test_log_likelihood(harness: LocalCompletionsAPI, opened: OpenedRun) -> None
     assert not scores[0][1]
 
 
-def test_greedy_continuations_are_recognised(harness: LocalCompletionsAPI, opened: OpenedRun) -> None:
+def test_greedy_continuations_are_recognised(harness: Any, opened: OpenedRun) -> None:
     session = Session(opened)
     session.sampling = session.sampling._replace(temperature=0.0)
     session.read(CONTEXT)
@@ -66,14 +68,14 @@ def test_greedy_continuations_are_recognised(harness: LocalCompletionsAPI, opene
     assert is_greedy
 
 
-def test_rolling_log_likelihood(harness: LocalCompletionsAPI, opened: OpenedRun) -> None:
+def test_rolling_log_likelihood(harness: Any, opened: OpenedRun) -> None:
     (score,) = harness.loglikelihood_rolling([asked("loglikelihood_rolling", CONTEXT)])
     ids = [*opened.tokenizer.encode("\0"), *opened.tokenizer.encode(CONTEXT)]
     _, expected = read(opened.run.model, torch.tensor(ids, dtype=torch.int64), segment=8)
     assert score == pytest.approx(-expected.nats, abs=1e-4)
 
 
-def test_generation(harness: LocalCompletionsAPI, opened: OpenedRun) -> None:
+def test_generation(harness: Any, opened: OpenedRun) -> None:
     session = Session(opened)
     session.sampling = session.sampling._replace(temperature=0.0)
     session.read(CONTEXT)

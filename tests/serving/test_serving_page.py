@@ -1,4 +1,4 @@
-"""The examples of docs/serving.md work as they are shown."""
+"""The examples of docs/serving.md and docs/sessions.md work as they are shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mnemo.serving.store import SessionStore
 from mnemo.session.text_run import with_tokenizer
 from mnemo.storage.run_folder import open_run
 
-PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("serving.md", "sessions.md"))
 ADDRESS = "http://127.0.0.1:8000"
 
 
@@ -57,4 +57,4 @@ def readable(example: str) -> str:
 
 
 def test_there_are_examples_of_both_kinds() -> None:
-    assert len(fenced("py")) == len(fenced("sh")) == 2
+    assert len(fenced("py")) == len(fenced("sh")) == 3

@@ -130,5 +130,11 @@ def _named_backbone(saved: dict[str, Any], folder: Path) -> Any:
     auto = AutoModelForCausalLM if saved["head"] == "causal" else AutoModelForSequenceClassification
     try:
         return auto.from_pretrained(name)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        files = sorted(path.name for path in Path(name).glob("*.gguf"))
+        if files:
+            raise MnemoError(
+                f"the backbone of {folder} is a GGUF file: pass it as load_adapter({str(folder)!r}, "
+                f"AutoModelForCausalLM.from_pretrained({name!r}, gguf_file={files[0]!r}))"
+            ) from None
         raise MnemoError(f"the backbone '{name}' of {folder} cannot be loaded: {one_line(error)}") from None

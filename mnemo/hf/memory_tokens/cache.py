@@ -36,6 +36,12 @@ class DecodingModel:
     def open(self) -> DynamicCache:
         return DynamicCache(config=self.backbone_config)  # type: ignore[call-arg]
 
+    def read_rows(self, state: TokensState) -> Tensor:
+        """Return the read block (B, m, D) of a segment; an associative memory has none."""
+        if isinstance(self.memory, OverlapMemory):
+            return self.memory.read_rows(state)
+        return self.memory.rows(state)[:, : self.config.num_read]
+
     def feed(
         self, rows: Tensor, cache: Any, begin: int, room: int, state: TokensState, written: bool
     ) -> tuple[Tensor, Any]:
@@ -87,14 +93,14 @@ class Group:
             self._keep_tail(rows, model.memory)
         if self.count == 0:
             self.cache, begin = model.open(), 0
-            rows = torch.cat([model.memory.rows(self.state)[:, :num], rows], 1)
+            rows = torch.cat([model.read_rows(self.state), rows], 1)
         hidden, _ = model.feed(rows, self.cache, begin, self.room, self.state, False)
         self.count += new
         return hidden[:, -new:]
 
     def _keep_tail(self, rows: Tensor, memory: OverlapMemory) -> None:
-        before = memory.rows(self.state) if self.count == 0 or self.tail is None else self.tail
-        self.tail = torch.cat([before, rows], 1)[:, rows.shape[1] :]
+        before = self.state.memory.chunk(2, 1)[1] if self.tail is None else self.tail
+        self.tail = memory.tail_after(before, rows)
 
     def _commit(self, model: DecodingModel) -> None:
         """Write the memory at the end of a full segment and discard the backbone's cache."""
@@ -106,7 +112,7 @@ class Group:
                 self.state = model.memory.carry(self.state, written, self.tail)
             else:
                 self.state = model.memory.carry(self.state, written, memories)
-        self.cache, self.count, self.room = None, 0, model.config.segment
+        self.cache, self.count, self.room, self.tail = None, 0, model.config.segment, None
 
     def take(self, rows: list[int], members: list[int]) -> Group:
         """Return a group of the rows `rows`, which are copies of this group's members with indices `members`."""

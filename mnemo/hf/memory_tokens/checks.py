@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
+from transformers.utils.quantization_config import QuantizationMethod
 
 from mnemo.errors import MnemoError, one_line
 from mnemo.hf.memory_tokens.backbone import additive, body_of, first_position, logits_of
@@ -31,6 +32,14 @@ def check_kind(model: Any) -> None:
         raise MnemoError(f"{name} is an encoder-decoder; memory is for causal language models and encoders")
     if body_of(model) is model:
         raise MnemoError(f"{name} has no head: use the model for causal language modelling or classification")
+
+
+def forget_gguf(model: Any) -> None:
+    """Remove the mark of a GGUF file from a model: its weights are ordinary tensors, which can be trained and saved."""
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is not None and quantization.quant_method == QuantizationMethod.GGUF:
+        del model.config.quantization_config
+        model.hf_quantizer, model.is_quantized = None, False
 
 
 def input_embeddings(model: Any) -> nn.Module:
@@ -92,8 +101,8 @@ def check_layers(model: Any, config: MemoryConfig) -> None:
         raise MnemoError(str(error)) from None
     if model.is_gradient_checkpointing:
         raise MnemoError(
-            "gradient checkpointing of the backbone would compute its layers again without their memory: disable it and "
-            'use backward="checkpoint"'
+            "gradient checkpointing of the backbone would compute its layers again without their memory: disable it, "
+            'and use backward="checkpoint"'
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,13 @@ from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.checks import quiet
 from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
-from mnemo.hf.memory_tokens.overlap import OverlapMemory
+from mnemo.hf.memory_tokens.overlap import FIRST_GATE, OverlapMemory
 from mnemo.hf.memory_tokens.reading import SegmentReader, Source, id_pieces
+from mnemo.hf.memory_tokens.silent_mistakes import warn_of_frozen_memory, warn_of_windows
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.text_memory import TextMemory, load_text_memory, save_text_memory
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
+from mnemo.hf.model_card import write_card
 from mnemo.hf.modeling import IGNORED, check_prompt
 from mnemo.hf.safe_folder import SafeFolder
 from mnemo.memory import RecurrentMemory, TokensState
@@ -63,6 +65,7 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         self.memory_tokens = self._new_memory(weight.shape[1]).to(weight.device, weight.dtype)
         # In training, use only this many of the last segments of each sample (set by a curriculum).
         self.num_segments: int | None = None
+        self.warned_of_windows = self.checked_for_training = False
         self.post_init()
 
     def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens | OverlapMemory:
@@ -74,11 +77,22 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         layers = layers_of(body_of(self.backbone))
         return AssociativeTokens(self.config.write_tokens(), self.config.associative_memory(), layers, dim)
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save like transformers does, with checksums of the weights and a model card."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_card(Path(save_directory), self.config)
+
+    def save_card(
+        self, folder: str | Path, *, training: str | None = None, scores: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the model card of a saved folder again, with a description of the training and a table of scores."""
+        write_card(Path(folder), self.config, training=training, scores=scores)
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentMemory):
             init.normal_(module.initial, 0.0, self.config.std)
         elif isinstance(module, OverlapMemory):
-            init.zeros_(module.gate)
+            init.constant_(module.gate, FIRST_GATE)
         elif isinstance(module, ZeroProjection):
             init.zeros_(module.weight)
         elif isinstance(module, Projection):
@@ -115,12 +129,12 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         return state if memory is None else continued(state, memory)
 
     def _split(
-        self, batch: int, width: int, mask: Tensor | None, segment: int, device: torch.device
+        self, batch: int, width: int, mask: Tensor | None, segment: int, align: str, device: torch.device
     ) -> list[SegmentColumns]:
         if mask is not None and mask.shape != (batch, width):
             raise MnemoError(f"attention_mask {tuple(mask.shape)} does not fit input of {(batch, width)}")
         most = self.num_segments if self.training else None
-        return split_into_segments(batch, width, mask, segment, self.config.align, device, most)
+        return split_into_segments(batch, width, mask, segment, align, device, most)
 
     def _read(self, step: Any, segments: list[tuple[Any, bool]], state: TokensState) -> list[SegmentResult]:
         config = self.config
@@ -166,6 +180,9 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         """
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
+        warn_of_windows(self)
+        if labels is not None:
+            warn_of_frozen_memory(self)
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
             raise MnemoError("logits_to_keep is the number of last columns whose logits are returned; 0 for all")
         if past_key_values is not None or use_cache:
@@ -194,7 +211,9 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         batch, width, labels = given.batch, given.width, given.labels
         if labels is not None and labels.shape != (batch, width):
             raise MnemoError(f"labels {tuple(labels.shape)} do not fit input of {(batch, width)}")
-        segments = self._split(batch, width, given.mask, self.config.segment, given.source.device)
+        # An open segment begins the input: only the last segment can be short.
+        align = "left" if isinstance(memory, TextMemory) else self.config.align
+        segments = self._split(batch, width, given.mask, self.config.segment, align, given.source.device)
         targets = self._targets(labels, given.mask, segments)
         first = max(0, width - num_logits)
         step = _CausalStep(self, given.source, targets, first)
@@ -402,7 +421,7 @@ class MemoryForSequenceClassification(_WithMemory):
         mask = self._without_wrap(input_ids, attention_mask)
         size = self.config.segment - (0 if self.config.wrap is None else 2)
         batch, width = input_ids.shape
-        segments = self._split(batch, width, mask, size, input_ids.device)
+        segments = self._split(batch, width, mask, size, self.config.align, input_ids.device)
         step = _EncoderStep(self, input_ids)
         scored = [False] * (len(segments) - 1) + [True]
         reads = self._read(step, list(zip(segments, scored, strict=True)), self._start(len(input_ids), memory))

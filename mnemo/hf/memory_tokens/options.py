@@ -29,6 +29,18 @@ CHOICES = {
 }
 
 
+def backbone_value(name: str) -> Any:
+    """Return a property that is stored in the configuration of the backbone."""
+
+    def get(config: MemoryConfig) -> Any:
+        return None if config.text_config is None else getattr(config.text_config.get_text_config(), name, None)
+
+    def store(config: MemoryConfig, value: Any) -> None:
+        setattr(config.text_config.get_text_config(), name, value)
+
+    return property(get, store)
+
+
 class MemoryConfig(PreTrainedConfig):
     """The configuration of the backbone and of the memory, in one file."""
 
@@ -68,7 +80,7 @@ class MemoryConfig(PreTrainedConfig):
     """Standard deviation of the initial memory"""
     start: str = "random"
     """"random": random memory tokens, as published, which disturb the backbone until they are trained; "overlap": the
-    memory starts as the last tokens of the segment before, and a gate that starts at 0 adds the written memory"""
+    read block starts as the last tokens of the segment before, to which a small gate adds the written memory"""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -79,6 +91,16 @@ class MemoryConfig(PreTrainedConfig):
             self.associative = to_json(self.associative)
         super().__post_init__(**kwargs)
         check_options(self)
+
+    # Names by which libraries look up the sizes of a language model; the backbone's configuration holds their values.
+    vocab_size = backbone_value("vocab_size")
+    hidden_size = backbone_value("hidden_size")
+    num_hidden_layers = backbone_value("num_hidden_layers")
+    num_attention_heads = backbone_value("num_attention_heads")
+    max_position_embeddings = backbone_value("max_position_embeddings")
+    bos_token_id = backbone_value("bos_token_id")
+    eos_token_id = backbone_value("eos_token_id")
+    pad_token_id = backbone_value("pad_token_id")
 
     @property
     def num_read(self) -> int:
@@ -125,6 +147,8 @@ def check_options(config: MemoryConfig) -> None:
         raise MnemoError('options of an associative memory need kind="associative"')
     if config.start == "overlap" and config.kind == "associative":
         raise MnemoError('an associative memory is empty at first and changes nothing: it needs no start="overlap"')
+    if config.start == "overlap" and config.std == 0:
+        raise MnemoError('std=0 would multiply the memory by zero: start="overlap" needs std > 0')
     if not isinstance(config.std, int | float) or not config.std >= 0:
         raise MnemoError(f"std={config.std!r} must be a number of at least 0")
     if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
 
 from mnemo.errors import MnemoError, one_line
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
@@ -47,6 +48,7 @@ def served_folder(name: str, folder: Path, device: str = "auto") -> ServedModel:
 
 
 def load_folder(folder: Path) -> tuple[Any, Any]:
+    logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder)
         if not isinstance(config, MemoryConfig):

@@ -13,7 +13,7 @@ from mnemo.memory.associative.modules import Associations, AssociativeMemory, ke
 from mnemo.memory.kv_buffer import KeyValueCache
 from mnemo.memory.protocol import Extent, Segment, Stage
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
-from mnemo.memory.state import select
+from mnemo.memory.state import select, tree_map
 from mnemo.memory.xl.modules import OpenXL, XLStage, XLState
 
 
@@ -37,6 +37,13 @@ class AssociativeStage(Stage):
         super().__init__()
         self.attending = XLStage(layer)
         self.memory = AssociativeMemory(config, self.attending.layer.dim)
+        self.work_of_written = self.memory.write_work()
+        self.late_weights = (
+            "memory.key.weight",
+            "memory.value.weight",
+            "memory.strength.weight",
+            "memory.strength.bias",
+        )
 
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> AssociativeState:
         recent = self.attending.init(batch, length, like, cached, full)
@@ -59,7 +66,7 @@ class AssociativeStage(Stage):
         return OpenAssociative(self.memory, state.associations, self.attending.open(state.recent, segment))
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
-        return self.attending.work(rows, slots, cached) + self.memory.work(rows)
+        return self.attending.work(rows, slots, cached) + rows * self.memory.read_work()
 
 
 class OpenAssociative(SharesSteps):
@@ -80,7 +87,7 @@ class OpenAssociative(SharesSteps):
         self.attending.commit()
 
     def state(self) -> AssociativeState:
-        return AssociativeState(*map(torch.clone, self.committed), self.attending.state())
+        return AssociativeState(*tree_map(torch.clone, self.committed), self.attending.state())
 
     def contents(self, length: int) -> Any:
         return self.attending.contents(length)

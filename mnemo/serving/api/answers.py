@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, events: AsyncGenerator[dict[str, Any], None], seconds: float, on_disconnect: Callable[[], None]
+        self, events: AsyncIterator[dict[str, Any]], seconds: float, on_disconnect: Callable[[], None]
     ) -> None:
         super().__init__()
         self.events, self.seconds, self.on_disconnect = events, seconds, on_disconnect
@@ -100,7 +100,7 @@ class EventStream(Response):
             await self._send(send, json_text(as_api_error(error).content()), last=True)
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(self.events) as events:
+        async with aclosing(self.events) as events:  # type: ignore[arg-type]
             async for event in events:
                 await self._send(send, json_text(event))
         await self._send(send, "[DONE]", last=True)

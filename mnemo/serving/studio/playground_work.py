@@ -185,7 +185,7 @@ class WriteWork(Work):
                 at = len(self.place.transcript) - 1
                 self.emit("token", at=at, text=stream.feed(event.id), bits=round(-event.logprob * BITS, 3))
         if ids:
-            turn.take_written(ids, handle.result().state, sampling, seed, first)
+            turn.take_written(ids, seed=seed, draws=first + len(ids))
             await asyncio.to_thread(turn.commit)
 
     def _ends(self, token: int) -> bool:
