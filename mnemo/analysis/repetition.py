@@ -9,6 +9,9 @@ import numpy as np
 
 from mnemo.errors import MnemoError
 
+LARGEST_NAME = 2**31
+"""Numbers of pieces from which those of twice the length can be computed in 63 bits."""
+
 
 def repetition(items: Sequence[Hashable], n: int = 4) -> float:
     """Return the share of n-grams that occurred earlier in the text: near 1 in a loop, 0 for shorter texts."""
@@ -38,28 +41,17 @@ def earlier_occurrences(ids: np.ndarray, shortest: int, longest: int = 64) -> Ea
         if size < 1 or size & (size - 1):
             raise MnemoError(f"{size} is not a power of two")
     distance, length = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
-    names, size = np.unique(ids, return_inverse=True)[1].astype(np.int64), 1
-    while size <= longest and size <= len(ids):
-        # names[t]: the same number for equal pieces of `size` tokens that end at t; the first size - 1 have none.
-        if size >= shortest:
-            found = _steps_back(names[size - 1 :])
-            seen = np.flatnonzero(found) + size - 1
-            distance[seen], length[seen] = found[found > 0], size
-        names, size = _names_of_pairs(names, size), 2 * size
+    names, size = ids.astype(np.int64), 1
+    while size <= min(longest, len(ids)):
+        # names[t]: the same number for equal pieces of `size` tokens that end at t. The first size - 1 are unique.
+        if size >= shortest or int(names.max()) >= LARGEST_NAME:
+            order = np.argsort(names, kind="stable")
+            again = names[order[1:]] == names[order[:-1]]
+            if size >= shortest:
+                later = order[1:][again]
+                distance[later], length[later] = later - order[:-1][again], size
+            names[order] = np.concatenate([[0], np.cumsum(~again)])
+        names[size:] = names[:-size] * (int(names.max()) + 1) + names[size:]
+        names[:size] = -1 - np.arange(size)
+        names, size = names + size, 2 * size
     return Earlier(distance, length)
-
-
-def _steps_back(names: np.ndarray) -> np.ndarray:
-    """Return how many places before each name the same name occurs; 0 if it is the first."""
-    order = np.argsort(names, kind="stable")
-    again = names[order[1:]] == names[order[:-1]]
-    steps = np.zeros(len(names), np.int64)
-    steps[order[1:][again]] = (order[1:] - order[:-1])[again]
-    return steps
-
-
-def _names_of_pairs(names: np.ndarray, size: int) -> np.ndarray:
-    """Return the names of pieces of twice the size, from those of both halves."""
-    pairs = np.zeros_like(names)
-    pairs[size:] = names[:-size] * (int(names.max()) + 1) + names[size:]
-    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)

@@ -10,6 +10,7 @@ from helpers.models import random_model, random_tokens
 from helpers.tolerances import assert_close
 
 from mnemo import analysis
+from mnemo.analysis.observers import Rows
 from mnemo.errors import MnemoError
 
 SEGMENT = 4
@@ -20,16 +21,15 @@ def slow_memory_attention(mechanism: str, ids: torch.Tensor) -> tuple[torch.Tens
     model = random_model(**MECHANISMS[mechanism])
     layers = analysis.attending_layers(model)
     slots = [model.config.memory.lengths(model.config.num_layers)[layer] for layer in layers]
-    num_read = 0 if model.config.tokens is None else model.config.tokens.num
     state, shares, peaks = model.init(1, cached=True), [], []
     for part in ids.split(SEGMENT):
         _, state, found = model.explain(part[None], state)
         for row in range(len(part)):
             share, by_distance = 0.0, {}
             for attended, own in zip(found, slots, strict=True):
-                extra = 0 if model.config.tokens is None else model.config.tokens.num_extra
-                before = attended.probabilities.shape[3] - len(part) - extra
-                weights = attended.probabilities[0, :, num_read + row].mean(0)
+                rows = Rows.of(model, len(part))
+                before = attended.probabilities.shape[3] - rows.read - rows.tokens - rows.write
+                weights = attended.probabilities[0, :, rows.read + row].mean(0)
                 share += float(weights[:before].sum()) / len(found)
                 for key in range(max(0, before - own), before):
                     distance = before - key + row

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ class Playground:
             "model": place.model.name,
             "tokens": facts.tokens,
             "shown": len(transcript),
+            "full": transcript.is_full,
             "busy": store.is_busy(place.session),
             "unmeasured": sum(len(piece) - 1 for piece in unmeasured(transcript)),
             "interrupted": self.interrupted.get(place.session),
@@ -137,7 +138,8 @@ class Playground:
         name = request.query_params.get("name", "")[:200] or "the text"
         data = await _body(request, min(MOST_SHOWN_BYTES, server.settings.max_upload_bytes))
         ids = await asyncio.to_thread(_encoded, place.model, data, name)
-        return self._stream(server, ReadWork(place, ids, name))
+        prefix = () if place.store.facts(place.session).tokens else place.model.prefix
+        return self._stream(server, ReadWork(place, [*prefix, *ids], name))
 
     async def _write(self, request: Request) -> Response:
         place, server = self._place(request), server_of(request)
@@ -150,13 +152,13 @@ class Playground:
     def _stream(self, server: Server, work: Work) -> Response:
         return EventStream(self._events(server, work), LONGEST_WORK, server.metrics.cancelled.inc)
 
-    async def _events(self, server: Server, work: Work) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, server: Server, work: Work) -> AsyncGenerator[dict[str, Any], None]:
         """The events of some work, then the session after it."""
         if work.kind != "measure":
             self.interrupted.pop(work.place.session, None)
         try:
             with server.admitted():
-                async with aclosing(work.events()) as events:  # type: ignore[type-var]
+                async with aclosing(work.events()) as events:
                     async for event in events:
                         yield event
         except (GeneratorExit, asyncio.CancelledError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ class Work(ABC):
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._handles: set[AnyHandle] = set()
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """All events. Closing the iterator stops the work and waits for its end."""
         task = asyncio.create_task(self._guarded())
         try:

@@ -7,6 +7,8 @@ before it, as many as can have an influence through the slots of all layers. A m
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -78,9 +80,21 @@ class TokenDetails:
             return self._kept[key]
 
 
+@lru_cache(maxsize=8)
+def _on_cpu(network: Model) -> Model:
+    """Return a copy on the CPU: work of other threads on the GPU would disturb CUDA graphs that the engine records."""
+    with torch.device("meta"):
+        copied = Model(network.config)
+    copied.load_state_dict({name: weight.cpu() for name, weight in network.state_dict().items()}, assign=True)
+    return copied.eval()
+
+
 def _compute(model: ServedModel, transcript: Transcript, start: int, stop: int, slots: int) -> MemoryAttention:
     assert model.run is not None
-    network, segment = model.run.run.model, transcript.segment
+    run, segment = model.run.run, transcript.segment
+    if run.model.device.type == "cuda":
+        run = replace(run, model=_on_cpu(run.model))
+    network = run.model
     # A layer's output depends on the layer below it back to the first slot, and to the begin of its own segment.
     lengths = network.config.memory.lengths(network.config.num_layers, slots)
     segments_before = min(start // segment, sum(-(-length // segment) for length in lengths))

@@ -18,9 +18,11 @@ from mnemo.errors import MnemoError
 SHORTEST_REPEAT = {"byte": 8, "char": 8, "word": 2, "bpe": 2}
 """Equal tokens that count as a repetition, by unit."""
 USUAL_REPEAT = 4
-LONGEST_SEARCH = 1 << 21
+LONGEST_SEARCH = 1 << 20
 """Repetitions are searched in the newest tokens only, as many as this."""
 
+MOST_SHOWN = 1 << 23
+"""Tokens of a transcript; those after them are not shown."""
 _COLUMNS = np.dtype(
     [
         ("id", np.int32),
@@ -66,7 +68,14 @@ class Transcript:
         """The number of tokens in the session after the last one shown; 0 for an empty transcript."""
         return int(self.rows["position"][-1]) + 1 if self._size else 0
 
+    @property
+    def is_full(self) -> bool:
+        return self._size >= MOST_SHOWN
+
     def append(self, tokens: Tokens) -> None:
+        """Add tokens, unless the transcript is full."""
+        if self.is_full:
+            return
         begin, count = self._size, len(tokens.ids)
         if begin + count > len(self._rows):
             # Twice as many as needed, so that appending single tokens costs constant time on average.

@@ -69,5 +69,6 @@ class Transcripts:
     def _drop_old(self) -> None:
         total = sum(len(transcript) for transcript in self._loaded.values())
         while total > MOST_TOKENS and len(self._loaded) > 1:
-            _, dropped = self._loaded.popitem(last=False)
-            total -= len(dropped)
+            oldest = next(iter(self._loaded))
+            self.save(oldest)
+            total -= len(self._loaded.pop(oldest))

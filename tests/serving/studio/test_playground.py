@@ -276,7 +276,8 @@ def test_a_session_that_is_busy_answers_so_and_works_later(client: Client) -> No
     session = client.new()
     client.read(session)
     turn = client.store.take_turn(session)
-    for path, sent in (("read", {"content": TEXT}), ("write", {"json": {}})):
+    requests: dict[str, Any] = {"read": {"content": TEXT}, "write": {"json": {}}}
+    for path, sent in requests.items():
         answer = client.http.post(f"/sessions/{session}/{path}", **sent)
         assert answer.status_code == 409 and "busy" in answer.json()["error"]["message"]
     assert client.get(f"/sessions/{session}")["busy"]

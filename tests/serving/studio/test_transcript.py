@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import mnemo.serving.studio.transcript as transcript_module
+import mnemo.serving.studio.transcripts as transcripts_module
 from mnemo.errors import MnemoError
 from mnemo.serving.studio.transcript import Tokens, Transcript
 
@@ -89,6 +93,25 @@ def test_repetitions_are_searched_again_after_new_tokens() -> None:
     assert made.earlier().distance.tolist() == [0, 0, 0, 0, 3, 3]
 
 
+def test_a_full_transcript_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcript_module, "MOST_SHOWN", 5)
+    made = transcript(tokens(3, 0), tokens(3, 3), tokens(3, 6))
+    assert len(made) == 6 and made.is_full
+
+
+def test_transcripts_that_are_dropped_from_memory_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(transcripts_module, "MOST_TOKENS", 4)
+    kept = transcripts_module.Transcripts(tmp_path)
+    kept.get("one", SEGMENT, "byte").append(tokens(6, 0))
+    kept.get("two", SEGMENT, "byte").append(tokens(2, 0))
+    kept.get("three", SEGMENT, "byte")
+    assert len(kept.get("one", SEGMENT, "byte")) == 6
+    kept.keep_only(["two"])
+    assert len(kept.get("one", SEGMENT, "byte")) == 0 and not list(tmp_path.glob("one*"))
+    kept.save("../two")
+    assert sorted(path.name for path in tmp_path.parent.glob("*.npz")) == []
+
+
 def test_bytes_restore_it() -> None:
     made = transcript(tokens(6, 0), tokens(2, 9, written=True))
     again = Transcript.from_bytes(made.to_bytes())
@@ -96,14 +119,14 @@ def test_bytes_restore_it() -> None:
     assert again.rows.tobytes() == made.rows.tobytes()
 
 
-@pytest.mark.parametrize("damage", [b"", b"no archive", "cut", "flipped"])
-def test_damaged_bytes_are_a_clear_error(damage: bytes | str) -> None:
+@pytest.mark.parametrize("damage", ["emptied", "replaced", "cut", "renamed"])
+def test_damaged_bytes_are_a_clear_error(damage: str) -> None:
     data = transcript(tokens(6, 0)).to_bytes()
-    if damage == "cut":
-        data = data[: len(data) // 2]
-    elif damage == "flipped":
-        data = data.replace(b"rows.npy", b"rowz.npy")
-    else:
-        data = damage  # type: ignore[assignment]
+    damaged = {
+        "emptied": b"",
+        "replaced": b"no archive",
+        "cut": data[: len(data) // 2],
+        "renamed": data.replace(b"rows.npy", b"rowz.npy"),
+    }
     with pytest.raises(MnemoError, match="transcript is damaged"):
-        Transcript.from_bytes(data)
+        Transcript.from_bytes(damaged[damage])

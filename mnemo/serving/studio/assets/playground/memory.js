@@ -18,6 +18,7 @@ export class Memory {
     this.work = null; // {kind, tokens, total} while it reads or writes
     this.live = []; // written tokens that no window holds yet
     this.notice = null; // {kind, text}
+    this.resizing = null; // a promise while the memory length changes
     this.goal = null; // number of the window to show while and after it works; null: the last one
     this.revision = 0;
     this.stopping = null;
@@ -119,6 +120,7 @@ export class Memory {
     let notice = null;
     let refused = false;
     try {
+      await this.resizing;
       await this.ensure();
       await action();
       notice = this.notice;
@@ -230,18 +232,20 @@ export class Memory {
     this.length = length;
     this.changed();
     if (!this.id || this.resizing) return;
-    this.set({ resizing: true });
-    await this.guarded(async () => {
-      let sent;
-      do {
-        sent = this.length;
-        const body = JSON.stringify({ memory_length: sent });
-        await request(this.session, { method: "PATCH", body, headers: { "Content-Type": "application/json" } });
-        await this.refresh();
-      } while (sent !== this.length);
-      this.say(null, null);
-    });
-    this.set({ resizing: false });
+    this.resizing = this.guarded(() => this.sendLength());
+    await this.resizing;
+    this.set({ resizing: null });
+  }
+
+  async sendLength() {
+    let sent;
+    do {
+      sent = this.length;
+      const body = JSON.stringify({ memory_length: sent });
+      await request(this.session, { method: "PATCH", body, headers: { "Content-Type": "application/json" } });
+      await this.refresh();
+    } while (sent !== this.length);
+    this.say(null, null);
   }
 
   /** The file of the memory: {name, blob}. */

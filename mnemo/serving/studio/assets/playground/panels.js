@@ -110,7 +110,8 @@ export function MemoryFacts({ memory, start }) {
         <span class="number">${count.format(group.filled)} / ${count.format(group.slots)}</span></li>`)}
     </ul>
     <p class="small muted">${count.format(info.tokens)} tokens so far, held in ${bytes(info.memory.bytes)}${info.memory.memory_tokens ? `, ${info.memory.memory_tokens} memory tokens` : ""};
-      the open segment has ${count.format(info.memory.open)} of ${count.format(info.memory.segment)} tokens.</p>`}
+      the open segment has ${count.format(info.memory.open)} of ${count.format(info.memory.segment)} tokens.
+      ${info.full ? ` Only the first ${count.format(info.shown)} tokens of the text are shown; reading and writing go on.` : ""}</p>`}
     <${Slider} memory=${memory} model=${start.models.find((model) => model.name === memory.model)} />
   </div>`;
 }
