@@ -52,7 +52,6 @@ def add_memory(
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
     start: Start = "random",
-    overlap_steps: int = 200,
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
     """Add memory to a causal language model, or memory tokens to an encoder with a classification head.
 
@@ -70,8 +69,8 @@ def add_memory(
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
     std:       standard deviation of the initial memory; by default that of the embeddings
-    start:     "random", which disturbs the backbone until trained; "overlap": as the last tokens of the segment before
-    overlap_steps: with start="overlap", training calls until the memory has replaced these tokens
+    start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the read
+               block starts as the last tokens of the segment before, so that an untrained memory does no harm
     """
     check_kind(model)
     forget_gguf(model)
@@ -91,7 +90,6 @@ def add_memory(
         wrap=wrap,
         std=float(embedding_weight(model).detach().float().std()) if std is None else std,
         start=start,
-        overlap_steps=overlap_steps,
         dtype=model.dtype,
     )
     return _wrap(model, config)
