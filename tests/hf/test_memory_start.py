@@ -136,6 +136,15 @@ def test_other_memories_refuse_the_option() -> None:
         build(start="gentle")
 
 
+def test_losses_of_later_segments_train_the_write_block_and_the_gate() -> None:
+    model, x = build(bptt=None).train(), tokens(2, 15)
+    labels = x.masked_fill(torch.arange(15) < 10, -100)  # a loss in the last segment only
+    model(input_ids=x, labels=labels).loss.backward()
+    memory = model.memory_tokens
+    assert memory.gate.grad.abs().max() > 0
+    assert memory.initial.grad.abs().max() > 0  # through the write blocks of two segments
+
+
 def losses_by_segment(model: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         scores = model(input_ids=x).logits[:, :-1].log_softmax(-1).gather(2, x[:, 1:, None])[..., 0]
