@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 else:
     corpora = LazyModule("mnemo.data.corpus")
 
+BABILONG = "babilong"
+"""Stories and books instead of token ids: their tokens depend on the model that is tuned"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
@@ -31,6 +34,9 @@ class Args:
     """Use this file, folder or archive (xz, gz, bz2, zip, tar) instead of a download; - takes a text from a pipe. Of a
     folder, text files are used: hidden and binary files, links out of it, runs and corpora are skipped. Files named
     train, valid and test become these splits; other text is split 90/5/5 in order."""
+    books: Annotated[Path | None, tyro.conf.arg(metavar="FILE|DIR")] = None
+    """babilong: background books, a text file each, or files named train, valid and test with NUL bytes between books.
+    --from is then a folder or tar archive of the bAbI tasks."""
     encoding: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Encoding of text files that are not UTF-8, such as latin-1 or utf-16; skip: leave them out. If unset, they are
     refused."""
@@ -58,6 +64,8 @@ def run(args: Args) -> int:
         return 0
     if args.name is None:
         raise MnemoError("name a corpus to prepare; mnemo prepare --list shows those known by name")
+    if args.name == BABILONG:
+        return _prepare_babilong(args)
     from mnemo.data.prepare import prepare
     from mnemo.data.text_files import Accepted
 
@@ -86,6 +94,26 @@ def run(args: Args) -> int:
         console.print_json(_summary(corpus) | (_files(found[0]) if found else {}))
     else:
         _print_corpus(corpus)
+    return 0
+
+
+def _prepare_babilong(args: Args) -> int:
+    if args.source is None or args.books is None:
+        raise MnemoError("babilong needs the bAbI tasks and books: mnemo prepare babilong --from BABI --books BOOKS")
+    for path in (args.source, args.books):
+        if not path.exists():
+            raise MnemoError(f"{path} does not exist")
+    from mnemo.data.babilong.folder import HEADER, prepare_babilong
+
+    target = corpora.data_root(args.root) / BABILONG
+    if (target / HEADER).is_file() and not args.replace:
+        raise MnemoError(f"babilong is prepared already, in {target}; --replace prepares it again")
+    sizes = prepare_babilong(args.source, args.books, target)
+    if args.json:
+        console.print_json({"path": str(target), "bytes": sizes})
+        return 0
+    console.table([(name, f"{size:,}") for name, size in sorted(sizes.items())], ["text", "bytes"])
+    print(f"in {target}")
     return 0
 
 

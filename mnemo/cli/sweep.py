@@ -42,7 +42,7 @@ DEFAULT = "none,xl,lamemo,rmt"
 class Args:
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     memory: str = DEFAULT
-    """Memories to compare, separated by commas: none, xl, long-range, lamemo, rmt, mt, compressive, infinite."""
+    """Memories to compare, separated by commas: none, xl, long-range, lamemo, rmt, armt, mt, compressive, infinite."""
     seeds: int = 3
     """Number of seeds; the first is --train.seed."""
     name: str | None = None

@@ -21,7 +21,7 @@ On resume, training fields that do not belong to the saved state can change, and
 (docs/resuming.md).
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
-Memory of another paper: --memory rmt or --model.memory rmt (none, xl, long-range, lamemo, rmt, mt, compressive,
+Memory of another paper: --memory rmt or --model.memory rmt (none, xl, long-range, lamemo, rmt, armt, mt, compressive,
 infinite). The name of a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation and `mnemo eval`
 use the memory length of training, unless the preset's paper tests at another length and you leave its memory as it is,
 or you set --test.memory.
@@ -91,8 +91,8 @@ class NewRun:
     data: str | None = None
     """Your own text: a file, a folder, - for a pipe; or a prepared corpus."""
     memory: str | None = None
-    """Another paper's memory in place of the recipe's: none, xl, long-range, lamemo, rmt, mt, compressive, infinite.
-    --model.memory does the same."""
+    """Another paper's memory in place of the recipe's: none, xl, long-range, lamemo, rmt, armt, mt, compressive,
+    infinite. --model.memory does the same."""
     encoding: str | None = None
     """Encoding of text files that are not UTF-8, such as latin-1; skip: leave them out."""
     binary: bool = False

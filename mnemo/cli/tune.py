@@ -12,7 +12,9 @@ accuracy.svg show the accuracy by length, with memory and with the memory cut.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from mnemo.cli import console
 from mnemo.errors import MnemoError
@@ -28,6 +30,7 @@ class Args(Tuning):
 def run(args: Args) -> int:
     if args.data is not None and not args.data.is_dir():
         raise MnemoError(f"{args.data} is no folder: mnemo prepare babilong --from BABI --books BOOKS writes one")
+    _check_model(args.model)
     from mnemo.hf.tuning.tune import speed, tune
 
     say = _silent if args.json else _say
@@ -42,6 +45,11 @@ def run(args: Args) -> int:
     elif tuned.folder is not None:
         print(f"model: {tuned.folder}")
     return 0
+
+
+def _check_model(name: str) -> None:
+    if not Path(name).is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise MnemoError(f"'{name}' is no folder; models of the Hugging Face hub are named OWNER/NAME")
 
 
 def _say(line: str) -> None:

@@ -75,7 +75,7 @@ def flops_per_token(
         projections += num_layers * _projections(config, rows, columns, batch)
         attention += num_layers * _attention(config, _seen(config, slots, segment, rows))
         feed_forward += num_layers * rows * 4.0 * config.dim * config.inner_dim
-        work += 2.0 * stage.work(rows, slots, cached)
+        work += 2.0 * (stage.work(rows, slots, cached) + model.input_memory.num_written * stage.work_of_written)
     return Flops(projections / segment, attention / segment, feed_forward / segment, work / segment, _softmax(config))
 
 

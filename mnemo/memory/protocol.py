@@ -219,6 +219,8 @@ class Extent(NamedTuple):
     """Distances of later positions that are encoded like those of earlier ones, with a dropout mask of their own"""
     filled: tuple[Tensor, ...] = ()
     """(B,) each: valid slots; their sum counts, and no tensor means that all slots are valid"""
+    further_rows: int = 1
+    """Rows of the text that one of the keys besides the slots stands for"""
 
     @property
     def slots(self) -> int:
@@ -238,6 +240,11 @@ class Stage(nn.Module, ABC):
 
     unused_weights: tuple[str, ...] = ()
     """Names of its parameters that no segment uses under its configuration."""
+
+    late_weights: tuple[str, ...] = ()
+    """Names of its parameters that have a gradient only if a later segment follows in the same update."""
+    work_of_written: float = 0.0
+    """Multiply-adds for each memory token after a segment, if it writes to the memory of the stage."""
 
     @abstractmethod
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> Any:

@@ -112,6 +112,12 @@ class ModelConfig:
                 "segment; set the memory length to 0 or use relative positions"
             )
 
+    @property
+    def carries_gradient(self) -> bool:
+        """Whether gradient can reach earlier segments: through memory tokens, or through the memory of a layer."""
+        tokens = self.tokens is not None and self.tokens.carries
+        return tokens or any(memory.traits.carries_gradient for memory in self.memory.memories(self.num_layers))
+
     def published(self) -> ModelConfig:
         """The same model with the quirks of the published code."""
         tokens = None if self.tokens is None else self.tokens.published()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
 
 from mnemo.errors import MnemoError, unknown
-from mnemo.memory import XL, AnyMemory, Compressive, Infinite, Lookahead, MemoryTokens, Plan
+from mnemo.memory import XL, AnyMemory, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan, WriteTokens
 from mnemo.memory.own import own_mechanisms
 from mnemo.model import ModelConfig
 from mnemo.model.positions import Relative
@@ -86,6 +86,11 @@ def _tokens(model: ModelConfig, write: bool) -> ModelConfig:
     return replace(model, memory=Plan(long=XL(length=0)), tokens=MemoryTokens(num=num, write=write))
 
 
+def _armt(model: ModelConfig, slots: int) -> ModelConfig:
+    num = MEMORY_TOKENS if model.tokens is None else model.tokens.num
+    return replace(model, memory=Plan(long=Associative()), tokens=WriteTokens(num=num))
+
+
 def _rmt(model: ModelConfig, slots: int) -> ModelConfig:
     return _tokens(model, write=True)
 
@@ -134,6 +139,15 @@ KINDS: dict[str, Kind] = {
         aliases=("memory-tokens", "recurrent-memory-transformer"),
         mechanism="memory-tokens",
         change=_rmt,
+    ),
+    "armt": Kind(
+        model="ARMT",
+        about="memory tokens write to a matrix of every layer",
+        source=f"Rodkin et al. (2024): {MEMORY_TOKENS} memory tokens after every segment, keys of width 64, no slots, "
+        f"and gradients through {BPTT} earlier segments.",
+        aliases=("associative", "associative-recurrent-memory-transformer"),
+        mechanism="associative",
+        change=_armt,
     ),
     "mt": Kind(
         model="Memory Transformer",
@@ -239,9 +253,8 @@ def _fitting(model: ModelConfig, segment: int) -> ModelConfig:
 
 
 def _gradient_through_segments(train: TrainConfig, model: ModelConfig) -> TrainConfig:
-    """Memory tokens that are carried on need it; tumbling windows suit every memory."""
-    carries = model.tokens is not None and model.tokens.carries
-    if carries:
+    """Memory tokens that are carried on and associative memories need it; tumbling windows suit every memory."""
+    if model.carries_gradient:
         return replace(train, bptt=train.bptt or BPTT)
     return train if train.bptt_window == "tumbling" else replace(train, bptt=0, bptt_stale=False)
 

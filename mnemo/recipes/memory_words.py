@@ -42,15 +42,18 @@ def layer_ranges(numbers: Sequence[int]) -> str:
 
 
 def memory_hints(recipe: Recipe) -> Iterator[str]:
-    """What keeps memory tokens from being a Recurrent Memory Transformer."""
+    """What keeps memory tokens from being a Recurrent Memory Transformer, or an associative memory from learning."""
     model, tokens = recipe.model, recipe.model.tokens
     if tokens is None or not tokens.num:
         return
-    if tokens.carries and not recipe.train.bptt:
+    if model.carries_gradient and not recipe.train.bptt:
+        name = "rmt" if tokens.carries else "armt"
         yield (
             "memory tokens cannot learn what to pass on, because no gradient reaches earlier segments: "
-            "set --train.bptt 1 or more, or --model.memory rmt for the paper's method"
+            f"set --train.bptt 1 or more, or --model.memory {name} for the paper's method"
         )
+    if any(memory.traits.carries_gradient for memory in model.memory.memories(model.num_layers)):
+        return
     slots = max(model.memory.lengths(model.num_layers))
     if slots:
         yield (

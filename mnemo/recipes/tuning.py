@@ -42,7 +42,7 @@ class Stage(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     model: Annotated[str, tyro.conf.Positional]
-    """Folder or name of a causal language model in Hugging Face's format."""
+    """A causal language model: a folder in Hugging Face's format, or OWNER/NAME of its hub."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("tuned")
     """Folder for the model, its card, checkpoints, measurements and figures."""
     task: str = "qa1"
@@ -55,6 +55,8 @@ class Tuning:
     """Memory tokens, or an associative memory in every layer."""
     tokens: int = 16
     """Memory tokens; 0 trains the model without memory."""
+    start: Literal["random", "overlap"] = "random"
+    """First weights of memory tokens: random as published, or such that an untrained memory does no harm."""
     segment: int = 512
     """Tokens per segment, without memory tokens."""
     stages: tuple[str, ...] = ("1", "2", "4", "8")

@@ -218,12 +218,12 @@ def _memory_plan(run: Run, number: int) -> Figure | None:
         return None
     model, segment = run.recipe.model, run.recipe.train.segment
     layers = layer_memories(model)
-    read, write = (0, 0) if model.tokens is None else (model.tokens.num, model.tokens.num * model.tokens.write)
+    read, write = (0, 0) if model.tokens is None else (model.tokens.num_read, model.tokens.num_written)
     listed = ", ".join(f"{layer.kind} {layer.length}" for layer in layers)
-    around = f" {read} memory tokens before the segment, {write} after it." if read else ""
+    around = f" {read} memory tokens before the segment, {write} after it." if read or write else ""
     description = f"Segment of {segment:,} tokens. Memory by layer, first layer first: {listed}.{around}"
     rows = [(at, layer.kind, layer.length, "long" if layer.long else "short") for at, layer in enumerate(layers, 1)]
-    tokens = [("all", type(model.tokens).__name__, read, "")] if read else []
+    tokens = [("all", type(model.tokens).__name__, read or write, "")] if read or write else []
     return make_figure(
         f"plan-{number}-{slugify(run.name)}",
         run.name,
@@ -235,7 +235,8 @@ def _memory_plan(run: Run, number: int) -> Figure | None:
 
 
 def _plan_caption(model: ModelConfig, layers: Sequence[LayerMemory]) -> str:
-    tokens = f" {model.tokens.num} memory tokens around every segment." if model.tokens else ""
+    where = "around" if model.tokens and model.tokens.num_read else "after"
+    tokens = f" {model.tokens.num} memory tokens {where} every segment." if model.tokens else ""
     kinds = Counter(layer.kind for layer in layers)
     if set(kinds) != {"XL"}:
         return " and ".join(f"{count} × {kind}" for kind, count in kinds.items()) + f".{tokens}"

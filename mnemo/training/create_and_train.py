@@ -155,11 +155,11 @@ def check(recipe: Recipe) -> None:
     """Raise MnemoError for recipes that cannot be trained, or not on this machine."""
     train, model = recipe.train, recipe.model
     recurrent = len(model.memory.attending(model.num_layers)) < model.num_layers
-    carries = model.tokens is not None and model.tokens.carries
-    if train.bptt and train.bptt_window == "sliding" and not carries:
+    if train.bptt and train.bptt_window == "sliding" and not model.carries_gradient:
         raise MnemoError(
-            f"bptt {train.bptt} needs memory tokens that are carried on: no other memory takes gradient back to "
-            f"earlier segments (with --train.bptt-window tumbling, {train.bptt} more segments share one update)"
+            f"bptt {train.bptt} needs memory tokens that are carried on, or an associative memory: no other memory "
+            f"takes gradient back to earlier segments (with --train.bptt-window tumbling, {train.bptt} more segments "
+            "share one update)"
         )
     if train.context and (recurrent or model.tokens is not None or any(model.memory.lengths(model.num_layers))):
         raise MnemoError(

@@ -148,7 +148,7 @@ def _own(leaf: Tensor) -> Tensor:
 
 def _ddp(model: Model, module: _SegmentLossModule, not_compiled: str | None, device: torch.device) -> ParallelModel:
     model.to(device)
-    _always_use(model, [*_by_bin(model), *_dead(model)])
+    _always_use(model, [*_by_bin(model), *_dead(model), *_late(model)])
     searches = _has_conditional_weights(model.config)
     wrapped = nn.parallel.DistributedDataParallel(module, find_unused_parameters=searches)
     if not searches:
@@ -158,7 +158,8 @@ def _ddp(model: Model, module: _SegmentLossModule, not_compiled: str | None, dev
         return nullcontext() if last else wrapped.no_sync()
 
     def unused_weights(inputs: UpdateInput) -> list[nn.Parameter]:
-        return [*_unused_bins(model, inputs), *_dead(model)]
+        late = _late(model) if len(inputs.batches) == 1 else []
+        return [*_unused_bins(model, inputs), *_dead(model), *late]
 
     forward = (_called(wrapped), not_compiled)
     return ParallelModel("DDP", lambda: nullcontext(model), forward, around_part, unused_weights)
@@ -286,6 +287,12 @@ def _dead(model: Model) -> list[nn.Parameter]:
     """Weights that no row ever uses."""
     stages = [stage for stage in model.stages if isinstance(stage, Stage)]
     return [stage.get_parameter(name) for stage in stages for name in stage.unused_weights]
+
+
+def _late(model: Model) -> list[nn.Parameter]:
+    """Weights that only later segments use: those that write a memory, if its gradient passes between segments."""
+    stages = [stage for stage in model.stages if isinstance(stage, Stage)]
+    return [stage.get_parameter(name) for stage in stages for name in stage.late_weights]
 
 
 def _has_conditional_weights(config: ModelConfig) -> bool:

@@ -28,6 +28,7 @@ ATTENDING = [
     "compressive-most-used",
     "rmt",
     "rmt-causal",
+    "armt-previous-segment",
     "rmt-with-cache",
     "mt",
     "infinite-sticky",
@@ -66,7 +67,8 @@ def test_attention_by_distance_is_a_distribution(name: str) -> None:
     total = found.mass.sum(-1) + found.memory_tokens
     assert_close(total, torch.ones_like(total))
     assert (found.mass[found.reachable[:, None].expand_as(found.mass) == 0] == 0).all()
-    assert (found.memory_tokens > 0).all() == (model.config.tokens is not None)
+    tokens = model.config.tokens
+    assert (found.memory_tokens > 0).all() == (tokens is not None and tokens.num_read > 0)
 
 
 def slow_mass(model: Model, ids: torch.Tensor, first: int) -> torch.Tensor:
@@ -272,7 +274,7 @@ def loss_behind(model: Model, ids: torch.Tensor, target: int, sizes: list[int]) 
         return float(model.loss(out, ids[None, target : target + 1])[0, 0])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["xl", "lookahead", "compressive", "rmt", "lstm", "infinite", "mt-published"])
+@pytest.mark.parametrize("name", ["xl", "lookahead", "compressive", "rmt", "armt", "lstm", "infinite", "mt-published"])
 @pytest.mark.parametrize(("context", "sizes"), [(3, [3]), (8, [4, 4]), (10, [2, 4, 4])])
 def test_losses_behind_a_context(name: str, context: int, sizes: list[int]) -> None:
     model, ids = random_model(**MECHANISMS[name]), text()

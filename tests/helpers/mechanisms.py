@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mnemo.memory import LSTM, QRNN, XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
+from mnemo.memory import LSTM, QRNN, XL, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan, WriteTokens
 from mnemo.model.positions import Learned, NoPositions, Relative, Rotary
 
 
@@ -56,6 +56,28 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     ),
     "mt": dict(tokens=MemoryTokens(num=3, write=False), memory=5),
     "mt-published": dict(tokens=MemoryTokens(num=4, write=False).published(), memory=0),
+    "armt": dict(tokens=WriteTokens(num=2), memory=Plan(long=Associative(key_dim=4))),
+    "armt-heads-gates": dict(
+        tokens=WriteTokens(num=3),
+        memory=Plan(
+            long=Associative(key_dim=4, heads=2, gate="channel", nu=2, unit_keys=False), short=XL(length=3), num_long=2
+        ),
+        norm="pre",
+    ),
+    "armt-previous-segment": dict(
+        tokens=WriteTokens(num=2),
+        memory=Plan(long=Associative(key_dim=4, length=6, normaliser=False)),
+        positions=Rotary(),
+    ),
+    "armt-learned-positions": dict(
+        tokens=WriteTokens(num=1),
+        memory=Plan(long=Associative(key_dim=4, correction=False)),
+        positions=Learned(length=9),
+    ),
+    "armt-rmt": dict(
+        tokens=MemoryTokens(num=2, mask="causal"),
+        memory=Plan(long=Associative(key_dim=4), short=Lookahead(length=3), num_long=1),
+    ),
     "infinite": dict(memory=Plan(long=infinite())),
     "infinite-sticky": dict(memory=Plan(long=infinite(sticky=True, gate="shared", block=4, length=3)), norm="pre"),
     "infinite-long-range": dict(

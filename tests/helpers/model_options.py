@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mnemo.memory import LSTM, QRNN, XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
+from mnemo.memory import LSTM, QRNN, XL, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan, WriteTokens
 from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
@@ -52,7 +52,9 @@ EXAMPLES: dict[type, Any] = {
     Infinite: Infinite(length=4, basis=6, block=3, samples=5, widths=(0.1, 0.3)),
     LSTM: LSTM(),
     QRNN: QRNN(),
+    Associative: Associative(key_dim=16),
     MemoryTokens: MemoryTokens(num=2),
+    WriteTokens: WriteTokens(num=2),
     DropoutConfig: DropoutConfig.published(0.2, attention=0.1),
     InitConfig: InitConfig(),
 }
@@ -97,7 +99,9 @@ VALUES: dict[type, dict[str, list[Any]]] = {
     },
     LSTM: {"width": [7]},
     QRNN: {"width": [7], "kernel": [1, 4], "zoneout": [0.2]},
+    Associative: {"length": [4], "key_dim": [12], "nu": [1], "heads": [2]},
     MemoryTokens: {"num": [1, 4], "std": [0.5]},
+    WriteTokens: {"num": [1, 4], "std": [0.5]},
     DropoutConfig: {field.name: [0.3] for field in fields(DropoutConfig) if field.name != "locked"},
     InitConfig: {"std": [0.1], "projection_std": [0.1], "norm_bias_std": [0.1], "bound": [0.2]},
 }
@@ -148,6 +152,10 @@ def _fitting(config: Any, name: str, value: Any) -> Any:
         changes["positions"] = config.positions if isinstance(config.positions, Relative) else Relative()
     if name == "tokens" and value is not None and isinstance(config.positions, Rotary):
         changes["positions"] = Relative()  # rotary positions have no "wrap" and no "zero"
+    if isinstance(value, Plan) and any(isinstance(memory, Associative) for memory in value.memories(config.num_layers)):
+        changes["tokens"] = WriteTokens(num=2)
+    if isinstance(value, WriteTokens):
+        changes["memory"] = Plan(long=Associative(key_dim=16))
     if isinstance(config, MemoryTokens) and name == "carry_read":
         changes["write"] = not value
     return replace(config, **changes)

@@ -28,7 +28,7 @@ def wrapped_as_published(reference: Reference) -> Any:
     weights = reference.group("weights/")
     tokens = len(weights["memory_tokens.tokens.initial"])
     options = {"kind": "associative", "associative": Associative(**config["associative"]), "bptt": None}
-    model = add_memory(backbone, tokens, config["segment"], **options, **previous(config))
+    model = add_memory(backbone, tokens, config["segment"], **options)
     lacking, unknown = model.load_state_dict(weights, strict=False)
     assert not unknown and all(name.endswith("lm_head.weight") for name in lacking)  # GPT-2's is tied
     if config["frozen"]:
@@ -36,11 +36,7 @@ def wrapped_as_published(reference: Reference) -> Any:
     return model.eval()
 
 
-def previous(config: dict[str, Any]) -> dict[str, Any]:
-    return {}
-
-
-@pytest.mark.parametrize("path", [path for path in FILES if "previous" not in path.stem], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_parity_with_the_authors_module(path: Path) -> None:
     reference = Reference.open(path)
     model = wrapped_as_published(reference)
@@ -77,7 +73,7 @@ def llama(**changes: Any) -> Any:
 def build(backbone: Any = None, associative: Associative | None = None, **options: Any) -> Any:
     """A small model whose memory is not empty: the projection of values is not zero."""
     chosen = {"tokens": 3, "segment": 5, "bptt": None} | options
-    model = add_memory(backbone or llama(), **chosen, kind="associative", associative=associative)
+    model: Any = add_memory(backbone or llama(), **chosen, kind="associative", associative=associative)
     torch.manual_seed(1)
     for layer in model.memory_tokens.layers:
         torch.nn.init.normal_(layer.value.weight)
@@ -168,7 +164,8 @@ def test_gradients_of_all_windows() -> None:
     plain = gradients(build(backward="plain"), text)
     assert all(float(gradient.abs().max()) > 0 for gradient in plain.values())
     assert set(plain) == {name for name, _ in build().named_parameters()}
-    for options in ({"backward": "checkpoint"}, {"bptt": 3, "window": "tumbling"}, {"bptt": 3}):
+    windows: tuple[dict[str, Any], ...] = ({"backward": "checkpoint"}, {"bptt": 3, "window": "tumbling"}, {"bptt": 3})
+    for options in windows:
         for name, gradient in gradients(build(**options), text).items():
             assert_close(gradient, plain[name], msg=f"{options} {name}")
     initial, cut = "memory_tokens.tokens.initial", gradients(build(bptt=0), text)
@@ -244,3 +241,15 @@ def test_layers_are_not_computed_again_without_their_memory() -> None:
     backbone.gradient_checkpointing_enable()
     with pytest.raises(MnemoError, match='backward="checkpoint"'):
         add_memory(backbone, 3, 5, kind="associative")
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_keeps_wide_memories(autocast: bool) -> None:
+    model, text = build(llama().to(torch.float32 if autocast else torch.bfloat16)), tokens(2, 15)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = model.train()(input_ids=text, labels=text)
+    out.loss.backward()
+    assert {leaf.dtype for _, leaf in leaves(out.memory)} == {torch.float32}
+    assert all(bool(weight.grad.isfinite().all()) for _, weight in model.named_parameters())
+    wide = build(llama())(input_ids=text, labels=text).loss
+    assert_close(out.loss.bfloat16(), wide.bfloat16())

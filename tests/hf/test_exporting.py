@@ -32,6 +32,7 @@ def follow(step: Any, state: dict[str, Tensor], ids: Tensor, width: int) -> Tens
         ("xl-plan", None),
         pytest.param("xl", 1, marks=pytest.mark.thorough),
         ("rmt-with-cache", None),
+        ("armt-previous-segment", None),
         pytest.param("compressive", None, marks=pytest.mark.thorough),
     ],
 )

@@ -63,7 +63,7 @@ def test_generate_equals_the_cores(name: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["xl-plan", "lookahead", "rmt-with-cache"])
+@pytest.mark.parametrize("name", ["xl-plan", "lookahead", "rmt-with-cache", "armt"])
 def test_a_padded_batch_equals_its_rows(name: str, side: str) -> None:
     model, rows = hf_model(**MECHANISMS[name]), prompts(3, 9, 4, 1)
     ids, mask = padded(rows, side)
@@ -87,7 +87,7 @@ def test_logits_stand_where_their_tokens_stand(side: str, grad: bool) -> None:
         assert_close(logits[index][mask[index].bool()], read(model.model, row[None], SEGMENT)[0][0])
 
 
-@pytest.mark.parametrize("name", ["xl", "rmt", "infinite"])
+@pytest.mark.parametrize("name", ["xl", "rmt", "armt", "infinite"])
 def test_every_way_of_reading_gives_the_same_logits(name: str) -> None:
     model, ids = hf_model(**MECHANISMS[name]), random_tokens(2, 11)
     expected, _ = read(model.model, ids, SEGMENT)

@@ -42,7 +42,7 @@ def read(model: Model, state: State, recompute: bool) -> tuple[list[Tensor], Sta
     return [loss, *(g for g in gradients if g is not None)], state, sum(kept.values())
 
 
-KINDS = ("xl", "lookahead", "compressive", "rmt-with-cache", "rmt-lookahead", "infinite")
+KINDS = ("xl", "lookahead", "compressive", "rmt-with-cache", "rmt-lookahead", "armt-heads-gates", "infinite")
 
 
 @pytest.mark.parametrize("name", KINDS)

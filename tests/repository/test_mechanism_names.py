@@ -12,7 +12,7 @@ from helpers.code_walk import imports, module_name
 from mnemo.memory import AnyInputMemory, AnyMemory
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGURATIONS = {kind.__name__: kind for kind in (*get_args(AnyMemory), AnyInputMemory)}
+CONFIGURATIONS = {kind.__name__: kind for kind in (*get_args(AnyMemory), *get_args(AnyInputMemory))}
 PACKAGES = {kind.__module__ for kind in CONFIGURATIONS.values()}
 """The package of each mechanism: its configuration, and `modules.py` with its states and modules."""
 MAY_NAME = {
@@ -62,7 +62,17 @@ def named(source: str, module: str = "") -> list[str]:
 
 
 def test_the_walk_knows_every_mechanism() -> None:
-    assert {"XL", "Lookahead", "Compressive", "Infinite", "LSTM", "QRNN", "MemoryTokens"} == CONFIGURATIONS.keys()
+    assert {
+        "XL",
+        "Lookahead",
+        "Compressive",
+        "Infinite",
+        "LSTM",
+        "QRNN",
+        "Associative",
+        "MemoryTokens",
+        "WriteTokens",
+    } == CONFIGURATIONS.keys()
     assert {"XLStage", "InfiniteStage", "OpenLookahead", "TokensState", "RecurrentMemory"} <= CLASSES
     assert all((ROOT / allowed).exists() for allowed in MAY_NAME)
     assert ROOT / "mnemo/model/model.py" in SOURCES and ROOT / "mnemo/training/distributed.py" in SOURCES

@@ -22,7 +22,7 @@ from mnemo.session.session import Session
 from mnemo.session.text_run import encode_file, with_tokenizer
 from mnemo.storage.run_folder import open_run
 
-FEW = ("xl-plan", "lookahead-upper-layers", "compressive", "rmt", "rmt-with-cache", "infinite", "lstm-below-xl")
+FEW = ("xl-plan", "lookahead-upper-layers", "compressive", "armt", "rmt", "rmt-with-cache", "infinite", "lstm-below-xl")
 ALL = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.thorough]) for name in MECHANISMS]
 )
@@ -148,7 +148,7 @@ def test_memory_turned_off_inside_a_segment(name: str) -> None:
 
 
 @pytest.mark.parametrize("count", [8, 10])
-@pytest.mark.parametrize("name", ["xl", "xl-plan", "lookahead", "rmt-with-cache", "infinite", "compressive"])
+@pytest.mark.parametrize("name", ["xl", "xl-plan", "lookahead", "rmt-with-cache", "armt", "infinite", "compressive"])
 def test_another_memory_length_counts_from_the_open_segment_on(name: str, count: int) -> None:
     """The same as a session that had the other length when the open segment began."""
     session, other = (random_session(**MECHANISMS[name]) for _ in range(2))

@@ -15,7 +15,7 @@ from helpers.monitors import Signaller
 from helpers.tolerances import TOLERANCES
 from helpers.toy_runs import losses, recipe, run
 
-from mnemo.memory import XL, Compressive, Infinite, Lookahead, MemoryTokens, Plan
+from mnemo.memory import XL, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan, WriteTokens
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.recipe import AverageConfig, OptimizerConfig, Recipe
@@ -36,6 +36,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "look-ahead": {"memory": Lookahead(length=6)},
     "tokens": {**TOKENS, "bptt_window": "tumbling"},
     "tokens-sliding": TOKENS,
+    "associative": {"memory": Associative(key_dim=8), "model": {"tokens": WriteTokens(num=2)}, "bptt": 2},
 }
 MEMORIES |= {f"{name}-again": {**options, "bptt_memory": "checkpoint"} for name, options in MEMORIES.items()}
 

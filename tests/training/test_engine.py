@@ -102,7 +102,7 @@ def compare(
     same(results[1], results[0])
 
 
-QUICK = ("xl", "lookahead", "compressive", "rmt-with-cache")
+QUICK = ("xl", "lookahead", "compressive", "rmt-with-cache", "armt")
 OTHERS = [name for name in MECHANISMS if name not in QUICK and not name.startswith((*UNCOMPILED, "qrnn-kernels"))]
 
 

@@ -235,6 +235,13 @@ CASES = (
         "--train.bptt-window tumbling --train.bptt-memory replay",
     ),
     text_case(
+        "associative",
+        "associative memory in half of the layers, gradient over two earlier segments",
+        "--model.memory.long associative --model.memory.long.key-dim 8 --model.memory.long.heads 2 "
+        "--model.memory.num-long 1 --model.memory.short.length 6 --model.tokens write-tokens --model.tokens.num 3 "
+        "--train.bptt 2",
+    ),
+    text_case(
         "plan",
         "a plan of several memories with long and short lengths",
         f"{COMPRESSIVE} --model.num-layers 4 --model.memory.short.length 4 --model.memory.num-long 2",

@@ -32,7 +32,7 @@ BOOK_END = "\0"
 HELD_OUT = 0.05
 """Share of the training stories that validation uses instead"""
 GENERATED = {"train": 10_000, "valid": 500, "test": 1_000}
-GENERATED_SENTENCES = 20_000
+GENERATED_SENTENCES = 4_000
 
 
 @dataclass(frozen=True)

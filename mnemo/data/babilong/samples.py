@@ -25,6 +25,8 @@ class Sample:
     """Token ids that follow the context"""
     answer: tuple[int, ...]
     """Token ids of the right answer, which ends the text"""
+    num_sentences: int
+    """Background sentences in the context; the last one may be cut"""
 
     @property
     def ids(self) -> np.ndarray:
@@ -78,21 +80,45 @@ class BabiLong:
         `whole`: context, question and answer together have `length` tokens. Numbers beyond the last story start again
         with the first one, in other sentences and at other places.
         """
-        story = self.stories[number % len(self.stories)]
-        facts = [self.encoded(f" {fact}") for fact in story.facts]
-        question = self.encoded(self._form.format(question=story.question.strip()))
-        answer = (*self.encoded(f" {story.answer}"), *self._end)
+        chance = np.random.default_rng((seed, number, length))
+        first = int(chance.integers(len(self.background)))
+        return self._sample(self.stories[number % len(self.stories)], length, whole, first, chance)
+
+    def in_published_order(self, length: int, seed: int = 42) -> Iterator[Sample]:
+        """Yield a sample of every story but the last, as the published generator does without shuffling.
+
+        Each sample continues the books after the last sentence of the one before; all share one random generator.
+        """
+        chance, first = np.random.default_rng(seed), 0
+        for story in self.stories[:-1]:
+            sample = self._sample(story, length, False, first, chance)
+            yield sample
+            first += sample.num_sentences
+
+    def _sample(self, story: Story, length: int, whole: bool, first: int, chance: np.random.Generator) -> Sample:
+        facts, question, answer = self._facts(story), self._question(story), self._answer(story)
         room = length - (len(question) + len(answer) if whole else 0) - sum(map(len, facts))
         if whole and room < 0:
             raise MnemoError(f"a sample of {length} tokens has no room for its facts and question: {length - room}")
-        chance = np.random.default_rng((seed, number, length))
-        tokens, borders = self.background.span(int(chance.integers(len(self.background))), max(0, room))
+        tokens, borders = self.background.span(first, max(0, room))
         context, places = hide(facts, tokens, borders, chance)
-        return Sample(story, context, places, question, answer)
+        return Sample(story, context, places, question, answer, len(borders) - 1)
 
     def longest_story(self) -> int:
         """Return the number of tokens of the longest facts, question and answer."""
-        return max(len(self.sample(number, 0).ids) for number in range(len(self)))
+        return max(map(self._story_length, self.stories))
+
+    def _story_length(self, story: Story) -> int:
+        return sum(map(len, (*self._facts(story), self._question(story), self._answer(story))))
+
+    def _facts(self, story: Story) -> list[tuple[int, ...]]:
+        return [self.encoded(f" {fact}") for fact in story.facts]
+
+    def _question(self, story: Story) -> tuple[int, ...]:
+        return self.encoded(self._form.format(question=story.question.strip()))
+
+    def _answer(self, story: Story) -> tuple[int, ...]:
+        return (*self.encoded(f" {story.answer}"), *self._end)
 
     def encoded(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text that occurs in many samples."""

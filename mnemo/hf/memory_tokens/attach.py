@@ -60,15 +60,11 @@ def add_memory(
     tokens:    number of memory tokens
     segment:   tokens per segment, without memory tokens
     bptt:      number of earlier segments that the gradient of a loss reaches; None for all
-    kind:      "tokens": memory tokens are carried from segment to segment (RMT); "associative": they write to a matrix
-               of each layer, which is carried (ARMT)
-    associative: options of the associative memory
+    kind:      "tokens" that are carried on (RMT); "associative" matrices of layers (ARMT), with options `associative`
     mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
-    positions: "continue": positions count through memory and text; "tokens": text has the same positions as without
-               memory; "fixed": the positions of memory tokens do not depend on the segment length
+    positions: "continue" through memory and text; "tokens": text as without memory; "fixed" for memory tokens
     align:     which segment of a row is shorter: the last one ("left") or the first one ("right")
-    window:    "sliding": every loss reaches exactly `bptt` earlier segments; "tumbling": windows of bptt + 1 segments,
-               each read once
+    window:    "sliding": every loss reaches exactly `bptt` earlier segments; "tumbling": windows of bptt + 1 segments
     score:     number of last segments of a sample that have a loss; None for all
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
@@ -78,7 +74,6 @@ def add_memory(
     """
     check_kind(model)
     forget_gguf(model)
-    deviation = float(embedding_weight(model).detach().float().std()) if std is None else std
     config = MemoryConfig(
         text_config=model.config,
         kind=kind,
@@ -93,15 +88,19 @@ def add_memory(
         score=score,
         backward=backward,
         wrap=wrap,
-        std=deviation,
+        std=float(embedding_weight(model).detach().float().std()) if std is None else std,
         start=start,
         dtype=model.dtype,
     )
-    kind = _kind_of(model)
-    _check(model, config, kind._encoder)
+    return _wrap(model, config)
+
+
+def _wrap(model: Any, config: MemoryConfig) -> MemoryForCausalLM | MemoryForSequenceClassification:
+    wrapper = _kind_of(model)
+    _check(model, config, wrapper._encoder)
     for module in model.modules():
         module._is_hf_initialized = True  # keep the given weights: do not initialise them again
-    wrapped = kind(config, model)
+    wrapped = wrapper(config, model)
     wrapped.train(model.training)
     if isinstance(wrapped, MemoryForCausalLM) and model.generation_config is not None:
         wrapped.generation_config = model.generation_config

@@ -101,7 +101,7 @@ def check_layers(model: Any, config: MemoryConfig) -> None:
         raise MnemoError(str(error)) from None
     if model.is_gradient_checkpointing:
         raise MnemoError(
-            "gradient checkpointing of the backbone would compute its layers again without their memory: disable it "
+            "gradient checkpointing of the backbone would compute its layers again without their memory: disable it, "
             'and use backward="checkpoint"'
         )
 

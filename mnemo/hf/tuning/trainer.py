@@ -68,6 +68,13 @@ class MemoryTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         return DataLoader(self.samples, batch_size=None)  # not read ahead: a new stage begins at once
 
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        # The backward pass is inside, because it computes checkpointed segments again.
+        with compiling(self.options, inputs["segment"]):
+            return super().training_step(model, inputs, num_items_in_batch)
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -123,6 +130,15 @@ def build_optimizer(model: Any, options: Tuning) -> torch.optim.Optimizer:
 def precision_context(options: Tuning, device: torch.device) -> AbstractContextManager[Any]:
     """Return the context in which the model computes."""
     return torch.autocast(device.type, torch.bfloat16) if options.precision == "bf16" else nullcontext()
+
+
+def compiling(options: Tuning, tokens: int) -> AbstractContextManager[Any]:
+    """Return a context in which layers are compiled for segments of full length only; other shapes run uncompiled.
+
+    Compiling for every stage would take longer than it saves.
+    """
+    full = not options.compiled or tokens == options.segment
+    return nullcontext() if full else torch.compiler.set_stance("force_eager")
 
 
 def _only(batches: Any) -> Any:
@@ -190,7 +206,8 @@ class _Course(TrainerCallback):
         stage = options.curriculum[curriculum.stage]
         loss = float(torch.stack(self._losses).sum()) / max(1, self._steps_since)
         seconds = time.monotonic() - self._since
-        with precision_context(options, memory_model(self.trainer.model).device):
+        device = memory_model(self.trainer.model).device
+        with precision_context(options, device), compiling(options, stage.tokens):
             model, number = self.trainer.model, options.check_samples
             (found,) = accuracy_by_segments(
                 model, self.held_out, [stage], number, batch=options.micro_batch, seed=CHECK_SEED, cut=False

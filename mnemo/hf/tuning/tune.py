@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,6 @@ from mnemo.recipes.tuning import Tuning
 from mnemo.storage.weights import pick_device
 
 MODEL, ADAPTER = "model", "adapter"
-TEST_TOKENS = 2**15
-"""Tokens per segment of all rows in the final evaluation"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     check_room(train, options.curriculum)
     options.out.mkdir(parents=True, exist_ok=True)
     trainer = MemoryTrainer(model, options, train, held_out, say)
-    trainer.train(resume_from_checkpoint=last_checkpoint(options.out) if options.resume else None)
+    _train(trainer, last_checkpoint(options.out) if options.resume else None)
     memory_model(model).config.segment = options.segment
     if trainer.course.paused:
         say(f"paused after step {trainer.state.global_step:,}; continue with --resume")
@@ -57,6 +56,15 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     folder = save(model, tokenizer, options)
     write_results(options, results, trainer.curriculum, say)
     return Tuned(model, tokenizer, results, folder)
+
+
+def _train(trainer: MemoryTrainer, checkpoint: str | None) -> None:
+    """Train from the start or from a checkpoint; one that has all its steps already is only loaded."""
+    done = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
+    if done < trainer.options.max_steps:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    elif checkpoint is not None:
+        trainer._load_from_checkpoint(checkpoint)
 
 
 def load_model(options: Tuning) -> tuple[Any, Any]:
@@ -80,7 +88,7 @@ def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
 def _with_memory(model: Any, options: Tuning) -> Any:
     """Add memory, and LoRA weights if they are trained instead of the model's."""
     torch.manual_seed(options.seed)
-    model = add_memory(model, options.tokens, options.segment, options.bptt, kind=options.memory)
+    model = add_memory(model, options.tokens, options.segment, options.bptt, kind=options.memory, start=options.start)
     if not options.lora:
         return model
     try:
@@ -110,12 +118,15 @@ def evaluate(model: Any, tokenizer: Any, data: BabiLongData, options: Tuning, sh
     """Measure the accuracy on test stories in test books."""
     task = build_task(data, "test", tokenizer, options.background)
     check_room(task, options.lengths)
-    results = []
-    with precision_context(options, memory_model(model).device):
-        for stage in options.lengths:
-            rows = max(1, TEST_TOKENS // stage.tokens)
-            results += accuracy_by_segments(model, task, [stage], options.test_samples, batch=rows, show=show)
-    return results
+    with precision_context(options, memory_model(model).device), _without_recompiling(options):
+        return accuracy_by_segments(
+            model, task, options.lengths, options.test_samples, batch=options.micro_batch, show=show
+        )
+
+
+def _without_recompiling(options: Tuning) -> AbstractContextManager[Any]:
+    """Return a context in which shapes that training did not compile run uncompiled."""
+    return torch.compiler.set_stance("eager_on_recompile") if options.compiled else nullcontext()
 
 
 def save(model: Any, tokenizer: Any, options: Tuning) -> Path:

@@ -34,7 +34,8 @@ Gate = Literal["head", "channel"]
 class Associative:
     traits: ClassVar[Traits] = Traits(carries_gradient=True, besides="an associative matrix")
     length: int = 0
-    """Slots of Transformer-XL memory beside the matrix; the segment length for attention to the previous segment."""
+    """Slots of Transformer-XL memory beside the matrix. They hold rows of memory tokens too: the previous segment needs
+    as many slots as it has tokens and memory tokens."""
     key_dim: int = 64
     """Width of keys and queries before their features."""
     nu: int = 3

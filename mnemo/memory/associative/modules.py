@@ -82,6 +82,7 @@ class AssociativeMemory(nn.Module):
             return self._write(rows, memory)
 
     def _write(self, rows: Tensor, memory: Associations) -> Associations:
+        rows = rows.to(self.key.weight.dtype)
         keys = self._features(self.key(rows)).to(memory.matrix.dtype)
         values = self._heads(self.value(rows)).to(keys.dtype)
         strength = self._heads(self.strength(rows).to(keys.dtype).sigmoid())  # (B, h, m, 1 or V)
@@ -118,11 +119,17 @@ class AssociativeMemory(nn.Module):
         """(B, T, h * w) -> (B, h, T, w)."""
         return rows.unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
 
-    def work(self, rows: int) -> float:
-        """Multiply-adds of `rows` rows that read."""
-        dim, config = self.value.out_features, self.config
-        features_of_head = config.num_features / config.heads
-        return rows * (dim * config.key_dim + features_of_head * (dim + config.heads * config.normaliser))
+    def read_work(self) -> float:
+        """Multiply-adds of a row that reads."""
+        config, dim = self.config, self.value.out_features
+        products = config.num_features / config.heads * dim + config.normaliser * config.num_features
+        return dim * config.key_dim + products
+
+    def write_work(self) -> float:
+        """Multiply-adds of a memory token that writes: those of reading, its value, its strength, and its product."""
+        dim = self.value.out_features
+        new = self.config.num_features / self.config.heads * dim
+        return self.read_work() + dim * dim + dim * self.strength.out_features + new
 
 
 def written_rows(rows: Tensor, num: int, lengths: Tensor | None) -> Tensor:

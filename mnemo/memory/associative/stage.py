@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ from mnemo.memory.associative import Associative
 from mnemo.memory.associative.modules import Associations, AssociativeMemory, keep_unread, written_rows
 from mnemo.memory.kv_buffer import KeyValueCache
 from mnemo.memory.protocol import Extent, Segment, Stage
-from mnemo.memory.state import select
+from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
+from mnemo.memory.state import select, tree_map
 from mnemo.memory.xl.modules import OpenXL, XLStage, XLState
 
 
@@ -35,6 +37,13 @@ class AssociativeStage(Stage):
         super().__init__()
         self.attending = XLStage(layer)
         self.memory = AssociativeMemory(config, self.attending.layer.dim)
+        self.work_of_written = self.memory.write_work()
+        self.late_weights = (
+            "memory.key.weight",
+            "memory.value.weight",
+            "memory.strength.weight",
+            "memory.strength.bias",
+        )
 
     def init(self, batch: int, length: int, like: Tensor, cached: bool = False, full: bool = False) -> AssociativeState:
         recent = self.attending.init(batch, length, like, cached, full)
@@ -57,10 +66,10 @@ class AssociativeStage(Stage):
         return OpenAssociative(self.memory, state.associations, self.attending.open(state.recent, segment))
 
     def work(self, rows: int, slots: int, cached: bool = False) -> float:
-        return self.attending.work(rows, slots, cached) + self.memory.work(rows)
+        return self.attending.work(rows, slots, cached) + rows * self.memory.read_work()
 
 
-class OpenAssociative:
+class OpenAssociative(SharesSteps):
     """The matrix, which is constant within a segment, and the open segment of the layer."""
 
     def __init__(self, memory: AssociativeMemory, associations: Associations, attending: OpenXL) -> None:
@@ -78,13 +87,20 @@ class OpenAssociative:
         self.attending.commit()
 
     def state(self) -> AssociativeState:
-        return AssociativeState(*map(torch.clone, self.committed), self.attending.state())
+        return AssociativeState(*tree_map(torch.clone, self.committed), self.attending.state())
 
     def contents(self, length: int) -> Any:
         return self.attending.contents(length)
 
     def restore(self, contents: Any, count: int) -> None:
         self.attending.restore(contents, count)
+
+    def row_tensors(self) -> Iterator[RowTensor]:
+        yield from plain_tensors(self.committed)
+        yield from self.attending.row_tensors()
+
+    def window(self, begin: int) -> OpenAssociative:
+        return OpenAssociative(self.memory, self.committed, self.attending.window(begin))
 
     def select(self, rows: Tensor) -> OpenAssociative:
         chosen = select(self.committed, rows.to(self.committed.matrix.device))

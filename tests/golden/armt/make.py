@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mnemo.config import to_json
 from mnemo.memory import XL, Associative, Plan, WriteTokens
@@ -134,25 +134,7 @@ class _OurBackbone(nn.Module):
         return types.SimpleNamespace(logits=logits, past_key_values=None, hidden_states=(hidden,))
 
 
-def with_lists(kind: type) -> type:
-    """A model of transformers that takes and returns cached keys and values as lists, as they expect it."""
-
-    class WithLists(kind):  # type: ignore[misc, valid-type]
-        def forward(self, past_key_values: Any = None, use_cache: bool = False, **kwargs: Any) -> Any:
-            cache = DynamicCache() if use_cache else None
-            for layer, (keys, values) in enumerate(past_key_values or []):
-                assert cache is not None
-                cache.update(keys, values, layer)
-            out = super().forward(past_key_values=cache, use_cache=use_cache, **kwargs)
-            if cache is not None:
-                out.past_key_values = [[layer.keys, layer.values] for layer in cache.layers]
-            return out
-
-    WithLists.__name__ = kind.__name__
-    return WithLists
-
-
-def wrap(theirs: Any, backbone: nn.Module, layers: str, single: type, options: dict[str, Any], wrapper: dict) -> Any:
+def wrap(theirs: Any, backbone: nn.Module, layers: str, single: type, options: dict[str, Any]) -> Any:
     """Their memory around a backbone, with random weights in place of zeros."""
     *path, last = layers.split(".")
     owner = backbone.get_submodule(".".join(path))
@@ -170,7 +152,7 @@ def wrap(theirs: Any, backbone: nn.Module, layers: str, single: type, options: d
         nn.init.normal_(wrapped.W_mk.weight)
         nn.init.normal_(wrapped.W_mq.weight)
     cell.zero_mem()
-    return theirs.AssociativeRecurrentWrapper(cell, segment_size=SEGMENT, max_n_segments=SEGMENTS, k2=-1, **wrapper)
+    return theirs.AssociativeRecurrentWrapper(cell, segment_size=SEGMENT, max_n_segments=SEGMENTS, k2=-1)
 
 
 def run(model: Any, tokens: Tensor) -> dict[str, Tensor]:
@@ -246,7 +228,7 @@ def make_own(theirs: Any, version: str, name: str, options: dict[str, Any]) -> N
     )
     backbone = Model(replace(config, init=replace(config.init, std=0.3, norm_bias_std=0.1))).double()
     names = {parameter: key for key, parameter in backbone.named_parameters()}
-    model = wrap(theirs, _OurBackbone(backbone), "model.stages", _OurStage, options, {})
+    model = wrap(theirs, _OurBackbone(backbone), "model.stages", _OurStage, options)
     cell = model.memory_cell
     results = run(model, torch.randint(VOCABULARY, (BATCH, SEGMENT * SEGMENTS)))
     weights: dict[str, Any] = {
@@ -276,7 +258,9 @@ GPT2 = GPT2Config(
     n_layer=2,
     n_head=2,
     initializer_range=0.3,
-    **{f"{part}_pdrop": 0.0 for part in ("attn", "embd", "resid")},
+    attn_pdrop=0.0,
+    embd_pdrop=0.0,
+    resid_pdrop=0.0,
 )
 BACKBONES = {
     "llama": (LLAMA, LlamaForCausalLM, "model.layers"),
@@ -284,13 +268,13 @@ BACKBONES = {
 }
 
 
-def make_hugging_face(theirs: Any, name: str, options: dict[str, Any], frozen: bool, sliding: bool) -> None:
+def make_hugging_face(theirs: Any, name: str, options: dict[str, Any], frozen: bool) -> None:
     """A file for the tests of `mnemo.hf`, around a model of transformers."""
     torch.manual_seed(8)
     config, kind, layers = BACKBONES[name.split("-")[0]]
-    backbone = with_lists(kind)(config).double()
+    backbone = kind(config).double()
     names = {parameter: f"backbone.{key}" for key, parameter in backbone.named_parameters()}
-    model = wrap(theirs, backbone, layers, _Single, options, {"sliding_window": sliding})
+    model = wrap(theirs, backbone, layers, _Single, options)
     for parameter in names:
         parameter.requires_grad_(not frozen)
     cell = model.memory_cell
@@ -304,7 +288,6 @@ def make_hugging_face(theirs: Any, name: str, options: dict[str, Any], frozen: b
         "backbone": config.to_dict(),
         "associative": asdict(our_options(options, "newest")),
         "frozen": frozen,
-        "sliding_window": sliding,
     }
     save(HERE.parent / "armt-hf" / f"{name}.safetensors", "armt-golden-hf-1", described, weights, results)
 
@@ -317,10 +300,9 @@ def main() -> None:
     older = import_theirs(paper, "armt_paper")
     make_own(older, "paper", "paper", {})
     make_own(older, "paper", "paper-no-correction", {"correction": False})
-    make_hugging_face(theirs, "llama", {}, False, False)
-    make_hugging_face(theirs, "gpt2", {"n_heads": 2}, False, False)
-    make_hugging_face(theirs, "llama-frozen", {}, True, False)
-    make_hugging_face(theirs, "llama-previous", {}, False, True)
+    make_hugging_face(theirs, "llama", {}, False)
+    make_hugging_face(theirs, "gpt2", {"n_heads": 2}, False)
+    make_hugging_face(theirs, "llama-frozen", {}, True)
 
 
 if __name__ == "__main__":

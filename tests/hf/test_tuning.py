@@ -1,0 +1,227 @@
+"""Tuning: batches, the curriculum, exact resume, accuracy by segments, the command and its files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.real_models import TINY_LLAMA, tiny_llama, tiny_tokenizer
+
+from mnemo import MnemoError
+from mnemo.cli import main
+from mnemo.data.babilong import BabiLongData
+from mnemo.hf import add_memory, load_adapter
+from mnemo.hf.tuning.accuracy import accuracy_by_segments, answered
+from mnemo.hf.tuning.batches import Draw, build_task, check_room, collate
+from mnemo.hf.tuning.curriculum import CurriculumState
+from mnemo.hf.tuning.trainer import build_optimizer
+from mnemo.hf.tuning.tune import compile_layers, load_model, speed, tune
+from mnemo.recipes.tuning import Stage, Tuning
+
+transformers = pytest.importorskip("transformers")
+IGNORED = -100
+
+
+def options(**changes: Any) -> Tuning:
+    small: dict[str, Any] = dict(
+        model=str(TINY_LLAMA),
+        segment=64,
+        stages=("1x96", "2"),
+        tokens=4,
+        batch=8,
+        micro_batch=4,
+        rate=1e-3,
+        warmup=2,
+        steps=4,
+        check_every=2,
+        check_samples=4,
+        test=("1x96", "2"),
+        test_samples=4,
+        device="cpu",
+    )
+    return Tuning(**(small | changes))
+
+
+@pytest.fixture(scope="module")
+def task() -> Any:
+    return build_task(BabiLongData("qa1"), "test", tiny_tokenizer())
+
+
+def test_stages() -> None:
+    assert Stage.parse("4", 512) == Stage(4, 512) and Stage.parse("4x128", 512) == Stage(4, 128)
+    assert options(stages=("1x96", "2", "4"), test=()).lengths == [
+        Stage(2, 64),
+        Stage(4, 64),
+        Stage(8, 64),
+        Stage(16, 64),
+    ]
+    for wrong in ("0", "x", "4x0", "-1", ""):
+        with pytest.raises(MnemoError, match="is no stage"):
+            options(stages=(wrong,))
+    with pytest.raises(MnemoError, match="--batch 8 must be a multiple of --micro-batch 3"):
+        options(micro_batch=3)
+
+
+def test_rows_end_anywhere_in_their_last_segment_and_only_answers_have_labels(task: Any) -> None:
+    draw = Draw(task, [Stage(1, 96), Stage(3, 64)], 16, 0.0, 0)
+    batch = draw.micro_batch(5, 0, 1)
+    assert batch["input_ids"].shape == (16, 192) and (batch["segments"], batch["segment"]) == (3, 64)
+    lengths = batch["attention_mask"].sum(1)
+    assert lengths[0] == 192 and 128 < int(lengths.min()) < 192
+    for row, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        answer = labels[labels != IGNORED]
+        assert torch.equal(row[-len(answer) :], answer) and answer[-1] == tiny_tokenizer().eos_token_id
+        assert 2 <= len(answer) <= 8
+    again = draw.micro_batch(5, 0, 1)
+    assert torch.equal(again["input_ids"], batch["input_ids"])
+    assert not torch.equal(draw.micro_batch(6, 0, 1)["input_ids"][0], batch["input_ids"][0])
+
+
+def test_earlier_stages_are_mixed_in(task: Any) -> None:
+    draw = Draw(task, [Stage(1, 96), Stage(2, 64), Stage(3, 64)], 1, 0.5, 0)
+    drawn = [draw.micro_batch(step, 0, 2)["segments"] for step in range(60)]
+    assert 15 < drawn.count(3) < 45 and drawn.count(1) > 3 and drawn.count(2) > 3
+    assert {draw.micro_batch(step, 0, 0)["segments"] for step in range(10)} == {1}
+
+
+def test_a_mixed_batch_equals_its_rows(task: Any) -> None:
+    """Rows of different numbers of segments, padded on the left: the loss is the mean over the rows' answers."""
+    model = add_memory(tiny_llama().double(), tokens=4, segment=64, bptt=None).train()
+    samples = [task.sample(number, length, whole=True) for number, length in enumerate((90, 128, 170, 256))]
+    together = collate(samples)
+    assert together["attention_mask"].sum(1).tolist() == [90, 128, 170, 256]
+    counts = torch.tensor([len(sample.answer) for sample in samples])
+    alone = torch.stack([model(**collate([sample])).loss for sample in samples])
+    torch.testing.assert_close(model(**together).loss, (alone * counts).sum() / counts.sum(), rtol=1e-10, atol=1e-10)
+
+
+def test_stages_without_room_are_refused(task: Any) -> None:
+    with pytest.raises(MnemoError, match="stage 1x64 has 64 tokens, but a story with its question has"):
+        check_room(task, [Stage(2, 64), Stage(1, 64)])
+
+
+def test_curriculum() -> None:
+    state = CurriculumState()
+    assert not state.record(10, 0.5, 0.9, 2) and state.record(20, 0.95, 0.9, 2) and not state.record(30, 1.0, 0.9, 2)
+    assert [state.stage_at(step) for step in (0, 19, 20, 99)] == [0, 0, 1, 1]
+    assert [state.rate(step, 4) for step in (0, 3, 50)] == [0.25, 1.0, 1.0]
+    state.cooldown = (50, 60)
+    assert [state.rate(step, 4) for step in (50, 55, 60, 70)] == [1.0, 0.5, 0.0, 0.0]
+    again = CurriculumState()
+    again.load(json.loads(json.dumps(state.as_dict())))
+    assert again == state
+
+
+def test_memory_parameters_have_their_own_rate() -> None:
+    model = add_memory(tiny_llama(), tokens=4, segment=64)
+    groups = build_optimizer(model, options(memory_rate=10.0)).param_groups
+    assert [group["lr"] for group in groups] == [1e-3, 1e-2]
+    assert groups[1]["params"][0] is model.memory_tokens.initial
+
+
+def test_right_answers_are_those_that_greedy_decoding_generates(task: Any) -> None:
+    """Samples whose answer is what the model generates, or is not; with memory and without."""
+    model = add_memory(tiny_llama(), tokens=4, segment=64).eval()
+    samples = [task.sample(number, 192, whole=True) for number in range(3)]
+    changed = []
+    for sample in samples:
+        count = len(sample.answer)
+        prompt = torch.from_numpy(sample.ids[:-count])[None]
+        written = model.generate(prompt, max_new_tokens=count, do_sample=False, eos_token_id=None)[0, -count:]
+        changed.append(dataclasses.replace(sample, answer=tuple(written.tolist())))
+    right, _ = answered(model, changed, 64)
+    assert right.tolist() == [True] * 3
+    assert answered(model, samples, 64)[0].tolist() == [False] * 3
+    wrong = dataclasses.replace(changed[1], answer=(*changed[1].answer[:-1], 5))
+    assert answered(model, [changed[0], wrong], 64)[0].tolist() == [True, False]
+    model.config.segment = 64
+    (result,) = accuracy_by_segments(model, task, [Stage(3, 64)], 3)
+    assert (result.samples, result.right, model.training) == (3, 0, False)
+
+
+def test_the_cut_reads_the_last_segment_alone(task: Any) -> None:
+    model = add_memory(tiny_llama(), tokens=4, segment=64).eval()
+    sample = task.sample(0, 192, whole=True)
+    alone = model(input_ids=torch.from_numpy(sample.ids)[None, 128:]).logits[0, -len(sample.answer) - 1 : -1].argmax(-1)
+    fits = dataclasses.replace(sample, answer=tuple(alone.tolist()))
+    # The first generated token does not depend on the answer; later ones are those after the old answer.
+    assert answered(model, [dataclasses.replace(fits, answer=fits.answer[:1])], 64)[1].shape == (1,)
+    right, cut = answered(model, [sample], 192)
+    assert torch.equal(right, cut)
+
+
+def test_resume_is_exact_and_the_command_writes_its_files(tmp_path: Path) -> None:
+    whole = tune(options(out=tmp_path / "whole", promote=0.0), say=lambda _: None)
+    half = options(out=tmp_path / "half", promote=0.0, pause_after=0.0)
+    assert tune(half, say=lambda _: None).folder is None  # pauses after each step
+    said: list[str] = []
+    for _ in range(2):
+        tune(dataclasses.replace(half, resume=True), say=said.append)
+    assert any("paused after step 3" in line for line in said)
+    resumed = tune(dataclasses.replace(half, resume=True, pause_after=None), say=said.append)
+    for (name, weight), other in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(weight, other), name
+    assert whole.results == resumed.results
+    content = json.loads((tmp_path / "whole" / "results.json").read_text())
+    assert [result["length"] for result in content["results"]] == [96, 128]
+    assert content["curriculum"]["begins"] == [0, 2] and (tmp_path / "whole" / "accuracy.svg").is_file()
+    metrics = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["stage"]) for line in metrics] == [(2, "1x96"), (4, "2x64")]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole" / "model")
+    assert (model.config.tokens, model.config.segment) == (4, 64)
+    only_tested = tune(dataclasses.replace(half, resume=True, pause_after=None), say=said.append)
+    assert only_tested.results == resumed.results
+
+
+def test_minutes_end_training(tmp_path: Path) -> None:
+    tuned = tune(options(out=tmp_path, steps=None, minutes=0.0, test=("2",)), say=lambda _: None)
+    assert [result.segments for result in tuned.results] == [2]
+    assert (tmp_path / "checkpoint-1").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["tokens", "associative"])
+def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    tuned = tune(options(out=tmp_path, lora=2, memory=kind, steps=2, test=("2",)), say=lambda _: None)
+    assert tuned.folder == tmp_path / "adapter"
+    size = sum(path.stat().st_size for path in tuned.folder.rglob("*.safetensors"))
+    assert size < TINY_LLAMA.joinpath("model.safetensors").stat().st_size / 2
+    again = load_adapter(tuned.folder).eval()
+    tokens = torch.arange(5, 105)[None]
+    torch.testing.assert_close(again(input_ids=tokens).logits, tuned.model.eval()(input_ids=tokens).logits)
+
+
+def test_compiled_layers_keep_their_hooks() -> None:
+    model, _ = load_model(options(memory="associative"))
+    tokens = torch.arange(5, 133)[None]
+    with torch.no_grad():
+        expected = model(input_ids=tokens).logits
+        compile_layers(model.backbone)
+        with torch.compiler.set_stance("force_eager"):
+            torch.testing.assert_close(model(input_ids=tokens).logits, expected)
+
+
+def test_speed_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    results = speed(options(segment=16, micro_batch=1))
+    assert [result["case"] for result in results] == ["training", "training, checkpointed", "reading"]
+    assert all(result["ratio"] == result["memory"] / result["plain"] for result in results)
+    assert "tokens/s" in capsys.readouterr().out
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {
+        ("nosuch",): "'nosuch' is no folder; models of the Hugging Face hub",
+        (str(TINY_LLAMA), "--data", str(tmp_path / "no")): "is no folder: mnemo prepare babilong",
+        (str(TINY_LLAMA), "--task", "qa7"): "unknown task without files 'qa7'",
+        (str(TINY_LLAMA), "--out", str(tmp_path), "--resume"): "has no checkpoint to resume",
+        (str(TINY_LLAMA), "--stages", "a"): "'a' is no stage",
+        (str(TINY_LLAMA), "--stages", "1x16", "--device", "cpu"): "stage 1x16 has 16 tokens",
+    }
+    for words, message in cases.items():
+        assert main(["tune", *words]) == 2
+        found = capsys.readouterr().err
+        assert message in found and len([line for line in found.splitlines() if line.startswith("mnemo:")]) == 1

@@ -1,0 +1,35 @@
+"""The program of docs/give-your-model-a-memory.md is the example file, is short, and runs with a small real model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from helpers.doc_pages import ROOT
+
+EXAMPLE = ROOT / "examples" / "give_your_model_a_memory.py"
+GUIDE = ROOT / "docs" / "give-your-model-a-memory.md"
+
+
+def test_the_guide_shows_the_example() -> None:
+    program = EXAMPLE.read_text()
+    assert f"```py\n{program}```" in GUIDE.read_text()
+    assert len(program.splitlines()) < 60
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lm_eval")
+    from helpers.real_models import TINY_LLAMA
+
+    spec = importlib.util.spec_from_file_location("guide", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    guide = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(guide)
+    monkeypatch.chdir(tmp_path)
+    guide.main(str(TINY_LLAMA), minutes=0.0, samples=2)
+    assert "babilong_qa1_200" in capsys.readouterr().out
+    assert json.loads(Path("tuned/results.json").read_text())["results"]
+    size = sum(path.stat().st_size for path in Path("tuned/memory").iterdir())
+    assert size < 100_000
