@@ -169,8 +169,13 @@ class Continuation:
     ) -> tuple[AnyState, list[TokenText]]:
         """The state after the tokens, and their log-probabilities if they are echoed."""
         top = self.wanted.top_logprobs if self.wanted.echo else None
-        ids_of = [torch.tensor(ids)]
-        job = ReadJob(state=state, ids=ids_of, keep_losses=top is not None, top_logprobs=top or 0)
+        job = ReadJob(
+            state=state,
+            ids=[torch.tensor(ids)],
+            keep_losses=top is not None,
+            top_logprobs=top or 0,
+            together=self.turn is None,  # a session must have the same bits after a restart
+        )
         handle, losses, likeliest = self._submit(job), [], []
         async with aclosing(_events(handle)) as events:
             async for event in events:
