@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from mnemo.progress import Advance
@@ -76,7 +75,7 @@ def device_seconds(function: Callable[[], object], device: torch.device) -> floa
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         function()
         wait(device)
-    kernels = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
+    kernels = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
     return sum(event.time_range.elapsed_us() for event in kernels) / 1e6 or None
 
 

@@ -62,9 +62,10 @@ class RingCopies:
         count = self.one.counts[0].to("cpu", copy=True)
         num_open = int(count)
         opened = tuple(KeyValues(*(part[:, :, :num_open] for part in pair)) for pair in opened)
-        copied = tree_map(lambda leaf: leaf.new_empty(leaf.shape), (caches, opened))
-        _copy_all([leaf for _, leaf in leaves(copied)], [leaf for _, leaf in leaves((caches, opened))])
-        return DecodeState(*copied, count)
+        copied = DecodeState(*tree_map(lambda leaf: leaf.new_empty(leaf.shape), (caches, opened)), count=count)
+        targets = [leaf for _, leaf in leaves((copied.state, copied.open))]
+        _copy_all(targets, [leaf for _, leaf in leaves((caches, opened))])
+        return copied
 
     def _take_row(self) -> tuple[tuple[KeyValueCache, ...], tuple[KeyValues, ...]]:
         for source, target in self._pairs():
@@ -81,4 +82,4 @@ def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy tensors with one call for each type; tensors that lie in one piece take one kernel together."""
     for dtype in {target.dtype for target in targets}:
         pairs = [(target, source) for target, source in zip(targets, sources, strict=True) if target.dtype == dtype]
-        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[attr-defined]

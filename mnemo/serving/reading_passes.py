@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.row_group import RowGroup, SegmentLayers, can_pad
-from mnemo.memory.state import State
+from mnemo.memory.state import State, tree_zip
 from mnemo.model import Model
 from mnemo.serving.reading import Reading
 from mnemo.serving.row_decoders import Layout, state_of
@@ -93,30 +93,39 @@ class ReadingPasses:
         return [hidden[row : row + 1, : lengths[row]] for row in rows]
 
     def _group(self, texts: list[Reading]) -> RowGroup:
-        """A group with the texts' rows, whose numbers are in `_places`; in further rows, copies of the first."""
-        places = [self._place(text) for text in texts]
+        """A group with the texts' rows, whose numbers are in `_places`; in further rows, copies of a text."""
+        self._open([text for text in texts if text not in self._places])
         num_rows = self.rows if self.fixed and self._shares(texts[0]) else len(texts)
-        group = places[0].group
+        group = self._places[texts[0]].group
         if group.rows == list(range(num_rows)) and self._texts_in(group) == set(texts):
             return group
-        places += [places[0]] * (num_rows - len(places))
-        merged = RowGroup.merged([place.group.choose([place.row]) for place in places])
-        merged.rows = list(range(num_rows))
-        self._places |= {text: Place(merged, row) for row, text in enumerate(texts)}
+        members: dict[RowGroup, list[Reading]] = {}
+        for text in texts:
+            members.setdefault(self._places[text].group, []).append(text)
+        parts = [group.choose([self._places[text].row for text in part]) for group, part in members.items()]
+        merged = RowGroup.merged(parts)
+        merged.rows = list(range(len(texts)))
+        if num_rows > len(texts):
+            merged = merged.choose([*merged.rows, *[0] * (num_rows - len(texts))])
+        order = [text for part in members.values() for text in part]
+        self._places |= {text: Place(merged, row) for row, text in enumerate(order)}
         return merged
 
     def _texts_in(self, group: RowGroup) -> set[Reading]:
         return {text for text, place in self._places.items() if place.group is group}
 
-    def _place(self, text: Reading) -> Place:
-        if text not in self._places:
-            start = text.start
-            committed = start.state if isinstance(start, DecodeState) else start
-            group = RowGroup.empty(self._layers_for(text.layout, committed), committed, [0])
-            if isinstance(start, DecodeState):
-                group.reopen(start.open, text.count)
-            self._places[text] = Place(group, 0)
-        return self._places[text]
+    def _open(self, texts: list[Reading]) -> None:
+        """Put texts before their first piece, all at the same place, into one group."""
+        if not texts:
+            return
+        starts = [text.start for text in texts]
+        committed = [start.state if isinstance(start, DecodeState) else start for start in starts]
+        state = tree_zip(lambda *parts: torch.cat(parts), *committed)
+        group = RowGroup.empty(self._layers_for(texts[0].layout, state), state, list(range(len(texts))))
+        if texts[0].count:
+            opened = [start.open for start in starts if isinstance(start, DecodeState)]
+            group.reopen(tree_zip(lambda *parts: torch.cat(parts), *opened), texts[0].count)
+        self._places |= {text: Place(group, row) for row, text in enumerate(texts)}
 
     def _layers_for(self, layout: Layout, state: State) -> SegmentLayers:
         """The layers with the position tables for states of one layout."""

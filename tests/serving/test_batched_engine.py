@@ -447,7 +447,7 @@ def test_texts_that_are_read_together_have_the_same_losses_and_states(name: str,
     model, results = random_model(**MECHANISMS[name]), []
     lengths = (9, 3, 16, 3, 1, 8, 12)
     for kind in (SerialEngine, BatchedEngine):
-        options = dict(rows=4, fixed=fixed) if kind is BatchedEngine else {}
+        options: dict[str, Any] = dict(rows=4, fixed=fixed) if kind is BatchedEngine else {}
         with closing(kind(model, 8, **options)) as engine:
             states = [None] * len(lengths)
             for part in range(2):
@@ -523,3 +523,24 @@ def test_rows_are_full_while_texts_wait(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(waiting) > 50
     assert sum(rows == 8 for rows in waiting) >= 0.9 * len(waiting)
     assert sum(rows for rows, _ in used) >= total - 2
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_with_fixed_rows_reading_together_gives_the_same_bits(device: str) -> None:
+    """Alone in a pass and at any place among others; in the type and about the sizes of real models on a GPU."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    sizes = dict(dim=32, head_dim=16) if device == "cpu" else dict(dim=512, num_heads=8, head_dim=64, inner_dim=2048)
+    model = random_model(dtype=torch.float32 if device == "cpu" else torch.bfloat16, memory=64, **sizes).to(device)
+    texts = [random_tokens(1, length, seed=length)[0] for length in (64, 64, 40, 150, 33, 9, 64, 129)]
+    jobs = [ReadJob(state=None, ids=[ids], together=True) for ids in texts]
+    with closing(BatchedEngine(model, 64, rows=16, fixed=True)) as engine:
+        alone = [engine.submit(job).result(WAIT) for job in jobs]
+        with held(engine):
+            handles = [engine.submit(job) for job in jobs]
+        together = [handle.result(WAIT) for handle in handles]
+        assert engine.stats().passes < 2 * len(jobs) + 5 + 2  # fewer than alone
+    for one, other in zip(alone, together, strict=True):
+        assert one.nats == other.nats
+        for (_, leaf), (_, same) in zip(leaves(one.state), leaves(other.state), strict=True):
+            assert torch.equal(leaf, same)
