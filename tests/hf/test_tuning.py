@@ -125,7 +125,7 @@ def test_memory_parameters_have_their_own_rate() -> None:
 
 def test_right_answers_are_those_that_greedy_decoding_generates(task: Any) -> None:
     """Samples whose answer is what the model generates, or is not; with memory and without."""
-    model = add_memory(tiny_llama(), tokens=4, segment=64).eval()
+    model: Any = add_memory(tiny_llama(), tokens=4, segment=64).eval()
     samples = [task.sample(number, 192, whole=True) for number in range(3)]
     changed = []
     for sample in samples:
@@ -187,7 +187,7 @@ def test_minutes_end_training(tmp_path: Path) -> None:
 def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     tuned = tune(options(out=tmp_path, lora=2, memory=kind, steps=2, test=("2",)), say=lambda _: None)
-    assert tuned.folder == tmp_path / "adapter"
+    assert tuned.folder is not None and tuned.folder == tmp_path / "adapter"
     size = sum(path.stat().st_size for path in tuned.folder.rglob("*.safetensors"))
     assert size < TINY_LLAMA.joinpath("model.safetensors").stat().st_size / 2
     again = load_adapter(tuned.folder).eval()
@@ -195,6 +195,7 @@ def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(again(input_ids=tokens).logits, tuned.model.eval()(input_ids=tokens).logits)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
 def test_compiled_layers_keep_their_hooks() -> None:
     model, _ = load_model(options(memory="associative"))
     tokens = torch.arange(5, 133)[None]

@@ -71,7 +71,7 @@ def load_model(options: Tuning) -> tuple[Any, Any]:
     """Load a model, add memory to it, and compile its layers if that is wanted; returns it with its tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model)
-        backbone = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        backbone: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise MnemoError(f"'{options.model}' cannot be loaded as a language model: {one_line(error)}") from None
     model = _with_memory(backbone.to(pick_device(options.device)), options)
