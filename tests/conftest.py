@@ -48,6 +48,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="write the result, with commit and versions, to this JSON file")
     parser.addoption("--commit", help="the commit that is tested, where there is no git to ask")
+    parser.addoption("--pictures", type=Path, help="browser tests write the documentation's pictures to this folder")
     parser.addoption("--cpu-times", type=Path, help="write the processor seconds of each test to this file")
 
 
@@ -72,6 +73,13 @@ def same_start() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def pictures(request: pytest.FixtureRequest) -> Path | None:
+    """The folder for pictures of the studio's pages; None unless it is wanted."""
+    folder = request.config.getoption("--pictures")
+    return None if folder is None else request.config.invocation_params.dir / folder
 
 
 @pytest.fixture

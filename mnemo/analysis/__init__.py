@@ -22,8 +22,10 @@ from mnemo.analysis.attention_map import AttentionMap, attention_map
 from mnemo.analysis.effective_context import EffectiveLength, Group, relative_effective_context_length
 from mnemo.analysis.inputs import keeps_memory
 from mnemo.analysis.lamemo_alpha import Alpha, AlphaObserver, alpha, has_alpha
+from mnemo.analysis.memory_attention import MemoryAttention, attention_to_memory
 from mnemo.analysis.observers import attending_layers, observe
-from mnemo.analysis.repetition import repetition, repetition_of_text
+from mnemo.analysis.repetition import Earlier, earlier_occurrences, repetition, repetition_of_text
+from mnemo.analysis.slot_contents import LayerSlots, SlotContents, SlotRange, slot_contents
 from mnemo.analysis.token_losses import (
     Gain,
     context_targets,
@@ -41,19 +43,26 @@ __all__ = [
     "AttentionMap",
     "Buckets",
     "DistanceObserver",
+    "Earlier",
     "EffectiveLength",
     "Gain",
     "Group",
     "Head",
+    "LayerSlots",
     "Maxima",
     "MaximaObserver",
+    "MemoryAttention",
     "ScoreTerms",
+    "SlotContents",
+    "SlotRange",
     "TermsObserver",
     "alpha",
     "attending_layers",
     "attention_by_distance",
     "attention_map",
+    "attention_to_memory",
     "context_targets",
+    "earlier_occurrences",
     "gain_from_memory",
     "has_alpha",
     "interval_maxima",
@@ -65,6 +74,7 @@ __all__ = [
     "repetition",
     "repetition_of_text",
     "score_terms",
+    "slot_contents",
     "token_losses",
     "token_losses_without_memory",
 ]

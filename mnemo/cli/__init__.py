@@ -28,6 +28,8 @@ VERBS = {
     "eval": Verb("mnemo.cli.eval", "score a run: bits per symbol and perplexity, at any memory length"),
     "generate": Verb("mnemo.cli.generate", "write text with a run, from a prompt or from a saved memory"),
     "chat": Verb("mnemo.cli.chat", "type text and a run goes on writing, while its memory fills"),
+    "studio": Verb("mnemo.cli.studio", "pages in the browser: playground, memory, runs with live curves, experiments"),
+    "serve": Verb("mnemo.cli.serve", "serve models over HTTP, as OpenAI's API does, with sessions that remember"),
     "read": Verb("mnemo.cli.read", "read a text once and save the model's memory of it"),
     "analyse": Verb("mnemo.cli.analyse", "show where memory helps on a text, and the attention, as a page"),
     "runs": Verb("mnemo.cli.runs", "list, remove and rename runs"),

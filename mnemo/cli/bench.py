@@ -51,8 +51,10 @@ class Args:
     """Train for N steps with fast attention and with its equation instead, and compare the loss curves."""
     serving: str | None = None
     """Measure serving instead, with a run or with random weights of a preset such as speedrun-enwik8."""
+    http: str | None = None
+    """Measure a running server instead, such as http://127.0.0.1:8000; its key is taken from MNEMO_API_KEY."""
     sessions: str = "1,8,64,256"
-    """With --serving: numbers of sessions that arrive at the same time, separated by commas."""
+    """With --serving and --http: numbers of sessions that arrive at the same time, separated by commas."""
     rows: int | None = None
     """With --serving: texts that the engine computes together; if unset, 64 on a GPU and 8 on a CPU."""
     length: int | None = None
@@ -73,6 +75,8 @@ def run(args: Args) -> int:
         raise MnemoError(f"there is no folder {args.out.parent} to write {args.out.name} to")
     if args.serving is not None:
         return _serving(args, args.serving)
+    if args.http is not None:
+        return bench_serving.measure_server(args.http, args.sessions, args.out, args.json)
     if not args.lookahead and args.curves is None:
         check_names(args.what)
     from mnemo.bench import compare, machine

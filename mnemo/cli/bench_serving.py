@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from mnemo.serving.load.growth import GrowthPoint
     from mnemo.serving.load.sessions import LoadResult
 
+FORMAT_VERSION = 1
+HTTP_PROMPT, HTTP_TOKENS = 512, 128
+"""Characters that a request over HTTP reads, and tokens that it writes."""
 SHORTEST = 200
 CPU_LENGTH, GPU_LENGTH = 8_000, 100_000
 
@@ -71,6 +75,27 @@ def measure(
     found = record | {"serving": about | {"sessions": [result.to_json() for result in results]}}
     found["serving"]["growth"] = {name: [point.to_json() for point in points] for name, points in curves.items()}
     return found, curves
+
+
+def measure_server(url: str, sessions: str, out: Path | None, as_json: bool) -> int:
+    """Measure a running server over HTTP."""
+    from mnemo.serving.load.http_sessions import HttpServer, measure_http
+
+    counts, server = session_counts(sessions), HttpServer.at(url, os.environ.get("MNEMO_API_KEY"))
+    results = measure_http(server, counts, prompt=HTTP_PROMPT, tokens=HTTP_TOKENS, progress=console.progress)
+    found = {"format_version": FORMAT_VERSION, "http": [result.to_json() for result in results]}
+    if out is not None:
+        write_json(out, found)
+    if as_json:
+        console.print_json(found)
+        return 0
+    rows = []
+    for result in results:
+        first = (f"{result.first_event_p50:.3f}", f"{result.first_event_p99:.3f}")
+        gaps = (f"{1e3 * result.event_p50:.2f}", f"{1e3 * result.event_p99:.2f}")
+        rows.append((result.sessions, *first, f"{result.tokens_per_second:,.0f}", *gaps))
+    console.table(rows, ("requests", "first event s", "p99", "tokens/s", "ms/event", "p99"))
+    return 0
 
 
 def open_model(target: str, device: torch.device) -> tuple[Model, int]:

@@ -38,11 +38,13 @@ class Args:
     num_heads: int | None = None
     """Attention heads (n_head), if the weights do not show them."""
     clamp: int | None = None
-    """Largest distance that positions distinguish (clamp_len)."""
+    """Largest distance that positions distinguish (clamp_len); 0 for no limit."""
     cutoffs: str | None = None
     """Ends of the bins of an adaptive softmax, for example 20000,40000,200000, if one table holds all bins."""
     same_length: bool = False
     """Every token attends to the same number of tokens."""
+    no_same_length: bool = False
+    """Tokens attend to all earlier ones of their segment and to the memory; for weights without a configuration."""
     norm: Literal["post", "pre"] | None = None
     """Norms after or before each branch (pre_lnorm)."""
     mem_at_end: Literal["yes", "no"] | None = None
@@ -86,6 +88,8 @@ def _check(args: Args) -> None:
         raise MnemoError(f"{args.source} does not exist")
     if args.eval is not None and args.eval != STDIN and not Path(args.eval).is_file():
         require_corpus(args.eval)
+    if args.same_length and args.no_same_length:
+        raise MnemoError("--same-length and --no-same-length contradict each other")
     require_file(args.config)
     published_arguments(args)
 
@@ -98,7 +102,7 @@ def published_arguments(args: Args) -> dict[str, Any]:
         "n_head": args.num_heads,
         "clamp_len": args.clamp,
         "cutoffs": None if args.cutoffs is None else _numbers(args.cutoffs),
-        "same_length": args.same_length or None,
+        "same_length": True if args.same_length else False if args.no_same_length else None,
         "pre_lnorm": None if args.norm is None else args.norm == "pre",
         "mem_at_end": None if args.mem_at_end is None else args.mem_at_end == "yes",
     }

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.run_arguments import BITS_PER_SYMBOL, format_loss
+from mnemo.cli.run_arguments import format_loss
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.lazy import LazyModule
 from mnemo.storage.run_header import CHECKPOINTS, RECIPE, RUN_NAME, RUNS, TOKENIZER, find_run
-from mnemo.units import bits
 
 if TYPE_CHECKING:
     from mnemo.storage import run_folder
@@ -63,7 +62,9 @@ def _list(args: Args) -> int:
         raise MnemoError(f"unexpected argument '{args.names[0]}': mnemo runs lists all runs in {args.runs}")
     found = run_states.run_states(args.runs)
     if args.json:
-        console.print_json([_record(state) for state in found])
+        from mnemo.report.run_record import run_record
+
+        console.print_json([run_record(state) for state in found])
     elif found:
         console.table(map(_row, found), ("run", "state", "steps", "best", "memory", "size", "written"))
     else:
@@ -95,25 +96,6 @@ def _memory(run: RunState) -> str | None:
 
 def _unit(run: RunState) -> str:
     return "" if run.header is None else str(run.header.corpus.get("unit"))
-
-
-def _record(run: RunState) -> dict[str, Any]:
-    recipe = None if run.header is None else run.header.recipe
-    in_bits = run.best is not None and _unit(run) in BITS_PER_SYMBOL
-    return {
-        "name": run.name,
-        "path": str(run.path),
-        "state": run.state,
-        "note": run.note,
-        "step": run.step,
-        "steps": None if recipe is None else recipe.train.steps,
-        "best": None if run.best is None else run.best._asdict(),
-        "bpc": bits(run.best.loss) if in_bits and run.best is not None else None,
-        "corpus": None if run.header is None else run.header.corpus.get("name"),
-        "memory": _memory(run),
-        "bytes": run.num_bytes,
-        "written": datetime.fromtimestamp(run.written).astimezone().isoformat(timespec="seconds"),
-    }
 
 
 def _remove(args: Args) -> int:

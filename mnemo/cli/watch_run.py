@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -13,14 +12,12 @@ from mnemo.cli import console
 from mnemo.cli.watch import Args
 from mnemo.cli.watching import format_evaluation, format_loss, format_status
 from mnemo.report.run_curves import terminal_curves
+from mnemo.report.run_status import status
 from mnemo.report.runs import Run, read_run
 from mnemo.report.terminal_plot import Row, draw
 from mnemo.storage.run_folder import in_use
-from mnemo.training import Status
 
 COLORS = ("cyan", "yellow")
-RECENT = 10
-"""Logged steps from which the speed is computed."""
 MOST_LINES = 24
 """Lines of the largest picture."""
 
@@ -50,28 +47,6 @@ def _follow(folder: Path, every: float, show: Callable[[Run], None]) -> None:
         if not goes_on:
             return
         time.sleep(every)
-
-
-def _steps(found: Run) -> int:
-    return found.recipe.train.steps if found.recipe is not None else found.last_step
-
-
-def seconds_left(found: Run) -> float:
-    """From the time between the last logged steps; NaN if there are too few."""
-    recent = found.timing[-RECENT:]
-    if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
-        return math.nan
-    (first, began, _), (last, now, _) = recent[0], recent[-1]
-    return max(0, _steps(found) - found.last_step) * (now - began) / (last - first)
-
-
-def status(found: Run) -> Status | None:
-    """The newest numbers; None before the first are logged."""
-    if not found.train:
-        return None
-    rate = found.timing[-1][2] if found.timing else 0.0
-    newest = found.train[-1]
-    return Status(newest.step, _steps(found), newest.loss, found.lr or 0.0, rate, seconds_left(found))
 
 
 def _unit(found: Run) -> str:

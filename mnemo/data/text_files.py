@@ -198,7 +198,7 @@ def _choose(texts: TextFiles, found: Sequence[Chosen], accepted: Accepted, alone
     """Sort the files into chosen and skipped ones; text in an unknown encoding is refused."""
     refused: list[str] = []
     for name, part, _ in found:
-        kind, detail = ("text", "") if accepted.binary and len(part.load()) else _kind(part)
+        kind, detail = ("text", "") if accepted.binary and len(part.load()) else kind_of_text(part)
         if kind == "binary" and alone and accepted.encoding in (None, SKIP):
             raise MnemoError(f"{part.label} is binary data, not text: --binary takes its bytes as they are")
         if accepted.encoding not in (None, SKIP) and (kind == "not UTF-8" or (kind == "binary" and alone)):
@@ -221,7 +221,7 @@ def _refusal(refused: Sequence[str], alone: bool) -> MnemoError:
     )
 
 
-def _kind(part: Part) -> tuple[Literal["text", "binary", "empty", "not UTF-8"], str]:
+def kind_of_text(part: Part) -> tuple[Literal["text", "binary", "empty", "not UTF-8"], str]:
     """What a file holds; for text in another encoding, also the first byte that shows it."""
     data = part.load()
     if not len(data):

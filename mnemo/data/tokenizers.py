@@ -139,8 +139,13 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return decode_all(self.decoder(), ids)
 
+    @property
+    def pieces(self) -> list[bytes]:
+        """The bytes of each id."""
+        return [bytes([symbol]) for symbol in self.symbols]
+
     def decoder(self) -> Decoder:
-        return _BytesDecoder([bytes([symbol]) for symbol in self.symbols])
+        return _BytesDecoder(self.pieces)
 
     def to_json(self) -> dict[str, Any]:
         return {"unit": self.unit, "symbols": list(self.symbols), "dropped": list(self.dropped)}

@@ -88,7 +88,12 @@ def commit_folder(partial: Path, target: Path, *, replace: bool = False) -> None
 def remove_folder(path: Path) -> None:
     """Remove a folder. It is renamed first, so that an interruption leaves no incomplete folder under its name."""
     aside = _move_aside(path)
-    sync(path.parent)  # else a power failure could keep the name and lose some of the files
+    try:
+        sync(path.parent)  # else a power failure could keep the name and lose some of the files
+    except OSError:
+        with suppress(FileNotFoundError):
+            aside.rename(path)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -40,7 +40,8 @@ class GrowingCacheConversation:
             max_position_embeddings=MOST_POSITIONS,
             use_cache=True,
         )
-        self.model: Any = LlamaForCausalLM(sizes).to(self.device, weight.dtype).eval()
+        model: Any = LlamaForCausalLM(sizes)
+        self.model = model.to(self.device, weight.dtype).eval()
         self.cache = DynamicCache(config=sizes)
         self.next: Tensor | None = None
         """(1, 1): the likeliest token after the text"""

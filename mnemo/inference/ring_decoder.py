@@ -146,6 +146,7 @@ class Rings:
         size); valid memory slots; keys that the token attends to; open tokens, equal in all layers"""
         positions = model.config.positions
         self.rotary = RotaryKeys(positions.base, keys) if isinstance(positions, Rotary) else None
+        self._place_rows()
 
     @property
     def cursors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -178,6 +179,10 @@ class Rings:
                 everywhere = torch.arange(ring.shape[3], device=ring.device)
                 ring[0] = self.rotary.to(ring[0], everywhere.expand(ring.shape[1], -1))
             self.lengths[index].copy_(cache.length)
+        self._place_rows()
+
+    def _place_rows(self) -> None:
+        """Compute the cursors of rows whose memories begin at the first slot."""
         self.places.copy_(self.memory + self.counts)
         self._locate_next()
 
@@ -222,7 +227,10 @@ class Rings:
     def state(self) -> DecodeState:
         """A copy of everything, in order."""
         counts = self.counts[0].to("cpu", copy=True)
-        num_open = int(counts.max())
+        return DecodeState(*self.contents(int(counts.max())), counts)
+
+    def contents(self, num_open: int) -> tuple[tuple[KeyValueCache, ...], tuple[KeyValues, ...]]:
+        """Copies of the memories, and of the first `num_open` open tokens."""
         caches, opened = [], []
         for index, ring in enumerate(self.buffers):
             num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.counts[index])[:, None]
@@ -230,7 +238,7 @@ class Rings:
             new = begin + torch.arange(num_open, device=ring.device)
             caches.append(KeyValueCache(*self._take(ring, memory), self.lengths[index].clone()))
             opened.append(KeyValues(*self._take(ring, new)))
-        return DecodeState(tuple(caches), tuple(opened), counts)
+        return tuple(caches), tuple(opened)
 
     def _take(self, ring: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values at places (B, T), (B, H, T, d) each."""

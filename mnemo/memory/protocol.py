@@ -219,6 +219,8 @@ class Extent(NamedTuple):
     """Distances of later positions that are encoded like those of earlier ones, with a dropout mask of their own"""
     filled: tuple[Tensor, ...] = ()
     """(B,) each: valid slots; their sum counts, and no tensor means that all slots are valid"""
+    further_rows: int = 1
+    """Rows of the text that one of the keys besides the slots stands for"""
 
     @property
     def slots(self) -> int:

@@ -240,19 +240,20 @@ class Model(nn.Module):
 
     def memory_lengths(self, state: State) -> tuple[int, ...]:
         """Every layer's memory slots in a state, compressed slots included."""
-        return self._by_layer([extent.slots for extent in self._extents(self.layer_states(state))])
+        return tuple(extent.slots for extent in self.extents(state))
 
     def filled_slots(self, state: State, row: int = 0) -> tuple[int, ...]:
         """Of every layer's memory slots, the number that hold something of the text of one row."""
-        return self._by_layer([extent.filled_slots(row) for extent in self._extents(self.layer_states(state))])
+        return tuple(extent.filled_slots(row) for extent in self.extents(state))
 
     def init_lengths(self, state: State) -> tuple[int, ...]:
         """The `lengths` with which `init` makes a state of this size."""
-        return self._by_layer([extent.length for extent in self._extents(self.layer_states(state))])
+        return tuple(extent.length for extent in self.extents(state))
 
-    def _by_layer(self, of_stages: Sequence[int]) -> tuple[int, ...]:
-        """Values of stages as values of their layers."""
-        return tuple(value for value, group in zip(of_stages, self._groups, strict=True) for _ in group)
+    def extents(self, state: State) -> tuple[Extent, ...]:
+        """The size of every layer's memory; layers of one stage share theirs."""
+        of_stages = self._extents(self.layer_states(state))
+        return tuple(extent for extent, group in zip(of_stages, self._groups, strict=True) for _ in group)
 
     def _extents(self, layers: Sequence[Any]) -> list[Extent]:
         return [stage.extent(memory) for stage, memory in zip(self._stages(), layers, strict=True)]

@@ -104,7 +104,7 @@ def _samples(runs: Sequence[Run]) -> Section | None:
 def _configurations(runs: Sequence[Run], groups: Sequence[Group]) -> Section:
     content = {
         "differences": [table for table in map(_differences, groups) if table is not None],
-        "runs": [(run, _environment(run), _header_text(run)) for run in runs],
+        "runs": [(run, environment(run), _header_text(run)) for run in runs],
     }
     return Section("configuration", "Configuration and environment", "", "configurations.html.j2", content)
 
@@ -132,7 +132,7 @@ def flatten(value: Any, name: str = "") -> dict[str, str]:
     return flat
 
 
-def _environment(run: Run) -> list[tuple[str, object]]:
+def environment(run: Run) -> list[tuple[str, object]]:
     train = run.recipe.train if run.recipe else None
     names = (("mnemo", "mnemo_version"), ("torch", "torch_version"))
     facts = [

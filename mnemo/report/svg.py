@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mnemo.report.style import CHART_CSS, LIGHT
+from mnemo.report.style import CHART_CSS, DARK, LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -120,9 +120,10 @@ def _without_style(root: ElementTree.Element) -> Iterable[ElementTree.Element]:
     return (child for child in root if child.find("style") is None)
 
 
-def standalone(svg: str) -> str:
-    """The same picture for a file: style inside, light colours instead of variables, a background."""
-    colored = re.sub(r"var\(--([a-z0-9]+)\)", lambda found: LIGHT[found[1]], svg)
-    ground = f'<rect width="100%" height="100%" fill="{LIGHT["card"]}"/>'
+def standalone(svg: str, *, dark: bool = False) -> str:
+    """The same picture for a file: style inside, colours instead of variables, a background."""
+    colors, css = (DARK, CHART_CSS.replace(".dark", ".light")) if dark else (LIGHT, CHART_CSS)
+    colored = re.sub(r"var\(--([a-z0-9]+)\)", lambda found: colors[found[1]], svg)
+    ground = f'<rect width="100%" height="100%" fill="{colors["card"]}"/>'
     head, tail = colored.split(">", 1)
-    return f"{head}><style>{CHART_CSS}</style>{ground}{tail}\n"
+    return f"{head}><style>{css}</style>{ground}{tail}\n"

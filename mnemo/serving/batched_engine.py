@@ -46,16 +46,16 @@ class BatchedEngine(Engine):
         fixed: bool | None = None,
         queue_limit: int = DEFAULT_QUEUE,
     ) -> None:
-        on_gpu = model.device.type == "cuda"
-        rows = rows or (GPU_ROWS if on_gpu else CPU_ROWS)
+        self.on_gpu = model.device.type == "cuda"
+        rows = rows or (GPU_ROWS if self.on_gpu else CPU_ROWS)
         if rows < 1:
             raise MnemoError(f"number of rows {rows} must be positive")
         self.model, self.segment = model.eval(), segment
-        self.fixed = on_gpu if fixed is None else fixed
+        self.fixed = self.on_gpu if fixed is None else fixed
         self._batches: dict[Layout, WritingRows] = {}
         self._readings: deque[Reading] = deque()
         self._active: dict[int, Handle] = {}
-        if on_gpu:
+        if self.on_gpu:
             self._rows_for(empty_text(model, segment), rows).prepare()
         super().__init__(rows=rows, queue_limit=queue_limit)
 
@@ -63,10 +63,18 @@ class BatchedEngine(Engine):
         return tuple(self._active.copy().values())
 
     def take_turn(self) -> bool:
-        """Admit waiting jobs, write a token of every text, and read a segment of one text."""
+        """Admit waiting jobs, write a token of every text, and read a segment of one text.
+
+        On a GPU, the tokens of a step are handed out while the device computes the next one.
+        """
+        written = self._collect() if self.on_gpu else []
         ended, admitted = self._end_waiting(), self._admit()
-        wrote = [self._write(batch) for batch in list(self._batches.values()) if batch.texts]
-        return self._read() or bool(wrote) or admitted or ended
+        started = self._start_steps()
+        if not self.on_gpu:
+            written = self._collect()
+        for handle, token in written:
+            handle.emit(token)
+        return self._read() or bool(written) or started or admitted or ended
 
     def _end_waiting(self) -> bool:
         """End jobs that were cancelled in the queue."""
@@ -106,41 +114,50 @@ class BatchedEngine(Engine):
             self._batches[layout] = WritingRows(self.model, text, self.segment, rows, self.fixed)
         return self._batches[layout]
 
-    def _write(self, batch: WritingRows) -> None:
-        """End texts that were cancelled, and write a token of each of the others."""
-        self._end_texts(batch)
-        if not batch.texts:
-            return
-        try:
-            outcomes = batch.step()
-        except Exception as error:
-            self._fail_all(batch, engine_error(error))
-            return
-        self.steps += 1
-        for row, outcome in reversed(list(enumerate(outcomes))):
-            self._hand_out(batch, row, outcome)
-        self._end_texts(batch)
+    def _start_steps(self) -> bool:
+        """Start a step of all texts."""
+        batches = [batch for batch in self._batches.values() if batch.texts]
+        for batch in batches:
+            try:
+                batch.start_step()
+            except Exception as error:
+                self._fail_all(batch, engine_error(error))
+        return bool(batches)
 
-    def _hand_out(self, batch: WritingRows, row: int, outcome: Token | MnemoError) -> None:
-        """Give a token to its text, or remove the text that failed."""
+    def _collect(self) -> list[tuple[Handle, Token]]:
+        """Finish the steps that were started; return the tokens to hand out to texts that go on."""
+        written = []
+        for batch in [batch for batch in self._batches.values() if batch.is_computing]:
+            try:
+                outcomes = batch.collect()
+            except Exception as error:
+                self._fail_all(batch, engine_error(error))
+                continue
+            self.steps += 1
+            # From the last row on, because the last row takes the place of one that leaves.
+            for row in reversed(range(len(outcomes))):
+                written += self._account(batch, row, outcomes[row])
+        return written
+
+    def _account(self, batch: WritingRows, row: int, outcome: Token | MnemoError) -> list[tuple[Handle, Token]]:
+        """Count a token. A text that has failed, is finished or stopped leaves; of others, the token is returned."""
         text = batch.texts[row]
         try:
             if isinstance(outcome, MnemoError):
                 raise outcome
             text.add(outcome)
-            self.tokens_written += 1
         except Exception as error:
             batch.leave(row)
             self._fail(text.handle, error)
-
-    def _end_texts(self, batch: WritingRows) -> None:
-        """Remove texts that are finished or stopped; from the last row on, because a last row may move."""
-        for row in reversed(range(len(batch.texts))):
-            text = batch.texts[row]
-            if text.finished or self.is_stopped(text.handle):
-                self.end(text.handle, lambda row=row: batch.result(row))
-                self._active.pop(id(text.handle))
-                batch.leave(row)
+            return []
+        self.tokens_written += 1
+        if not text.finished and not self.is_stopped(text.handle):
+            return [(text.handle, outcome)]
+        text.handle.emit(outcome)
+        self.end(text.handle, lambda: batch.result(row))
+        self._active.pop(id(text.handle))
+        batch.leave(row)
+        return []
 
     def _fail_all(self, batch: WritingRows, error: MnemoError) -> None:
         """After an error of the whole step, no row of the batch can be trusted."""

@@ -97,9 +97,13 @@ class ReadJob:
     so that it may wait for an upload. How the text is divided into pieces does not change the result."""
     keep_losses: bool = False
     """Report the loss of each token"""
+    top_logprobs: int = 0
+    """Likeliest tokens to report at the place of every token; with them, losses are computed in double precision"""
 
     def check(self) -> None:
         """Raise MnemoError for values that make no sense."""
+        if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
+            raise MnemoError(f"{self.top_logprobs} likeliest tokens: the limit is {MOST_LOGPROBS}")
         if isinstance(self.state, TextState) and len(self.state.hidden) != 1:
             raise MnemoError("a text is read after a state with one row")
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from mnemo.errors import MnemoError
 
@@ -37,6 +40,8 @@ class Progress:
     """Sum of the losses of the job so far"""
     losses: tuple[float, ...] = ()
     """Losses of the tokens of this piece, in nats, if they are wanted; the first token of an empty text has none"""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each of these losses the likeliest tokens and their log-probabilities, if they are wanted"""
 
 
 Event = Token | Progress
@@ -53,6 +58,41 @@ class Result:
     predicted: int
     """Tokens in that sum: all except the first token of an empty text"""
     cancelled: bool = False
+
+
+class LoopWaker:
+    """Sets events of an event loop from other threads, with one wake-up of the loop for many of them.
+
+    A step of an engine has a token for every text; waking the loop for each would cost more than the step.
+    """
+
+    _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopWaker] = WeakKeyDictionary()
+    _lock = threading.Lock()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._pending: deque[asyncio.Event] = deque()
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> LoopWaker:
+        with cls._lock:
+            return cls._of_loops.setdefault(loop, cls(loop))
+
+    def wake(self, event: asyncio.Event) -> None:
+        """Set an event; called from any thread."""
+        with self._lock:
+            self._pending.append(event)
+            first = len(self._pending) == 1
+        loop = self._loop()
+        if first and loop is not None:
+            with suppress(RuntimeError):  # the event loop was closed: no consumer is left
+                loop.call_soon_threadsafe(self._set_all)
+
+    def _set_all(self) -> None:
+        with self._lock:
+            events, self._pending = self._pending, deque()
+        for event in events:
+            event.set()
 
 
 class Handle:
@@ -79,11 +119,11 @@ class Handle:
             if not ready:
                 return
 
-    async def aevents(self) -> AsyncIterator[Event]:
+    async def aevents(self) -> AsyncGenerator[Event, None]:
         """As `events`, for an event loop."""
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        changed, waker = asyncio.Event(), LoopWaker.of(asyncio.get_running_loop())
         with self._changed:
-            self._listener = lambda: loop.call_soon_threadsafe(changed.set)
+            self._listener = lambda: waker.wake(changed)
         try:
             while True:
                 changed.clear()
@@ -156,9 +196,5 @@ class Handle:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        listener = self._listener
-        if listener is not None:
-            try:
-                listener()
-            except RuntimeError:  # the event loop was closed: no consumer is left
-                self._listener = None
+        if self._listener is not None:
+            self._listener()

@@ -20,6 +20,16 @@ from mnemo.serving.engine import ReadJob
 from mnemo.serving.handle import Handle, Progress, Result
 from mnemo.serving.incoming_ids import IncomingIds
 
+Likeliest = tuple[tuple[int, float], ...]
+"""Tokens and their log-probabilities, likeliest first."""
+
+
+def likeliest(logprobs: Tensor, count: int) -> tuple[Likeliest, ...]:
+    """The likeliest tokens for each row of log-probabilities (T, V)."""
+    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
+    rows = zip(ids.tolist(), values.tolist(), strict=True)
+    return tuple(tuple(zip(*row, strict=True)) for row in rows)
+
 
 class Reading:
     """A text that is being read. `wake` is called when more of it has arrived."""
@@ -56,20 +66,24 @@ class Reading:
             self.decoder = Decoder(self.model, self.start, self.segment)
         tokens = ids[None].to(self.model.device)
         out = self.decoder.feed(tokens)
-        losses = self._losses(out, tokens).cpu().double()[0]
+        losses, top = self._losses(out, tokens)
         self.hidden = out.hidden[:, -1]
         self.tokens, self.predicted = self.tokens + len(ids), self.predicted + len(losses)
         self.nats += float(losses.sum())
         if not math.isfinite(self.nats):
             raise MnemoError(NOT_FINITE)
-        self.handle.emit(Progress(self.tokens, self.nats, tuple(losses.tolist()) if self.job.keep_losses else ()))
+        self.handle.emit(Progress(self.tokens, self.nats, tuple(losses.tolist()) if self.job.keep_losses else (), top))
 
-    def _losses(self, out: Output, tokens: Tensor) -> Tensor:
-        """Losses of tokens (1, T), each under the output before it."""
-        if self.hidden is None:
-            return self.model.loss(Output(out.hidden[:, :-1], {}), tokens[:, 1:])
-        predicting = torch.cat([self.hidden[:, None], out.hidden[:, :-1]], 1)
-        return self.model.loss(Output(predicting, {}), tokens)
+    def _losses(self, out: Output, tokens: Tensor) -> tuple[Tensor, tuple[Likeliest, ...]]:
+        """Losses (T,) of tokens (1, T), each under the output before it, and the likeliest tokens if wanted."""
+        predicting, predicted = out.hidden[:, :-1], tokens[:, 1:]
+        if self.hidden is not None:
+            predicting, predicted = torch.cat([self.hidden[:, None], predicting], 1), tokens
+        if not self.job.top_logprobs:
+            return self.model.loss(Output(predicting, {}), predicted).cpu().double()[0], ()
+        logprobs = self.model.logits(Output(predicting, {}))[0].double().log_softmax(-1)
+        losses = -logprobs.gather(1, predicted[0, :, None])[:, 0]
+        return losses.cpu(), likeliest(logprobs, self.job.top_logprobs)
 
     def result(self) -> Result:
         """The state after the pieces read so far."""

@@ -1,7 +1,7 @@
 """Decoders of texts that are written together, each at its own place of its segment; texts join and leave one by one.
 
 The texts are rows 0 ... n - 1. `RingRows` keeps all rows in ring buffers, for models whose layers all keep
-Transformer-XL's memory. `GroupRows` works for every memory.
+Transformer-XL's memory. `SegmentRows` works for every memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from mnemo.inference.decoder import DecodeState
+from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.ring_decoder import Rings, suits
 from mnemo.inference.row_group import RowGroup, SegmentLayers
+from mnemo.inference.shared_rows import SharedRows, can_share
 from mnemo.memory.state import State, tree_map, tree_zip
 from mnemo.model import Model
 from mnemo.ops.cuda import decode_kernels
@@ -48,7 +50,7 @@ def open_rows(model: Model, like: DecodeState, segment: int, capacity: int, fixe
     """The faster decoder for this model, for states of the size of `like`."""
     if suits(model):
         return RingRows(model, like, segment, capacity, fixed)
-    return GroupRows(model, like, segment)
+    return SegmentRows(model, like, segment, capacity, fixed)
 
 
 class RingRows:
@@ -58,15 +60,19 @@ class RingRows:
         self.fixed = fixed or decode_kernels.supports(self.rings.buffers[0])
         self.views: dict[int, Rings] = {capacity: self.rings}
         """The first n rows, by n"""
+        self.copies = RingCopies(self.rings, like) if model.device.type == "cuda" else None
 
     def join(self, row: int, state: DecodeState) -> None:
+        if self.copies is not None:
+            self.copies.load(row, state)
+            return
         view = self.rings.rows(row, row + 1)
         for buffer in view.buffers:
             buffer.zero_()  # hidden slots are multiplied by zero, which does not hide a value that is not finite
         view.load(state)
 
     def take(self, row: int) -> DecodeState:
-        return self.rings.rows(row, row + 1).state()
+        return self.rings.rows(row, row + 1).state() if self.copies is None else self.copies.state(row)
 
     def move(self, source: int, target: int) -> None:
         if source != target:
@@ -82,24 +88,62 @@ class RingRows:
         return self.rings.cursors
 
 
-class GroupRows:
-    """Rows at the same place of their segments are computed together."""
+class SegmentRows:
+    """Decodes every memory.
 
-    fixed = False
+    Rows inside their segments share a step. Segments' first and last tokens, which refresh and write memories, are
+    computed in groups of rows at the same place: one group for each row if `fixed`, so that the numbers do not depend
+    on other rows. Memories that cannot share steps are always computed in groups.
+    """
 
-    def __init__(self, model: Model, like: DecodeState, segment: int) -> None:
-        self.layers = SegmentLayers(model, like.state, segment)
+    def __init__(self, model: Model, like: DecodeState, segment: int, capacity: int, fixed: bool) -> None:
+        self.layers, self.like, self.capacity, self.fixed = (
+            SegmentLayers(model, like.state, segment),
+            like.state,
+            capacity,
+            fixed,
+        )
         self.groups: list[RowGroup] = []
+        self.counts: dict[int, int] = {}
+        """Open tokens of the rows that share steps"""
+        can = can_share(self.layers, like.state)
+        self.shared = SharedRows(self.layers, like.state, capacity if fixed else 1) if can else None
 
     def join(self, row: int, state: DecodeState) -> None:
-        group, count = self._open(state.state, [row]), int(state.count[0])
-        group.reopen(state.open, count)
-        same = [other for other in self.groups if other.count == count]
-        self.groups = [other for other in self.groups if other.count != count]
-        self.groups.append(self._merged([*same, group]))
+        group = self._open(state.state, [row])
+        group.reopen(state.open, int(state.count[0]))
+        self._sort_in(group)
 
     def _open(self, state: State, rows: list[int]) -> RowGroup:
         return RowGroup.empty(self.layers, state, rows)
+
+    def _sort_in(self, group: RowGroup) -> None:
+        """Move the rows of a group to the shared ones if they are inside their segments."""
+        if self.shared is not None and 0 < group.count < self.layers.segment - 1:
+            for index, row in enumerate(group.rows):
+                self._room_for(row).insert(row, group, index)
+                self.counts[row] = group.count
+            return
+        self.groups.append(group)
+
+    def _room_for(self, row: int) -> SharedRows:
+        """The shared rows, with buffers for row `row`, which grow by powers of two."""
+        assert self.shared is not None
+        if row >= self.shared.capacity:
+            self._resize(min(self.capacity, 1 << row.bit_length()))
+        return self.shared
+
+    def _resize(self, capacity: int) -> None:
+        before = self.shared
+        assert before is not None
+        self.shared = SharedRows(self.layers, self.like, capacity)
+        for row, count in self.counts.items():
+            self.shared.copy_from(before, row, row, count)
+
+    def _by_count(self, groups: list[RowGroup]) -> list[RowGroup]:
+        """One group for each number of open tokens."""
+        counts = sorted({group.count for group in groups})
+        return [self._merged([group for group in groups if group.count == count]) for count in counts]
 
     def _merged(self, groups: list[RowGroup]) -> RowGroup:
         if len(groups) == 1:
@@ -111,37 +155,71 @@ class GroupRows:
         return merged
 
     def take(self, row: int) -> DecodeState:
-        group = next(group for group in self.groups if row in group.rows).choose([row])
-        state = tree_map(lambda leaf: leaf, group.state())
+        if row in self.counts:
+            assert self.shared is not None
+            group = self.shared.extract([row], self.counts[row])
+        else:
+            group = next(group for group in self.groups if row in group.rows).choose([row])
+        state = tree_map(Tensor.clone, group.state())
         return DecodeState(state, group.open_part(group.num_open), torch.tensor([group.count]))
 
     def move(self, source: int, target: int) -> None:
-        kept = []
+        self.counts.pop(target, None)
+        self.groups = [kept for group in self.groups if (kept := _without(group, target)) is not None]
+        if source in self.counts:
+            assert self.shared is not None
+            self.shared.copy_from(self.shared, source, target, self.counts[source])
+            self.counts[target] = self.counts.pop(source)
         for group in self.groups:
-            if target in group.rows:
-                group = self._without(group, target)
-            if group is not None:
-                group.rows = [target if row == source else row for row in group.rows]
-                kept.append(group)
-        self.groups = kept
-
-    def _without(self, group: RowGroup, row: int) -> RowGroup | None:
-        rows = [other for other in group.rows if other != row]
-        if not rows:
-            return None
-        chosen = group.choose(rows)
-        chosen.rows = [rows[place] for place in chosen.rows]
-        return chosen
+            group.rows = [target if row == source else row for row in group.rows]
+        if self.shared is not None and not self.fixed and max(self.counts, default=0) < self.shared.capacity // 4:
+            self._resize(self.shared.capacity // 2)
 
     def feed(self, tokens: Tensor) -> Tensor:
-        hidden = [(group.rows, group.feed(tokens[group.rows])) for group in self.groups]
-        whole = hidden[0][1].new_empty(len(tokens), *hidden[0][1].shape[1:])
-        for rows, part in hidden:
-            whole[rows] = part
+        groups, self.groups = self.groups, []
+        whole = self._feed_shared(tokens)
+        for group in groups if self.fixed else self._by_count(groups):
+            hidden = group.feed(tokens[group.rows])
+            whole = hidden.new_zeros(len(tokens), *hidden.shape[1:]) if whole is None else whole
+            whole[group.rows] = hidden
+            self._sort_in(group)
+        assert whole is not None
         return whole
+
+    def _feed_shared(self, tokens: Tensor) -> Tensor | None:
+        """The outputs of the rows that share steps; other rows hold no results."""
+        if self.shared is None or not self.counts:
+            return None
+        counts = [self.counts.get(row, 0) for row in range(len(tokens))]
+        hidden = self.shared.feed(tokens[: self.shared.capacity], counts[: self.shared.capacity])
+        self.counts = {row: count + 1 for row, count in self.counts.items()}
+        self._leave_shared()
+        return torch.cat([hidden, hidden.new_zeros(len(tokens) - len(hidden), *hidden.shape[1:])])
+
+    def _leave_shared(self) -> None:
+        """Move rows before the last token of their segments to a group."""
+        assert self.shared is not None
+        last = self.layers.segment - 1
+        rows = [row for row, count in self.counts.items() if count == last]
+        for part in [[row] for row in rows] if self.fixed else [rows] if rows else []:
+            self.groups.append(self.shared.extract(part, last))
+        for row in rows:
+            del self.counts[row]
 
     def changed_tensors(self) -> tuple[Tensor, ...]:
         return ()
+
+
+def _without(group: RowGroup, row: int) -> RowGroup | None:
+    """A group without one of its rows; None if no other row is in it."""
+    rows = [other for other in group.rows if other != row]
+    if len(rows) == len(group.rows):
+        return group
+    if not rows:
+        return None
+    chosen = group.choose(rows)
+    chosen.rows = [rows[place] for place in chosen.rows]
+    return chosen
 
 
 def _cat(*parts: Tensor) -> Tensor:

@@ -38,10 +38,9 @@ class Written:
         return uniform_draw(self.job.seed, self.job.first_draw + self.tokens)
 
     def add(self, token: Token) -> None:
-        """Hand out a token that was chosen and read."""
+        """Count a token that was chosen and read."""
         self.tokens, self.nats = self.tokens + 1, self.nats - token.logprob
         self.finished = self.tokens == self.job.num_tokens or (self.job.until is not None and self.job.until(token.id))
-        self.handle.emit(token)
 
 
 class Chosen(NamedTuple):
@@ -59,6 +58,7 @@ class WritingRows:
         device = model.device
         self.decoder = open_rows(model, to(like.state, device), segment, capacity, fixed)
         self.texts: list[Written] = []
+        self._chosen: Chosen | None = None
         self.hidden = torch.zeros(capacity, like.hidden.shape[1], dtype=like.hidden.dtype, device=device)
         self.draws = torch.zeros(capacity, dtype=exact_type(device), device=device)
         self.sampling = RowSampling.greedy(capacity, device)
@@ -76,9 +76,11 @@ class WritingRows:
     @torch.no_grad()
     def prepare(self) -> None:
         """Record CUDA graphs, which takes seconds, before the first text."""
-        for step in self.recorded.values():
-            if step is not None:
-                step()
+        steps = [step for step in self.recorded.values() if step is not None]
+        for step in steps:
+            step()
+        if steps:
+            self.decoder.join(0, self.decoder.take(0))
 
     def join(self, handle: Handle) -> None:
         """Add a text."""
@@ -104,15 +106,26 @@ class WritingRows:
         state = TextState(self.decoder.take(row), self.hidden[row : row + 1].clone(), before + text.tokens)
         return Result(state, text.tokens, text.nats, text.tokens, text.handle.cancelled)
 
-    def step(self) -> list[Token | MnemoError]:
-        """Write one token of every text; an error instead of a token for a row whose output is not finite."""
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step was started whose tokens were not collected; texts must not join or leave."""
+        return self._chosen is not None
+
+    def start_step(self) -> None:
+        """Choose one token of every text and read it. On a GPU, this returns before the device has finished."""
         count = len(self.texts)
         self.draws[:count] = torch.tensor([text.next_draw() for text in self.texts], dtype=self.draws.dtype)
         limited = any(text.limited for text in self.texts)
         recorded = self.recorded[limited]
-        chosen = self._choose_and_read(count, limited) if recorded is None else recorded()
+        computed = self.capacity if self.decoder.fixed else count
+        self._chosen = self._choose_and_read(computed, limited) if recorded is None else recorded()
+
+    def collect(self) -> list[Token | MnemoError]:
+        """The tokens of the step; an error instead of a token for a row whose output is not finite."""
+        chosen, self._chosen = self._chosen, None
+        assert chosen is not None
         tops = self._likeliest(chosen.logprobs)
-        ids, logprobs, finite = chosen.facts[:, :count].tolist()
+        ids, logprobs, finite = chosen.facts[:, : len(self.texts)].tolist()
         rows = zip(ids, logprobs, finite, tops, strict=True)
         return [
             Token(int(token), logprob, top) if fine else MnemoError(NOT_FINITE) for token, logprob, fine, top in rows

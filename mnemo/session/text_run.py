@@ -18,7 +18,7 @@ from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextState
 from mnemo.memory.state import leaves
 from mnemo.model import Model
-from mnemo.storage.memory_file import load_memory
+from mnemo.storage.memory_file import LoadedMemory, load_memory
 from mnemo.storage.run_folder import LoadedRun
 from mnemo.storage.run_header import TOKENIZER
 from mnemo.storage.run_tokenizer import load_tokenizer
@@ -80,7 +80,11 @@ def vocabulary_digest(tokenizer: AnyTokenizer) -> str:
 
 def load_text_memory(path: Path, opened: OpenedRun) -> tuple[TextState, int]:
     """The state in a memory file of `mnemo read`, and the segment length that its text was read with."""
-    loaded = load_memory(path, opened.run.model, vocabulary=vocabulary_digest(opened.tokenizer))
+    return text_memory(path, load_memory(path, opened.run.model, vocabulary=vocabulary_digest(opened.tokenizer)))
+
+
+def text_memory(path: Path, loaded: LoadedMemory) -> tuple[TextState, int]:
+    """The state of one text in a memory file, and its segment length; an error if the file holds another state."""
     if not isinstance(loaded.memory, TextState) or loaded.layout.batch != 1:
         raise MnemoError(f"{path} was not written by `mnemo read`: it is not the memory of one text")
     return loaded.memory, loaded.layout.segment

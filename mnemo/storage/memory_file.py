@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,13 +25,16 @@ from mnemo.files.safe_load import parse_json
 from mnemo.files.tensor_file import require_whole, stored_checksum, write_tensors
 from mnemo.inference.decoder import DecodeState
 from mnemo.inference.generation import TextState
-from mnemo.memory.state import State, leaves, tree_map
+from mnemo.memory.state import State, leaves, nbytes, tree_map
 from mnemo.model import Model
+from mnemo.model.model import Lengths
 from mnemo.storage.weights import check_tensors
 
 FORMAT = "mnemo-memory"
 FORMAT_VERSION = 1
 LONGEST_SEGMENT = 1 << 16
+MOST_TEMPLATES = 4096
+"""Shapes of states that are kept; there is one for each number of open tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,40 +71,71 @@ def save_memory(
 
     `segment`: the segment length that the text was read with. `vocabulary`: a hash of the tokenizer, if there is one.
     """
-    layout = _layout(model, memory, segment)
-    tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in leaves(memory)}
-    check_tensors(tensors, dict(leaves(_template(model, layout))), Path(path))
-    metadata = {
-        "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
-        "fingerprint": model.fingerprint(),
-        "vocabulary": vocabulary,
-        "layout": json.dumps(to_json(layout)),
-    }
-    try:
-        with atomic.new_file(Path(path)) as partial:
-            write_tensors(partial, tensors, metadata)
-    except OSError as error:
-        raise MnemoError(f"cannot save {path}: {error.strerror or error}") from None
+    MemoryFiles(model, vocabulary).save(Path(path), memory, segment)
 
 
 def load_memory(path: str | Path, model: Model, *, vocabulary: str = "") -> LoadedMemory:
     """Load a memory file that this model wrote; any other file is an error of one line."""
-    path = Path(path)
-    require_whole(path)
-    if stored_checksum(path) is None:
-        checksum.note_unchecked(path, "memory")
-    try:
-        with safe_open(path, "pt") as file:
-            layout = _read_metadata(path, file.metadata() or {}, model, vocabulary)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
-        raise MnemoError(f"{path} is not a readable memory file: {error}") from None
-    template = _template(model, layout)
-    check_tensors(tensors, dict(leaves(template)), path)
-    memory = _fill(template, tensors, model.device)
-    _check_values(model, memory, layout, path)
-    return LoadedMemory(memory, layout)
+    return MemoryFiles(model, vocabulary).load(Path(path))
+
+
+class MemoryFiles:
+    """Saves and loads many memory files of one model whose weights do not change any more.
+
+    The fingerprint and the shapes of states are computed once, because they take longer than a file.
+    """
+
+    def __init__(self, model: Model, vocabulary: str = "") -> None:
+        self._model, self._vocabulary = model, vocabulary
+        self._template = lru_cache(MOST_TEMPLATES)(lambda layout: _template(self._shadow, model, layout))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self._model.fingerprint()
+
+    @cached_property
+    def _shadow(self) -> Model:
+        return _shadow(self._model)
+
+    def save(self, path: Path, memory: TextState | DecodeState | State, segment: int) -> None:
+        """Write a memory file atomically."""
+        layout = _layout(self._model, memory, segment)
+        tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in leaves(memory)}
+        check_tensors(tensors, dict(leaves(self._template(layout))), path)
+        metadata = {
+            "format": FORMAT,
+            "format_version": str(FORMAT_VERSION),
+            "fingerprint": self.fingerprint,
+            "vocabulary": self._vocabulary,
+            "layout": json.dumps(to_json(layout)),
+        }
+        try:
+            with atomic.new_file(path) as partial:
+                write_tensors(partial, tensors, metadata)
+        except OSError as error:
+            raise MnemoError(f"cannot save {path}: {error.strerror or error}") from None
+
+    def load(self, path: Path) -> LoadedMemory:
+        """Load a memory file that this model wrote; any other file is an error of one line."""
+        require_whole(path)
+        if stored_checksum(path) is None:
+            checksum.note_unchecked(path, "memory")
+        model = self._model
+        try:
+            with safe_open(path, "pt") as file:
+                layout = _read_metadata(path, file.metadata() or {}, model, self._vocabulary, self.fingerprint)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+        except SafetensorError as error:
+            raise MnemoError(f"{path} is not a readable memory file: {error}") from None
+        template = self._template(layout)
+        check_tensors(tensors, dict(leaves(template)), path)
+        memory = _fill(template, tensors, model.device)
+        _check_values(model, memory, layout, path)
+        return LoadedMemory(memory, layout)
+
+    def state_bytes(self, lengths: Lengths) -> int:
+        """Bytes of a state between two segments with these memory lengths; nothing of that size is allocated."""
+        return nbytes(self._shadow.init(1, lengths, cached=True))
 
 
 def _layout(model: Model, memory: TextState | DecodeState | State, segment: int) -> Layout:
@@ -136,9 +171,8 @@ def _parts(memory: TextState | DecodeState | State) -> tuple[State, Tensor | Non
     return (opened.state, opened.count) if isinstance(opened, DecodeState) else (opened, None)
 
 
-def _template(model: Model, layout: Layout) -> Any:
+def _template(shadow: Model, model: Model, layout: Layout) -> Any:
     """An empty memory of this layout, without storage; only counts are real tensors, on the CPU."""
-    shadow = _shadow(model)
     state = shadow.init(layout.batch, layout.lengths, cached=layout.cached)
     if layout.contents == "state":
         return state
@@ -157,13 +191,13 @@ def _shadow(model: Model) -> Model:
         return Model(model.config).to(next(model.parameters()).dtype).eval()
 
 
-def _read_metadata(path: Path, metadata: dict[str, str], model: Model, vocabulary: str) -> Layout:
+def _read_metadata(path: Path, metadata: dict[str, str], model: Model, vocabulary: str, fingerprint: str) -> Layout:
     if metadata.get("format") != FORMAT:
         raise MnemoError(f"{path} is not a memory file (`mnemo read` writes them)")
     if metadata.get("format_version") != str(FORMAT_VERSION):
         found = shorten(str(metadata.get("format_version")))
         raise MnemoError(f"{path} has format_version {found}; this version of mnemo supports {FORMAT_VERSION}")
-    if metadata.get("fingerprint") != model.fingerprint():
+    if metadata.get("fingerprint") != fingerprint:
         raise MnemoError(f"{path} is the memory file of another model: only the model that wrote it can load it")
     if vocabulary and metadata.get("vocabulary") not in ("", vocabulary):
         raise MnemoError(f"{path} was made with another vocabulary")

@@ -59,10 +59,15 @@ class RunState:
     """None if it is damaged."""
 
 
+def named_runs(runs: Path = RUNS) -> dict[str, Path]:
+    """The folder of every run under a folder of runs, and one level deeper, by its path in there."""
+    folders = (runs, *_folders_of_runs(runs))
+    return {path.relative_to(runs).as_posix(): path for folder in folders for path in run_folders(folder)}
+
+
 def run_states(runs: Path = RUNS) -> list[RunState]:
-    """Every run under a folder of runs, and one level deeper, sorted by the time of writing."""
-    found = [path for folder in (runs, *_folders_of_runs(runs)) for path in run_folders(folder)]
-    return sorted((state_of(path, path.relative_to(runs).as_posix()) for path in found), key=lambda run: run.written)
+    """The states of `named_runs`, sorted by the time of writing."""
+    return sorted((state_of(path, name) for name, path in named_runs(runs).items()), key=lambda run: run.written)
 
 
 def _folders_of_runs(runs: Path) -> list[Path]:

@@ -31,6 +31,7 @@ from mnemo.interop.convert import weight_files as file_contents
 from mnemo.storage.run_folder import open_run
 
 CONFIG: dict[str, Any] = {**xl.DEFAULTS, "n_token": 12, "tgt_len": 4}
+SETTINGS = ("--norm", "post", "--clamp", 0, "--no-same-length")
 WORDS = ["<eos>", "<unk>", *"a b c d e f g h i j".split()]
 
 
@@ -189,7 +190,7 @@ def test_a_state_dict_of_2019_converts_with_its_ties(tmp_path: Path, started: An
     weights = {f"module.{name}": value for name, value in files.full(config).items()}
     weights["module.pos_emb.inv_freq"] = torch.ones(4)
     torch.save(weights, tmp_path / "weights.pt", _use_new_zipfile_serialization=False)
-    assert convert(tmp_path / "weights.pt", tmp_path / "out", "--memory", 5, "--segment", 4) == 0
+    assert convert(tmp_path / "weights.pt", tmp_path / "out", "--memory", 5, "--segment", 4, *SETTINGS) == 0
     assert len(started) == 1
     run = open_run(tmp_path / "out", device="cpu")
     assert run.recipe.model.embedding.tie_weights and run.recipe.model.embedding.ties() == (False, True, True)

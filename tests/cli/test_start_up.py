@@ -45,6 +45,11 @@ MISTAKES = {
     "mnemo chat run --memory nosuch": NOTHING,
     "mnemo chat run --temperature -1": NOTHING,
     "mnemo watch run --every 0": NOTHING,
+    "mnemo serve run run": NOTHING,
+    "mnemo serve run --host 0.0.0.0": NOTHING,
+    "mnemo serve run --port 70000": NOTHING,
+    "mnemo serve run --rows 0": NOTHING,
+    "mnemo serve run --max-tokens 0": NOTHING,
     "mnemo read run nosuch": NOTHING,
     "mnemo analyse run nosuch": NOTHING,
     "mnemo info nosuch": NOTHING,
@@ -57,6 +62,9 @@ MISTAKES = {
     "mnemo convert . out --memory -1": NOTHING,
     "mnemo tune model --stages a": NOTHING,
     "mnemo tune model --data nosuch": NOTHING,
+    "mnemo serve nosuch": NOTHING,
+    "mnemo studio nosuch": NOTHING,
+    "mnemo studio --host 0.0.0.0": NOTHING,
 }
 """Commands, and the heavy libraries that may be imported for their errors; `run` is a run whose corpus is missing."""
 ANSWERS = (

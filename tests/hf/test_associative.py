@@ -241,3 +241,15 @@ def test_layers_are_not_computed_again_without_their_memory() -> None:
     backbone.gradient_checkpointing_enable()
     with pytest.raises(MnemoError, match='backward="checkpoint"'):
         add_memory(backbone, 3, 5, kind="associative")
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_keeps_wide_memories(autocast: bool) -> None:
+    model, text = build(llama().to(torch.float32 if autocast else torch.bfloat16)), tokens(2, 15)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = model.train()(input_ids=text, labels=text)
+    out.loss.backward()
+    assert {leaf.dtype for _, leaf in leaves(out.memory)} == {torch.float32}
+    assert all(bool(weight.grad.isfinite().all()) for _, weight in model.named_parameters())
+    wide = build(llama())(input_ids=text, labels=text).loss
+    assert_close(out.loss.bfloat16(), wide.bfloat16())

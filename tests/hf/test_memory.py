@@ -263,7 +263,7 @@ def test_one_folder_saves_and_loads_everything(family: str, tmp_path: Any) -> No
     x = tokens(2, 11)
     assert torch.equal(model(input_ids=x).logits, loaded(input_ids=x).logits)
     assert (loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight) == (family == "gpt2")
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 3 + [".safetensors"]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 3 + [".md", ".safetensors"]
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")

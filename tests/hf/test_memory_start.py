@@ -31,19 +31,27 @@ def build(family: str = "llama", **options: Any) -> Any:
     return add_memory(CAUSAL[family]().double().eval(), **options)
 
 
-def half_trained(model: Any) -> Any:
-    """The same model as in training: half of what a segment reads is memory."""
-    model.memory_tokens.share.fill_(0.5)
+def close_gate(model: Any) -> Any:
+    """The same model without its memory: segments overlap, and nothing else."""
+    with torch.no_grad():
+        model.memory_tokens.gate.zero_()
+    return model
+
+
+def open_gate(model: Any) -> Any:
+    """The same model with a gate as after training."""
+    with torch.no_grad():
+        model.memory_tokens.gate.uniform_(0.1, 0.9, generator=torch.Generator().manual_seed(1))
     return model
 
 
 @pytest.mark.parametrize("mask", ["causal", "block"])
 @pytest.mark.parametrize("positions", ["tokens", "continue"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_before_training_segments_overlap_by_the_memory_tokens(family: str, positions: str, mask: str) -> None:
+def test_without_the_gate_segments_overlap_by_the_memory_tokens(family: str, positions: str, mask: str) -> None:
     if family == "gpt2" and positions == "continue":
         pytest.skip("learned positions are shifted by the memory")
-    model, x = build(family, positions=positions, mask=mask), tokens(2, 15)
+    model, x = close_gate(build(family, positions=positions, mask=mask)), tokens(2, 15)
     plain = model.backbone
     with torch.no_grad():
         # Rotary tables are in single precision, also of a model in double precision.
@@ -59,7 +67,7 @@ def test_before_training_segments_overlap_by_the_memory_tokens(family: str, posi
 @pytest.mark.parametrize("mask", ["causal", "block"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_token_by_token_equals_the_parallel_reading(family: str, mask: str) -> None:
-    model, x = half_trained(build(family, mask=mask)), tokens(2, 17)
+    model, x = open_gate(build(family, mask=mask)), tokens(2, 17)
     with torch.no_grad():
         expected = model(input_ids=x)
         out = model(input_ids=x[:, :7], use_cache=True)
@@ -74,7 +82,7 @@ def test_token_by_token_equals_the_parallel_reading(family: str, mask: str) -> N
 
 @pytest.mark.parametrize("align", ["left", "right"])
 def test_a_padded_batch_equals_its_rows(align: str) -> None:
-    model, lengths = half_trained(build(align=align)), [13, 1, 7]
+    model, lengths = open_gate(build(align=align)), [13, 1, 7]
     rows = [tokens(1, length, seed=length) for length in lengths]
     batch, seen = torch.zeros(3, 13, dtype=torch.int64), torch.zeros(3, 13, dtype=torch.int64)
     for number, row in enumerate(rows):
@@ -90,7 +98,7 @@ def test_a_padded_batch_equals_its_rows(align: str) -> None:
 
 
 def test_generation_beams_and_memories_continue_the_text(tmp_path: Path) -> None:
-    model, x = half_trained(build()), tokens(1, 13)
+    model, x = open_gate(build()), tokens(1, 13)
     ones = torch.ones_like(x)
     for options in (dict(do_sample=False), dict(num_beams=3)):
         fast, slow = (
@@ -105,9 +113,9 @@ def test_generation_beams_and_memories_continue_the_text(tmp_path: Path) -> None
     assert torch.equal(rest, whole[:, 11:])
 
 
-def test_folders_and_adapters_keep_the_share(tmp_path: Path) -> None:
+def test_folders_and_adapters_keep_the_gate(tmp_path: Path) -> None:
     CAUSAL["llama"]().save_pretrained(tmp_path / "backbone")
-    model: Any = half_trained(
+    model: Any = open_gate(
         add_memory(AutoModelForCausalLM.from_pretrained(tmp_path / "backbone"), tokens=3, segment=5, start="overlap")
     )
     x = tokens(1, 13)
@@ -128,22 +136,13 @@ def test_other_memories_refuse_the_option() -> None:
         build(start="gentle")
 
 
-def test_training_replaces_the_overlap_by_the_memory_of_rmt(tmp_path: Path) -> None:
-    model, x = build(overlap_steps=3, bptt=None).train(), tokens(2, 15)
-    shares = []
-    for _ in range(4):
-        model(input_ids=x, labels=x).loss.backward()
-        shares.append(float(model.memory_tokens.share))
-    assert shares == pytest.approx([1 / 3, 2 / 3, 1, 1])
-    assert model.memory_tokens.initial.grad.abs().max() > 0
-    model.eval()(input_ids=x, labels=x)
-    plain = build(start="random")
-    with torch.no_grad():
-        plain.memory_tokens.initial.copy_(model.memory_tokens.initial)
-        # The first segments differ: theirs has no read block here.
-        memory = model(input_ids=x[:, :5]).memory
-        follow = plain(input_ids=x[:, 5:], memory=memory[:, :3]).logits
-        assert_close(model(input_ids=x).logits[:, 5:], follow)
+def test_losses_of_later_segments_train_the_write_block_and_the_gate() -> None:
+    model, x = build(bptt=None).train(), tokens(2, 15)
+    labels = x.masked_fill(torch.arange(15) < 10, -100)  # a loss in the last segment only
+    model(input_ids=x, labels=labels).loss.backward()
+    memory = model.memory_tokens
+    assert memory.gate.grad.abs().max() > 0
+    assert memory.initial.grad.abs().max() > 0  # through the write blocks of two segments
 
 
 def losses_by_segment(model: Any, x: Tensor) -> Tensor:

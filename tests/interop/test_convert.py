@@ -33,7 +33,8 @@ from mnemo.recipes.recipe import EvalConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 REAL = sorted(path for path in (GOLDEN / "transfo-xl-4.30").iterdir() if path.is_dir())
-WITHOUT_CONFIG: Config = {"mem_len": 5, "tgt_len": 4}
+SETTINGS: Config = {"pre_lnorm": False, "clamp_len": 0, "same_length": False}
+WITHOUT_CONFIG: Config = {"mem_len": 5, "tgt_len": 4, **SETTINGS}
 
 
 def convert(path: Path, **arguments: Any) -> ConvertedModel:
@@ -162,7 +163,7 @@ def test_the_authors_configuration_is_inferred_from_shapes(case: str, tmp_path: 
     config = config_of(**changes)
     p = files.full(config)
     path = files.save_tensors(tmp_path / "weights.safetensors", p)
-    found = convert(path, mem_len=config["mem_len"], tgt_len=config["tgt_len"], **flags)
+    found = convert(path, mem_len=config["mem_len"], tgt_len=config["tgt_len"], **(SETTINGS | flags))
     expected = transformer_xl.config_from_authors(config)
     assert comparable(found.config) == comparable(expected)
     theirs = transformer_xl.import_weights(p, expected, transformer_xl.authors_tensor_map)
@@ -195,6 +196,15 @@ def test_state_dicts_of_the_authors_code_come_back_name_for_name(path: Path, tmp
     again = torch.load(tmp_path / "there" / "state_dict.pt", weights_only=True)
     assert again.keys() == theirs.keys()
     assert all(torch.equal(again[name], value) for name, value in theirs.items() if "inv_freq" not in name)
+
+
+@pytest.mark.parametrize("missing", SETTINGS)
+def test_settings_that_no_shape_shows_are_asked_for(missing: str, tmp_path: Path) -> None:
+    path = files.save_tensors(tmp_path / "weights.safetensors", files.full(config_of()))
+    given = {name: value for name, value in WITHOUT_CONFIG.items() if name != missing}
+    flag = {"pre_lnorm": "--norm", "clamp_len": "--clamp", "same_length": "--no-same-length"}[missing]
+    with pytest.raises(MnemoError, match=f"do not say how they were trained; also give {flag}"):
+        convert(path, **given)
 
 
 def test_a_score_from_zeros_is_the_one_of_literal_code(tmp_path: Path) -> None:
@@ -310,15 +320,15 @@ def written_names(model: ConvertedModel, folder: Path) -> set[str]:
 def test_the_state_dicts_of_lamemo_and_rmt_are_known(tmp_path: Path) -> None:
     lamemo = load_file(GOLDEN / "lamemo" / "lamemo_mem_gt_tgt.safetensors")
     weights = {name: value for name, value in lamemo.items() if not name.startswith(("seg", "grad"))}
-    found = convert(files.save_tensors(tmp_path / "lamemo.safetensors", weights), mem_len=12)
+    found = convert(files.save_tensors(tmp_path / "lamemo.safetensors", weights), mem_len=12, **SETTINGS)
     assert (found.format, type(found.config.memory.long).__name__) == ("lamemo", "Lookahead")
     assert written_names(found, tmp_path / "lamemo") - weights.keys() == {"crit.out_layers.0.weight"}
     tokens = load_file(GOLDEN / "rmt" / "rmt_nocache_bptt0.safetensors")
     weights = {name.removeprefix("weights/"): value for name, value in tokens.items() if name.startswith("weights/")}
     path = files.save_tensors(tmp_path / "rmt.safetensors", weights)
     with pytest.raises(MnemoError, match="--mem-at-end is needed"):
-        convert(path, mem_len=0)
-    found = convert(path, mem_len=0, mem_at_end=True)
+        convert(path, mem_len=0, **SETTINGS)
+    found = convert(path, mem_len=0, mem_at_end=True, **SETTINGS)
     assert found.config.tokens is not None
     assert (found.format, found.config.tokens.num, found.config.tokens.write) == ("rmt", 3, True)
     assert written_names(found, tmp_path / "rmt") == weights.keys()
@@ -344,7 +354,7 @@ def test_to_other_code_and_back_is_bitwise(target: str, changes: Config, tmp_pat
         source = files.hugging_face(tmp_path / "source", config, p)
         flags = {}
     if config["attn_type"]:
-        source, flags = files.save_tensors(tmp_path / "source.safetensors", p), {"mem_len": 5}
+        source, flags = files.save_tensors(tmp_path / "source.safetensors", p), {"mem_len": 5, **SETTINGS}
     first = convert(source, **flags)
     write_run(first, tmp_path / "run", source=source, corpus="none", corpus_info={"unit": None})
     ours = convert(tmp_path / "run")

@@ -48,14 +48,17 @@ def test_changelog_has_the_version() -> None:
 def test_extras() -> None:
     face = {"transformers", "tokenizers", "datasets", "accelerate", "peft"}
     graphs = {"onnx", "onnxscript", "onnxruntime"}
+    server = {"starlette", "uvicorn", "prometheus-client"}
+    clients = {"openai", "playwright", "tenacity"}
     tools = {"pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"}
     wanted = {
         "bpe": {"tokenizers"},
         "hf": face,
         "onnx": graphs,
+        "serve": server,
         "harness": {"lm-eval"},
         "track": {"wandb", "trackio"},
-        "dev": tools | face | graphs | {"lm-eval", "triton"},
+        "dev": tools | face | graphs | server | clients | {"lm-eval", "triton"},
     }
     assert {extra: {Requirement(line).name for line in lines} for extra, lines in EXTRAS.items()} == wanted
 
@@ -71,7 +74,9 @@ def test_pins_are_public_versions() -> None:
     assert [name for name, version in constraints().items() if version.local] == []
 
 
-@pytest.mark.parametrize("line", [*PROJECT["dependencies"], *EXTRAS["bpe"], *EXTRAS["hf"], *EXTRAS["dev"]])
+@pytest.mark.parametrize(
+    "line", [*PROJECT["dependencies"], *EXTRAS["bpe"], *EXTRAS["hf"], *EXTRAS["serve"], *EXTRAS["dev"]]
+)
 def test_pins_lie_in_the_ranges(line: str) -> None:
     requirement = Requirement(line)
     assert requirement.specifier, f"{requirement.name} has no range"
@@ -135,3 +140,10 @@ def test_hints_name_extras_and_no_package_index() -> None:
     named = re.findall(r"install_command\('([^']+)'\)|pip install '\.\[([\w,]+)\]'", "".join(texts.values()))
     extras = {extra for pair in named for names in pair if names for extra in names.split(",")}
     assert {"bpe", "hf", "onnx", "harness", "track"} <= extras <= EXTRAS.keys()
+
+
+def test_vendored_files_name_their_source_and_licence() -> None:
+    vendor = ROOT / "mnemo" / "serving" / "studio" / "assets" / "vendor"
+    table = re.findall(r"^\| `(\S+)` \| `(\S+)` \| [\d.]+ \|", (vendor / "VENDORED.md").read_text(), re.MULTILINE)
+    assert {name for name, _ in table} == {path.name for path in vendor.iterdir()} - {"VENDORED.md", "licences"}
+    assert {package for _, package in table} == {path.stem for path in (vendor / "licences").iterdir()}

@@ -115,7 +115,7 @@ def test_events_in_an_event_loop(engine: AnyEngine) -> None:
         return [event.id async for event in handle.aevents() if isinstance(event, Token)]
 
     async def both() -> list[list[int]]:
-        return await asyncio.gather(tokens(3), tokens(4))
+        return list(await asyncio.gather(tokens(3), tokens(4)))
 
     assert asyncio.run(both()) == [write(engine, start, 9), write(engine, start, 9, seed=4)]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,11 @@ import torch
 from helpers.models import random_model
 
 from mnemo.cli import main
+from mnemo.errors import MnemoError
 from mnemo.memory.state import nbytes
 from mnemo.ops.cuda import decode_kernels
 from mnemo.serving.load.growth import EngineConversation, GrowthPoint, lengths_up_to, measure_growth
+from mnemo.serving.load.http_sessions import HttpServer, measure_http
 from mnemo.serving.load.picture import write_figures
 from mnemo.serving.load.sessions import Workload, measure_sessions
 
@@ -78,6 +83,63 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert {"Mnemo", "transformer, growing cache"} >= set(found["growth"]) >= {"Mnemo"}
     assert (tmp_path / "load-cost.svg").is_file() and (tmp_path / "load-memory.svg").is_file()
     assert "MiB/session" in capsys.readouterr().out
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A server that streams as many events as a request wants tokens."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._start("application/json")
+        self.wfile.write(b'{"object": "list", "data": [{"id": "small"}]}')
+
+    def do_POST(self) -> None:
+        wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if wanted["model"] != "small" or not wanted["stream"] or len(wanted["prompt"]) != 512:
+            self.send_error(400, "wrong request")
+            return
+        self._start("text/event-stream")
+        for _ in range(wanted["max_tokens"]):
+            self.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _start(self, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_running_server(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "http.json"
+    assert main(["bench", "--http", server, "--sessions", "1,3", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["http"]
+    assert [row["sessions"] for row in found] == [1, 3]
+    assert all(row["tokens_per_second"] > 0 and row["first_event_p50"] > 0 for row in found)
+    assert "first event s" in capsys.readouterr().out
+
+
+def test_servers_that_cannot_be_measured(server: str) -> None:
+    with pytest.raises(MnemoError, match="no address of a server"):
+        HttpServer.at("nowhere")
+    with pytest.raises(MnemoError, match="no server answers"):
+        measure_http(HttpServer.at("http://127.0.0.1:9"), [1], prompt=512, tokens=3)
+    with pytest.raises(MnemoError, match="answered 'HTTP/1.1 400"):
+        measure_http(HttpServer.at(server), [1], prompt=5, tokens=3)
+    with pytest.raises(MnemoError, match="streams no tokens"):
+        measure_http(HttpServer.at(server), [1], prompt=512, tokens=1)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
-LATER_OPTIONS = ("kind", "associative", "start", "overlap_steps")
+LATER_OPTIONS = ("kind", "associative", "start")
 """Options that adapters of version 0.1.0 lack"""
 DESCRIPTION = "mnemo_adapter.json"
 MEMORY = "memory.safetensors"
@@ -106,7 +106,7 @@ def _memory_weights(model: Any) -> dict[str, Tensor]:
     """Return the learned memory tokens, and the weights of an associative memory."""
     memory = model.memory_tokens
     if model.config.start == "overlap":
-        return {"initial": memory.initial, "share": memory.share}
+        return {"initial": memory.initial, "gate": memory.gate}
     if model.config.kind == "tokens":
         return {"initial": memory.initial}
     return {"initial": memory.initial} | {f"layers.{name}": weight for name, weight in memory.layers.named_parameters()}

@@ -52,7 +52,6 @@ def add_memory(
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
     start: Start = "random",
-    overlap_steps: int = 200,
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
     """Add memory to a causal language model, or memory tokens to an encoder with a classification head.
 
@@ -61,8 +60,7 @@ def add_memory(
     tokens:    number of memory tokens
     segment:   tokens per segment, without memory tokens
     bptt:      number of earlier segments that the gradient of a loss reaches; None for all
-    kind:      "tokens" that are carried on (RMT), or an "associative" matrix of each layer that they write (ARMT)
-    associative: options of the latter
+    kind:      "tokens" that are carried on (RMT); "associative" matrices of layers (ARMT), with options `associative`
     mask:      "causal" as in the backbone, or "block": memory tokens of a block attend to each other
     positions: "continue" through memory and text; "tokens": text as without memory; "fixed" for memory tokens
     align:     which segment of a row is shorter: the last one ("left") or the first one ("right")
@@ -71,8 +69,8 @@ def add_memory(
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
     std:       standard deviation of the initial memory; by default that of the embeddings
-    start:     "random", which disturbs the backbone until trained; "overlap": as the last tokens of the segment before
-    overlap_steps: with start="overlap", training calls until the memory has replaced these tokens
+    start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the read
+               block starts as the last tokens of the segment before, so that an untrained memory does no harm
     """
     check_kind(model)
     forget_gguf(model)
@@ -92,7 +90,6 @@ def add_memory(
         wrap=wrap,
         std=float(embedding_weight(model).detach().float().std()) if std is None else std,
         start=start,
-        overlap_steps=overlap_steps,
         dtype=model.dtype,
     )
     return _wrap(model, config)

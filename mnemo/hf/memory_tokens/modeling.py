@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,13 @@ from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.checks import quiet
 from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
-from mnemo.hf.memory_tokens.overlap import OverlapMemory
+from mnemo.hf.memory_tokens.overlap import FIRST_GATE, OverlapMemory
 from mnemo.hf.memory_tokens.reading import SegmentReader, Source, id_pieces
 from mnemo.hf.memory_tokens.silent_mistakes import warn_of_frozen_memory, warn_of_windows
 from mnemo.hf.memory_tokens.split import SegmentColumns, next_tokens, put_back, split_into_segments
 from mnemo.hf.memory_tokens.text_memory import TextMemory, load_text_memory, save_text_memory
 from mnemo.hf.memory_tokens.truncated_bptt import read_sample
+from mnemo.hf.model_card import write_card
 from mnemo.hf.modeling import IGNORED, check_prompt
 from mnemo.hf.safe_folder import SafeFolder
 from mnemo.memory import RecurrentMemory, TokensState
@@ -69,18 +70,29 @@ class _WithMemory(SafeFolder, PreTrainedModel):
 
     def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens | OverlapMemory:
         if self.config.start == "overlap":
-            return OverlapMemory(self.config.memory_tokens(), dim, self.config.overlap_steps)
+            return OverlapMemory(self.config.memory_tokens(), dim)
         if self.config.kind == "tokens":
             return RecurrentMemory(self.config.memory_tokens(self._encoder), dim)
         self.supports_gradient_checkpointing = False  # of single layers; `backward` does so for segments
         layers = layers_of(body_of(self.backbone))
         return AssociativeTokens(self.config.write_tokens(), self.config.associative_memory(), layers, dim)
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save like transformers does, with checksums of the weights and a model card."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_card(Path(save_directory), self.config)
+
+    def save_card(
+        self, folder: str | Path, *, training: str | None = None, scores: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the model card of a saved folder again, with a description of the training and a table of scores."""
+        write_card(Path(folder), self.config, training=training, scores=scores)
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentMemory):
             init.normal_(module.initial, 0.0, self.config.std)
         elif isinstance(module, OverlapMemory):
-            init.zeros_(module.share)
+            init.constant_(module.gate, FIRST_GATE)
         elif isinstance(module, ZeroProjection):
             init.zeros_(module.weight)
         elif isinstance(module, Projection):
@@ -171,7 +183,6 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         warn_of_windows(self)
         if labels is not None:
             warn_of_frozen_memory(self)
-            self._advance_start()
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
             raise MnemoError("logits_to_keep is the number of last columns whose logits are returned; 0 for all")
         if past_key_values is not None or use_cache:
@@ -187,10 +198,6 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
                 given = given.after(memory.open, self._embed)
             out = self._parallel(given, memory, num_logits, num_items_in_batch)
         return out if return_dict is not False else out.to_tuple()
-
-    def _advance_start(self) -> None:
-        if self.config.start == "overlap" and self.training and torch.is_grad_enabled():
-            self.memory_tokens.advance()  # type: ignore[operator]
 
     def _source(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         source = inputs_embeds if input_ids is None else input_ids

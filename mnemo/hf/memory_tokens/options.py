@@ -80,9 +80,7 @@ class MemoryConfig(PreTrainedConfig):
     """Standard deviation of the initial memory"""
     start: str = "random"
     """"random": random memory tokens, as published, which disturb the backbone until they are trained; "overlap": the
-    read block starts as the last tokens of the segment before, and training replaces them by the memory"""
-    overlap_steps: int = 200
-    """With start="overlap": training calls until the memory has replaced the last tokens"""
+    read block starts as the last tokens of the segment before, to which a small gate adds the written memory"""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -137,7 +135,7 @@ def check_options(config: MemoryConfig) -> None:
         value = getattr(config, name)
         if value not in get_args(choices):
             raise unknown(f"{name} policy", str(value), get_args(choices))
-    for name, least in (("tokens", 0), ("segment", 1), ("bptt", 0), ("score", 1), ("overlap_steps", 1)):
+    for name, least in (("tokens", 0), ("segment", 1), ("bptt", 0), ("score", 1)):
         value = getattr(config, name)
         if value is None and name in ("bptt", "score"):
             continue
@@ -149,6 +147,8 @@ def check_options(config: MemoryConfig) -> None:
         raise MnemoError('options of an associative memory need kind="associative"')
     if config.start == "overlap" and config.kind == "associative":
         raise MnemoError('an associative memory is empty at first and changes nothing: it needs no start="overlap"')
+    if config.start == "overlap" and config.std == 0:
+        raise MnemoError('std=0 would multiply the memory by zero: start="overlap" needs std > 0')
     if not isinstance(config.std, int | float) or not config.std >= 0:
         raise MnemoError(f"std={config.std!r} must be a number of at least 0")
     if config.wrap is not None and (len(config.wrap) != 2 or config.segment < 3):

@@ -1,14 +1,13 @@
-"""Memory tokens that do no harm before they are trained: segments overlap, and training replaces the overlap by memory.
+"""Memory tokens that do no harm before they are trained: segments overlap, and the memory is added with a small gate.
 
-Writing is that of RMT: the outputs of the write block are the memory. The read block of the next segment mixes this
-memory with the embeddings of the m tokens before the segment (the tail):
+Writing is that of RMT: the outputs of the write block are the memory. The read block of the next segment holds the
+embeddings of the m tokens before it (the tail), to which the memory is added at the scale of embeddings:
 
-    read = (1 - share) * tail + share * written
+    read = tail + gate * std * written / rms(written)
 
-The share is 0 before training, and rises to 1, the memory of RMT, during the first `overlap_steps` training calls. It
-is not learned: a learned gate that starts at 0 or 0.1 stays small, because the write block has nothing useful to pass
-on yet. The read block of the first segment, which follows nothing, is hidden from the tokens. Before training, the
-first segment is therefore read as by the backbone, and the others with m tokens more.
+The gate has a value for each channel and starts at 0.1. A gate of 0 would pass no gradient to the write block, and
+training would not start. The read block of the first segment, which follows nothing, is hidden from the tokens. Before
+training, the first segment is therefore read as by the backbone, and the others with m tokens more.
 Shapes: B rows, L tokens, m memory tokens, D width.
 """
 
@@ -22,24 +21,20 @@ from torch import Tensor, nn
 from mnemo.memory import MemoryTokens, RecurrentMemory, TokensState
 from mnemo.ops import Blocks, Causal
 
+FIRST_GATE = 0.1
+
 
 class OverlapMemory(nn.Module):
     """Has the interface of `RecurrentMemory`; the memory of a state is [written, tail], (B, 2 m, D)."""
 
-    share: Tensor
-
-    def __init__(self, config: MemoryTokens, dim: int, steps: int) -> None:
+    def __init__(self, config: MemoryTokens, dim: int) -> None:
         super().__init__()
-        self.tokens, self.steps = RecurrentMemory(config, dim), steps
-        self.register_buffer("share", torch.zeros(()))
+        self.tokens = RecurrentMemory(config, dim)
+        self.gate = nn.Parameter(torch.full((dim,), FIRST_GATE))
 
     @property
     def initial(self) -> nn.Parameter:
         return self.tokens.initial
-
-    def advance(self) -> None:
-        """Raise the share of the memory by one training call; the earlier tensor may belong to a graph."""
-        self.share = (self.share + 1 / self.steps).clamp(max=1)
 
     def init(self, batch: int) -> TokensState:
         empty = self.tokens.init(batch)
@@ -52,7 +47,8 @@ class OverlapMemory(nn.Module):
     def read_rows(self, state: TokensState) -> Tensor:
         """Return the read block (B, m, D)."""
         written, tail = state.memory.chunk(2, 1)
-        return torch.lerp(tail, written, self.share.to(written))
+        size = written.float().pow(2).mean(-1, keepdim=True).sqrt().clamp(min=1e-6).to(written)
+        return tail + self.gate * self.tokens.config.std * written / size
 
     def row_mask(self, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
         return self.tokens.row_mask(lengths, begun)

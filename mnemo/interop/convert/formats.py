@@ -11,7 +11,14 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError, unknown
 from mnemo.interop.convert import lamemo, nvidia, rmt, tensorflow, transformer_xl
-from mnemo.interop.convert.infer_arguments import Arguments, arguments_of_shapes, merge, required_argument, shape
+from mnemo.interop.convert.infer_arguments import (
+    Arguments,
+    arguments_of_shapes,
+    merge,
+    require_settings,
+    required_argument,
+    shape,
+)
 from mnemo.interop.convert.tensor_map import TensorMap
 from mnemo.memory.configuration import Start
 from mnemo.model import Model, ModelConfig
@@ -44,6 +51,7 @@ class Format:
 def _authors_arguments(tensors: Tensors, given: Arguments) -> Arguments:
     arguments = merge(arguments_of_shapes(tensors, given), given)
     required_argument(arguments, "mem_len", "the weights do not say how long the memory is")
+    require_settings(given)
     return {"same_length": False, **arguments}
 
 

@@ -31,6 +31,14 @@ FLAGS = {
 """The command-line flag of an argument, if it has one."""
 
 
+SETTINGS = {
+    "pre_lnorm": "--norm post (or pre)",
+    "clamp_len": "--clamp 0 (no clamp; or its length)",
+    "same_length": "--no-same-length (or --same-length)",
+}
+"""Settings that change the results of the same weights, and their flags with the constructor's default first."""
+
+
 def count(tensors: Tensors, pattern: str) -> int:
     """Count the names `pattern.format(0)`, `pattern.format(1)`, ... up to the first missing one."""
     found = 0
@@ -185,6 +193,16 @@ def required_argument(given: Mapping[str, Any], term: str, why: str) -> Any:
     if given.get(term) is None:
         raise MnemoError(f"{FLAGS[term]} is needed: {why}")
     return given[term]
+
+
+def require_settings(given: Mapping[str, Any]) -> None:
+    """Raise an error that names the flags of settings which shapes do not show and no configuration gives.
+
+    A configuration (recognised by `d_model`, which has no flag) may leave them out: the constructor has defaults.
+    """
+    missing = [flag for name, flag in SETTINGS.items() if given.get(name) is None]
+    if missing and "d_model" not in given:
+        raise MnemoError(f"the weights do not say how they were trained; also give {', '.join(missing)}")
 
 
 def merge(inferred: Mapping[str, Any], given: Mapping[str, Any]) -> Arguments:

@@ -37,6 +37,10 @@ WEIGHTS = (
 )
 """File names of weights in published folders; the first one that exists is loaded."""
 DEFAULT_SEGMENT = 128
+WRITES_BY_TOKEN = (
+    "transformers writes with segments of one token, this run with longer ones, which see more memory: its greedy text "
+    "is that of transformers only after a conversion with --segment 1"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +124,8 @@ def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions)
         notes.append(f"its same_length lets a token see one key more than ours: the memory is {longer} longer")
     if known.start == "zeros":
         notes.append("the published code starts from a memory full of zeros, and so does the converted run")
+    if known.name == "hf":
+        notes.append(WRITES_BY_TOKEN)
     return ConvertedModel(
         config=config,
         weights=weights,

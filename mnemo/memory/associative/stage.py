@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from mnemo.memory.associative import Associative
 from mnemo.memory.associative.modules import Associations, AssociativeMemory, keep_unread, written_rows
 from mnemo.memory.kv_buffer import KeyValueCache
 from mnemo.memory.protocol import Extent, Segment, Stage
+from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.state import select, tree_map
 from mnemo.memory.xl.modules import OpenXL, XLStage, XLState
 
@@ -67,7 +69,7 @@ class AssociativeStage(Stage):
         return self.attending.work(rows, slots, cached) + rows * self.memory.read_work()
 
 
-class OpenAssociative:
+class OpenAssociative(SharesSteps):
     """The matrix, which is constant within a segment, and the open segment of the layer."""
 
     def __init__(self, memory: AssociativeMemory, associations: Associations, attending: OpenXL) -> None:
@@ -92,6 +94,13 @@ class OpenAssociative:
 
     def restore(self, contents: Any, count: int) -> None:
         self.attending.restore(contents, count)
+
+    def row_tensors(self) -> Iterator[RowTensor]:
+        yield from plain_tensors(self.committed)
+        yield from self.attending.row_tensors()
+
+    def window(self, begin: int) -> OpenAssociative:
+        return OpenAssociative(self.memory, self.committed, self.attending.window(begin))
 
     def select(self, rows: Tensor) -> OpenAssociative:
         chosen = select(self.committed, rows.to(self.committed.matrix.device))

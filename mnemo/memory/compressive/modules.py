@@ -5,6 +5,8 @@ Shapes: B batch, L segment, M memory slots, C compressed slots, Q queued rows, D
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from mnemo.errors import MnemoError
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.protocol import Call, Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, widened
+from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.waiting_rows import leaving, take_rows
 from mnemo.ops import Attended
 
@@ -220,7 +223,8 @@ class CompressiveStage(Stage):
 
     def extent(self, state: CompressiveState) -> Extent:
         filled = state.length, state.compressed_length
-        return Extent(state.hidden.shape[1], further=state.compressed.shape[1], filled=filled)
+        further, rows = state.compressed.shape[1], self.config.ratio
+        return Extent(state.hidden.shape[1], further=further, filled=filled, further_rows=rows)
 
     def resize(self, state: CompressiveState, length: int) -> CompressiveState:
         if length > state.hidden.shape[1] and bool((state.compressed_length > 0).any()):
@@ -268,7 +272,7 @@ class CompressiveContents(NamedTuple):
     """(B, M + L, 2) or (B, M + L, 0)"""
 
 
-class OpenCompressive:
+class OpenCompressive(SharesSteps):
     """Keys and values of [compressed ; memory ; open segment], and the inputs that will enter the memory."""
 
     def __init__(self, stage: CompressiveStage, state: CompressiveState, segment: int) -> None:
@@ -317,6 +321,19 @@ class OpenCompressive:
         self.keys[:, :, begin : begin + count] = contents.keys[:, :, :count]
         self.values[:, :, begin : begin + count] = contents.values[:, :, :count]
         self.received = contents.received.clone()
+
+    def row_tensors(self) -> Iterator[RowTensor]:
+        yield from (RowTensor(part, 2, self._num_slots) for part in (self.keys, self.values))
+        yield RowTensor(self.hidden, 1)
+        yield RowTensor(self.received, 1, self.memory.hidden.shape[1])
+        yield RowTensor(self.memory.length, counts_memory=True)
+        yield from plain_tensors((self.memory.hidden, *self.memory[2:]))
+
+    def window(self, begin: int) -> OpenCompressive:
+        other = copy.copy(self)
+        other.keys, other.values = self.keys[:, :, begin:], self.values[:, :, begin:]
+        other.hidden, other.received = self.hidden[:, begin:], self.received[:, begin:]
+        return other
 
     def select(self, rows: Tensor) -> OpenCompressive:
         rows = rows.to(self.hidden.device)

@@ -5,9 +5,10 @@ Shapes: B batch, L segment, M slots, T rows of a block, N basis functions, S sam
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from mnemo.memory.protocol import (
     projection_work,
     widened,
 )
+from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.state import tree_zip
 from mnemo.memory.waiting_rows import leaving, take_rows
 
@@ -366,7 +368,7 @@ class InfiniteContents(NamedTuple):
     """(B, BINS) of each layer: its attention so far"""
 
 
-class OpenInfinite:
+class OpenInfinite(SharesSteps):
     """The committed states, the states with this segment's signals (`now`), and the inputs of the open segment."""
 
     def __init__(self, stage: InfiniteStage, state: InfiniteStates, segment: int) -> None:
@@ -428,6 +430,22 @@ class OpenInfinite:
             self.keys[i][:, :, begin : begin + count] = contents.keys[i][:, :, :count]
             self.values[i][:, :, begin : begin + count] = contents.values[i][:, :, :count]
         self.masses = [part.clone() for part in contents.masses]
+
+    def row_tensors(self) -> Iterator[RowTensor]:
+        yield from (RowTensor(part, 2, self._num_slots) for part in (*self.keys, *self.values))
+        yield from (RowTensor(part, 1) for part in self.hidden)
+        yield from plain_tensors(tuple(self.masses))
+        for now, memory in zip(self.now, self.memory.layers, strict=True):
+            yield RowTensor(now.length, counts_memory=True)
+            # The other tensors of the committed memory are those of `now`.
+            yield from plain_tensors((now.hidden, *now[2:]))
+            yield from plain_tensors(memory[2:6])
+
+    def window(self, begin: int) -> OpenInfinite:
+        other = copy.copy(self)  # `masses` stays the same list
+        other.hidden = [part[:, begin:] for part in self.hidden]
+        other.keys, other.values = ([part[:, :, begin:] for part in parts] for parts in (self.keys, self.values))
+        return other
 
     def select(self, rows: Tensor) -> OpenInfinite:
         other = object.__new__(OpenInfinite)

@@ -8,7 +8,8 @@ Shapes: B batch, L segment, M memory slots, D model width, H heads, d head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from mnemo.memory.protocol import (
     matrix_work,
     projection_work,
 )
+from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.state import tree_map, tree_zip
 from mnemo.ops import Causal, KeyLimit
 
@@ -281,7 +283,7 @@ class LookaheadContents(NamedTuple):
         )
 
 
-class OpenLookahead:
+class OpenLookahead(SharesSteps):
     """The committed memory, and buffers of M + L slots: the memory, refreshed by the first token, and the segment."""
 
     def __init__(self, stage: LookaheadStage, state: LookaheadState, segment: int) -> None:
@@ -357,6 +359,25 @@ class OpenLookahead:
     def restore(self, contents: LookaheadContents, count: int) -> None:
         mine, theirs = (part.first(self.num_slots, count) for part in (self.buffers, contents))
         tree_zip(lambda buffer, values: buffer.copy_(values), mine, theirs)
+
+    def row_tensors(self) -> Iterator[RowTensor]:
+        buffers, slots = self.buffers, self.num_slots
+        yield RowTensor(buffers.inputs, 1)
+        yield from (RowTensor(part, 2, slots) for part in (*buffers.keys, *buffers.values))
+        yield from (RowTensor(part, 1, slots) for part in (*buffers.contexts, *buffers.lse))
+        yield RowTensor(self.memory.length, counts_memory=True)
+        yield from plain_tensors((*self.memory[:3], self.memory.previous))
+
+    def window(self, begin: int) -> OpenLookahead:
+        other, buffers = copy.copy(self), self.buffers
+        other.buffers = LookaheadContents(
+            buffers.inputs[:, begin:],
+            tuple(keys[:, :, begin:] for keys in buffers.keys),
+            tuple(values[:, :, begin:] for values in buffers.values),
+            tuple(contexts[:, begin:] for contexts in buffers.contexts),
+            tuple(lse[:, begin:] for lse in buffers.lse),
+        )
+        return other
 
     def select(self, rows: Tensor) -> OpenLookahead:
         rows = rows.to(self.memory.length.device)

@@ -5,6 +5,7 @@ Shapes: B batch, L segment, D model width, W cells, k kernel.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from mnemo.memory.protocol import Extent, Segment, Stage, full_precision, keep_newest, matrix_work, widened
+from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
 from mnemo.memory.state import select, tree_map
 
 
@@ -133,12 +135,12 @@ class RecurrentStage(Stage):
         return rows * matrix_work(self)
 
 
-class OpenRecurrent:
+class OpenRecurrent(SharesSteps):
     """The states at the beginning of the open segment and after its last token."""
 
     def __init__(self, stage: RecurrentStage, state: Any) -> None:
-        self.stage = stage
-        self.committed = self.newest = state
+        self.stage, self.committed = stage, state
+        self.newest = tree_map(Tensor.clone, state)
 
     def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
         x, self.newest = self.stage(x, self.newest, segment)
@@ -156,6 +158,12 @@ class OpenRecurrent:
     def restore(self, contents: Any, count: int) -> None:
         if count:
             self.newest = contents
+
+    def row_tensors(self) -> Iterator[RowTensor]:
+        return plain_tensors((self.committed, self.newest))
+
+    def window(self, begin: int) -> OpenRecurrent:
+        return self
 
     def select(self, rows: Tensor) -> OpenRecurrent:
         rows = rows.to(self.newest.cell.device)

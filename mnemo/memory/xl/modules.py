@@ -5,6 +5,8 @@ Shapes: B batch, L segment, M memory slots, D model width, H heads, d head size.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from mnemo.memory.kv_buffer import SPARE, KeyValueCache, KeyValues, empty_keys
 from mnemo.memory.protocol import Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, remember
+from mnemo.memory.shared_steps import RowTensor, SharesSteps
 
 
 class XLState(NamedTuple):
@@ -72,7 +75,7 @@ class XLStage(Stage):
         return 0 if cached else 2 * slots * projection_work(self.layer)
 
 
-class OpenXL:
+class OpenXL(SharesSteps):
     """Buffers of the memory and of the open segment after it, with free slots for the segments that follow.
 
     When they are used up, the memory is copied to the beginning.
@@ -122,6 +125,16 @@ class OpenXL:
         begin = self.begin + self.num_slots
         self.keys[:, :, begin : begin + count] = contents.keys[:, :, :count]
         self.values[:, :, begin : begin + count] = contents.values[:, :, :count]
+
+    def row_tensors(self) -> Iterator[RowTensor]:
+        for buffer in (self.keys, self.values):
+            yield RowTensor(buffer[:, :, self.begin :], 2, self.num_slots)
+        yield RowTensor(self.length, counts_memory=True)
+
+    def window(self, begin: int) -> OpenXL:
+        other = copy.copy(self)
+        other.begin = begin
+        return other
 
     def select(self, rows: Tensor) -> OpenXL:
         rows = rows.to(self.keys.device)

@@ -1,0 +1,1 @@
+"""Transformers models with memory tokens in the server."""

@@ -1,0 +1,1 @@
+"""Routes of the server, one module for each group of paths."""
