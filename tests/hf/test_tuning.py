@@ -173,6 +173,8 @@ def test_resume_is_exact_and_the_command_writes_its_files(tmp_path: Path) -> Non
     assert [(line["step"], line["stage"]) for line in metrics] == [(2, "1x96"), (4, "2x64")]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole" / "model")
     assert (model.config.tokens, model.config.segment) == (4, 64)
+    card = (tmp_path / "whole" / "model" / "README.md").read_text()
+    assert "4 steps of 8 samples of BABILong qa1, stages 1x96, 2x64." in card and "2 x 64 tokens" in card
     only_tested = tune(dataclasses.replace(half, resume=True, pause_after=None), say=said.append)
     assert only_tested.results == resumed.results
 
@@ -218,9 +220,20 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("nosuch",): "'nosuch' is no folder; models of the Hugging Face hub",
         (str(TINY_LLAMA), "--data", str(tmp_path / "no")): "is no folder: mnemo prepare babilong",
         (str(TINY_LLAMA), "--task", "qa7"): "unknown task without files 'qa7'",
-        (str(TINY_LLAMA), "--out", str(tmp_path), "--resume"): "has no checkpoint to resume",
+        (
+            str(TINY_LLAMA),
+            "--out",
+            str(tmp_path),
+            "--segment",
+            "96",
+            "--stages",
+            "1",
+            "--resume",
+            "--device",
+            "cpu",
+        ): "has no checkpoint to resume",
         (str(TINY_LLAMA), "--stages", "a"): "'a' is no stage",
-        (str(TINY_LLAMA), "--stages", "1x16", "--device", "cpu"): "stage 1x16 has 16 tokens",
+        (str(TINY_LLAMA), "--segment", "64", "--stages", "1x16", "--device", "cpu"): "stage 1x16 has 16 tokens",
     }
     for words, message in cases.items():
         assert main(["tune", *words]) == 2
