@@ -55,7 +55,7 @@ def run(args: Args) -> int:
 def default_models(runs: Path) -> tuple[str, ...]:
     """The run that was trained last, the model that comes with mnemo and the demo's, if they were trained on text."""
     demo, shipped = runs / DEMO, shipped_model(DEFAULT)
-    folders = dict.fromkeys((default_run(runs), *([] if shipped is None else [shipped]), demo))
+    folders: list[Path] = [default_run(runs), *([] if shipped is None else [shipped]), demo]
     named = {("demo" if folder == demo else folder.name): folder for folder in folders if _can_be_served(folder)}
     return tuple(f"{name}={folder}" for name, folder in named.items())
 

@@ -32,6 +32,8 @@ class ForgettingHandle:
         self._model, self._lengths, self.job = model, lengths, job
         self._total = Result(job.state, 0, 0.0, 0)
         self._is_cancelled = self._is_done = False
+        self._last: int | None = None
+        """The last token written"""
         self._jobs = self._reads(job) if isinstance(job, ReadJob) else self._writes(job)
         self._part = self._next(None)
 
@@ -40,7 +42,7 @@ class ForgettingHandle:
         return self._is_done
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        self._is_cancelled = self._is_cancelled or not self._is_done
         if self._part is not None:
             self._part.cancel()
 
@@ -56,10 +58,10 @@ class ForgettingHandle:
                 yield self._shifted(event)
             self._part = await asyncio.to_thread(self._next, self._part)
 
-    def result(self, timeout: float | None = None) -> Result:
-        while self._part is not None:
-            self._part.result(timeout)
-            self._part = self._next(self._part)
+    def result(self) -> Result:
+        """Wait for the end; events that were not taken are dropped."""
+        for _ in self.events():
+            pass
         return replace(self._total, cancelled=self._is_cancelled)
 
     def _next(self, before: Handle | None) -> Handle | None:
@@ -92,6 +94,8 @@ class ForgettingHandle:
             )
             self._take((yield part))
             total = self._total
+            if ending.count < total.tokens and self._last is not None:
+                ending(self._last)  # engines do not call it with a job's last token
 
     def _room(self) -> int:
         """Tokens that the open segment still takes."""
@@ -108,16 +112,18 @@ class ForgettingHandle:
     def _shifted(self, event: Event) -> Event:
         """Count the tokens of earlier parts too."""
         if isinstance(event, Token):
+            self._last = event.id
             return event
         return replace(event, tokens=event.tokens + self._total.tokens, nats=event.nats + self._total.nats)
 
 
 class _Ending:
-    """Calls `until`, and keeps whether it has ended the text."""
+    """Calls `until`, and keeps whether it has ended the text, and the number of calls."""
 
     def __init__(self, until: Callable[[int], bool] | None) -> None:
-        self._until, self.reached = until, False
+        self._until, self.reached, self.count = until, False, 0
 
     def __call__(self, token: int) -> bool:
+        self.count += 1
         self.reached = self._until is not None and self._until(token)
         return self.reached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ PLAN = Plan(long=XL(length=7), short=XL(length=2), num_long=1)
 class Recording(Rerun):
     """Stands in for `CudaRecorder`. Recording computes nothing: all tensors keep their values."""
 
-    changed: Callable[[], list[torch.Tensor]]
+    batches: ClassVar[list[WritingRows]] = []
 
     def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None) -> None:
         self.warmup_calls = warmup_calls
@@ -42,12 +42,20 @@ class Recording(Rerun):
             function()
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        tensors = type(self).changed()
+        tensors = [tensor for batch in self.batches for tensor in tensors_of(batch)]
         before = [tensor.clone() for tensor in tensors]
         recorded = super().record(function)
         for tensor, value in zip(tensors, before, strict=True):
             tensor.copy_(value)
         return recorded
+
+
+def tensors_of(batch: WritingRows) -> list[torch.Tensor]:
+    """Everything that steps and copies change."""
+    assert isinstance(batch.decoder, RingRows) and batch.decoder.copies is not None
+    copies = batch.decoder.copies
+    rings = [part for one in (copies.rings, copies.one) for part in (*one.buffers, *one.cursors)]
+    return [*rings, batch.hidden, *(leaf for _, leaf in leaves(copies.arriving))]
 
 
 @pytest.fixture
@@ -58,16 +66,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WritingRows]]:
     def on_gpu(function: Any, device: Any, restored: Any = (), pool: Any = None) -> RecordedFunction:
         return RecordedFunction(function, torch.device("cuda"), restored)
 
-    def changed() -> list[torch.Tensor]:
-        found = []
-        for batch in made:
-            assert isinstance(batch.decoder, RingRows) and batch.decoder.copies is not None
-            copies = batch.decoder.copies
-            for rings in (copies.rings, copies.one):
-                found += [*rings.buffers, *rings.cursors]
-            found += [batch.hidden, *(leaf for _, leaf in leaves(copies.arriving))]
-        return found
-
     original = WritingRows.__init__
 
     def create(self: WritingRows, model: Any, like: Any, *options: Any) -> None:
@@ -76,7 +74,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WritingRows]]:
         self.decoder.copies = RingCopies(self.decoder.rings, like.state)
         made.append(self)
 
-    Recording.changed = staticmethod(changed)
+    monkeypatch.setattr(Recording, "batches", made)
     monkeypatch.setattr(cuda_graph, "CudaRecorder", Recording)
     for module in (writing_rows, ring_copies):
         monkeypatch.setattr(module, "RecordedFunction", on_gpu)

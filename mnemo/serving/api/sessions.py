@@ -203,7 +203,7 @@ async def _reading(turn: Turn, text: FileText, keep_losses: bool) -> AsyncIterat
     handle = turn.engine.submit(ReadJob(state=turn.state, ids=noted, keep_losses=keep_losses))
     sent = 0.0
     try:
-        async with aclosing(handle.aevents()) as events:  # type: ignore[type-var]
+        async with aclosing(handle.aevents()) as events:
             async for event in events:
                 assert isinstance(event, Progress)
                 if keep_losses or time.monotonic() - sent >= EVENT_SECONDS:
