@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mnemo.config import from_json
 from mnemo.errors import MnemoError
+from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.parity.reference import Reference
 from mnemo.memory import AssociativeState, TokensState
 from mnemo.model import Model, ModelConfig
@@ -37,7 +38,7 @@ def load(reference: Reference) -> Model:
     """Return the file's model, with its weights."""
     reference.setting("commit", str)
     reference.setting("options", dict)
-    model = Model(from_json(ModelConfig, reference.config.get("model"), "model")).double()
+    model = empty_model(from_json(ModelConfig, reference.config.get("model"), "model"))
     weights = reference.group("weights/")
     if {name: tensor.shape for name, tensor in weights.items()} != {
         name: tensor.shape for name, tensor in model.state_dict().items()
@@ -45,7 +46,7 @@ def load(reference: Reference) -> Model:
         raise MnemoError("the weights are not those of the configuration")
     if any(tensor.dtype != torch.float64 for tensor in weights.values()):
         raise MnemoError("reference values must be float64")
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, assign=True)
     return model.eval()
 
 

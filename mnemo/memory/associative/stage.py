@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mnemo.memory.associative import Associative
@@ -13,7 +12,7 @@ from mnemo.memory.associative.modules import Associations, AssociativeMemory, ke
 from mnemo.memory.kv_buffer import KeyValueCache
 from mnemo.memory.protocol import Extent, Segment, Stage
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
-from mnemo.memory.state import select, tree_map
+from mnemo.memory.state import select
 from mnemo.memory.xl.modules import OpenXL, XLStage, XLState
 
 
@@ -87,7 +86,8 @@ class OpenAssociative(SharesSteps):
         self.attending.commit()
 
     def state(self) -> AssociativeState:
-        return AssociativeState(*tree_map(torch.clone, self.committed), self.attending.state())
+        matrix, normaliser = self.committed
+        return AssociativeState(matrix.clone(), normaliser.clone(), self.attending.state())
 
     def contents(self, length: int) -> Any:
         return self.attending.contents(length)
