@@ -15,8 +15,8 @@ export default function Memory({ query }) {
   const run = session?.run ?? query.get("run") ?? data?.first;
   return html`
     <h1>Memory</h1>
-    <p class="lead">A model reads a text segment by segment, and every layer keeps a memory of fixed size: slots with its own
-      outputs for earlier tokens. See which tokens each layer still holds, and how far back it attends.</p>
+    <p class="lead">A model reads a text segment by segment, and every layer keeps a memory of fixed size: slots with
+      hidden states of earlier tokens. See which tokens each layer still holds, and how far back it attends.</p>
     ${error && html`<${Notice} kind="bad">${error.message}</${Notice}>`}
     ${!data && !error && html`<${Waiting} />`}
     ${data && !run && html`<${Notice}>There is no trained run to look at yet.</${Notice}>`}

@@ -25,13 +25,13 @@ export default function Playground({ query }) {
 }
 
 function Workbench({ start, query }) {
-  const { memories, setSecond, chooseModel } = useMemories(start, query);
+  const { memories, opened, setSecond, chooseModel } = useMemories(start, query);
   const [text, setText] = useState("");
   const [scale, setScale] = useState("surprise");
   const [target, setTarget] = useState("both");
   const [large, setLarge] = useState(null);
   const model = start.models.find((one) => one.name === memories[0].model) ?? start.models[0];
-  const busy = memories.find((memory) => memory.busy)?.work.kind ?? null;
+  const busy = memories.find((memory) => memory.busy)?.work.kind ?? (opened ? null : "open");
   const chosen = memories.filter((memory) => target === "both" || memory.label === target);
   const each = (action) => Promise.all((memories.length > 1 ? chosen : memories).map(action));
   const empty = !memories[0].info?.tokens;
@@ -77,7 +77,7 @@ function Workbench({ start, query }) {
     ${memories.length > 1 && colours}
     <div class=${memories.length > 1 ? "columns even pair" : ""}>
       ${memories.map((memory) => html`<${Column} key=${memory.label} memory=${memory} start=${start} model=${model} scale=${scale}
-        colours=${memories.length === 1 && !(empty && !busy) && colours} alone=${memories.length === 1} onFork=${fork} onClose=${() => setSecond(false)} />`)}
+        colours=${memories.length === 1 && !(empty && !memories[0].busy) && colours} alone=${memories.length === 1} onFork=${fork} onClose=${() => setSecond(false)} />`)}
     </div>
     ${memories.length > 1 && html`<${Compare} memories=${memories} edges=${model.edges} unit=${model.unit} busy=${busy} />`}
   `;
@@ -142,8 +142,9 @@ function useMemories(start, query) {
   const make = (label) => new Memory(label, { model: start.models[0].name, page: start.limits.page, changed: redraw });
   const made = useMemo(() => ({ A: make("A"), B: make("B") }), []);
   const [second, setShown] = useState(false);
+  const [opened, setOpened] = useState(false); // until then, a button would start a new session
   useEffect(() => {
-    recover(made, query, setShown);
+    recover(made, query, setShown).finally(() => setOpened(true));
     const seen = () => document.visibilityState === "visible" && Object.values(made).forEach(look);
     document.addEventListener("visibilitychange", seen);
     return () => {
@@ -164,7 +165,7 @@ function useMemories(start, query) {
     }
     setShown(false);
   };
-  return { memories: second ? [made.A, made.B] : [made.A], setSecond, chooseModel };
+  return { memories: second ? [made.A, made.B] : [made.A], opened, setSecond, chooseModel };
 }
 
 /** Calls at once, but not more often than every few milliseconds: tokens arrive faster than they can be drawn. */

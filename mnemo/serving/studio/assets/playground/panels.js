@@ -32,7 +32,7 @@ export function ReadPanel({ text, setText, busy, empty, onRead, onExample, onSto
     <textarea id="reading" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}
       placeholder="Paste a text or drop a text file here, for example a chapter of a book" spellcheck="false"></textarea>
     <div class="buttons">
-      ${busy && busy !== "write"
+      ${["read", "hidden", "measure"].includes(busy)
         ? html`<button type="button" class="main" onClick=${onStop}>Stop</button>`
         : html`<button type="submit" class="main" disabled=${!text || busy}>Read</button>`}
       <button type="button" disabled=${busy} onClick=${() => chooser.current.click()}>Choose a file</button>
