@@ -117,8 +117,9 @@ def save_picture(page: Page, path: Path, height: int) -> None:
 
 
 def save_part(part: Locator, path: Path) -> None:
-    """Save one part of a page as a picture."""
-    part.screenshot(path=path)
+    """Save one part of a page as a picture; at the top of the page, where the header covers nothing of it."""
+    part.page.evaluate("scrollTo(0, 0)")
+    part.page.screenshot(path=path, full_page=True, clip=part.bounding_box())  # type: ignore[arg-type]
     _reduce(path)
 
 

@@ -116,7 +116,7 @@ function Picture({ plan, contents, loading }) {
   useEffect(() => setAt(contents ? start(contents) : null), [contents]);
   return html`
     <dl class="tiles">
-      <div class="tile"><dt>Size of the state</dt><dd>${bytes(contents?.bytes ?? plan.bytes)} <small>at any length of text</small></dd></div>
+      <div class="tile"><dt>Size of the state</dt><dd>${bytes(contents?.bytes ?? plan.bytes)} <small>at any length</small></dd></div>
       <div class="tile"><dt>Read</dt><dd>${contents ? count.format(contents.tokens) : "–"} <small>${plan.unit ?? "token"}s</small></dd></div>
       ${Number.isFinite(contents?.loss) && html`<div class="tile"><dt>Mean loss</dt><dd>${number(contents.loss)} <small>${contents.unit}</small></dd></div>`}
       <div class="tile"><dt>Segment</dt><dd>${count.format(plan.segment)} <small>tokens at a time</small></dd></div>

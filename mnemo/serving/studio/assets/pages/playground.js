@@ -25,11 +25,12 @@ export default function Playground({ query }) {
 }
 
 function Workbench({ start, query }) {
-  const { memories, opened, setSecond, chooseModel } = useMemories(start, query);
+  const { memories, second, opened, setSecond, chooseModel } = useMemories(start, query);
   const [text, setText] = useState("");
   const [scale, setScale] = useState("surprise");
   const [target, setTarget] = useState("both");
   const [large, setLarge] = useState(null);
+  const [forking, setForking] = useState(false);
   const model = start.models.find((one) => one.name === memories[0].model) ?? start.models[0];
   const busy = memories.find((memory) => memory.busy)?.work.kind ?? (opened ? null : "open");
   const chosen = memories.filter((memory) => target === "both" || memory.label === target);
@@ -52,8 +53,9 @@ function Workbench({ start, query }) {
     each((memory) => memory.readHidden(large.body, large.name));
   };
   const fork = async () => {
-    const other = setSecond(true);
-    if (!(await memories[0].forkInto(other))) setSecond(false);
+    setForking(true);
+    if (await memories[0].forkInto(second)) setSecond(true);
+    setForking(false);
   };
   const colours = html`<${Colours} scale=${scale} setScale=${setScale} edges=${model.edges} />`;
   return html`
@@ -77,7 +79,7 @@ function Workbench({ start, query }) {
     ${memories.length > 1 && colours}
     <div class=${memories.length > 1 ? "columns even pair" : ""}>
       ${memories.map((memory) => html`<${Column} key=${memory.label} memory=${memory} start=${start} model=${model} scale=${scale}
-        colours=${memories.length === 1 && !(empty && !memories[0].busy) && colours} alone=${memories.length === 1} onFork=${fork} onClose=${() => setSecond(false)} />`)}
+        colours=${memories.length === 1 && !(empty && !memories[0].busy) && colours} alone=${memories.length === 1} forking=${forking} onFork=${fork} onClose=${() => setSecond(false)} />`)}
     </div>
     ${memories.length > 1 && html`<${Compare} memories=${memories} edges=${model.edges} unit=${model.unit} busy=${busy} />`}
   `;
@@ -95,7 +97,7 @@ function Colours({ scale, setScale, edges }) {
 }
 
 /** One memory with its text. `colours`: the choice of the colours, if it is shown here. */
-function Column({ memory, start, model, scale, colours, alone, onFork, onClose }) {
+function Column({ memory, start, model, scale, colours, alone, forking, onFork, onClose }) {
   const chooser = useRef(null);
   const save = () => memory.guarded(async () => download(await memory.file()));
   const load = (event) => {
@@ -107,7 +109,7 @@ function Column({ memory, start, model, scale, colours, alone, onFork, onClose }
   return html`<section class=${`card memory ${alone ? "alone" : ""}`} aria-label=${`Memory ${memory.label}`}>
     <div class="head"><h2>${alone ? "Memory" : `Memory ${memory.label}`}</h2>
       <div class="buttons small-buttons">
-        ${memory.label === "A" && html`<button type="button" disabled=${memory.busy || !alone} onClick=${onFork} title="Copy this memory, and go on with both copies side by side">Fork</button>`}
+        ${memory.label === "A" && html`<button type="button" disabled=${memory.busy || !alone || forking} onClick=${onFork} title="Copy this memory, and go on with both copies side by side">Fork</button>`}
         <button type="button" disabled=${memory.busy || empty} onClick=${save}>Save memory</button>
         <button type="button" disabled=${memory.busy} onClick=${() => chooser.current.click()}>Load memory</button>
         <input hidden type="file" ref=${chooser} aria-label=${`Memory file for memory ${memory.label}`} onChange=${load} />
@@ -156,7 +158,6 @@ function useMemories(start, query) {
   const setSecond = (shown) => {
     setShown(shown);
     if (!shown) made.B.guarded(() => made.B.forget());
-    return made.B;
   };
   const chooseModel = (name) => {
     for (const memory of Object.values(made)) {
@@ -165,7 +166,7 @@ function useMemories(start, query) {
     }
     setShown(false);
   };
-  return { memories: second ? [made.A, made.B] : [made.A], opened, setSecond, chooseModel };
+  return { memories: second ? [made.A, made.B] : [made.A], second: made.B, opened, setSecond, chooseModel };
 }
 
 /** Calls at once, but not more often than every few milliseconds: tokens arrive faster than they can be drawn. */

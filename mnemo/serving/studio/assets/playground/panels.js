@@ -142,8 +142,8 @@ function closest(lengths, value) {
 export function Means({ memory, unit }) {
   const mean = memory.overview?.mean;
   if (!mean) return null;
-  const share = mean.without > 0 ? `: ${Math.round((100 * mean.saved) / mean.without)} %` : "";
-  const tiles = [["Loss with memory", mean.bits], ["Loss without memory", mean.without], [`Saved by memory${share}`, mean.saved]];
+  const share = mean.without > 0 ? `: ${Math.round((100 * mean.saved) / mean.without)}\u00a0%` : "";
+  const tiles = [["Loss with memory", mean.bits], ["Loss without memory", mean.without], [`Saved${share}`, mean.saved]];
   return html`<dl class="tiles means">${tiles.map(([term, value]) => html`<div class="tile" key=${term}><dt>${term}</dt>
     <dd>${loss(value)} <small>bits/${unit}</small></dd></div>`)}</dl>`;
 }
