@@ -122,7 +122,7 @@ class Continuation:
             await work
         finally:
             self._cancel()
-            await _end_of(work)
+            await end_of(work)
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -299,7 +299,7 @@ def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _end_of(task: asyncio.Task[None]) -> None:
+async def end_of(task: asyncio.Task[None]) -> None:
     """Wait for the end of a task; further cancellations of the caller do not interrupt it."""
     cancelled = False
     while not task.done():
