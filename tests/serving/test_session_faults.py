@@ -85,7 +85,7 @@ def test_text_in_other_encodings(server: SessionServer, session: str) -> None:
 def test_an_unknown_letter_late_in_a_long_text(server: SessionServer, session: str) -> None:
     """The model has read most of it by then."""
     before = server.show(session)
-    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 35_000 + "Z", params={"stream": True})
+    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 100_000 + "Z", params={"stream": True})
     assert answer.status_code == 200 and "is not in the vocabulary" in answer.text
     assert server.show(session) == before
 
