@@ -1,11 +1,10 @@
 """Give a language model a memory, train it, and use it: python examples/give_your_model_a_memory.py MODEL [MINUTES]"""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
+from typing import Any
 
-import lm_eval
+from lm_eval.evaluator import simple_evaluate
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from mnemo.data.babilong import load_data
@@ -32,7 +31,7 @@ def main(name: str, minutes: float, samples: int = 100) -> None:
     tune(options)
 
     # The folder loads like that of any other model; importing mnemo.hf has registered its class.
-    model = AutoModelForCausalLM.from_pretrained("tuned/model").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained("tuned/model").eval()
     tokenizer = AutoTokenizer.from_pretrained("tuned/model")
 
     # Read a long text once, keep its memory, and ask about it.
@@ -51,7 +50,8 @@ def main(name: str, minutes: float, samples: int = 100) -> None:
 
     # The evaluation harness reads the context segment by segment, and carries the memory.
     task = babilong_task(load_data("qa1", None), tokenizer, length=200, samples=samples)
-    print(lm_eval.simple_evaluate(model="mnemo", model_args="pretrained=tuned/model", tasks=[task])["results"])
+    found: Any = simple_evaluate(model="mnemo", model_args="pretrained=tuned/model", tasks=[task])
+    print(found["results"])
     save_adapter(model, "tuned/memory")  # the memory alone, for a backbone that was not trained
 
 

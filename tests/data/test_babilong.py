@@ -39,7 +39,7 @@ def as_bytes(texts: Sequence[str]) -> list[list[int]]:
     return [list(text.encode()) for text in texts]
 
 
-def text_of(ids: Sequence[int]) -> str:
+def text_of(ids: np.ndarray) -> str:
     return bytes(int(token) for token in ids).decode()
 
 

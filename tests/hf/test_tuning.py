@@ -125,7 +125,7 @@ def test_memory_parameters_have_their_own_rate() -> None:
 
 def test_right_answers_are_those_that_greedy_decoding_generates(task: Any) -> None:
     """Samples whose answer is what the model generates, or is not; with memory and without."""
-    model = add_memory(tiny_llama(), tokens=4, segment=64).eval()
+    model: Any = add_memory(tiny_llama(), tokens=4, segment=64).eval()
     samples = [task.sample(number, 192, whole=True) for number in range(3)]
     changed = []
     for sample in samples:
@@ -173,6 +173,8 @@ def test_resume_is_exact_and_the_command_writes_its_files(tmp_path: Path) -> Non
     assert [(line["step"], line["stage"]) for line in metrics] == [(2, "1x96"), (4, "2x64")]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole" / "model")
     assert (model.config.tokens, model.config.segment) == (4, 64)
+    card = (tmp_path / "whole" / "model" / "README.md").read_text()
+    assert "4 steps of 8 samples of BABILong qa1, stages 1x96, 2x64." in card and "2 x 64 tokens" in card
     only_tested = tune(dataclasses.replace(half, resume=True, pause_after=None), say=said.append)
     assert only_tested.results == resumed.results
 
@@ -187,7 +189,7 @@ def test_minutes_end_training(tmp_path: Path) -> None:
 def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     tuned = tune(options(out=tmp_path, lora=2, memory=kind, steps=2, test=("2",)), say=lambda _: None)
-    assert tuned.folder == tmp_path / "adapter"
+    assert tuned.folder is not None and tuned.folder == tmp_path / "adapter"
     size = sum(path.stat().st_size for path in tuned.folder.rglob("*.safetensors"))
     assert size < TINY_LLAMA.joinpath("model.safetensors").stat().st_size / 2
     again = load_adapter(tuned.folder).eval()
@@ -195,6 +197,7 @@ def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(again(input_ids=tokens).logits, tuned.model.eval()(input_ids=tokens).logits)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
 def test_compiled_layers_keep_their_hooks() -> None:
     model, _ = load_model(options(memory="associative"))
     tokens = torch.arange(5, 133)[None]
@@ -217,9 +220,20 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("nosuch",): "'nosuch' is no folder; models of the Hugging Face hub",
         (str(TINY_LLAMA), "--data", str(tmp_path / "no")): "is no folder: mnemo prepare babilong",
         (str(TINY_LLAMA), "--task", "qa7"): "unknown task without files 'qa7'",
-        (str(TINY_LLAMA), "--out", str(tmp_path), "--resume"): "has no checkpoint to resume",
+        (
+            str(TINY_LLAMA),
+            "--out",
+            str(tmp_path),
+            "--segment",
+            "96",
+            "--stages",
+            "1",
+            "--resume",
+            "--device",
+            "cpu",
+        ): "has no checkpoint to resume",
         (str(TINY_LLAMA), "--stages", "a"): "'a' is no stage",
-        (str(TINY_LLAMA), "--stages", "1x16", "--device", "cpu"): "stage 1x16 has 16 tokens",
+        (str(TINY_LLAMA), "--segment", "64", "--stages", "1x16", "--device", "cpu"): "stage 1x16 has 16 tokens",
     }
     for words, message in cases.items():
         assert main(["tune", *words]) == 2

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from mnemo.data.babilong.background import sentences
-from mnemo.data.babilong.generated import generated_sentences, generated_stories
+from mnemo.data.babilong.generated import check_task, generated_sentences, generated_stories
 from mnemo.data.babilong.stories import TASKS, Story, parse_stories
 from mnemo.data.tasks.task import TaskSplit
 from mnemo.errors import MnemoError
@@ -88,6 +88,7 @@ def _story_begin(stories: list[Story], near: int) -> int:
 def load_data(task: str, folder: Path | str | None) -> BabiLongData:
     """Open a prepared folder; None for generated stories and sentences."""
     if folder is None:
+        check_task(task)
         return BabiLongData(task)
     folder = Path(folder)
     if not (folder / HEADER).is_file():

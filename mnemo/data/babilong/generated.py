@@ -17,6 +17,7 @@ OBJECTS = ("apple", "football", "milk")
 MOVES = ("moved to", "went to", "journeyed to", "travelled to", "went back to")
 TAKES, DROPS = ("took", "got", "picked up", "grabbed"), ("dropped", "left", "put down", "discarded")
 NUM_QUESTIONS = 2
+TASKS = ("qa1", "qa2")
 
 SUBJECTS = ("The old man", "A little girl", "The big dog", "The bird", "His friend", "The rain", "A cat", "The sun")
 VERBS = ("played with", "looked at", "found", "saw", "wanted", "liked", "ran to", "was happy with")
@@ -24,11 +25,16 @@ THINGS = ("the tree", "a red ball", "the river", "a nice flower", "the house", "
 ENDINGS = ("and smiled", "all day long", "in the morning", "with his mom", "and was very happy", "again and again")
 
 
+def check_task(task: str) -> None:
+    """Raise MnemoError if stories of a task cannot be generated."""
+    if task not in TASKS:
+        raise unknown("task without files", task, TASKS)
+
+
 def generated_stories(task: str, count: int, seed: int) -> list[Story]:
     """Return stories of task qa1 (where is a person?) or qa2 (where is an object?)."""
+    check_task(task)
     kinds = {"qa1": _person_stories, "qa2": _object_stories}
-    if task not in kinds:
-        raise unknown("task without files", task, kinds)
     chance = random.Random(f"{task} {seed}")
     stories: list[Story] = []
     while len(stories) < count:

@@ -53,7 +53,7 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
         say(f"paused after step {trainer.state.global_step:,}; continue with --resume")
         return Tuned(model, tokenizer, [], None)
     results = evaluate(model, tokenizer, data, options, show)
-    folder = save(model, tokenizer, options)
+    folder = save(model, tokenizer, options, results, trainer.state.global_step)
     write_results(options, results, trainer.curriculum, say)
     return Tuned(model, tokenizer, results, folder)
 
@@ -71,7 +71,7 @@ def load_model(options: Tuning) -> tuple[Any, Any]:
     """Load a model, add memory to it, and compile its layers if that is wanted; returns it with its tokenizer."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model)
-        backbone = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        backbone: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise MnemoError(f"'{options.model}' cannot be loaded as a language model: {one_line(error)}") from None
     model = _with_memory(backbone.to(pick_device(options.device)), options)
@@ -129,12 +129,21 @@ def _without_recompiling(options: Tuning) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("eager_on_recompile") if options.compiled else nullcontext()
 
 
-def save(model: Any, tokenizer: Any, options: Tuning) -> Path:
-    """Save the model with its tokenizer for `from_pretrained`; with LoRA only the trained weights."""
+def save(model: Any, tokenizer: Any, options: Tuning, results: list[Accuracy], steps: int) -> Path:
+    """Save the model with its tokenizer and card for `from_pretrained`; with LoRA only the trained weights."""
     folder = options.out / (ADAPTER if options.lora else MODEL)
     if options.lora:
         save_adapter(model, folder)
     else:
         model.save_pretrained(folder)
+        stages = ", ".join(map(str, options.curriculum))
+        training = f"{steps:,} steps of {options.batch} samples of BABILong {options.task}, stages {stages}."
+        scores = {f"{result.segments} x {result.tokens} tokens": _score(result) for result in results}
+        model.save_card(folder, training=training, scores=scores)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _score(result: Accuracy) -> str:
+    low, high = result.interval
+    return f"{result.share:.1%} [{low:.1%}, {high:.1%}], memory cut {result.share_cut:.1%}"
