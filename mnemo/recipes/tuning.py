@@ -65,6 +65,10 @@ class Tuning:
     """Accuracy on held-out samples that starts the next stage."""
     mix: float = 0.3
     """Share of batches with the length of an earlier stage, so that it is not forgotten."""
+    far: float = 0.5
+    """Share of training samples whose facts all lie before the last segment. With facts placed at random, many answers
+    are in the last segment, and the model learns to guess the others before it learns to use its memory. Held-out and
+    test samples have facts anywhere."""
     bptt: int | None = None
     """Earlier segments that a gradient reaches; if unset, all of them."""
     lora: int = 0
@@ -120,8 +124,8 @@ class Tuning:
                 raise MnemoError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least {value}")
         if self.batch % self.micro_batch:
             raise MnemoError(f"--batch {self.batch} must be a multiple of --micro-batch {self.micro_batch}")
-        if not 0 <= self.mix < 1 or not 0 <= self.cooldown <= 1 or not 0 <= self.promote <= 1:
-            raise MnemoError("--mix, --cooldown and --promote are shares from 0 to 1")
+        if not 0 <= self.mix < 1 or not all(0 <= share <= 1 for share in (self.cooldown, self.promote, self.far)):
+            raise MnemoError("--mix, --cooldown, --promote and --far are shares from 0 to 1")
         if self.rate <= 0 or self.memory_rate <= 0:
             raise MnemoError("--rate and --memory-rate must be positive")
         if not self.stages:

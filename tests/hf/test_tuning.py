@@ -14,6 +14,7 @@ from helpers.real_models import TINY_LLAMA, tiny_llama, tiny_tokenizer
 from mnemo import MnemoError
 from mnemo.cli import main
 from mnemo.data.babilong import BabiLongData
+from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
 from mnemo.hf.tuning.accuracy import accuracy_by_segments, answered
 from mnemo.hf.tuning.batches import Draw, build_task, check_room, collate
@@ -67,7 +68,7 @@ def test_stages() -> None:
 
 
 def test_rows_end_anywhere_in_their_last_segment_and_only_answers_have_labels(task: Any) -> None:
-    draw = Draw(task, [Stage(1, 96), Stage(3, 64)], 16, 0.0, 0)
+    draw = Draw(task, [Stage(1, 96), Stage(3, 64)], 16, 0.0, 0.0, 0)
     batch = draw.micro_batch(5, 0, 1)
     assert batch["input_ids"].shape == (16, 192) and (batch["segments"], batch["segment"]) == (3, 64)
     lengths = batch["attention_mask"].sum(1)
@@ -82,10 +83,31 @@ def test_rows_end_anywhere_in_their_last_segment_and_only_answers_have_labels(ta
 
 
 def test_earlier_stages_are_mixed_in(task: Any) -> None:
-    draw = Draw(task, [Stage(1, 96), Stage(2, 64), Stage(3, 64)], 1, 0.5, 0)
+    draw = Draw(task, [Stage(1, 96), Stage(2, 64), Stage(3, 64)], 1, 0.5, 0.0, 0)
     drawn = [draw.micro_batch(step, 0, 2)["segments"] for step in range(60)]
     assert 15 < drawn.count(3) < 45 and drawn.count(1) > 3 and drawn.count(2) > 3
     assert {draw.micro_batch(step, 0, 0)["segments"] for step in range(10)} == {1}
+
+
+def test_far_samples_have_all_facts_before_the_last_segment(task: Any) -> None:
+    """The last segment of far samples names none of their persons; one segment and other samples do not change."""
+    stages, tokenizer = [Stage(1, 96), Stage(4, 64)], tiny_tokenizer()
+    shares = {far: Draw(task, stages, 32, 0.0, far, 0) for far in (0.0, 0.5, 1.0)}
+
+    def near(far: float, step: int) -> int:
+        """Rows with a fact in their last segment, before the question."""
+        batch = shares[far].micro_batch(step, 0, 1)
+        mask = batch["attention_mask"].bool()
+        texts = [tokenizer.decode(ids[kept][192:]) for ids, kept in zip(batch["input_ids"], mask, strict=True)]
+        before = [text.partition("Question")[0] for text in texts if "Question" in text]
+        return sum(any(name in text for name in PERSONS) for text in before)
+
+    found = {far: sum(near(far, step) for step in range(4)) for far in shares}
+    assert found[1.0] == 0 and 0.3 * found[0.0] < found[0.5] < 0.75 * found[0.0]
+    assert torch.equal(*(shares[far].micro_batch(3, 0, 0)["input_ids"] for far in (0.0, 1.0)))
+    assert torch.equal(*(shares[0.5].micro_batch(3, 0, 1)["input_ids"] for _ in range(2)))
+    with pytest.raises(MnemoError, match="--far are shares from 0 to 1"):
+        options(far=1.5)
 
 
 def test_a_mixed_batch_equals_its_rows(task: Any) -> None:
