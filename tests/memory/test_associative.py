@@ -23,6 +23,8 @@ CONFIGS = {
     "no-normaliser": Associative(key_dim=4, normaliser=False),
     "heads": Associative(key_dim=4, heads=2, nu=2),
     "channels": Associative(key_dim=2, heads=2, gate="channel"),
+    "bounded": Associative(key_dim=4, bounded=True),
+    "bounded-channels": Associative(key_dim=4, heads=2, gate="channel", normaliser=False, bounded=True),
 }
 
 
@@ -61,7 +63,7 @@ def slow_write(memory: AssociativeMemory, rows: Tensor, state: Associations) -> 
             strengths = of_head(memory, rows[row], lambda y: memory.strength(y).sigmoid(), head).expand_as(values)
             found = torch.stack([reference.features(key, config.nu, config.unit_keys) for key in keys])
             normaliser = state.normaliser[row, head] if config.normaliser else None
-            options = {"correct": config.correction, "unit": config.unit_keys}
+            options = {"correct": config.correction, "unit": config.unit_keys, "bounded": config.bounded}
             matrix, total = reference.write(found, values, strengths, state.matrix[row, head], normaliser, **options)
             matrices.append(matrix)
             sums.append(state.normaliser[row, head] if total is None else total)
@@ -124,6 +126,41 @@ def test_a_rewritten_key_returns_its_new_value_only() -> None:
         kept = memory.write(first, Associations(state.matrix, state.normaliser))
         assert_close(kept.normaliser, state.normaliser)
         assert memory.write(other, state).normaliser.norm() > size
+
+
+def size_after(config: Associative, segments: int, tokens: int = 16) -> tuple[float, float]:
+    """Norm of the matrix and sum of the normaliser after many segments whose memory tokens have similar rows."""
+    memory = memory_of(config)
+    torch.nn.init.constant_(memory.strength.bias, 3.0)
+    chance = torch.Generator().manual_seed(1)
+    state = memory.init(1, torch.zeros(1, dtype=torch.float64))
+    with torch.no_grad():
+        for _ in range(segments):
+            text = torch.randn(1, 1, DIM, generator=chance, dtype=torch.float64)
+            own = torch.randn(1, tokens, DIM, generator=chance, dtype=torch.float64)
+            state = memory.write(text + 0.3 * own, state)
+    return float(state.matrix.norm()), float(state.normaliser.sum())
+
+
+def test_similar_keys_of_a_segment_let_the_matrix_grow_unless_bounded() -> None:
+    """In float64, so this is a property of the published rule and not of rounding; the normaliser stays small."""
+    published, normaliser = size_after(Associative(key_dim=4), 300)
+    bounded, _ = size_after(Associative(key_dim=4, bounded=True), 300)
+    assert published > 1e6 and normaliser < 100 and bounded < 100
+    assert size_after(Associative(key_dim=4, bounded=True), 1500)[0] < 100
+    assert size_after(Associative(key_dim=4), 300, tokens=1)[0] < 100  # a single memory token is stable
+
+
+def test_the_bound_does_not_change_the_first_segment_or_single_tokens() -> None:
+    torch.manual_seed(4)
+    rows = torch.randn(3, 2, 5, DIM, dtype=torch.float64)
+    memory, bounded = memory_of(Associative(key_dim=4)), memory_of(Associative(key_dim=4, bounded=True))
+    empty = memory.init(2, rows)
+    assert_close(bounded.write(rows[0], empty).matrix, memory.write(rows[0], empty).matrix)
+    states = [empty, empty]
+    for segment in rows:
+        states = [each.write(segment[:, :1], state) for each, state in zip((memory, bounded), states, strict=True)]
+    assert_close(states[0].matrix, states[1].matrix)
 
 
 def test_an_empty_memory_adds_nothing_and_bf16_keeps_a_wide_state() -> None:

@@ -51,6 +51,9 @@ class Associative:
     does not."""
     gate: Gate = "head"
     """Strength of writing: one number for each memory token and head, or one for each channel of its values."""
+    bounded: bool = False
+    """Limit the strength of writing such that the matrix cannot grow without bound in very long texts. The published
+    code has no limit: memory tokens with similar keys correct a value together, each of them by the whole error."""
 
     def __post_init__(self) -> None:
         for name in ("key_dim", "nu", "heads"):
