@@ -53,6 +53,9 @@ class Tuning:
     """Characters of books to use at most in each split."""
     memory: MemoryKind = "tokens"
     """Memory tokens, or an associative memory in every layer."""
+    bounded: bool = False
+    """Associative memory: limit writing, so that the memory cannot grow without bound over hundreds of segments. The
+    published memory has no limit."""
     tokens: int = 16
     """Memory tokens; 0 trains the model without memory."""
     start: Literal["random", "overlap"] = "random"
@@ -128,6 +131,8 @@ class Tuning:
             raise MnemoError("--mix, --cooldown, --promote and --far are shares from 0 to 1")
         if self.rate <= 0 or self.memory_rate <= 0:
             raise MnemoError("--rate and --memory-rate must be positive")
+        if self.bounded and self.memory != "associative":
+            raise MnemoError("--bounded is for --memory associative")
         if not self.stages:
             raise MnemoError("--stages needs at least one number of segments")
         _ = self.curriculum, self.lengths

@@ -55,6 +55,8 @@ def slow_read(memory: AssociativeMemory, x: Tensor, state: Associations) -> Tens
 
 def slow_write(memory: AssociativeMemory, rows: Tensor, state: Associations) -> Associations:
     config = memory.config
+    if config.bounded:
+        rows = rows / (rows.square().mean(-1, keepdim=True) + torch.finfo(rows.dtype).eps).sqrt()
     matrices, sums = [], []
     for row in range(len(rows)):
         for head in range(config.heads):
@@ -151,9 +153,26 @@ def test_similar_keys_of_a_segment_let_the_matrix_grow_unless_bounded() -> None:
     assert size_after(Associative(key_dim=4), 300, tokens=1)[0] < 100  # a single memory token is stable
 
 
-def test_the_bound_does_not_change_the_first_segment_or_single_tokens() -> None:
+def test_rows_that_contain_what_they_read_do_not_grow_if_bounded() -> None:
+    """Values of four times the row that is written: each segment reads, and writes its reading again."""
+    sizes = {}
+    for bounded in (False, True):
+        memory = memory_of(Associative(key_dim=4, bounded=bounded))
+        torch.manual_seed(6)
+        rows = torch.randn(60, 1, 2, DIM, dtype=torch.float64)
+        with torch.no_grad():
+            memory.value.weight.copy_(4 * torch.eye(DIM, dtype=torch.float64))
+            memory.query.weight.copy_(memory.key.weight)
+            state = memory.init(1, rows)
+            for segment in rows:
+                state = memory.write(segment + memory.read(segment, state), state)
+        sizes[bounded] = float(state.matrix.norm())
+    assert sizes[False] > 1e5 and sizes[True] < 200
+
+
+def test_the_bound_limits_neither_the_first_segment_nor_single_tokens() -> None:
     torch.manual_seed(4)
-    rows = torch.randn(3, 2, 5, DIM, dtype=torch.float64)
+    rows = torch.nn.functional.rms_norm(torch.randn(3, 2, 5, DIM, dtype=torch.float64), (DIM,))
     memory, bounded = memory_of(Associative(key_dim=4)), memory_of(Associative(key_dim=4, bounded=True))
     empty = memory.init(2, rows)
     assert_close(bounded.write(rows[0], empty).matrix, memory.write(rows[0], empty).matrix)

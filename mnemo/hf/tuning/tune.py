@@ -22,6 +22,7 @@ from mnemo.hf.tuning.batches import build_task, check_room
 from mnemo.hf.tuning.results import write_results
 from mnemo.hf.tuning.speed import measure_speed
 from mnemo.hf.tuning.trainer import MemoryTrainer, Say, precision_context
+from mnemo.memory import Associative
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.tuning import Tuning
 from mnemo.storage.weights import pick_device
@@ -88,7 +89,15 @@ def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
 def _with_memory(model: Any, options: Tuning) -> Any:
     """Add memory, and LoRA weights if they are trained instead of the model's."""
     torch.manual_seed(options.seed)
-    model = add_memory(model, options.tokens, options.segment, options.bptt, kind=options.memory, start=options.start)
+    model = add_memory(
+        model,
+        options.tokens,
+        options.segment,
+        options.bptt,
+        kind=options.memory,
+        associative=Associative(bounded=True) if options.bounded else None,
+        start=options.start,
+    )
     if not options.lora:
         return model
     try:

@@ -52,8 +52,9 @@ class Associative:
     gate: Gate = "head"
     """Strength of writing: one number for each memory token and head, or one for each channel of its values."""
     bounded: bool = False
-    """Limit the strength of writing such that the matrix cannot grow without bound in very long texts. The published
-    code has no limit: memory tokens with similar keys correct a value together, each of them by the whole error."""
+    """Keep the matrix from growing without bound in very long texts, for which the published code has no limit: rows
+    that write are scaled to a root mean square of one, since they contain what they read; and memory tokens with similar
+    keys together replace a value at most once, where each would correct the whole error. Set it before training."""
 
     def __post_init__(self) -> None:
         for name in ("key_dim", "nu", "heads"):

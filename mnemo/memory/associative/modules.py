@@ -87,6 +87,8 @@ class AssociativeMemory(nn.Module):
 
     def _write(self, rows: Tensor, memory: Associations) -> Associations:
         rows = rows.to(self.key.weight.dtype)
+        if self.config.bounded:
+            rows = F.rms_norm(rows, rows.shape[-1:])  # rows contain what they read: it would be written ever larger
         keys = self._features(self.key(rows)).to(memory.matrix.dtype)
         values = self._heads(self.value(rows)).to(keys.dtype)
         strength = self._heads(self.strength(rows).to(keys.dtype).sigmoid())  # (B, h, m, 1 or V)
