@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, install_command
 from mnemo.files import atomic
 from mnemo.hf.memory_tokens.options import MemoryConfig
 
 CARD = "README.md"
 MARK = "<!-- written by mnemo.hf -->"
 """Marks a page that saving may replace; another README.md is kept"""
-INSTALL = "pip install 'mnemo-lm[hf]'"
 PAGE = """---
 {front}
 ---
@@ -32,7 +31,7 @@ segment to segment.
 
 ## Loading
 
-This model needs the package Mnemo (`{install}`; from a checkout: `pip install '.[hf]'`). One import registers it:
+This model needs the package Mnemo ({install}). One import registers it:
 
 ```python
 import mnemo.hf
@@ -96,7 +95,7 @@ def card(config: MemoryConfig, training: str | None, scores: Mapping[str, Any] |
         base=base,
         memory=_memory(config),
         segment=config.segment,
-        install=INSTALL,
+        install=install_command("hf"),
         tokenizer=name or "THIS FOLDER",
         options=rows,
         training=training or "Not described. `model.save_card(folder, training=..., scores=...)` adds it.",

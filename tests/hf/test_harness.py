@@ -219,7 +219,8 @@ def test_the_harness_class_for_hugging_face_warns_of_windows(folder: Path) -> No
     from lm_eval.models.huggingface import HFLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    theirs = HFLM(pretrained=model, tokenizer=tiny_tokenizer(), device="cpu", max_length=16)
+    harness_class: Any = HFLM
+    theirs = harness_class(pretrained=model, tokenizer=tiny_tokenizer(), device="cpu", max_length=16)
     with pytest.warns(UserWarning, match="without the memory of earlier windows") as caught:
         theirs.loglikelihood_rolling(instances("loglikelihood_rolling", (STORY,)), disable_tqdm=True)
     assert len(caught) == 1

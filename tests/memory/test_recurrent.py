@@ -34,6 +34,9 @@ class NoTables:
     def relation(self, layer: Layer, num_keys: int, ahead: int = 0) -> Relation:
         raise AssertionError("recurrent layers have no positions")
 
+    def mirrored(self, layer: Layer, num_keys: int) -> Relation | None:
+        raise AssertionError("recurrent layers have no positions")
+
 
 SEGMENT = Segment(tables=NoTables())
 

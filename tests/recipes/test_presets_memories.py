@@ -147,7 +147,7 @@ def test_memory_tokens_add_a_row_each() -> None:
 def test_published_rmt_has_its_quirks() -> None:
     plain, quirks = (preset(f"rmt-wikitext103-seg50-m10-bptt2{form}") for form in ("", "@published"))
     assert quirks.train.bptt_stale and not plain.train.bptt_stale
-    assert quirks.model.tokens is not None and quirks.model.tokens.identical_init
+    assert isinstance(quirks.model.tokens, MemoryTokens) and quirks.model.tokens.identical_init
     assert quirks.model.tokens.ahead == "wrap"
     prefix = preset("rmt-wikitext103-seg150-mt10@published").model.tokens
     assert prefix is not None and prefix.carry_read

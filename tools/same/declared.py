@@ -203,4 +203,18 @@ DECLARED: tuple[Declared, ...] = (
         after="b0b46ce",
         why="each direction of attention draws its own dropout mask of the sinusoids, as in the published code",
     ),
+    Declared(
+        case="sizes-and-exits",
+        file="outputs/10-estimate.json",
+        field="layouts*.memory.*",
+        after="b0b46ce",
+        why="LaMemo in training projects the sinusoids of each direction by itself: more activations",
+    ),
+    Declared(
+        case="associative",
+        file="*",
+        field="*",
+        after="b0b46ce",
+        why="a new memory, which earlier commits refuse",
+    ),
 )

@@ -8,7 +8,7 @@ from mnemo.errors import MnemoError, shorten
 from mnemo.interop.convert import formats
 from mnemo.interop.convert.infer_arguments import Arguments
 from mnemo.interop.convert.nvidia import one_key_less
-from mnemo.memory import Lookahead, Plan
+from mnemo.memory import Lookahead, MemoryTokens, Plan
 from mnemo.model import InitConfig, ModelConfig
 from mnemo.model.embedding import Bins
 from mnemo.model.layers import DropoutConfig
@@ -28,7 +28,7 @@ def published_arguments(config: ModelConfig, segment: int, target: str) -> Argum
         arguments = _hugging_face(arguments, config)
     elif target == "lamemo":
         arguments = arguments | {"attn_type": 3, "layer_norm_eps": config.norm_eps, **_lookahead(config)}
-    elif target == "rmt" and config.tokens is not None:
+    elif target == "rmt" and isinstance(config.tokens, MemoryTokens):
         tokens = config.tokens
         arguments |= {"num_mem_tokens": tokens.num, "mem_at_end": tokens.write}
         arguments["read_mem_from_cache"] = tokens.memory_sees_cache

@@ -132,6 +132,7 @@ class WriteTokens:
     num_read: ClassVar[int] = 0
     reach: ClassVar[int] = 0
     blocks: ClassVar[bool] = False
+    ahead: ClassVar[Literal["signed"]] = "signed"
     write: ClassVar[bool] = True
     carries: ClassVar[bool] = False
     carry_read: ClassVar[bool] = False
@@ -142,6 +143,13 @@ class WriteTokens:
             raise ValueError(f"{self.num} memory tokens")
         if self.std < 0:
             raise ValueError(f"deviation {self.std} of the memory tokens is negative")
+
+    def pattern(self, num_tokens: int, cached: int = 0) -> Tensor:
+        """The mask of one segment, boolean (Q, cached + Q): every row sees itself and all rows before it."""
+        import torch
+
+        rows = num_tokens + self.num
+        return torch.ones(rows, cached + rows, dtype=torch.bool).tril(cached)
 
     @property
     def num_written(self) -> int:
