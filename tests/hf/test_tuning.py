@@ -19,6 +19,7 @@ from mnemo.hf import add_memory, load_adapter
 from mnemo.hf.tuning.accuracy import accuracy_by_segments, answered
 from mnemo.hf.tuning.batches import Draw, build_task, check_room, collate
 from mnemo.hf.tuning.curriculum import CurriculumState
+from mnemo.hf.tuning.results import draw_results
 from mnemo.hf.tuning.trainer import build_optimizer
 from mnemo.hf.tuning.tune import compile_layers, load_model, speed, tune
 from mnemo.recipes.tuning import Stage, Tuning
@@ -235,6 +236,33 @@ def test_speed_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert [result["case"] for result in results] == ["training", "training, checkpointed", "reading"]
     assert all(result["ratio"] == result["memory"] / result["plain"] for result in results)
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_the_stored_figure_is_that_of_its_measurements(tmp_path: Path) -> None:
+    """Compare the numbers in the description; coordinates depend on the version of matplotlib."""
+    pytest.importorskip("matplotlib")
+    docs = TINY_LLAMA.parents[2] / "docs"
+    drawn = draw_results(docs / "measurements" / "h200-babilong.json", tmp_path / "new.svg").read_text()
+    stored = (docs / "pictures" / "babilong-smollm2.svg").read_text()
+    assert drawn.partition("<desc")[2].partition("</desc>")[0] == stored.partition("<desc")[2].partition("</desc>")[0]
+    assert "ARMT (published): 79.90 at tokens 50,000,000" in drawn
+    page = (docs / "babilong.md").read_text()
+    for result in json.loads((docs / "measurements" / "h200-babilong.json").read_text())["results"]:
+        row = next(line for line in page.splitlines() if line.startswith(f"| {result['segments']:,} | "))
+        low, high = (round(100 * edge) for edge in result["interval"])
+        for value in (result["length"], 100 * result["accuracy_cut"], result["samples"]):
+            assert f"| {value:,.0f} |" in row
+        assert f"{100 * result['accuracy']:.0f} [{low}, {high}]" in row
+
+
+def test_bounded_memories_are_saved_as_such(tmp_path: Path) -> None:
+    model, _ = load_model(options(memory="associative", bounded=True))
+    assert all(layer.config.bounded for layer in model.memory_tokens.layers)
+    model.save_pretrained(tmp_path)
+    again: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(layer.config.bounded for layer in again.memory_tokens.layers)
+    with pytest.raises(MnemoError, match="--bounded is for --memory associative"):
+        options(bounded=True)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
