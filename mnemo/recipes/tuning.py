@@ -110,7 +110,7 @@ class Tuning:
     precision: Literal["bf16", "fp32"] = "fp32"
     """bf16: computation in bfloat16, with weights and optimizer in single precision."""
     compiled: Annotated[bool, tyro.conf.arg(name="compile")] = False
-    """Compile the layers once with torch.compile."""
+    """Compile the layers, and reading and writing of associative memories, once with torch.compile."""
     plain_segments: int = 1
     """Samples of up to this many segments keep all activations, which is faster; longer ones compute them again."""
     device: str = "auto"

@@ -226,7 +226,7 @@ def test_compiled_layers_keep_their_hooks() -> None:
     tokens = torch.arange(5, 133)[None]
     with torch.no_grad():
         expected = model(input_ids=tokens).logits
-        compile_layers(model.backbone)
+        compile_layers(model)
         with torch.compiler.set_stance("force_eager"):
             torch.testing.assert_close(model(input_ids=tokens).logits, expected)
 

@@ -192,6 +192,20 @@ def test_an_empty_memory_adds_nothing_and_bf16_keeps_a_wide_state() -> None:
     assert memory.read(rows, after).dtype == torch.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
+@pytest.mark.parametrize("bounded", [False, True])
+def test_reading_and_writing_are_one_graph_each(bounded: bool) -> None:
+    """So that a compiler can fuse all operations; nothing waits for values on a GPU."""
+    memory = memory_of(Associative(key_dim=4, bounded=bounded)).float()
+    rows = torch.randn(2, 3, DIM)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        state = memory.write(rows, memory.init(2, rows))
+        read, write = (torch.compile(part, backend="eager", fullgraph=True) for part in (memory.read, memory.write))
+        assert_close(read(rows, state), memory.read(rows, state))
+        for ours, theirs in zip(write(rows, state), memory.write(rows, state), strict=True):
+            assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
