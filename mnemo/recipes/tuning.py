@@ -54,8 +54,8 @@ class Tuning:
     memory: MemoryKind = "tokens"
     """Memory tokens, or an associative memory in every layer."""
     bounded: bool = False
-    """Associative memory: limit writing, so that the memory cannot grow without bound over hundreds of segments. The
-    published memory has no limit."""
+    """Associative memory: limit writing, so that the memory does not grow exponentially over hundreds of segments.
+    The published memory has no limit."""
     tokens: int = 16
     """Memory tokens; 0 trains the model without memory."""
     start: Literal["random", "overlap"] = "random"
