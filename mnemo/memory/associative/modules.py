@@ -121,7 +121,7 @@ class AssociativeMemory(nn.Module):
         """(B, h, m, 1): the largest strength with which all memory tokens together replace a value at most once.
 
         Writing multiplies the matrix by 1 - M, where M is the sum of b phi phi^T / (z . phi) over the memory tokens.
-        With b <= z . phi_i / sum_j phi_i . phi_j its eigenvalues are at most 1, so that writing amplifies nothing in the matrix.
+        With b <= z . phi_i / sum_j phi_i . phi_j its eigenvalues are at most 1: the matrix is not amplified.
         """
         overlaps = keys @ keys.sum(2)[..., None]
         return (self._sums(keys, normaliser) if self.config.normaliser else 1.0) / overlaps
