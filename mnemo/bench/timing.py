@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from mnemo.progress import Advance
 
@@ -64,6 +65,18 @@ def take_turns(
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def device_seconds(function: Callable[[], object], device: torch.device) -> float | None:
+    """Call a function; return the time for which a GPU computed, without waiting for Python. None if unknown."""
+    if device.type != "cuda":
+        function()
+        return None
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        function()
+        wait(device)
+    kernels = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]
+    return sum(event.time_range.elapsed_us() for event in kernels) / 1e6 or None
 
 
 def allocated(device: torch.device) -> int:

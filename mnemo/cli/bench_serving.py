@@ -147,23 +147,36 @@ def save(found: dict[str, Any], curves: dict[str, list[GrowthPoint]], out: Path 
 
 
 def _print_sessions(results: Sequence[LoadResult]) -> None:
-    headers = ("sessions", "rows", "first token s", "p99", "tokens/s", "of a batch's", "ms/token", "p99", "MiB/session")
+    headers = (
+        "sessions",
+        "rows",
+        "first token s",
+        "p99",
+        "written/s",
+        "of a batch's",
+        "rows in use",
+        "ms/token",
+        "p99",
+    )
+    headers += ("all tokens/s", "MiB/session")
     rows = []
     for found in results:
         first = (f"{found.first_token_p50:.3f}", f"{found.first_token_p99:.3f}")
-        speed = (f"{found.tokens_per_second:,.0f}", f"{found.share:.0%}")
+        speed = (f"{found.tokens_per_second:,.0f}", f"{found.share:.0%}", f"{found.rows_in_use:.0%}")
         gaps = (f"{1e3 * found.token_p50:.2f}", f"{1e3 * found.token_p99:.2f}")
-        rows.append((found.sessions, found.rows, *first, *speed, *gaps, f"{found.state_bytes / 2**20:.1f}"))
+        total, size = f"{found.total_tokens_per_second:,.0f}", f"{found.state_bytes / 2**20:.1f}"
+        rows.append((found.sessions, found.rows, *first, *speed, *gaps, total, size))
     console.table(rows, headers)
 
 
 def _print_curves(curves: dict[str, list[GrowthPoint]]) -> None:
-    headers = ("", "tokens so far", "ms/written token", "ms/read token", "MiB")
+    headers = ("", "tokens so far", "ms/written token", "GPU ms", "ms/read token", "MiB")
     rows = [
         (
             name,
             f"{point.length:,}",
             f"{1e3 * point.seconds_per_token:.2f}",
+            "-" if point.device_seconds_per_token is None else f"{1e3 * point.device_seconds_per_token:.2f}",
             f"{1e3 * point.read_seconds_per_token:.3f}",
             f"{point.bytes / 2**20:,.1f}",
         )

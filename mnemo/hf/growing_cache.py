@@ -20,10 +20,11 @@ class GrowingCacheConversation:
     """One text in a Llama with random weights, of the size of a Mnemo model.
 
     Layers, width and heads are the model's. A Llama's feed-forward layer has three matrices where Mnemo's has two, so
-    its width is two thirds.
+    its width is two thirds. Kernels are launched one by one from Python (eager mode), which is the default of
+    transformers, and takes most of the time of a small model on a GPU.
     """
 
-    name = "transformer, growing cache"
+    name = "Llama in transformers (eager), growing cache"
 
     def __init__(self, like: Model) -> None:
         config = like.config

@@ -30,10 +30,16 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs. Graphs that never run at the same time may share the memory of one `pool`."""
+    """Records CUDA graphs. Graphs that never run at the same time may share the memory of one `pool`.
 
-    def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None) -> None:
+    CUDA reports calls that must not happen during a recording, such as waiting for the device. `one_thread`: only those
+    of the recording thread, so that other threads may use the device. Otherwise those of all threads: a backward pass
+    runs in a thread of autograd, and belongs to the recording.
+    """
+
+    def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None, one_thread: bool = False) -> None:
         self.device, self.warmup_calls, self.pool = device, warmup_calls, pool
+        self.error_mode = "thread_local" if one_thread else "global"
 
     def warm(self, function: Callable[[], Any]) -> None:
         # On a side stream: work on the default stream before a recording can make the recording fail.
@@ -46,8 +52,7 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: a server copies states while its engine records.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode=self.error_mode):
             output = function()
         return output, graph.replay
 
@@ -68,7 +73,8 @@ class RecordedFunction:
         self, function: Callable[[], Any], device: torch.device, restored: Sequence[Tensor] = (), pool: Any = None
     ) -> None:
         self.function, self.restored = function, tuple(restored)
-        recorder = CudaRecorder(device, warmup_calls=WARMUP_CALLS, pool=pool)
+        # Inference has no backward pass, and a server's other threads copy states while its engine records.
+        recorder = CudaRecorder(device, warmup_calls=WARMUP_CALLS, pool=pool, one_thread=True)
         self._recorder = recorder if device.type == "cuda" else None
         self._result: Any = None
         self._replay: Callable[[], None] | None = None

@@ -40,10 +40,10 @@ class RingCopies:
     def load(self, row: int, state: DecodeState) -> None:
         """Replace a row by a state of one row."""
         self.row.fill_(row)
-        for (_, target), (_, source) in zip(leaves(self.arriving.state), leaves(state.state), strict=True):
-            target.copy_(source)
-        for (_, target), (_, source) in zip(leaves(self.arriving.open), leaves(state.open), strict=True):
-            target[:, :, : source.shape[2]].copy_(source)
+        num_open = state.open[0].keys.shape[2]
+        opened = [target[:, :, :num_open] for _, target in leaves(self.arriving.open)]
+        targets = [*(target for _, target in leaves(self.arriving.state)), *opened]
+        _copy_all(targets, [source for _, source in leaves((state.state, state.open))])
         self.arriving.count.copy_(state.count)
         self._load()
 
@@ -61,11 +61,11 @@ class RingCopies:
         caches, opened = self._unload()
         count = self.one.counts[0].to("cpu", copy=True)
         num_open = int(count)
-        return DecodeState(
-            tuple(KeyValueCache(*(part.clone() for part in cache)) for cache in caches),
-            tuple(KeyValues(*(part[:, :, :num_open].clone() for part in pair)) for pair in opened),
-            count,
-        )
+        opened = tuple(KeyValues(*(part[:, :, :num_open] for part in pair)) for pair in opened)
+        copied = DecodeState(*tree_map(lambda leaf: leaf.new_empty(leaf.shape), (caches, opened)), count=count)
+        targets = [leaf for _, leaf in leaves((copied.state, copied.open))]
+        _copy_all(targets, [leaf for _, leaf in leaves((caches, opened))])
+        return copied
 
     def _take_row(self) -> tuple[tuple[KeyValueCache, ...], tuple[KeyValues, ...]]:
         for source, target in self._pairs():
@@ -76,3 +76,10 @@ class RingCopies:
         """Tensors of all rows and of the single one."""
         mine, single = (*self.rings.buffers, *self.rings.cursors), (*self.one.buffers, *self.one.cursors)
         return list(zip(mine, single, strict=True))
+
+
+def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors with one call for each type; tensors that lie in one piece take one kernel together."""
+    for dtype in {target.dtype for target in targets}:
+        pairs = [(target, source) for target, source in zip(targets, sources, strict=True) if target.dtype == dtype]
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))  # type: ignore[attr-defined]

@@ -14,11 +14,21 @@ import torch
 from torch import Tensor
 
 from mnemo.memory.protocol import Call, OpenSegment, Segment
-from mnemo.memory.state import State, select
+from mnemo.memory.state import State, select, tree_zip
 from mnemo.ops import Blocks, Causal
 
 if TYPE_CHECKING:
     from mnemo.model import Model
+
+
+def can_pad(model: Model) -> bool:
+    """Whether rows of a group may use different numbers of the tokens that it is fed.
+
+    In Transformer-XL's memory, later tokens leave no trace, and to commit a segment computes nothing.
+    """
+    config = model.config
+    caches = all(memory.traits.key_value_cache for memory in config.memory.memories(config.num_layers))
+    return caches and config.tokens is None
 
 
 class SegmentLayers:
@@ -133,6 +143,17 @@ class RowGroup:
             memory_tokens = OpenMemoryTokens(layers.model, own_state, layers.segment)
         return cls(layers, rows, layers.open(state), memory_tokens, 0)
 
+    @staticmethod
+    def merged(groups: Sequence[RowGroup]) -> RowGroup:
+        """The rows of groups with equally many open tokens, in one group; they keep their numbers."""
+        if len(groups) == 1:
+            return groups[0]
+        state = tree_zip(_cat, *(group.state() for group in groups))
+        opened = tree_zip(_cat, *(group.open_part(group.num_open) for group in groups))
+        merged = RowGroup.empty(groups[0].layers, state, [row for group in groups for row in group.rows])
+        merged.reopen(opened, groups[0].count)
+        return merged
+
     def reopen(self, opened: tuple[Any, ...], count: int) -> None:
         """Continue with the first `count` open tokens of each row of what `open_part` returned."""
         self.count = count
@@ -149,16 +170,36 @@ class RowGroup:
         ends = range(self.layers.segment - self.count, tokens.shape[1], self.layers.segment)
         return torch.cat([self._feed_part(part) for part in tokens.tensor_split(list(ends), 1)], 1)
 
+    def feed_padded(self, tokens: Tensor, lengths: Sequence[int]) -> tuple[Tensor, list[RowGroup]]:
+        """Read tokens (B, T) that fit into the open segment, of which row b uses the first lengths[b].
+
+        Return the last layer's rows, and a group for each length. Only for lengths that are equal, or for memories in
+        which the padding after a row's tokens leaves no trace (`can_pad`).
+        """
+        hidden = self._append(tokens)
+        parts = self.split(lengths)
+        for part in parts:
+            part._grow(lengths[part.rows[0]])
+        return hidden, parts
+
     def _feed_part(self, tokens: Tensor) -> Tensor:
         """Read tokens that fit into the open segment."""
+        hidden = self._append(tokens)
+        self._grow(tokens.shape[1])
+        return hidden
+
+    def _append(self, tokens: Tensor) -> Tensor:
+        """Compute tokens after the open ones, without counting them."""
         if self.count == 0:
             self.memory_tokens.open(self._feed_rows)
         x = self.layers.model.embedding(tokens)
-        hidden = self._feed_rows(x, self.memory_tokens.num_read + self.count, Causal())
-        self.count += tokens.shape[1]
+        return self._feed_rows(x, self.memory_tokens.num_read + self.count, Causal())
+
+    def _grow(self, num_tokens: int) -> None:
+        """Count tokens that were computed; a full segment is committed."""
+        self.count += num_tokens
         if self.count == self.layers.segment:
             self._commit()
-        return hidden
 
     def _feed_rows(self, x: Tensor, begin: int, mask: Causal | Blocks, written: bool = False) -> Tensor:
         return self.layers.feed(self.stages, x, begin, mask, written)
@@ -198,3 +239,7 @@ class RowGroup:
         index = torch.tensor(places, dtype=torch.int64)
         stages = [stage.select(index) for stage in self.stages]
         return RowGroup(self.layers, rows, stages, self.memory_tokens.select(index), self.count)
+
+
+def _cat(*parts: Tensor) -> Tensor:
+    return torch.cat(parts)

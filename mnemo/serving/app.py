@@ -9,11 +9,12 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from mnemo.errors import MnemoError
+from mnemo.serving.api.answers import NoAnswer
 from mnemo.serving.api.chat import chat_routes
 from mnemo.serving.api.completions import completion_routes
 from mnemo.serving.api.models import model_routes
@@ -53,7 +54,7 @@ def create_app(
         routes=routes,
         middleware=[Middleware(Measured, server.metrics, routes), Middleware(Guard, settings)],
         exception_handlers={kind: _on_error for kind in (Exception, MnemoError, ApiError)}
-        | {HTTPException: _on_http_error},
+        | {HTTPException: _on_http_error, ClientDisconnect: _on_disconnect},
         lifespan=_lifespan,
     )
     app.state.server = server
@@ -73,6 +74,11 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     return as_api_error(error).response()
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """The client has closed the connection in the middle of its body."""
+    return NoAnswer()
 
 
 async def _on_http_error(request: Request, error: Any) -> Response:

@@ -1,8 +1,8 @@
 """The engine that computes many texts at the same time.
 
-Every turn writes one token of all texts that are being written, in one step, and then reads one segment of one text:
-a long text that is being read never makes others wait for longer than that. Texts that are being read take turns.
-Texts join and leave between steps.
+Every turn writes one token of all texts that are being written, in one step, and then reads at most a segment of one
+or several texts, in one pass: a long text that is being read never makes others wait for longer than that. Texts that
+are being read take turns. Texts join and leave between steps.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextState, read
-from mnemo.memory.state import leaves
 from mnemo.model import Model
 from mnemo.serving.engine import DEFAULT_QUEUE, Engine, ReadJob, engine_error
 from mnemo.serving.handle import Handle, Result, Token
 from mnemo.serving.reading import Reading
+from mnemo.serving.reading_passes import ReadingPasses
+from mnemo.serving.row_decoders import Layout, layout_of
 from mnemo.serving.writing_rows import WritingRows
 
 GPU_ROWS, CPU_ROWS = 64, 8
+READ_ROWS = 16
+"""Most texts that are read in one pass. A GPU reads a segment of so many in little more time than one, as long as
+launching kernels takes longer than computing them."""
 MOST_LAYOUTS = 2
 """Sizes of states whose buffers are kept for further texts of the same size."""
-
-Layout = tuple[tuple[tuple[int, ...], str], ...]
-"""Shapes and types of a state without its batch dimension: states of the same layout are computed together."""
 
 
 class BatchedEngine(Engine):
@@ -54,6 +56,7 @@ class BatchedEngine(Engine):
         self.fixed = self.on_gpu if fixed is None else fixed
         self._batches: dict[Layout, WritingRows] = {}
         self._readings: deque[Reading] = deque()
+        self._passes = ReadingPasses(model, segment, min(rows, READ_ROWS), self.fixed)
         self._active: dict[int, Handle] = {}
         if self.on_gpu:
             self._rows_for(empty_text(model, segment), rows).prepare()
@@ -106,7 +109,7 @@ class BatchedEngine(Engine):
 
     def _rows_for(self, text: TextState, rows: int) -> WritingRows:
         """The rows for states of this layout; unused rows of other layouts make room for new ones."""
-        layout = layout_of(text)
+        layout = layout_of((text.state.state, text.hidden))
         if layout not in self._batches:
             unused = [other for other, batch in self._batches.items() if not batch.texts]
             for other in unused[: len(self._batches) + 1 - MOST_LAYOUTS]:
@@ -166,30 +169,52 @@ class BatchedEngine(Engine):
             self._fail(text.handle, error)
 
     def _read(self) -> bool:
-        """Read a segment of the first text that has arrived; it goes to the end of the line."""
-        for _ in range(len(self._readings)):
-            reading = self._readings.popleft()
-            self._readings.append(reading)
-            if self._guarded(reading.handle, lambda _, reading=reading: self._read_piece(reading)):
-                return True
-        return False
+        """Read a piece of the first text that has arrived, and of others in the same pass; they go to the end."""
+        before = len(self._readings)
+        ready = self._ready()
+        if not ready:
+            return len(self._readings) < before
+        texts = self._passes.choose(ready)
+        for text in texts:
+            self._readings.remove(text)
+            self._readings.append(text)
+        try:
+            outputs = self._passes.compute(texts)
+        except Exception as error:
+            for text in texts:
+                self._fail(text.handle, error)
+            return True
+        self.passes += 1
+        for text, hidden in zip(texts, outputs, strict=True):
+            self._guarded(text.handle, lambda _, text=text, hidden=hidden: self._add(text, hidden))
+        return True
 
-    def _read_piece(self, reading: Reading) -> bool:
-        before, stopped = reading.tokens, self.is_stopped(reading.handle)
-        progressed = stopped or reading.step()
-        self.tokens_read += reading.tokens - before
-        if reading.finished or stopped:
-            self.end(reading.handle, reading.result)
-            self._forget(reading.handle)
-        return progressed
+    def _ready(self) -> list[Reading]:
+        """Texts whose next piece has arrived; those that are stopped, or complete already, end."""
+        for reading in list(self._readings):
+            self._guarded(reading.handle, lambda _, reading=reading: self._advance(reading))
+        return [reading for reading in self._readings if reading.piece is not None]
 
-    def _guarded(self, handle: Handle, function: Callable[[Handle], bool | None]) -> bool:
+    def _advance(self, reading: Reading) -> None:
+        if self.is_stopped(reading.handle) or (reading.arrive() and reading.finished):
+            self._end_reading(reading)
+
+    def _add(self, reading: Reading, hidden: Tensor) -> None:
+        self.tokens_read += reading.num_ready
+        reading.add(hidden)
+        if reading.finished:
+            self._end_reading(reading)
+
+    def _end_reading(self, reading: Reading) -> None:
+        self.end(reading.handle, lambda: reading.result(self._passes.state(reading)))
+        self._forget(reading.handle)
+
+    def _guarded(self, handle: Handle, function: Callable[[Handle], None]) -> None:
         """Call a function for one job; an error ends that job only."""
         try:
-            return bool(function(handle))
+            function(handle)
         except Exception as error:
             self._fail(handle, error)
-            return True
 
     def _fail(self, handle: Handle, error: Exception) -> None:
         handle.fail(engine_error(error))
@@ -200,6 +225,7 @@ class BatchedEngine(Engine):
         self._active.pop(id(handle), None)
         for reading in [reading for reading in self._readings if reading.handle is handle]:
             reading.close()
+            self._passes.forget(reading)
             self._readings.remove(reading)
 
 
@@ -207,7 +233,3 @@ def empty_text(model: Model, segment: int) -> TextState:
     """A text of one token after an empty memory."""
     state, _ = read(model, torch.zeros(1, dtype=torch.int64), segment=segment)
     return state
-
-
-def layout_of(text: TextState) -> Layout:
-    return tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for _, leaf in leaves((text.state.state, text.hidden)))

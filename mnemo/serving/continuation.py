@@ -18,8 +18,8 @@ from mnemo.errors import MnemoError
 from mnemo.inference.generation import AnyState
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.draws import LARGEST_SEED
-from mnemo.serving.engine import EngineClosed, EngineFull, Handle, Job, Progress, ReadJob, Token, WriteJob
-from mnemo.serving.errors import ApiError, too_busy
+from mnemo.serving.engine import EngineClosed, Handle, Job, Progress, ReadJob, Token, WriteJob
+from mnemo.serving.errors import ApiError
 from mnemo.serving.forgetting import ForgettingHandle
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.store import Turn
@@ -113,6 +113,11 @@ class Continuation:
         self._handles: list[Handle | ForgettingHandle] = []
         self._cancelled = False
 
+    @property
+    def _moves_session(self) -> bool:
+        """Whether the next request of the session continues the text."""
+        return self.turn is not None and not self.wanted.fork
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """All pieces of all choices, as they are computed. Closing the iterator stops the computation."""
         work = asyncio.create_task(self._work())
@@ -122,7 +127,7 @@ class Continuation:
             await work
         finally:
             self._cancel()
-            await _end_of(work)
+            await end_of(work)
 
     def _cancel(self) -> None:
         self._cancelled = True
@@ -169,8 +174,13 @@ class Continuation:
     ) -> tuple[AnyState, list[TokenText]]:
         """The state after the tokens, and their log-probabilities if they are echoed."""
         top = self.wanted.top_logprobs if self.wanted.echo else None
-        ids_of = [torch.tensor(ids)]
-        job = ReadJob(state=state, ids=ids_of, keep_losses=top is not None, top_logprobs=top or 0)
+        job = ReadJob(
+            state=state,
+            ids=[torch.tensor(ids)],
+            keep_losses=top is not None,
+            top_logprobs=top or 0,
+            together=self.turn is None,  # a session must have the same bits after a restart
+        )
         handle, losses, likeliest = self._submit(job), [], []
         async with aclosing(_events(handle)) as events:
             async for event in events:
@@ -194,7 +204,7 @@ class Continuation:
         if not self.wanted.echo or not prompt:
             return ""
         stream = TextStream(self.model.codec.decoder(), before)
-        text = "".join(map(stream.feed, prompt)) + stream.finish()
+        text = "".join(map(stream.feed, prompt)) + stream.finish(is_end=not self.wanted.max_tokens)
         for index in range(first, first + self.wanted.n):
             self._pieces.put_nowait(Piece(index, text, tuple(tokens)))
         return text
@@ -218,7 +228,7 @@ class Continuation:
                 tokens = () if wanted.top_logprobs is None else (shown,)
                 if text or tokens:
                     self._pieces.put_nowait(Piece(start.index, text, tokens))
-        rest, result = stream.finish(), handle.result()
+        rest, result = stream.finish(is_end=not self._moves_session), handle.result()
         if written or not result.cancelled:
             await self._end(start, read, written, result.state)
         self._pieces.put_nowait(Piece(start.index, rest, (), "stop" if stream.stopped else "length"))
@@ -249,18 +259,14 @@ class Continuation:
         if start.index % self.wanted.n == 0:  # the state of one choice for each prompt
             self.usage.tokens_read += len(written)
             self.usage.state_bytes += self.model.state_bytes(state)
-        if self.turn is None or self.wanted.fork or (self._cancelled and not self.wanted.stream):
+        if not self._moves_session or (self._cancelled and not self.wanted.stream):
             return
+        assert self.turn is not None
         draws = self._first_draw + len(written)
         await self.turn.advance(read=read, state=start.state, written=written, seed=self.seed, draws=draws)
 
     def _submit(self, job: Job) -> Handle | ForgettingHandle:
-        try:
-            handle = (self.model if self.turn is None else self.turn).engine.submit(job)
-        except EngineFull as error:
-            raise too_busy(str(error), 1) from None
-        except EngineClosed as error:
-            raise ApiError(503, str(error), kind="server_error", code="shutting_down") from None
+        handle = (self.model if self.turn is None else self.turn).engine.submit(job)
         self._handles.append(handle)
         if self._cancelled:
             handle.cancel()
@@ -283,8 +289,8 @@ async def _events(handle: Handle | ForgettingHandle) -> AsyncGenerator[Token | P
     try:
         async for event in handle.aevents():
             yield event
-    except EngineClosed as error:
-        raise ApiError(503, str(error), kind="server_error", code="shutting_down") from None
+    except EngineClosed:
+        raise
     except MnemoError as error:
         raise ApiError(500, str(error), kind="server_error", code="model_failed") from None
 
@@ -294,7 +300,7 @@ def _first(errors: BaseExceptionGroup[Exception]) -> Exception:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _end_of(task: asyncio.Task[None]) -> None:
+async def end_of(task: asyncio.Task[None]) -> None:
     """Wait for the end of a task; further cancellations of the caller do not interrupt it."""
     cancelled = False
     while not task.done():

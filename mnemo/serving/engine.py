@@ -99,6 +99,9 @@ class ReadJob:
     """Report the loss of each token"""
     top_logprobs: int = 0
     """Likeliest tokens to report at the place of every token; with them, losses are computed in double precision"""
+    together: bool = False
+    """Whether other texts may be read in the same pass, which is faster, but may change the rounding of the numbers.
+    Without it, the bits of the result depend on nothing but the state and the ids."""
 
     def check(self) -> None:
         """Raise MnemoError for values that make no sense."""
@@ -125,6 +128,8 @@ class EngineStats:
     tokens_read: int
     steps: int
     """Steps so far; a step writes one token of every text that is being written"""
+    passes: int
+    """Passes so far; a pass reads at most one segment of one or several texts"""
 
 
 class Engine(ABC):
@@ -135,7 +140,7 @@ class Engine(ABC):
 
     def __init__(self, *, rows: int, queue_limit: int = DEFAULT_QUEUE) -> None:
         self.rows, self.queue_limit = rows, queue_limit
-        self.tokens_written = self.tokens_read = self.steps = 0
+        self.tokens_written = self.tokens_read = self.steps = self.passes = 0
         self._waiting: deque[Handle] = deque()
         self._changed = threading.Condition()
         self._closing = self._abandoned = self._woken = False
@@ -175,6 +180,7 @@ class Engine(ABC):
             tokens_written=self.tokens_written,
             tokens_read=self.tokens_read,
             steps=self.steps,
+            passes=self.passes,
         )
 
     @abstractmethod

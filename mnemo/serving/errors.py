@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from mnemo.errors import MnemoError, shorten
+from mnemo.serving.engine import EngineClosed, EngineFull
 from mnemo.serving.session_errors import SessionError
 
 LONGEST_MESSAGE = 1000
@@ -92,6 +93,10 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, SessionError):
         kind = "server_error" if error.status >= 500 else "invalid_request_error"
         return ApiError(error.status, str(error), kind=kind, param="session", code=error.code)
+    if isinstance(error, EngineFull):
+        return too_busy(str(error), 1)
+    if isinstance(error, EngineClosed):
+        return ApiError(503, str(error), kind="server_error", code="shutting_down")
     if isinstance(error, MnemoError):
         return invalid(str(error))
     return ApiError(500, "internal error of the server; its log has the details", kind="server_error", code="internal")

@@ -45,6 +45,12 @@ class IncomingIds:
             self._changed.notify()
             return taken
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything was taken, and nothing more will arrive."""
+        with self._changed:
+            return self._ended and not self._buffered and self._error is None
+
     def _cut(self, count: int) -> Tensor:
         parts = []
         while count and self._pieces:

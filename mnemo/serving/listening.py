@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mnemo.errors import MnemoError
 from mnemo.serving.settings import Settings
@@ -51,6 +55,7 @@ class AppServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
+            http=_protocol(settings.upload_seconds),
             ws="none",
             lifespan="on",
             timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
@@ -67,6 +72,41 @@ class AppServer(uvicorn.Server):
         # Streams without an end, such as the studio's curves, end when they see this.
         self._app.state.server.stopping = True
         await super().shutdown(sockets)
+
+
+class HeadersInTime(H11Protocol):
+    """Closes a connection whose client does not send the headers of a request in time; uvicorn waits for ever."""
+
+    seconds: float
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def _watch(self) -> None:
+        """Start the timer if headers are awaited, and stop it if they are complete."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.seconds, self.transport.close)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _protocol(seconds: float) -> type[HeadersInTime]:
+    return type("HeadersInTime", (HeadersInTime,), {"seconds": seconds})
 
 
 @contextmanager

@@ -73,6 +73,7 @@ class _Present(Collector):
             "tokens_read": CounterMetricFamily("mnemo_tokens_read", "Tokens read", labels=["model"]),
             "tokens_written": CounterMetricFamily("mnemo_tokens_written", "Tokens written", labels=["model"]),
             "steps": CounterMetricFamily("mnemo_steps", "Steps of the engine", labels=["model"]),
+            "passes": CounterMetricFamily("mnemo_passes", "Passes that read texts", labels=["model"]),
         }
         for model in self.models:
             stats = model.engine.stats()

@@ -16,9 +16,12 @@ from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.ring_decoder import Rings, suits
 from mnemo.inference.row_group import RowGroup, SegmentLayers
 from mnemo.inference.shared_rows import SharedRows, can_share
-from mnemo.memory.state import State, tree_map, tree_zip
+from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
 from mnemo.ops.cuda import decode_kernels
+
+Layout = tuple[tuple[tuple[int, ...], str], ...]
+"""Shapes and types of a state without its batch dimension: states of the same layout are computed together."""
 
 
 class RowDecoder(Protocol):
@@ -143,16 +146,7 @@ class SegmentRows:
     def _by_count(self, groups: list[RowGroup]) -> list[RowGroup]:
         """One group for each number of open tokens."""
         counts = sorted({group.count for group in groups})
-        return [self._merged([group for group in groups if group.count == count]) for count in counts]
-
-    def _merged(self, groups: list[RowGroup]) -> RowGroup:
-        if len(groups) == 1:
-            return groups[0]
-        states = tree_zip(_cat, *(group.state() for group in groups))
-        opened = tree_zip(_cat, *(group.open_part(group.num_open) for group in groups))
-        merged = self._open(states, [row for group in groups for row in group.rows])
-        merged.reopen(opened, groups[0].count)
-        return merged
+        return [RowGroup.merged([group for group in groups if group.count == count]) for count in counts]
 
     def take(self, row: int) -> DecodeState:
         if row in self.counts:
@@ -160,8 +154,7 @@ class SegmentRows:
             group = self.shared.extract([row], self.counts[row])
         else:
             group = next(group for group in self.groups if row in group.rows).choose([row])
-        state = tree_map(Tensor.clone, group.state())
-        return DecodeState(state, group.open_part(group.num_open), torch.tensor([group.count]))
+        return state_of(group)
 
     def move(self, source: int, target: int) -> None:
         self.counts.pop(target, None)
@@ -222,5 +215,11 @@ def _without(group: RowGroup, row: int) -> RowGroup | None:
     return chosen
 
 
-def _cat(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
+def state_of(group: RowGroup) -> DecodeState:
+    """A copy of the state of a group of one row."""
+    state = tree_map(Tensor.clone, group.state())
+    return DecodeState(state, group.open_part(group.num_open), torch.tensor([group.count]))
+
+
+def layout_of(state: State) -> Layout:
+    return tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for _, leaf in leaves(state))

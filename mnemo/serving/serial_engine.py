@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import MnemoError
+from mnemo.inference.decoder import Decoder
 from mnemo.inference.generation import NOT_FINITE, TextState
 from mnemo.inference.sampling import sample
 from mnemo.model import Model, Output
@@ -21,7 +22,7 @@ class SerialEngine(Engine):
     def __init__(self, model: Model, segment: int, *, queue_limit: int = DEFAULT_QUEUE) -> None:
         self.model, self.segment = model.eval(), segment
         self.handle: Handle | None = None
-        self.task: Writing | Reading | None = None
+        self.task: Writing | ReadAlone | None = None
         super().__init__(rows=1, queue_limit=queue_limit)
 
     def active(self) -> tuple[Handle, ...]:
@@ -50,14 +51,15 @@ class SerialEngine(Engine):
             self._leave()
         return progressed
 
-    def _open(self, handle: Handle) -> Writing | Reading:
+    def _open(self, handle: Handle) -> Writing | ReadAlone:
         if isinstance(handle.job, WriteJob):
             return Writing(self.model, self.segment, handle)
-        return Reading(self.model, self.segment, handle, self.wake)
+        return ReadAlone(Reading(self.model, self.segment, handle, self.wake))
 
-    def _count(self, task: Writing | Reading, tokens: int) -> None:
-        if isinstance(task, Reading):
+    def _count(self, task: Writing | ReadAlone, tokens: int) -> None:
+        if isinstance(task, ReadAlone):
             self.tokens_read += tokens
+            self.passes += tokens > 0
         else:
             self.tokens_written += tokens
             self.steps += tokens
@@ -66,6 +68,40 @@ class SerialEngine(Engine):
         if self.task is not None:
             self.task.close()
         self.handle = self.task = None
+
+
+class ReadAlone:
+    """A text that is being read, with a decoder for it alone."""
+
+    def __init__(self, text: Reading) -> None:
+        self.text = text
+        self.decoder: Decoder | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.text.tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.text.finished
+
+    def step(self) -> bool:
+        """Read up to the end of the segment; False if not enough of the text has arrived."""
+        if not self.text.arrive():
+            return False
+        ids = self.text.piece
+        if ids is not None and not self.text.finished:
+            model = self.text.model
+            self.decoder = self.decoder or Decoder(model, self.text.start, self.text.segment)
+            self.text.add(self.decoder.feed(ids[None].to(model.device)).hidden)
+        return True
+
+    def result(self) -> Result:
+        """The state after the pieces so far."""
+        return self.text.result(None if self.decoder is None else self.decoder.state())
+
+    def close(self) -> None:
+        self.text.close()
 
 
 class Writing:

@@ -1,9 +1,9 @@
 """A session in the hands of one request: reads and writes go to a working copy, and are noted for the log.
 
 Tokens that were written are read again, all at once, and the session continues from the state after that. The state
-after writing depends on the texts that were written in the same steps, by rounding. Reading computes one text at a
-time, in pieces that depend on nothing but the number of tokens. So the session depends on its records alone, and
-replaying them gives the same state, bit for bit, at the speed of reading.
+after writing depends on the texts that were written in the same steps, by rounding. A session's texts are read alone
+(`ReadJob.together` is false), in pieces that depend on nothing but the number of tokens. So the session depends on its
+records alone, and replaying them gives the same state, bit for bit, at the speed of reading.
 """
 
 from __future__ import annotations

@@ -90,19 +90,20 @@ class SessionStore:
         self._lock = threading.RLock()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         """Least recently used first"""
-        for path in sorted(self._sessions.iterdir()):
-            self._found(path)
+        found = [entry for path in sorted(self._sessions.iterdir()) if (entry := self._found(path)) is not None]
+        self._entries.update((entry.id, entry) for entry in sorted(found, key=lambda entry: entry.facts.changed))
 
-    def _found(self, path: Path) -> None:
-        """Add a session that an earlier process has left."""
+    def _found(self, path: Path) -> Entry | None:
+        """A session that an earlier process has left; None if it is incomplete or damaged."""
         if path.name.startswith(atomic.PREFIX):
             shutil.rmtree(path, ignore_errors=True)
-            return
+            return None
         try:
             folder = SessionFolder.open(path)
-            self._entries[path.name] = Entry(path.name, folder, folder.outline())
+            return Entry(path.name, folder, folder.outline())
         except (MnemoError, OSError) as error:
             _notes.warning(f"mnemo: note: session {path.name} is left out: {error}")
+            return None
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -30,11 +30,16 @@ class TextStream:
         self._held += self.decoder.feed([token])
         return self._up_to_stop()
 
-    def finish(self) -> str:
-        """The rest of the text, after its last token."""
+    def finish(self, is_end: bool = True) -> str:
+        """The rest of the text, after its last token.
+
+        `is_end`: False if another stream goes on from the last tokens. It then gets the character of which some bytes
+        are still missing.
+        """
         if self.stopped:
             return ""
-        self._held += self.decoder.finish()
+        if is_end:
+            self._held += self.decoder.finish()
         return self._up_to_stop() + self._release()
 
     def _up_to_stop(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 PLACES = (
@@ -110,11 +110,23 @@ def overflow(page: Page) -> int:
 
 
 def save_picture(page: Page, path: Path, height: int) -> None:
-    """Save the top of a page as a picture with few colours, which is a third of the size."""
+    """Save the top of a page as a picture."""
     width = page.evaluate("window.innerWidth")
     page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+    _reduce(path)
+
+
+def save_part(part: Locator, path: Path) -> None:
+    """Save one part of a page as a picture; at the top of the page, where the header covers nothing of it."""
+    part.page.evaluate("scrollTo(0, 0)")
+    part.page.screenshot(path=path, full_page=True, clip=part.bounding_box())  # type: ignore[arg-type]
+    _reduce(path)
+
+
+def _reduce(path: Path) -> None:
+    """Reduce a picture to few colours: a third of the size."""
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(96).save(path, optimize=True)
+        picture.convert("RGB").quantize(192).save(path, optimize=True)
 
 
 if __name__ == "__main__":

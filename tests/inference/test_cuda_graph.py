@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ CUDA = torch.device("cuda")
 class Recording(Rerun):
     """Stands in for `CudaRecorder` on a CPU."""
 
-    def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None) -> None:
+    def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None, one_thread: bool = False) -> None:
         self.device, self.warmup_calls = device, warmup_calls
 
     def warm(self, function: Callable[[], Any]) -> None:
@@ -74,6 +76,23 @@ def test_other_devices_record_nothing() -> None:
     recorded = RecordedFunction(counter, torch.device("cpu"), (counter.count,))
     assert [int(recorded()) for _ in range(3)] == [10, 20, 30]
     assert not recorded.is_recorded and counter.calls == 3
+
+
+def test_only_inference_lets_other_threads_use_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass runs in another thread: CUDA must report its forbidden calls too."""
+    modes = []
+
+    @contextmanager
+    def graph(_: Any, *, pool: Any, capture_error_mode: str) -> Iterator[None]:
+        modes.append(capture_error_mode)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(CudaRecorder, "warm", lambda *_: None)
+    RecordedFunction(lambda: None, CUDA)()
+    CudaRecorder(CUDA, warmup_calls=1).record(lambda: None)
+    assert modes == ["thread_local", "global"]
 
 
 @pytest.mark.gpu

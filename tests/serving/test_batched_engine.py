@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,12 +23,14 @@ from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.row_group import RowGroup
 from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.shared_rows import SharedRows
+from mnemo.memory.state import leaves
 from mnemo.model import Model
 from mnemo.ops.cuda import decode_kernels
 from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.engine import Engine, Handle, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.row_decoders import RingRows
 from mnemo.serving.serial_engine import SerialEngine
+from mnemo.serving.writing_rows import WritingRows
 
 SEGMENT = 4
 WAIT = 60
@@ -88,7 +91,7 @@ def tokens_of(handle: Handle, cancel_after: int | None = None) -> list[Token]:
 
 def run_all(engine: Engine, requests: list[Request]) -> list[list[Token]]:
     """Everything that the requests write; parts are submitted when the engine is at many different places."""
-    reads = [engine.submit(ReadJob(state=None, ids=[request.ids()])) for request in requests]
+    reads = [engine.submit(ReadJob(state=None, ids=[request.ids()], together=True)) for request in requests]
     both = list(zip(requests, reads, strict=True))
     firsts = [engine.submit(request.write(read.result(WAIT).state)) for request, read in both]
     written, seconds = [], []
@@ -319,8 +322,6 @@ def test_memories_of_different_lengths(engine: BatchedEngine) -> None:
 
 
 def test_states_are_not_changed_and_results_are_copies(engine: BatchedEngine) -> None:
-    from mnemo.memory.state import leaves
-
     state = read(engine)
     before = [leaf.clone() for _, leaf in leaves(state)]
     first = engine.submit(Request(0, 9, Sampling(), 1).write(state)).result(WAIT).state
@@ -373,3 +374,174 @@ def test_with_fixed_rows_the_numbers_do_not_depend_on_other_texts(name: str, dev
         alone = [run_all(engine, [request])[0] for request in requests]
         together = run_all(engine, requests)
     assert together == alone
+
+
+@contextmanager
+def held(engine: BatchedEngine) -> Iterator[None]:
+    """Stop the engine's thread inside a step, so that everything that is submitted meanwhile is there at once."""
+    reached, gate = threading.Event(), threading.Event()
+
+    def wait(_: int) -> bool:
+        reached.set()
+        return gate.wait(WAIT)
+
+    job = WriteJob(state=read(engine), num_tokens=2, sampling=Sampling(), seed=0, until=wait)
+    handle = engine.submit(job)
+    assert reached.wait(WAIT)
+    yield
+    gate.set()
+    handle.result(WAIT)
+
+
+def passes_of(engine: BatchedEngine, lengths: Sequence[int], **changes: Any) -> int:
+    """Passes in which texts of these lengths are read, all of which are submitted at once."""
+    with held(engine):
+        before = engine.stats().passes
+        ids = [random_tokens(1, length, seed=length)[0] for length in lengths]
+        handles = [engine.submit(ReadJob(state=None, ids=[one], together=True, **changes)) for one in ids]
+    for handle, length in zip(handles, lengths, strict=True):
+        assert handle.result(WAIT).tokens == length
+    return engine.stats().passes - before
+
+
+@pytest.mark.parametrize(("length", "pieces"), [(32, 1), (64, 2), (70, 3)])
+def test_equal_prompts_of_64_sessions_are_read_in_few_passes(length: int, pieces: int) -> None:
+    """Of 16 texts each; one after the other it would be a pass for each piece of each text."""
+    with closing(BatchedEngine(random_model(), 32, rows=64, fixed=True)) as engine:
+        assert passes_of(engine, [length] * 64) == 64 // 16 * pieces
+
+
+def test_prompts_of_different_lengths_share_passes() -> None:
+    with closing(BatchedEngine(random_model(), 32, rows=16, fixed=True)) as engine:
+        assert passes_of(engine, [17, 32, 20, 31]) == 1
+        assert passes_of(engine, [3, 16, 17, 32]) == 2  # padded to 16 and to 32
+        assert passes_of(engine, [32, 40, 50, 64]) == 3  # a whole segment of all; 8 and 18 of two; 32 of one
+
+
+def test_a_pass_without_fixed_rows_has_at_most_the_tokens_of_a_segment() -> None:
+    """On a CPU its time grows with them, and texts that are being written wait for it."""
+    with closing(BatchedEngine(random_model(), 32, rows=8)) as engine:
+        assert passes_of(engine, [4] * 8) == 1
+        assert passes_of(engine, [8, 5, 6, 7, 8, 8]) == 2
+        assert passes_of(engine, [32] * 3) == 3
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_text_that_must_be_reproduced_is_read_alone(fixed: bool) -> None:
+    model, ids = random_model(dtype=torch.float32), random_tokens(1, 21)[0]
+    with closing(BatchedEngine(model, 8, rows=8, fixed=fixed)) as engine:
+        alone = engine.submit(ReadJob(state=None, ids=[ids])).result(WAIT)
+        with held(engine):
+            others = [engine.submit(ReadJob(state=None, ids=[ids], together=True)) for _ in range(4)]
+            again = engine.submit(ReadJob(state=None, ids=[ids]))
+        for other in others:
+            assert other.result(WAIT).nats == pytest.approx(alone.nats)
+        pairs = zip(leaves(alone.state), leaves(again.result(WAIT).state), strict=True)
+        assert all(torch.equal(leaf, other) for (_, leaf), (_, other) in pairs)
+
+
+@pytest.mark.parametrize("name", ["xl-plan", "lookahead", "rmt-with-cache", "compressive-most-used", "lstm"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_texts_that_are_read_together_have_the_same_losses_and_states(name: str, fixed: bool) -> None:
+    """From the beginning and from inside a segment, in rows that leave at different times."""
+    model, results = random_model(**MECHANISMS[name]), []
+    lengths = (9, 3, 16, 3, 1, 8, 12)
+    for kind in (SerialEngine, BatchedEngine):
+        options: dict[str, Any] = dict(rows=4, fixed=fixed) if kind is BatchedEngine else {}
+        with closing(kind(model, 8, **options)) as engine:
+            states = [None] * len(lengths)
+            for part in range(2):
+                ids = [random_tokens(1, length, seed=length + part)[0] for length in lengths]
+                jobs = [
+                    ReadJob(state=state, ids=[one], keep_losses=True, together=True)
+                    for state, one in zip(states, ids, strict=True)
+                ]
+                handles = [engine.submit(job) for job in jobs]
+                found = [handle.result(WAIT) for handle in handles]
+                states = [result.state for result in found]
+                events = [[event for event in handle.events() if isinstance(event, Progress)] for handle in handles]
+                results.append((found, events))
+    for (mine, my_events), (theirs, their_events) in zip(results[:2], results[2:], strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert (one.tokens, one.predicted) == (other.tokens, other.predicted)
+            for (_, leaf), (_, same) in zip(leaves(one.state), leaves(other.state), strict=True):
+                assert_close(leaf, same)
+        for ours, others in zip(my_events, their_events, strict=True):
+            assert [event.tokens for event in ours] == [event.tokens for event in others]
+            assert [event.losses for event in ours] == [pytest.approx(event.losses) for event in others]
+
+
+def test_damaged_and_broken_texts_end_alone(engine: BatchedEngine) -> None:
+    """Texts in the same pass go on."""
+    ids = random_tokens(1, 6)[0]
+    fine = read(engine)
+    damaged = fine._replace(hidden=torch.full_like(fine.hidden, float("nan")))
+    with held(engine):
+        jobs = [ReadJob(state=state, ids=[ids], together=True) for state in (fine, damaged, fine)]
+        handles = [engine.submit(job) for job in jobs]
+        wrong = engine.submit(ReadJob(state=None, ids=[torch.tensor([10**6])], together=True))
+    assert handles[0].result(WAIT).nats == pytest.approx(handles[2].result(WAIT).nats)
+    with pytest.raises(MnemoError, match="not finite"):
+        handles[1].result(WAIT)
+    with pytest.raises(MnemoError):
+        wrong.result(WAIT)
+
+
+def test_a_pass_that_fails_ends_its_texts_and_the_engine_goes_on(
+    engine: BatchedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(RowGroup, "feed_padded", lambda *_: 1 / 0)
+        with pytest.raises(MnemoError, match="the model failed: division by zero"):
+            read(engine)
+    assert read(engine).tokens == 6
+    assert engine.stats().reading == 0
+
+
+def test_rows_are_full_while_texts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions arrive at once, read their prompts, and write; counted at every step."""
+    used, start = [], WritingRows.start_step
+
+    def counted(batch: WritingRows) -> None:
+        used.append((len(batch.texts), engine.stats().queued))
+        start(batch)
+
+    choose = random.Random(1)
+    with closing(BatchedEngine(random_model(), 16, rows=8, fixed=True)) as engine:
+        with held(engine):
+            reads = [
+                engine.submit(ReadJob(state=None, ids=[random_tokens(1, 16, seed=seed)[0]], together=True))
+                for seed in range(48)
+            ]
+        states = [handle.result(WAIT).state for handle in reads]
+        with held(engine):
+            monkeypatch.setattr(WritingRows, "start_step", counted)
+            jobs = [Request(0, choose.randint(5, 60), Sampling(), seed).write(s) for seed, s in enumerate(states)]
+            handles = [engine.submit(job) for job in jobs]
+        total = sum(handle.result(WAIT).tokens for handle in handles)
+    waiting = [rows for rows, queued in used if queued]
+    assert len(waiting) > 50
+    assert sum(rows == 8 for rows in waiting) >= 0.9 * len(waiting)
+    assert sum(rows for rows, _ in used) >= total - 2
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_with_fixed_rows_reading_together_gives_the_same_bits(device: str) -> None:
+    """Alone in a pass and at any place among others; in the type and about the sizes of real models on a GPU."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    sizes = dict(dim=32, head_dim=16) if device == "cpu" else dict(dim=512, num_heads=8, head_dim=64, inner_dim=2048)
+    model = random_model(dtype=torch.float32 if device == "cpu" else torch.bfloat16, memory=64, **sizes).to(device)
+    texts = [random_tokens(1, length, seed=length)[0] for length in (64, 64, 40, 150, 33, 9, 64, 129)]
+    jobs = [ReadJob(state=None, ids=[ids], together=True) for ids in texts]
+    with closing(BatchedEngine(model, 64, rows=16, fixed=True)) as engine:
+        alone = [engine.submit(job).result(WAIT) for job in jobs]
+        passes = engine.stats().passes
+        with held(engine):
+            handles = [engine.submit(job) for job in jobs]
+        together = [handle.result(WAIT) for handle in handles]
+        assert passes == 12 and engine.stats().passes - passes <= 7  # one of them before the engine is held
+    for one, other in zip(alone, together, strict=True):
+        assert one.nats == other.nats
+        for (_, leaf), (_, same) in zip(leaves(one.state), leaves(other.state), strict=True):
+            assert torch.equal(leaf, same)

@@ -205,6 +205,37 @@ def test_characters_of_several_bytes(client: openai.OpenAI) -> None:
     assert names[3:5] == ["bytes:\\xc3", "bytes:\\xa9"]
 
 
+def test_a_prompt_that_ends_inside_a_character(client: openai.OpenAI) -> None:
+    """The echo ends before the character; the text after it completes the character, or replaces it."""
+    prompt = list("café".encode())[:-1]
+    answer = complete(client, model="trained", prompt=prompt, echo=True, max_tokens=6, temperature=1000, logprobs=0)
+    offsets = answer.choices[0].logprobs.text_offset
+    assert answer.choices[0].text[:3] == "caf" and offsets[4] == 3
+    written = b"".join(raw_token(name) for name in answer.choices[0].logprobs.tokens)
+    assert answer.choices[0].text == written.decode("utf-8", "replace")
+
+
+def raw_token(name: str) -> bytes:
+    return bytes.fromhex(name.removeprefix("bytes:").replace("\\x", "")) if name.startswith("bytes:") else name.encode()
+
+
+def test_characters_that_two_requests_write(server: RunningServer, client: openai.OpenAI) -> None:
+    """Random bytes, one for each request, are the same text as all of them in one request."""
+    wish = {"model": "trained", "prompt": "", "seed": None, "temperature": 1000}
+    first, second = (session_of(server, model="trained") for _ in range(2))
+    texts = [complete(client, **wish, max_tokens=1, extra_body={"session": first}) for _ in range(60)]
+    whole = complete(client, **wish, max_tokens=60, extra_body={"session": second}).choices[0].text
+    assert whole.startswith("".join(answer.choices[0].text for answer in texts))
+    assert len(whole) < 60  # some characters have several bytes
+
+
+def test_too_many_log_probabilities(client: openai.OpenAI) -> None:
+    for wish in ({"max_tokens": 16_384, "n": 64}, {"prompt": "ab" * 60_000, "echo": True, "max_tokens": 0}):
+        with pytest.raises(openai.BadRequestError, match="log-probabilities of") as caught:
+            complete(client, **{"logprobs": 20} | wish)
+        assert caught.value.param == "logprobs"
+
+
 def session_of(server: RunningServer, **options: Any) -> str:
     body = {"model": "tiny", "seed": 5} | options
     return httpx2.post(f"{server.url}/v1/sessions", json=body).json()["id"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import pytest
 from helpers.http_server import RunningServer, running, serial, wait_for
 from helpers.sessions import random_run
 
+from mnemo.serving.app import create_app
 from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.settings import Settings
 
@@ -137,6 +139,33 @@ def test_a_body_that_does_not_arrive() -> None:
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
             connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
             assert connection.recv(1000).split()[1] == b"408"
+
+
+def test_headers_that_do_not_arrive() -> None:
+    with slow_server(upload_seconds=0.2) as (server, _):
+        whole = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        for before in (b"", whole):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=3) as connection:
+                connection.sendall(before)
+                while before and b"}" not in connection.recv(1000):  # the end of the answer
+                    pass
+                connection.sendall(whole[:-2])
+                assert not connection.recv(1000)  # the server has closed the connection
+
+
+def test_a_client_that_disconnects_in_its_body_gets_no_answer() -> None:
+    app, sent = create_app([serial(random_run())]), []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    asyncio.run(app(scope, receive, send))
+    assert not sent
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -32,9 +33,12 @@ def test_sessions() -> None:
         assert 0 < found.first_token_p50 <= found.first_token_p99
         assert 0 < found.token_p50 <= found.token_p99
         assert found.tokens_per_second > 0 and found.batch_tokens_per_second > 0
+        assert found.total_tokens_per_second > 0
         assert found.peak_bytes is None
     assert one.state_bytes == many.state_bytes > nbytes(model.init(1, cached=True))
     assert one.to_json()["share_of_batch"] == one.share
+    assert one.rows_in_use == 1 and 0.8 < many.rows_in_use <= 1  # of 5 texts in 2 rows, the last is alone
+    assert one.read_passes == 2 and 8 <= many.read_passes <= 10  # on a CPU only their ends fit into common passes
 
 
 def test_the_state_of_a_conversation_does_not_grow_and_a_cache_does() -> None:
@@ -70,6 +74,9 @@ def test_pictures(tmp_path: Path) -> None:
     points = [GrowthPoint(length, 0.002, 0.0001, 2**20 * length) for length in (100, 300)]
     paths = write_figures(tmp_path / "load.json", {"Mnemo": points, "other": points})
     assert [path.name for path in paths] == ["load-cost.svg", "load-memory.svg"]
+    points = [replace(point, device_seconds_per_token=0.001) for point in points]
+    paths = write_figures(tmp_path / "load.json", {"Mnemo": points, "other": points})
+    assert [path.name for path in paths] == ["load-cost.svg", "load-gpu.svg", "load-memory.svg"]
     assert all("Mnemo" in path.read_text() and "</svg>" in path.read_text() for path in paths)
 
 
@@ -80,7 +87,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert main(["bench", "--serving", "tiny-bytes", *options.split(), "--out", str(out)]) == 0
     found = json.loads(out.read_text())["serving"]
     assert [row["sessions"] for row in found["sessions"]] == [1, 3]
-    assert {"Mnemo", "transformer, growing cache"} >= set(found["growth"]) >= {"Mnemo"}
+    assert {"Mnemo", "Llama in transformers (eager), growing cache"} >= set(found["growth"]) >= {"Mnemo"}
     assert (tmp_path / "load-cost.svg").is_file() and (tmp_path / "load-memory.svg").is_file()
     assert "MiB/session" in capsys.readouterr().out
 

@@ -34,7 +34,7 @@ class Recording(Rerun):
 
     batches: ClassVar[list[WritingRows]] = []
 
-    def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None) -> None:
+    def __init__(self, device: torch.device, *, warmup_calls: int, pool: Any = None, one_thread: bool = False) -> None:
         self.warmup_calls = warmup_calls
 
     def warm(self, function: Callable[[], Any]) -> None:

@@ -82,10 +82,13 @@ def test_text_in_other_encodings(server: SessionServer, session: str) -> None:
     assert server.show(session)["tokens"] == 4 * len(TEXT)
 
 
-def test_an_unknown_letter_late_in_a_long_text(server: SessionServer, session: str) -> None:
-    """The model has read most of it by then."""
+def test_an_unknown_letter_late_in_a_long_text(
+    server: SessionServer, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model has read most of it by then: the letter is encoded when little of the text before it is left."""
+    monkeypatch.setattr("mnemo.serving.incoming_ids.MOST_BUFFERED", 1000)
     before = server.show(session)
-    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 35_000 + "Z", params={"stream": True})
+    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 100_000 + "Z", params={"stream": True})
     assert answer.status_code == 200 and "is not in the vocabulary" in answer.text
     assert server.show(session) == before
 

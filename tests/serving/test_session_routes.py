@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
+from helpers.http_server import serial, wait_for
 from helpers.session_server import SessionServer, events_of, session_server
 from helpers.sessions import SEGMENT, TEXT, random_run
 
+from mnemo.data.encoded_pieces import PIECE
 from mnemo.inference.sampling_options import Sampling
+from mnemo.serving.api import sessions
+from mnemo.serving.engine import EngineClosed, EngineFull
 from mnemo.session.session import Session
 
 LONG = (TEXT * 9)[3:]
@@ -136,3 +141,61 @@ def test_the_openai_client(server: SessionServer, session: str) -> None:
         chunks = client.completions.create(**options, stream=True)
         assert "".join(chunk.choices[0].text for chunk in chunks) == local.generate(6)
     assert server.show(session)["tokens"] == local.num_tokens
+
+
+def test_names_of_digits(server: SessionServer, session: str) -> None:
+    server.read(session, TEXT)
+    memory = server.client.get(f"/sessions/{session}/memory").content
+    for name in ("2024", "true"):
+        assert server.client.post("/sessions", params={"name": name}, content=memory).json()["name"] == name
+        assert server.client.post(f"/sessions/{session}/fork", params={"name": name}).json()["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        ("text/plain; charset*" + "9" * 5000 + "=x", 3),
+        ('text/plain; format=flowed; Charset="UTF-16-LE"', 3),
+        ("text/plain; charset=none", None),
+    ],
+)
+def test_encodings_in_the_header(server: SessionServer, session: str, kind: str, tokens: int | None) -> None:
+    text = "cat".encode("utf-16-le" if "UTF-16" in kind else "utf-8")
+    answer = server.client.post(f"/sessions/{session}/read", content=text, headers={"Content-Type": kind})
+    assert answer.status_code == (400 if tokens is None else 200), answer.text
+    assert server.show(session)["tokens"] == (tokens or 0)
+
+
+def test_losses_need_a_stream(server: SessionServer, session: str) -> None:
+    answer = server.client.post(f"/sessions/{session}/read", params={"losses": "true"}, content=TEXT)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "losses"
+    assert server.show(session)["tokens"] == 0
+
+
+@pytest.mark.parametrize(("error", "status"), [(EngineFull, 429), (EngineClosed, 503)])
+def test_an_engine_that_takes_no_texts(
+    server: SessionServer, session: str, error: type[Exception], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(job: object) -> None:
+        raise error("not now")
+
+    monkeypatch.setattr(server.store.models["tiny"].engine, "submit", refuse)
+    answer = server.client.post(f"/sessions/{session}/read", content=TEXT)
+    assert answer.status_code == status and answer.json()["error"]["message"] == "not now"
+
+
+def test_a_client_that_receives_no_events_stops_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_AHEAD", 1)
+    path = tmp_path / "text"
+    path.write_text("cat" * PIECE)
+    text, pieces = sessions.FileText(path, serial(random_run())), []
+    reader = iter(text)
+    first = len(next(reader))
+    thread = threading.Thread(target=lambda: pieces.append(len(next(reader))))
+    thread.start()
+    thread.join(0.2)
+    assert not pieces
+    text.received(first)
+    wait_for(lambda: pieces)
+    text.close()
+    assert list(reader) == []

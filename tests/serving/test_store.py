@@ -121,6 +121,16 @@ def logs(store: SessionStore, session: str) -> list[Path]:
     return sorted((store._sessions / session).glob("*.log"))
 
 
+def test_the_order_of_use_survives_a_kill(stores: Stores) -> None:
+    store = stores.start()
+    made = [store.create("letters") for _ in range(6)]
+    for session in (made[3], made[0]):
+        advance(store, session, 1, 2)
+    order = store.ids()
+    assert order[:2] == [made[0], made[3]] and order[2:] == [made[5], made[4], made[2], made[1]]
+    assert stores.start().ids() == order
+
+
 def test_a_kill_loses_nothing_that_was_committed(stores: Stores) -> None:
     store = stores.start()
     session = used(store)

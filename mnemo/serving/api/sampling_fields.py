@@ -27,6 +27,8 @@ COMMON = (
     *UNSUPPORTED,
 )
 MOST_LOGPROBS = 20
+MOST_REPORTED = 1 << 21
+"""Log-probabilities in an answer; each takes some hundred bytes until the answer is sent"""
 MOST_STOPS, LONGEST_STOP = 16, 1000
 LARGEST_SEED = 2**61
 
@@ -51,6 +53,8 @@ class CommonFields:
         top_logprobs: int | None,
         echo: bool = False,
     ) -> Wanted:
+        written = len(prompts) * self.n * max_tokens
+        _check_reported(written + (sum(map(len, prompts)) if echo else 0), top_logprobs)
         return Wanted(
             model=self.model,
             prompts=prompts,
@@ -66,6 +70,14 @@ class CommonFields:
             session=self.session,
             fork=self.fork,
         )
+
+
+def _check_reported(tokens: int, top_logprobs: int | None) -> None:
+    """Refuse a request whose log-probabilities would fill the memory."""
+    reported = 0 if top_logprobs is None else tokens * (top_logprobs + 1)
+    if reported > MOST_REPORTED:
+        problem = f"{reported:,} log-probabilities of {tokens:,} tokens are more than {MOST_REPORTED:,}"
+        raise invalid(f"{problem}: ask for fewer tokens, choices or likeliest tokens", "logprobs")
 
 
 def common_fields(fields: Fields, server: Server) -> CommonFields:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ EVENT_SECONDS = 0.1
 """Shortest time between two progress events."""
 LARGEST_LENGTH = 1 << 24
 FIELDS = ("name", "seed", "memory_length", "memory")
+TEXT_FIELDS = ("model", "name", "encoding")
+"""Fields of an address that stay text even if they consist of digits."""
+MOST_AHEAD = 1 << 20
+"""Tokens that the model may be ahead of the progress events that the client has received."""
 
 
 def session_routes() -> list[Route]:
@@ -183,6 +187,9 @@ def _loaded(turn: Turn, path: Path) -> None:
 async def _read(request: Request) -> Response:
     server, store = _server(request)
     options = _query(request, ("stream", "encoding", "binary", "losses"))
+    streamed = options.flag("stream") or EVENT_STREAM in request.headers.get("accept", "")
+    if options.flag("losses") and not streamed:
+        raise invalid("'losses' needs 'stream=true': the losses are in the progress events", "losses")
     async with AsyncExitStack() as stack:
         stack.enter_context(server.admitted())
         turn = await stack.enter_async_context(store.turn(_id(request)))
@@ -191,7 +198,7 @@ async def _read(request: Request) -> Response:
             await asyncio.to_thread(require_text, path)
         text = FileText(path, server.model(turn.session.facts.model))
         events = _reading(turn, text, options.flag("losses"))
-        if options.flag("stream") or EVENT_STREAM in request.headers.get("accept", ""):
+        if streamed:
             # The answer is sent after this function has returned: the session stays locked until then.
             return Holding(EventStream(events, math.inf, server.metrics.cancelled.inc), stack.pop_all())
         return await whole_answer(request, math.inf, _last(events), server.metrics.cancelled.inc)
@@ -206,11 +213,13 @@ async def _reading(turn: Turn, text: FileText, keep_losses: bool) -> AsyncIterat
         async with aclosing(handle.aevents()) as events:
             async for event in events:
                 assert isinstance(event, Progress)
+                text.received(event.tokens)
                 if keep_losses or time.monotonic() - sent >= EVENT_SECONDS:
                     sent = time.monotonic()
                     yield _progress_json(event, text, keep_losses)
     finally:
         handle.cancel()  # if the client is gone; a job that is done stays as it is
+        text.close()
     result = handle.result()
     turn.take_read(noted, result.state)
     await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(turn.commit)))
@@ -238,7 +247,11 @@ async def _last(events: AsyncIterator[dict[str, Any]]) -> Response:
 
 
 class FileText:
-    """The token ids of a text file, and how far into the file each number of tokens reaches."""
+    """The token ids of a text file, and how far into the file each number of tokens reaches.
+
+    A client that receives its events slowly, or not at all, slows down the reading. Otherwise the events that wait for
+    it would need memory without a limit.
+    """
 
     def __init__(self, path: Path, model: ServedModel) -> None:
         self.size = path.stat().st_size
@@ -246,14 +259,36 @@ class FileText:
         self._places: deque[tuple[int, int]] = deque()
         """Tokens and bytes up to the end of pieces that are not read yet."""
         self._done = 0
+        self._received, self._closed = 0, False
+        self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[Tensor]:
         """Called in a thread of the engine."""
         tokens = 0
         for piece in self._pieces:
+            if not self._is_wanted(tokens):
+                return
             tokens += len(piece.ids)
             self._places.append((tokens, piece.num_bytes))
             yield torch.from_numpy(piece.ids)
+
+    def _is_wanted(self, tokens: int) -> bool:
+        """Wait until the client has received most of the events of these tokens; False after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or tokens < self._received + MOST_AHEAD)
+            return not self._closed
+
+    def received(self, tokens: int) -> None:
+        """Note that the client takes events up to this number of tokens."""
+        with self._changed:
+            self._received = tokens
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Hand out no further pieces."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     def bytes_of(self, tokens: int) -> int:
         """Bytes of the file that were read, up to the end of a piece; `tokens` never gets smaller."""
@@ -334,8 +369,8 @@ def _media_type(request: Request) -> str:
 
 def _query(request: Request, known: tuple[str, ...]) -> Fields:
     """Fields of the address, as if they were in a JSON body."""
-    values = {name: _query_value(value) for name, value in request.query_params.items()}
-    fields = Fields(values)
+    given = request.query_params.items()
+    fields = Fields({name: value if name in TEXT_FIELDS else _query_value(value) for name, value in given})
     fields.only(known)
     return fields
 
@@ -391,6 +426,8 @@ async def _text_file(request: Request, server: Server, store: SessionStore, opti
 
 def _charset(request: Request) -> str:
     """The encoding in the header Content-Type; UTF-8 if it has none."""
-    message = Message()
-    message["content-type"] = request.headers.get("content-type", "text/plain")
-    return message.get_content_charset("utf-8")
+    for parameter in request.headers.get("content-type", "").split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            return value.strip().strip('"')
+    return "utf-8"

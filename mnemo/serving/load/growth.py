@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mnemo.bench.timing import wait
+from mnemo.bench.timing import device_seconds, wait
 from mnemo.inference.generation import TextState
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import nbytes
@@ -22,7 +22,9 @@ from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.engine import ReadJob, WriteJob
 
 LENGTHS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
-TIMED_TOKENS, UNTIMED_TOKENS = 32, 4
+UNTIMED_TOKENS, TIMED_TOKENS, PROFILED_TOKENS = 4, 32, 32
+"""Tokens that are written at each length. Profiling slows Python down, so these tokens are separate."""
+WRITTEN_TOKENS = UNTIMED_TOKENS + TIMED_TOKENS + PROFILED_TOKENS
 
 
 class Conversation(Protocol):
@@ -55,6 +57,9 @@ class GrowthPoint:
     read_seconds_per_token: float
     """Mean time of the tokens read since the last point"""
     bytes: int
+    device_seconds_per_token: float | None = None
+    """Mean time of a written token for which a GPU computed; None on a CPU. The rest of the time it waited for Python.
+    For an engine, it includes copying the state in and out once."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,18 +80,19 @@ def measure_growth(
         for part in (8, *_parts(lengths)):
             ids = torch.randint(vocab_size, (part,), generator=generator)
             seconds = _read(conversation, ids, bar)
-            done += part + TIMED_TOKENS + UNTIMED_TOKENS
-            stamps = conversation.write(TIMED_TOKENS + UNTIMED_TOKENS)[UNTIMED_TOKENS - 1 :]
+            done += part + WRITTEN_TOKENS
+            stamps = conversation.write(UNTIMED_TOKENS + TIMED_TOKENS)[UNTIMED_TOKENS - 1 :]
             gaps = [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
-            points.append(GrowthPoint(done, statistics.median(gaps), seconds / part, conversation.nbytes()))
+            busy = device_seconds(lambda: conversation.write(PROFILED_TOKENS), conversation.device)
+            busy = None if busy is None else busy / PROFILED_TOKENS
+            points.append(GrowthPoint(done, statistics.median(gaps), seconds / part, conversation.nbytes(), busy))
         return points[1:]
 
 
 def _parts(lengths: Sequence[int]) -> list[int]:
     """Tokens to read before each measurement; the written ones count too."""
-    written = TIMED_TOKENS + UNTIMED_TOKENS
-    first = lengths[0] - 2 * written - 8
-    return [first, *(after - before - written for before, after in zip(lengths, lengths[1:], strict=False))]
+    first = lengths[0] - 2 * WRITTEN_TOKENS - 8
+    return [first, *(after - before - WRITTEN_TOKENS for before, after in zip(lengths, lengths[1:], strict=False))]
 
 
 def _read(conversation: Conversation, ids: Tensor, bar: Advance) -> float:

@@ -1,8 +1,9 @@
 """Time an engine under many sessions.
 
-1. All sessions arrive at once, each with a prompt to read and a text to write: time to the first token.
+1. All sessions arrive at once, each with a prompt to read and a few tokens to write: time to the first token.
 2. All sessions have read their prompts and write: tokens per second in all, and the time between tokens of a session.
    The same number of texts in one fixed batch, in which nothing joins and leaves, is the speed to compare with.
+3. All sessions arrive at once, read their prompts and write their texts: tokens per second of everything.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ class LoadResult:
     first_token_p99: float
     """Seconds from the arrival of all sessions to the first token of each, prompts included"""
     tokens_per_second: float
-    """Of all sessions together, while all write"""
+    """Written by all sessions together after their prompts; joining and leaving the batch included"""
+    total_tokens_per_second: float
+    """Read and written, from the arrival of all sessions to the last token"""
+    rows_in_use: float
+    """Share of the rows that have a text, of those that could have one, in the steps of the writing"""
+    read_passes: int
+    """Passes in which all prompts are read"""
     batch_tokens_per_second: float
     """The same for one fixed batch of as many texts, at most as many as the engine has rows"""
     token_p50: float
@@ -87,13 +94,15 @@ def _measure(model: Model, segment: int, count: int, load: Workload) -> LoadResu
     reset_peak(model.device)
     with closing(BatchedEngine(model, segment, rows=load.rows, queue_limit=2 * count)) as engine:
         # Compilation and recording of CUDA graphs belong to the start of a server.
-        states = asyncio.run(_arrive(engine, _prompts(model, load, 1)))[1]
+        states = asyncio.run(_arrive(engine, _prompts(model, load, 1), FIRST_TOKENS))[1]
         asyncio.run(_write(engine, states, WARMUP_TOKENS))
-        waits, states = asyncio.run(_arrive(engine, _prompts(model, load, count)))
-        begin = time.perf_counter()
+        prompts, start = _prompts(model, load, count), engine.stats()
+        waits, states, _ = asyncio.run(_arrive(engine, prompts, FIRST_TOKENS))
+        arrived, begin = engine.stats(), time.perf_counter()
         times = asyncio.run(_write(engine, states, load.tokens))
         seconds = max(stamps[-1] for stamps in times) - begin
-        rows = engine.rows
+        written, rows = engine.stats(), engine.rows
+        total_seconds = asyncio.run(_arrive(engine, prompts, load.tokens))[2]
     peak = peak_over(before, model.device)
     gaps = np.concatenate([np.diff(stamps) for stamps in times])
     return LoadResult(
@@ -102,6 +111,9 @@ def _measure(model: Model, segment: int, count: int, load: Workload) -> LoadResu
         first_token_p50=float(np.percentile(waits, 50)),
         first_token_p99=float(np.percentile(waits, 99)),
         tokens_per_second=count * load.tokens / seconds,
+        total_tokens_per_second=count * (load.prompt + load.tokens) / total_seconds,
+        rows_in_use=count * load.tokens / ((written.steps - arrived.steps) * min(rows, count)),
+        read_passes=arrived.passes - start.passes,
         batch_tokens_per_second=_batch_speed(model, segment, states[:rows], load.tokens),
         token_p50=float(np.percentile(gaps, 50)),
         token_p99=float(np.percentile(gaps, 99)),
@@ -115,21 +127,21 @@ def _prompts(model: Model, load: Workload, count: int) -> list[Tensor]:
     return list(torch.randint(model.config.vocab_size, (count, load.prompt), generator=generator))
 
 
-async def _arrive(engine: Engine, prompts: Sequence[Tensor]) -> tuple[list[float], list[TextState]]:
-    """Seconds to the first token of each session, and their states after their prompts."""
+async def _arrive(engine: Engine, prompts: Sequence[Tensor], tokens: int) -> tuple[list[float], list[TextState], float]:
+    """Seconds to the first token of each session, their states after their prompts, and seconds to the last token."""
     start = time.perf_counter()
 
-    async def session(ids: Tensor, seed: int) -> tuple[float, TextState]:
-        reading = engine.submit(ReadJob(state=None, ids=[ids]))
+    async def session(ids: Tensor, seed: int) -> tuple[list[float], TextState]:
+        reading = engine.submit(ReadJob(state=None, ids=[ids], together=True))
         async for _ in reading.aevents():
             pass
         state = reading.result().state
         assert isinstance(state, TextState)
-        stamps = await _one(engine, state, FIRST_TOKENS, seed)
-        return stamps[0] - start, state
+        return await _one(engine, state, tokens, seed), state
 
     pairs = await asyncio.gather(*(session(ids, seed) for seed, ids in enumerate(prompts)))
-    return [wait for wait, _ in pairs], [state for _, state in pairs]
+    waits = [stamps[0] - start for stamps, _ in pairs]
+    return waits, [state for _, state in pairs], max(stamps[-1] for stamps, _ in pairs) - start
 
 
 async def _write(engine: Engine, states: Sequence[TextState], tokens: int) -> list[list[float]]:

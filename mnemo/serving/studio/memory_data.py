@@ -65,7 +65,7 @@ def _distances(found: AttentionByDistance) -> dict[str, Any]:
 
 def _alpha(observer: AlphaObserver | None) -> dict[str, Any]:
     if observer is None:
-        return {"alpha": None, "why_no_alpha": "no layer of this model has a look-ahead memory that interpolates"}
+        return {"alpha": None, "why_no_alpha": ""}
     found = observer.result()
     if found is None:
         return {"alpha": None, "why_no_alpha": "the text is too short to fill the memory"}

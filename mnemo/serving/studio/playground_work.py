@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from mnemo.inference.sampling_options import Sampling
+from mnemo.serving.continuation import end_of
 from mnemo.serving.engine import Engine, Handle, Job, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.forgetting import ForgettingEngine, ForgettingHandle
 from mnemo.serving.served_model import ServedModel
@@ -71,7 +72,7 @@ class Work(ABC):
             await task
         finally:
             self.cancel()
-            await _end_of(task)
+            await end_of(task)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -240,17 +241,3 @@ def unmeasured(transcript: Transcript) -> list[range]:
     pieces = transcript.baseline_pieces(int(missing[0]))
     without = transcript.rows["without"]
     return [piece for piece in pieces if np.isnan(without[piece.start + 1 : piece.stop]).any()]
-
-
-async def _end_of(task: asyncio.Task[None]) -> None:
-    """Wait for the end of a task; further cancellations of the caller do not interrupt it."""
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            cancelled = True
-    if not task.cancelled():
-        task.exception()  # marks it as seen
-    if cancelled:
-        raise asyncio.CancelledError

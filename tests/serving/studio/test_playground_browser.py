@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.browser import DESKTOP, LONGEST_WAIT, PHONE, launched, overflow, save_picture, violations
-from helpers.http_server import RunningServer, running, serial
+from helpers.browser import DESKTOP, LONGEST_WAIT, PHONE, launched, overflow, save_part, save_picture, violations
+from helpers.http_server import RunningServer, running, serial, wait_for
 from helpers.sessions import random_run
 from helpers.studio_server import studio_server
 from playwright.sync_api import Browser, expect
@@ -132,7 +132,7 @@ def file(name: str, data: bytes) -> dict[str, Any]:
     return {"name": name, "mimeType": "application/octet-stream", "buffer": data}
 
 
-def test_a_pasted_text_is_coloured(tab: Any) -> None:
+def test_a_pasted_text_is_coloured_and_explained(tab: Any) -> None:
     read(tab)
     assert shown(tab) == TEXT
     expect(tab.locator(".tokens .s3, .tokens .s4, .tokens .s5").first).to_be_visible()
@@ -141,6 +141,33 @@ def test_a_pasted_text_is_coloured(tab: Any) -> None:
     assert not tab.locator(".tokens [class*=' s']").count()
     assert num_tokens(tab) == len(TEXT.encode())
     expect(tab.get_by_text("bits/byte").first).to_be_visible()
+    point_at_tokens(tab)
+    use_arrow_keys(tab)
+
+
+def point_at_tokens(tab: Any) -> None:
+    again = TEXT.index("lighthouse wrote it down again") + 6
+    tab.locator(f".tokens [data-at='{again}']").hover()
+    details = tab.locator(".details")
+    expect(details).to_contain_text("With memory")
+    expect(details).to_contain_text("Without memory")
+    expect(details).to_contain_text("44 tokens back")
+    expect(details).to_contain_text("The keeper of the lighth")
+    expect(details).to_contain_text("% to memory")
+    assert tab.locator(".tokens .source").count() == 16
+    tab.locator(".tokens .t", has_text="–").hover()  # a character of several bytes is one piece
+    expect(details).to_contain_text("(3 tokens)")
+
+
+def use_arrow_keys(tab: Any) -> None:
+    tab.locator(".tokens").focus()
+    tab.keyboard.press("Home")
+    expect(tab.locator(".details")).to_contain_text("“T”")
+    for _ in range(2):
+        tab.keyboard.press("ArrowRight")
+    expect(tab.get_by_role("status").filter(has_text="With memory")).to_contain_text("“e”")
+    tab.keyboard.press("End")
+    expect(tab.locator(".details")).to_contain_text("line end")
 
 
 def test_a_dropped_file_is_read(tab: Any) -> None:
@@ -154,38 +181,6 @@ def test_a_dropped_file_is_read(tab: Any) -> None:
     assert shown(tab) == TEXT
 
 
-def test_pointing_at_a_token_shows_losses_and_distance(tab: Any) -> None:
-    read(tab)
-    again = TEXT.index("lighthouse wrote it down again") + 6
-    tab.locator(f".tokens [data-at='{again}']").hover()
-    details = tab.locator(".details")
-    expect(details).to_contain_text("With memory")
-    expect(details).to_contain_text("Without memory")
-    expect(details).to_contain_text("44 tokens back")
-    expect(details).to_contain_text("The keeper of the lighth")
-    expect(details).to_contain_text("% to memory")
-    assert tab.locator(".tokens .source").count() == 16
-
-
-def test_arrow_keys_go_from_token_to_token(tab: Any) -> None:
-    read(tab)
-    tab.locator(".tokens").focus()
-    for _ in range(3):
-        tab.keyboard.press("ArrowRight")
-    expect(tab.get_by_role("status").filter(has_text="With memory")).to_contain_text("“e”")
-    tab.keyboard.press("End")
-    expect(tab.locator(".details")).to_contain_text("line end")
-    tab.keyboard.press("Home")
-    expect(tab.locator(".details")).to_contain_text("“T”")
-
-
-def test_a_character_of_several_bytes_is_one_piece(tab: Any) -> None:
-    read(tab)
-    dash = tab.locator(".tokens .t", has_text="–")
-    dash.hover()
-    expect(tab.locator(".details")).to_contain_text("(3 tokens)")
-
-
 def test_text_is_never_html(tab: Any) -> None:
     wild = '<img src=x onerror="document.title=1"><b>bold</b>&amp;<script>document.title=2</script>\x00\x07'
     read(tab, wild[:-2])
@@ -194,26 +189,23 @@ def test_text_is_never_html(tab: Any) -> None:
     assert tab.title().startswith("Playground")
 
 
-def test_writing_streams_and_goes_on(tab: Any) -> None:
-    read(tab)
-    tab.locator("#set-tokens").fill("40")
-    tab.get_by_role("button", name="Write", exact=True).click()
-    finished(tab)
-    assert num_tokens(tab) == len(TEXT.encode()) + 40
-    assert tab.locator(".tokens .written").count() > 10
-
-
-def test_the_same_seed_writes_the_same(tab: Any) -> None:
+def test_writing_streams_and_depends_on_the_seed_only(tab: Any) -> None:
     texts = []
     for _ in range(2):
         read(tab)
-        tab.locator("#set-tokens").fill("30")
-        tab.get_by_role("button", name="Write", exact=True).click()
-        finished(tab)
+        write(tab, 40)
+        assert num_tokens(tab) == len(TEXT.encode()) + 40
+        assert tab.locator(".tokens .written").count() > 10
         texts.append(shown(tab))
         tab.get_by_role("button", name="Start again").click()
         expect(tab.get_by_text("Nothing has been read yet")).to_be_visible()
     assert texts[0] == texts[1]
+
+
+def write(tab: Any, tokens: int) -> None:
+    tab.locator("#set-tokens").fill(str(tokens))
+    tab.get_by_role("button", name="Write", exact=True).click()
+    finished(tab)
 
 
 def test_stop_ends_writing_and_keeps_it(tab: Any) -> None:
@@ -221,28 +213,42 @@ def test_stop_ends_writing_and_keeps_it(tab: Any) -> None:
     tab.locator("#set-tokens").fill("16000")
     tab.get_by_role("button", name="Write", exact=True).click()
     expect(tab.locator(".tokens .written").nth(5)).to_be_attached()
-    tab.get_by_role("button", name="Stop").click()
+    stop(tab)
     expect(tab.get_by_text("Writing stopped after")).to_be_visible()
     finished(tab)
     written = num_tokens(tab) - len(TEXT.encode())
     assert 5 < written < 16000
 
 
+def stop(tab: Any) -> None:
+    """Press Stop, which the page ignores for a moment after the start: it may be the second click of a double click."""
+    tab.wait_for_timeout(500)
+    tab.get_by_role("button", name="Stop").click()
+
+
+def test_a_double_click_reads_once_and_to_the_end(tab: Any) -> None:
+    tab.locator("#reading").fill(TEXT * 10)
+    tab.get_by_role("button", name="Read", exact=True).dblclick()
+    finished(tab)
+    expect(memory(tab).get_by_text("tokens so far")).to_be_visible()
+    assert num_tokens(tab) == len((TEXT * 10).encode())
+
+
 def test_stop_ends_reading_and_keeps_it(tab: Any) -> None:
     choose(tab, file("long.txt", LONG.encode()))
     expect(tab.get_by_text(re.compile("Reading: [1-9]"))).to_be_visible()
-    tab.get_by_role("button", name="Stop").click()
+    stop(tab)
     expect(tab.get_by_text("Reading stopped after")).to_be_visible()
     finished(tab)
     assert 0 < num_tokens(tab) < len(LONG.encode())
-    tab.get_by_role("button", name="Write", exact=True).click()
-    finished(tab)
+    write(tab, 10)
 
 
 def test_long_texts_are_shown_in_pages(tab: Any) -> None:
     read(tab, TEXT * 60)
     pages = tab.get_by_role("navigation", name="Pages of the text")
     expect(pages).to_contain_text("of 6,180")
+    assert "0, 0, 0" not in tab.locator(".overview rect").first.evaluate("part => getComputedStyle(part).fill")
     assert tab.locator(".tokens .t").count() <= 4096
     tab.get_by_role("button", name="Last page").click()
     expect(pages).to_contain_text("4,097–6,180")
@@ -315,16 +321,14 @@ WRONG_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_FILES)
-def test_files_that_are_no_text_lose_nothing(tab: Any, name: str) -> None:
-    data, message = WRONG_FILES[name]
+def test_files_that_are_no_text_lose_nothing(tab: Any) -> None:
     read(tab)
-    choose(tab, file(name, data))
-    expect(tab.get_by_role("alert")).to_contain_text(message)
-    assert shown(tab) == TEXT and tab.locator("#reading").input_value() == TEXT
-    tab.get_by_role("button", name="Write", exact=True).click()
-    finished(tab)
-    assert num_tokens(tab) == len(TEXT.encode()) + 200
+    for name, (data, message) in WRONG_FILES.items():
+        choose(tab, file(name, data))
+        expect(tab.get_by_role("alert")).to_contain_text(message)
+        assert shown(tab) == TEXT and tab.locator("#reading").input_value() == TEXT
+    write(tab, 20)
+    assert num_tokens(tab) == len(TEXT.encode()) + 20
 
 
 def test_a_text_that_is_too_long_to_show_is_read_if_wanted(tab: Any, tmp_path: Path) -> None:
@@ -332,7 +336,7 @@ def test_a_text_that_is_too_long_to_show_is_read_if_wanted(tab: Any, tmp_path: P
     expect(tab.get_by_text("book.txt has 9.0 MB")).to_be_visible()
     tab.get_by_role("button", name="Read without showing it").click()
     expect(tab.get_by_text(re.compile("Reading: .* of 9.0 MB"))).to_be_visible()
-    tab.get_by_role("button", name="Stop").click()
+    stop(tab)
     expect(tab.get_by_text("Nothing of this text is kept")).to_be_visible()
     finished(tab)
     assert num_tokens(tab) == 0
@@ -397,7 +401,8 @@ def test_a_page_closed_in_the_middle_keeps_what_was_read(tab: Any, studio: tuple
     choose(second, file("long.txt", LONG.encode()))
     expect(second.get_by_text(re.compile("Reading: [1-9]"))).to_be_visible()
     second.close()
-    tab.wait_for_timeout(1000)
+    session = address.partition("a=")[2]
+    wait_for(lambda: not tab.request.get(f"{studio[1].url}/studio/api/playground/sessions/{session}").json()["busy"])
     tab.reload()
     expect(tab.get_by_text("stopped when its page was closed")).to_be_visible()
     finished(tab)
@@ -435,17 +440,20 @@ def test_a_session_that_is_gone_is_explained(tab: Any, studio: tuple[Studio, Run
 
 def test_coming_back_to_the_page_finds_the_session(tab: Any) -> None:
     read(tab)
+    address = tab.url
     tab.get_by_role("link", name="Papers").click()
     tab.get_by_role("link", name="Playground").click()
     expect(tab.locator(".tokens .t").first).to_be_visible()
     assert shown(tab) == TEXT
+    tab.get_by_role("link", name="See which tokens each layer holds").click()
+    expect(tab).to_have_url(re.compile(r"/studio/memory\?session=" + address.partition("a=")[2]))
+    tab.go_back()
+    expect(tab.locator(".tokens .t").first).to_be_visible()
+    assert shown(tab) == TEXT and tab.url == address
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_everything_without_scrolling_sideways(
-    browser: Any, studio: tuple[Studio, RunningServer], scheme: str
-) -> None:
-    context = browser.new_context(viewport=PHONE, color_scheme=scheme)
+def test_a_phone_shows_everything_in_light_and_dark(browser: Any, studio: tuple[Studio, RunningServer]) -> None:
+    context = browser.new_context(viewport=PHONE)
     tab, problems = open_tab(context, studio[1].url)
     assert violations(tab) == []
     read(tab)
@@ -458,22 +466,22 @@ def test_a_phone_shows_everything_without_scrolling_sideways(
     tab.locator(".memory .t").nth(60).hover()
     expect(tab.locator(".details").first).to_contain_text("% to memory")
     assert overflow(tab) <= 0
-    assert violations(tab) == []
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        assert violations(tab) == []
+        contrasts = contrasts_of_shades(tab)
+        assert len(contrasts) == 13 and min(contrasts.values()) >= 4.5, contrasts
     context.close()
     assert not problems
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_on_every_shade(browser: Any, studio: tuple[Studio, RunningServer], scheme: str) -> None:
-    context = browser.new_context(color_scheme=scheme)
-    tab, _ = open_tab(context, studio[1].url)
-    read(tab)
+def contrasts_of_shades(tab: Any) -> dict[str, float]:
+    """The contrast of text on the colours of both scales."""
     measured = {}
     for scale, name in (("Surprise", "surprise"), ("Saved by memory", "saved")):
         tab.get_by_label(scale).check()
         measured |= tab.evaluate(CONTRASTS, name)
-    assert len(measured) == 13 and min(measured.values()) >= 4.5, measured
-    context.close()
+    return measured
 
 
 CONTRASTS = """
@@ -502,32 +510,36 @@ name => {
 """
 
 
-@pytest.mark.parametrize("name", ["details", "compare"])
-def test_pictures(
-    browser: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, name: str
-) -> None:
+def test_pictures(browser: Any, tmp_path: Path, pictures: Path | None) -> None:
     """Pictures with the model that comes with the package; only on demand, because it takes longer."""
-    folder = request.config.getoption("--pictures")
-    if folder is None:
+    if pictures is None:
         pytest.skip("needs --pictures")
-    with studio_server(tmp_path_factory.mktemp("pictures")) as server:
-        context = browser.new_context(viewport=DESKTOP)
+    with studio_server(tmp_path) as server:
+        context = browser.new_context(viewport=DESKTOP, reduced_motion="reduce")
         tab, _ = open_tab(context, server.url)
-        tab.get_by_role("button", name="Example").click()
+        tab.get_by_role("button", name="Read the example").click()
         expect(tab.locator("#reading")).not_to_be_empty()
-        tab.get_by_role("button", name="Read", exact=True).click()
         finished(tab)
-        tab.locator("#set-tokens").fill("120")
         tab.get_by_label("Saved by memory").check()
-        if name == "compare":
-            compare(tab)
-        else:
-            place = tab.locator("#reading").input_value().rindex("Ezekiel Montague") + 12
-            tab.locator(f".memory [data-at='{place}']").hover()
-            expect(tab.locator(".details")).to_contain_text("% to memory")
+        example = tab.locator("#reading").input_value()
+        tab.locator(".tokens").evaluate("box => box.scrollTop = box.scrollHeight")
+        point(tab, example.rindex("Brannoc") + 4)
+        save_part(tab.locator(".memory"), pictures / "studio-playground.png")
+        tab.get_by_label("Surprise").check()
+        point(tab, example.rindex("Merry Magpie") + 6)
         tab.evaluate("scrollTo(0, 0)")
-        save_picture(tab, Path(folder) / f"studio-playground-{name}.png", {"compare": 1900, "details": 1420}[name])
+        save_picture(tab, pictures / "studio-playground-details.png", 1240)
+        tab.get_by_label("Saved by memory").check()
+        tab.locator("#set-tokens").fill("120")
+        compare(tab)
+        tab.evaluate("scrollTo(0, 0)")
+        save_picture(tab, pictures / "studio-playground-compare.png", 2130)
         context.close()
+
+
+def point(tab: Any, place: int) -> None:
+    tab.locator(f".memory [data-at='{place}']").hover()
+    expect(tab.locator(".details")).to_contain_text("% to memory")
 
 
 def compare(tab: Any) -> None:

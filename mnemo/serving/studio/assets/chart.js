@@ -28,6 +28,8 @@ function axis(label, values) {
 
 const plain = (_, splits) => splits.map((value) => (value === null ? null : number(value)));
 
+const WHOLE = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((factor) => factor * 10 ** power)).flat(); // steps and slots
+
 /** The range of the y axis; a first steep fall, above yMax, may lie outside of the picture. */
 function yRange(yMax) {
   return (_, low, high) => (low === null ? [0, 1] : uPlot.rangeNum(low, Math.min(high, Math.max(yMax(), low)), 0.1, true));
@@ -38,7 +40,7 @@ function options({ series, xLabel, yLabel, xLog, yLog, yMax, height }, width) {
     width,
     height,
     scales: { x: { time: false, distr: xLog ? 3 : 1, log: 2 }, y: yLog ? { distr: 3 } : { range: yRange(yMax) } },
-    axes: [{ ...axis(xLabel, plain), size: 32 }, { ...axis(yLabel, plain), size: 58 }],
+    axes: [{ ...axis(xLabel, plain), size: 32, incrs: xLog ? undefined : WHOLE }, { ...axis(yLabel, plain), size: 58 }],
     series: [
       { label: xLabel, value: (_, value) => number(value) },
       ...series.map(({ label, color: name, faint, dashed, dots }) => ({

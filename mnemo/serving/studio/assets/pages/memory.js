@@ -15,12 +15,12 @@ export default function Memory({ query }) {
   const run = session?.run ?? query.get("run") ?? data?.first;
   return html`
     <h1>Memory</h1>
-    <p class="lead">A model reads a text segment by segment and keeps a memory of fixed size. See which tokens each layer
-      still holds, and how far back it looks.</p>
+    <p class="lead">A model reads a text segment by segment, and every layer keeps a memory of fixed size: slots with
+      hidden states of earlier tokens. See which tokens each layer still holds, and how far back it attends.</p>
     ${error && html`<${Notice} kind="bad">${error.message}</${Notice}>`}
     ${!data && !error && html`<${Waiting} />`}
     ${data && !run && html`<${Notice}>There is no trained run to look at yet.</${Notice}>`}
-    ${data && query.has("session") && !session && html`<${Notice} kind="warn">This session is not on the server any more.</${Notice}>`}
+    ${data && query.has("session") && !session && html`<${Notice} kind="warn">The server no longer has this session. The example is read instead; choose another session, or make one in the playground.</${Notice}>`}
     ${data && run && (session
       ? html`<${SessionMemory} key=${session.id} session=${session} data=${data} />`
       : html`<${RunMemory} key=${run} run=${run} data=${data} />`)}`;
@@ -32,7 +32,7 @@ function SessionMemory({ session, data }) {
   const contents = useData(address("api/memory/session", { id: session.id }));
   return html`
     <div class="card"><div class="fields"><${Selection} value=${session.id} data=${data} /></div>
-      <p class="muted small">${session.name || "A session"} of ${session.run}: ${count.format(session.tokens)} tokens so far.
+      <p class="muted small">${session.name || "A session"} of ${session.run}: ${count.format(session.tokens)} tokens so far.${" "}
         <a href=${address("playground", { a: session.id })}>Go on with it in the playground</a></p></div>
     <${Parts} plan=${plan} contents=${contents} attention=${{ path: address("api/memory/session/attention", { id: session.id }) }} />`;
 }
@@ -85,7 +85,7 @@ function Choice({ run, data, text, setText, read, busy }) {
   return html`<form class="card" onSubmit=${send}>
     <div class="fields">
       <${Selection} value=${run} data=${data} />
-      <div class="field"><label for="slots">Slots of long layers</label>
+      <div class="field"><label for="slots">Slots of long-range layers</label>
         <input id="slots" type="number" min="0" max="65536" step="1" placeholder="as trained" value=${slots} onInput=${(event) => setSlots(event.target.value)} /></div>
       <div class="field"><label for="file">Text file</label><input id="file" type="file" accept=".txt,.md,text/*" onChange=${load} /></div>
     </div>
@@ -116,14 +116,14 @@ function Picture({ plan, contents, loading }) {
   useEffect(() => setAt(contents ? start(contents) : null), [contents]);
   return html`
     <dl class="tiles">
-      <div class="tile"><dt>State</dt><dd>${bytes(contents?.bytes ?? plan.bytes)} <small>at any length</small></dd></div>
+      <div class="tile"><dt>Size of the state</dt><dd>${bytes(contents?.bytes ?? plan.bytes)} <small>at any length</small></dd></div>
       <div class="tile"><dt>Read</dt><dd>${contents ? count.format(contents.tokens) : "–"} <small>${plan.unit ?? "token"}s</small></dd></div>
-      <div class="tile"><dt>Loss</dt><dd>${number(contents?.loss)} <small>${contents?.unit ?? ""}</small></dd></div>
-      <div class="tile"><dt>Segment</dt><dd>${count.format(plan.segment)} <small>tokens</small></dd></div>
+      ${Number.isFinite(contents?.loss) && html`<div class="tile"><dt>Mean loss</dt><dd>${number(contents.loss)} <small>${contents.unit}</small></dd></div>`}
+      <div class="tile"><dt>Segment</dt><dd>${count.format(plan.segment)} <small>tokens at a time</small></dd></div>
       <div class="tile"><dt>Model</dt><dd>${amount(plan.parameters)} <small>weights</small></dd></div>
     </dl>
     <section class="card" aria-labelledby="slots-title" aria-busy=${loading}>
-      <div class="head"><h2 id="slots-title">What fills the slots</h2><span class="muted small">${plan.words}</span></div>
+      <div class="head"><h2 id="slots-title">Tokens in the slots of each layer</h2><span class="muted small">${plan.words}</span></div>
       <${Timeline} contents=${shown} at=${at} choose=${setAt}>
         ${at !== null && html`<label class="label" for="token">Token to look at</label>
           <input id="token" type="range" min=${Math.max(0, extentOf(shown).begin)} max=${shown.tokens - 1} value=${at}
@@ -136,8 +136,10 @@ function Picture({ plan, contents, loading }) {
     </section>
     ${contents?.pieces.length === 0 && contents.tokens > 0 && html`<p class="muted">The text of this session is not known here, only its memory.</p>`}
     ${contents?.pieces.length > 0 && html`<section class="card" aria-labelledby="text-title">
-      <div class="head"><h2 id="text-title">What is still remembered</h2>
-        <span class="muted small held-legend"><span class="level l4">in every layer</span> <span class="level l2">in some</span> <span class="level none">in none</span> <span class="level open">open segment</span></span></div>
+      <div class="head"><h2 id="text-title">Tokens still in memory</h2>
+        <span class="muted small held-legend"><span class="level l4">in every layer</span>${" "}
+          <span class="level l2">in some layers</span> <span class="level none">forgotten</span> <span class="level open">open segment</span></span></div>
+      <p class="small muted">The end of the text. Darker: more layers hold the token. Point at a token to see it above.</p>
       <${HeldText} contents=${contents} at=${at} choose=${setAt} /></section>`}`;
 }
 
@@ -157,7 +159,8 @@ function Attention({ path, body }) {
     ${error && html`<${Notice} kind="warn">${error.message}</${Notice}>`}
     ${!data && !error && html`<${Waiting} what="Recording the attention of every layer" />`}
     ${data && html`<${Distances} data=${data} />`}
-    ${data?.alpha ? html`<${Alpha} alpha=${data.alpha} />` : data && html`<p class="small muted">Alpha, the weight of old context in a look-ahead memory: ${data.why_no_alpha}.</p>`}
+    ${data?.alpha && html`<${Alpha} alpha=${data.alpha} />`}
+    ${data?.why_no_alpha && html`<p class="small muted">No curve of alpha (LaMemo): ${data.why_no_alpha}.</p>`}
   </section>`;
 }
 
@@ -170,11 +173,11 @@ function Distances({ data }) {
     dots: true,
     points: data.shares[at].map((share, index) => [begins[index] + 1, 100 * share]),
   }));
-  const words = data.layers.map((layer, at) => `layer ${layer} ${number(data.reach[at])}`).join(", ");
-  return html`<p class="muted small">Share of each layer's attention by the distance to the token that it looks at; each point covers the distances up to
-      the next. Mean distance: ${words} tokens.</p>
-    <${LineChart} label=${`Attention over distance. Mean distance in tokens: ${words}`} series=${series} xLabel="distance in tokens, plus one" yLabel="% of attention" xLog=${true} height=${300} />
-    <details><summary>Numbers, and the heads that look farthest</summary><${Scroll} label="Attention over distance, in numbers"><table>
+  const words = data.layers.map((layer, at) => `layer ${layer}: ${count.format(Math.round(data.reach[at]))}`).join(", ");
+  return html`<p class="muted small">The share of each layer's attention that goes to tokens at a distance; a point stands for all distances up to the next
+      point. Mean distance: ${words} tokens.</p>
+    <${LineChart} label=${`Attention over distance. Mean distance in tokens: ${words}`} series=${series} xLabel="distance in tokens + 1 (logarithmic)" yLabel="% of attention" xLog=${true} height=${300} />
+    <details><summary>The numbers, and the heads that attend farthest back</summary><${Scroll} label="Attention over distance, in numbers"><table>
       <thead><tr><th>Distance</th>${data.layers.map((layer) => html`<th key=${layer} class="number">Layer ${layer}</th>`)}</tr></thead>
       <tbody>${data.distances.map((label, index) => html`<tr key=${label}><th scope="row">${label}</th>${data.layers.map((layer, at) => html`<td key=${layer} class="number">${(100 * data.shares[at][index]).toFixed(1)} %</td>`)}</tr>`)}</tbody>
     </table></${Scroll}>

@@ -33,10 +33,11 @@ function Overview() {
   const { data, error } = useData("/studio/api/papers");
   const [wanted, setWanted] = useState("");
   const title = html`<h1>Papers</h1>
-    <p class="lead">Claims of the papers about memory, measured again with this code. Each verdict compares the paper's
-      numbers with ours.</p>`;
+    <p class="lead">Claims of the papers about memory, measured again with this code. A claim <b>holds</b>, does${" "}
+      <b>not</b> hold <b>at this budget</b> (training here is much shorter than in the paper), or is <b>open</b>: our numbers
+      do not decide it.</p>`;
   if (error) return html`${title}<${Notice} kind="bad">${error.message}</${Notice}>`;
-  if (!data) return html`${title}<${Waiting} what="Judging the stored results" />`;
+  if (!data) return html`${title}<${Waiting} what="Comparing the stored results with the claims" />`;
   if (!data.experiments.length) return html`${title}<${NoResults} data=${data} />`;
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const found = data.experiments.filter((each) => words.every((word) => JSON.stringify(each).toLowerCase().includes(word)));

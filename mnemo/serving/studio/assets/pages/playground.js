@@ -1,4 +1,5 @@
 // The playground: a model reads a text, shows what surprised it and what its memory saved, and goes on writing.
+import { request } from "../api.js";
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { Compare } from "../playground/compare.js";
 import { API, interruption, Memory } from "../playground/memory.js";
@@ -8,6 +9,8 @@ import { Legend, TextView } from "../playground/text_view.js";
 import { address, go } from "../router.js";
 import { bytes, Notice, useData, Waiting } from "../widgets.js";
 
+const EXAMPLE = "/studio/assets/playground/example.txt";
+const DOUBLE_CLICK = 500; // milliseconds
 const DRAW = 40; // milliseconds between two drawings
 const KEPT = "mnemo-playground"; // the sessions of this tab, for a return to the page
 
@@ -22,29 +25,39 @@ export default function Playground({ query }) {
 }
 
 function Workbench({ start, query }) {
-  const { memories, setSecond, chooseModel } = useMemories(start, query);
+  const { memories, second, opened, setSecond, chooseModel } = useMemories(start, query);
   const [text, setText] = useState("");
   const [scale, setScale] = useState("surprise");
   const [target, setTarget] = useState("both");
   const [large, setLarge] = useState(null);
+  const [forking, setForking] = useState(false);
   const model = start.models.find((one) => one.name === memories[0].model) ?? start.models[0];
-  const busy = memories.find((memory) => memory.busy)?.work.kind ?? null;
+  const busy = memories.find((memory) => memory.busy)?.work.kind ?? (opened ? null : "open");
   const chosen = memories.filter((memory) => target === "both" || memory.label === target);
   const each = (action) => Promise.all((memories.length > 1 ? chosen : memories).map(action));
-  const stop = () => memories.forEach((memory) => memory.stop());
+  const empty = !memories[0].info?.tokens;
+  // "Stop" takes the place of the button that was pressed: the second click of a double click must not stop the work.
+  const stop = () => memories.filter((memory) => performance.now() - memory.started > DOUBLE_CLICK).forEach((memory) => memory.stop());
   const read = (body, name) => {
     const size = typeof body === "string" ? new Blob([body]).size : body.size;
     setLarge(size > start.limits.shown_bytes ? { body, name, size } : null);
     if (size <= start.limits.shown_bytes) each((memory) => memory.read(body, name));
+  };
+  const readExample = async () => {
+    const example = await (await request(EXAMPLE)).text();
+    setText(example);
+    read(example, "the example");
   };
   const readHidden = () => {
     setLarge(null);
     each((memory) => memory.readHidden(large.body, large.name));
   };
   const fork = async () => {
-    const other = setSecond(true);
-    if (!(await memories[0].forkInto(other))) setSecond(false);
+    setForking(true);
+    if (await memories[0].forkInto(second)) setSecond(true);
+    setForking(false);
   };
+  const colours = html`<${Colours} scale=${scale} setScale=${setScale} edges=${model.edges} />`;
   return html`
     <div class="head"><h1>Playground</h1>
       ${start.models.length > 1 && html`<div class="field inline"><label for="model">Model</label>
@@ -52,33 +65,39 @@ function Workbench({ start, query }) {
           ${start.models.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}
         </select></div>`}
     </div>
-    <p class="lead">Let <b>${model.name}</b> read a text. Colours show how much each token surprised it, and how much
-      its memory of earlier segments helped.</p>
+    <p class="lead">Let the model <b>${model.name}</b> read a text: colours show how well it predicted each token, and how much
+      its memory of earlier text helped. Then let it continue the text.</p>
     <div class="columns even top">
-      <${ReadPanel} text=${text} setText=${setText} busy=${busy} onRead=${read} onStop=${stop} />
-      <${WritePanel} start=${start} busy=${busy} onWrite=${(settings) => each((memory) => memory.write(settings))} onStop=${stop} />
+      <${ReadPanel} text=${text} setText=${setText} busy=${busy} empty=${empty} onRead=${read} onExample=${readExample} onStop=${stop} />
+      <${WritePanel} start=${start} busy=${busy} empty=${empty} onWrite=${(settings) => each((memory) => memory.write(settings))} onStop=${stop} />
     </div>
     ${large && html`<${Large} large=${large} limits=${start.limits} onRead=${readHidden} onClose=${() => setLarge(null)} />`}
     ${memories.length > 1 && html`<fieldset class="choice"><legend>Read into and write with</legend>
       ${[["both", "both memories"], ["A", "memory A"], ["B", "memory B"]].map(([value, words]) => html`<label key=${value}>
         <input type="radio" name="target" value=${value} checked=${target === value} onChange=${() => setTarget(value)} /> ${words}</label>`)}
     </fieldset>`}
-    <div class="scale-line">
-      <fieldset class="choice"><legend>Colour by</legend>
-        ${Object.entries(SCALES).map(([value, words]) => html`<label key=${value}>
-          <input type="radio" name="scale" value=${value} checked=${scale === value} onChange=${() => setScale(value)} /> ${words}</label>`)}
-      </fieldset>
-      <${Legend} scale=${scale} edges=${model.edges} />
-    </div>
-    <div class=${memories.length > 1 ? "columns even" : ""}>
+    ${memories.length > 1 && colours}
+    <div class=${memories.length > 1 ? "columns even pair" : ""}>
       ${memories.map((memory) => html`<${Column} key=${memory.label} memory=${memory} start=${start} model=${model} scale=${scale}
-        alone=${memories.length === 1} onFork=${fork} onClose=${() => setSecond(false)} />`)}
+        colours=${memories.length === 1 && !(empty && !memories[0].busy) && colours} alone=${memories.length === 1} forking=${forking} onFork=${fork} onClose=${() => setSecond(false)} />`)}
     </div>
     ${memories.length > 1 && html`<${Compare} memories=${memories} edges=${model.edges} unit=${model.unit} busy=${busy} />`}
   `;
 }
 
-function Column({ memory, start, model, scale, alone, onFork, onClose }) {
+/** The choice of the colours, and what they mean. */
+function Colours({ scale, setScale, edges }) {
+  return html`<div class="scale-line">
+    <fieldset class="choice"><legend>Colour by</legend>
+      ${Object.entries(SCALES).map(([value, words]) => html`<label key=${value}>
+        <input type="radio" name="scale" value=${value} checked=${scale === value} onChange=${() => setScale(value)} /> ${words}</label>`)}
+    </fieldset>
+    <${Legend} scale=${scale} edges=${edges} />
+  </div>`;
+}
+
+/** One memory with its text. `colours`: the choice of the colours, if it is shown here. */
+function Column({ memory, start, model, scale, colours, alone, forking, onFork, onClose }) {
   const chooser = useRef(null);
   const save = () => memory.guarded(async () => download(await memory.file()));
   const load = (event) => {
@@ -87,10 +106,10 @@ function Column({ memory, start, model, scale, alone, onFork, onClose }) {
     if (file) memory.load(file);
   };
   const empty = !memory.info?.tokens;
-  return html`<section class="card memory" aria-label=${`Memory ${memory.label}`}>
+  return html`<section class=${`card memory ${alone ? "alone" : ""}`} aria-label=${`Memory ${memory.label}`}>
     <div class="head"><h2>${alone ? "Memory" : `Memory ${memory.label}`}</h2>
       <div class="buttons small-buttons">
-        ${memory.label === "A" && html`<button type="button" disabled=${memory.busy || !alone} onClick=${onFork} title="Continue from here in two ways">Fork</button>`}
+        ${memory.label === "A" && html`<button type="button" disabled=${memory.busy || !alone || forking} onClick=${onFork} title="Copy this memory, and go on with both copies side by side">Fork</button>`}
         <button type="button" disabled=${memory.busy || empty} onClick=${save}>Save memory</button>
         <button type="button" disabled=${memory.busy} onClick=${() => chooser.current.click()}>Load memory</button>
         <input hidden type="file" ref=${chooser} aria-label=${`Memory file for memory ${memory.label}`} onChange=${load} />
@@ -101,8 +120,10 @@ function Column({ memory, start, model, scale, alone, onFork, onClose }) {
     <${MemoryNotice} memory=${memory} />
     <${Work} memory=${memory} />
     <${Means} memory=${memory} unit=${model.unit} />
-    <${TextView} memory=${memory} scale=${scale} edges=${model.edges} />
-    <${MemoryFacts} memory=${memory} start=${start} />
+    ${colours}
+    <${TextView} memory=${memory} scale=${scale} edges=${model.edges}>
+      <${MemoryFacts} memory=${memory} start=${start} />
+    </${TextView}>
   </section>`;
 }
 
@@ -123,8 +144,9 @@ function useMemories(start, query) {
   const make = (label) => new Memory(label, { model: start.models[0].name, page: start.limits.page, changed: redraw });
   const made = useMemo(() => ({ A: make("A"), B: make("B") }), []);
   const [second, setShown] = useState(false);
+  const [opened, setOpened] = useState(false); // until then, a button would start a new session
   useEffect(() => {
-    recover(made, query, setShown);
+    recover(made, query, setShown).finally(() => setOpened(true));
     const seen = () => document.visibilityState === "visible" && Object.values(made).forEach(look);
     document.addEventListener("visibilitychange", seen);
     return () => {
@@ -136,7 +158,6 @@ function useMemories(start, query) {
   const setSecond = (shown) => {
     setShown(shown);
     if (!shown) made.B.guarded(() => made.B.forget());
-    return made.B;
   };
   const chooseModel = (name) => {
     for (const memory of Object.values(made)) {
@@ -145,7 +166,7 @@ function useMemories(start, query) {
     }
     setShown(false);
   };
-  return { memories: second ? [made.A, made.B] : [made.A], setSecond, chooseModel };
+  return { memories: second ? [made.A, made.B] : [made.A], second: made.B, opened, setSecond, chooseModel };
 }
 
 /** Calls at once, but not more often than every few milliseconds: tokens arrive faster than they can be drawn. */

@@ -33,9 +33,9 @@ export default function RunDetail({ name }) {
         ${data.samples.length > 0 && html`<${Samples} samples=${data.samples} />`}
       </div>
       <div>
-        <section class="card"><h2>Go on</h2>
+        <section class="card"><h2>Commands</h2>
           ${data.commands.map((each) => html`<${Command} key=${each.label} label=${each.label}>${each.command}</${Command}>`)}
-          <p class="buttons"><a class="button" href=${address("memory", { run: name })}>Look at its memory</a></p>
+          <p class="buttons"><a class="button" href=${address("memory", { run: name })}>See its memory on a text</a></p>
         </section>
         <${Lines} title="Rollbacks" lines=${data.rollbacks} />
         <${Lines} title="Notes about its files" lines=${data.notes} />
@@ -52,7 +52,7 @@ function Tiles({ run, curve }) {
   const step = Math.max(run.step, training ? (now?.step ?? 0) : 0);
   return html`<dl class="tiles">
     <div class="tile"><dt>Step</dt><dd>${count.format(step)} ${run.steps && html`<small>of ${count.format(run.steps)}</small>`}</dd></div>
-    <div class="tile"><dt>Best validation</dt><dd>${run.best ? number(run.best.value) : "–"} <small>${run.unit}</small></dd></div>
+    <div class="tile"><dt>Best validation loss</dt><dd>${run.best ? number(run.best.value) : "–"} <small>${run.best ? run.unit : "none yet"}</small></dd></div>
     <div class="tile"><dt>Last training loss</dt><dd>${curve.train.length ? number(curve.train.at(-1)[1]) : "–"} <small>${run.unit}</small></dd></div>
     ${training && now && html`<div class="tile"><dt>Speed</dt><dd>${number(now.tokens_per_second)} <small>tokens/s</small></dd></div>
       <div class="tile"><dt>Time left</dt><dd>${duration(now.seconds_left ?? NaN)}</dd></div>`}
@@ -63,9 +63,9 @@ function Plan({ name }) {
   const { data } = useData(address("api/memory/plan", { run: name }));
   if (!data) return null;
   return html`<section class="card"><div class="head"><h2>Memory plan</h2><span class="muted small">${data.words}</span></div>
-    <p class="muted small">The slots of each layer, empty before the first segment of ${count.format(data.segment)} tokens.</p>
+    <p class="muted small">Memory slots of each layer before a text; the model reads ${count.format(data.segment)} tokens at a time.</p>
     <${Timeline} contents=${emptyContents(data)} at=${null} choose=${() => {}} />
-    <a href=${address("memory", { run: name })}>See what a text leaves in them</a></section>`;
+  </section>`;
 }
 
 function Sweeps({ data }) {

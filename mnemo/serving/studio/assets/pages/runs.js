@@ -27,10 +27,10 @@ export default function Runs({ query }) {
 }
 
 export function State({ run }) {
-  return html`<${Badge} kind=${KINDS[run.state]}>${run.shipped ? "comes with mnemo" : run.state}</${Badge}>`;
+  return html`<${Badge} kind=${KINDS[run.state]}>${run.shipped ? "comes with Mnemo" : run.state}</${Badge}>`;
 }
 
-/** The runs to draw before anybody chooses: those in training, else the newest, with those it can be compared with. */
+/** The runs that are drawn if none is chosen: those in training, else the newest, with those it can be compared with. */
 function firstChoice(runs) {
   const drawn = runs.filter((run) => !run.shipped && run.state !== "damaged");
   const training = drawn.filter((run) => run.state === "being trained");
@@ -48,7 +48,8 @@ function Overview({ chosen }) {
   const own = runs.filter((run) => !run.shipped);
   return html`
     <h1>Runs</h1>
-    <p class="lead">${summary(own)} Curves grow while a run trains.</p>
+    <p class="lead">${summary(own)} Curves grow while a run trains. Losses are in bits per character or byte (bpc, bpb) or as
+      perplexity; lower is better.</p>
     ${error && html`<${Notice} kind="bad">${error.message}</${Notice}>`}
     <${Demo} offer=${own.length === 0} />
     <section class="card" aria-labelledby="curves">
@@ -65,7 +66,7 @@ function Overview({ chosen }) {
 
 function summary(own) {
   const training = own.filter((run) => run.state === "being trained").length;
-  if (!own.length) return "No run of yours yet.";
+  if (!own.length) return "You have not trained a model yet.";
   return `${own.length} ${own.length === 1 ? "run" : "runs"}, ${training || "none"} in training now.`;
 }
 
@@ -81,15 +82,15 @@ function Demo({ offer }) {
     return () => clearTimeout(again);
   }, [demo]);
   if (error) return html`<${Notice} kind="bad">${error.message}</${Notice}>`;
-  if (demo.state === "training") return html`<${Notice}><p><b>The demo trains.</b> Its runs appear below, and their curves grow.</p><p class="small muted">${demo.line}</p></${Notice}>`;
+  if (demo.state === "training") return html`<${Notice}><p><b>The demo is being trained.</b> Its runs appear below, and their curves grow.</p><p class="small muted">${demo.line}</p></${Notice}>`;
   if (demo.state === "failed") return html`<${Notice} kind="bad">The demo ended with an error: ${demo.line}</${Notice}>`;
-  if (demo.state === "finished") return html`<${Notice} kind="good">The demo is trained. Start the studio again to use its model in the playground; its report is ${demo.line}</${Notice}>`;
+  if (demo.state === "finished") return html`<${Notice} kind="good">The demo is finished. Start the studio again to use its model in the playground. Its report: ${demo.line}</${Notice}>`;
   return offer && html`<${NoRuns} start=${start} />`;
 }
 
 function NoRuns({ start }) {
   return html`<${Notice}>
-    <p><b>Train something and watch it here.</b> The demo trains small models with and without memory, in about three minutes
+    <p><b>Train a model and watch it here.</b> The demo trains small models with and without memory, in about three minutes
       on two CPU cores, and needs no download.</p>
     <p><button class="main" type="button" onClick=${start}>Train the demo now</button></p>
     <p>Or in a terminal, in the folder in which the studio was started:</p>
@@ -105,7 +106,7 @@ function Table({ runs, shown }) {
   };
   return html`<${Scroll} label="All runs"><table class="stacked runs">
     <thead><tr><th><span class="hidden">Compare</span></th><th>Run</th><th>State</th><th class="number">Steps</th>
-      <th class="number">Best validation</th><th>Memory</th><th>Corpus</th><th class="number">Size</th><th>Written</th></tr></thead>
+      <th class="number">Best validation loss</th><th>Memory</th><th>Corpus</th><th class="number">Size</th><th>Last change</th></tr></thead>
     <tbody>${runs.map((run) => html`<${Row} key=${run.name} run=${run} at=${shown.indexOf(run.name)} choose=${choose} />`)}</tbody>
   </table></${Scroll}>`;
 }
@@ -120,11 +121,11 @@ function Row({ run, at, choose }) {
     <td class="state" data-label="State"><${State} run=${run} />${run.note && html`<div class="small muted note">${run.note}</div>`}
       ${run.state === "being trained" && html`<progress aria-label=${`Steps of ${run.name}`} max=${run.steps} value=${run.step} />`}</td>
     <td class="number steps" data-label="Steps">${steps}</td>
-    <td class="number best" data-label="Best validation">${run.best ? `${number(run.best.value)} ${run.unit}` : "–"}</td>
+    <td class="number best" data-label="Best validation loss">${run.best ? `${number(run.best.value)} ${run.unit}` : "–"}</td>
     <td class="words" data-label="Memory">${run.memory ?? "–"}</td>
     <td class="corpus" data-label="Corpus">${run.corpus ?? "–"}</td>
     <td class="number size" data-label="Size">${bytes(run.bytes)}</td>
-    <td class="small muted written" data-label="Written"><time datetime=${run.written}>${ago(run.written)}</time></td>
+    <td class="small muted written" data-label="Last change"><time datetime=${run.written}>${ago(run.written)}</time></td>
   </tr>`;
 }
 

@@ -26,10 +26,10 @@ export function Compare({ memories, edges, unit, busy }) {
   };
   return html`<form class="card" onSubmit=${submit} aria-label="Compare both memories on a text">
     <h2>Compare both memories on a text</h2>
-    <p class="small muted">The text is measured after either memory, and neither keeps it.</p>
+    <p class="small muted">The loss of this text is computed after each memory; both memories stay as they are.</p>
     <label class="hidden" for="comparing">Text to compare on</label>
     <textarea id="comparing" class="low" value=${text} onInput=${(event) => setText(event.target.value)} spellcheck="false"
-      placeholder="For example a sentence that repeats something which only one of them has read"></textarea>
+      placeholder="For example a sentence with names that only one of them still remembers"></textarea>
     <div class="buttons"><button type="submit" disabled=${!text || busy || working}>${working ? "Measuring …" : "Measure"}</button></div>
     ${error && html`<${Notice} kind="bad">${error}</${Notice}>`}
     ${found && html`<${Result} key=${found.number} found=${found} edges=${edges} unit=${unit} />`}
@@ -43,7 +43,7 @@ function Result({ found, edges, unit }) {
   const better = Math.abs(a - b) < 0.0005 ? "Both memories predict it equally well." : `Memory ${a < b ? "A" : "B"} saves ${number(Math.abs(a - b))} bits per ${unit}.`;
   return html`<div class="result">
     <p role="status">After memory A: <b>${number(a)}</b> bits per ${unit}; after memory B: <b>${number(b)}</b>. ${better}</p>
-    <${Legend} scale="saved" edges=${edges} what="Bits that A saves against B" />
+    <${Legend} scale="saved" edges=${edges} what="Loss after B minus loss after A. Green: A predicts better; orange: B does." />
     <${Tokens} label="The text, coloured by the difference" shown=${shown} scale="saved" edges=${edges} short current=${current}
       setCurrent=${setCurrent} />
     <p class="small" aria-live="polite">${current === null ? "" : values(shown[current])}</p>

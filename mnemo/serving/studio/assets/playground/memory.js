@@ -22,6 +22,7 @@ export class Memory {
     this.goal = null; // number of the window to show while and after it works; null: the last one
     this.revision = 0;
     this.stopping = null;
+    this.started = 0; // when the work began, in milliseconds of the page
     this.refreshed = 0;
   }
 
@@ -116,6 +117,7 @@ export class Memory {
   async run(kind, action) {
     if (this.busy) return;
     this.stopping = new AbortController();
+    this.started = performance.now();
     this.set({ work: { kind, tokens: 0, total: null }, notice: null, goal: null });
     let notice = null;
     let refused = false;

@@ -1,11 +1,10 @@
 // Controls of the playground: text to read, settings for writing, and what one memory holds.
-import { request } from "../api.js";
 import { html, useRef, useState } from "../html.js";
-import { bytes, count, Notice, number } from "../widgets.js";
+import { address } from "../router.js";
+import { bytes, count, Notice } from "../widgets.js";
 
-const EXAMPLE = "/studio/assets/playground/example.txt";
-
-export function ReadPanel({ text, setText, busy, onRead, onStop }) {
+/** `empty`: the model has read nothing yet; the example is then the first step that the page suggests. */
+export function ReadPanel({ text, setText, busy, empty, onRead, onExample, onStop }) {
   const [over, setOver] = useState(false);
   const chooser = useRef(null);
   const take = (files) => files?.length && onRead(files[0], files[0].name);
@@ -23,7 +22,6 @@ export function ReadPanel({ text, setText, busy, onRead, onStop }) {
     event.preventDefault();
     onRead(text, "the pasted text");
   };
-  const example = async () => setText(await (await request(EXAMPLE)).text());
   const keys = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && text && !busy) submit(event);
   };
@@ -32,13 +30,13 @@ export function ReadPanel({ text, setText, busy, onRead, onStop }) {
     <h2>Read</h2>
     <label class="hidden" for="reading">Text to read</label>
     <textarea id="reading" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${keys}
-      placeholder="Paste a text, or drop a text file here" spellcheck="false"></textarea>
+      placeholder="Paste a text or drop a text file here, for example a chapter of a book" spellcheck="false"></textarea>
     <div class="buttons">
-      ${busy && busy !== "write"
+      ${["read", "hidden", "measure"].includes(busy)
         ? html`<button type="button" class="main" onClick=${onStop}>Stop</button>`
         : html`<button type="submit" class="main" disabled=${!text || busy}>Read</button>`}
       <button type="button" disabled=${busy} onClick=${() => chooser.current.click()}>Choose a file</button>
-      <button type="button" disabled=${busy} onClick=${example}>Example</button>
+      <button type="button" class=${empty && !text ? "main" : ""} disabled=${busy} onClick=${onExample}>Read the example</button>
       <input hidden type="file" ref=${chooser} aria-label="Text file"
         onChange=${(event) => { take(event.target.files); event.target.value = ""; }} />
     </div>
@@ -52,7 +50,7 @@ const LIMITS = {
   seed: { label: "Seed", min: 0, step: 1 },
 };
 
-export function WritePanel({ start, busy, onWrite, onStop }) {
+export function WritePanel({ start, busy, empty, onWrite, onStop }) {
   const [settings, set] = useState({ tokens: 200, temperature: 0.8, top_p: 0.95, seed: 1 });
   const submit = (event) => {
     event.preventDefault();
@@ -60,7 +58,7 @@ export function WritePanel({ start, busy, onWrite, onStop }) {
   };
   return html`<form class="card" onSubmit=${submit} aria-label="Write">
     <h2>Write</h2>
-    <p class="small muted">The model goes on from everything in memory. The same seed at the same place gives the same text.</p>
+    <p class="small muted">The model continues the text, with everything that is in its memory. The same seed at the same place gives the same words.</p>
     <div class="settings">
       ${Object.entries(LIMITS).map(([name, { label, ...limits }]) => html`<div class="field" key=${name}>
         <label for=${`set-${name}`}>${label}</label>
@@ -72,7 +70,7 @@ export function WritePanel({ start, busy, onWrite, onStop }) {
     <div class="buttons">
       ${busy === "write"
         ? html`<button type="button" class="main" onClick=${onStop}>Stop</button>`
-        : html`<button type="submit" class="main" disabled=${busy}>Write</button>`}
+        : html`<button type="submit" class=${empty ? "" : "main"} disabled=${busy}>Write</button>`}
     </div>
   </form>`;
 }
@@ -81,7 +79,7 @@ export function WritePanel({ start, busy, onWrite, onStop }) {
 export function Work({ memory }) {
   const { work } = memory;
   if (!work) return null;
-  const what = { read: "Reading", hidden: "Reading", write: "Writing", measure: "Reading again without memory" }[work.kind];
+  const what = { read: "Reading", hidden: "Reading", write: "Writing", measure: "Reading again without memory, to compare" }[work.kind];
   const of = work.total ? ` of ${count.format(work.total)}` : "";
   const share = work.total_bytes ? `, ${bytes(work.bytes)} of ${bytes(work.total_bytes)}` : "";
   const words = `${what}: ${count.format(work.tokens)}${of} tokens${share}`;
@@ -103,15 +101,16 @@ export function MemoryNotice({ memory }) {
 export function MemoryFacts({ memory, start }) {
   const { info } = memory;
   return html`<div class="facts-of-memory">
-    ${info && html`<ul class="slots" aria-label=${`Contents of memory ${memory.label}`}>
+    ${info && !(memory.busy && !info.tokens) && html`<ul class="slots" aria-label=${`Contents of memory ${memory.label}`}>
       ${info.memory.groups.map((group) => html`<li key=${`${group.mechanism}${group.long}${group.slots}`}>
         <span>${group.layers} ${group.long ? "long-range" : "short-range"} ${group.layers === 1 ? "layer" : "layers"}</span>
         <meter min="0" max=${group.slots} value=${group.filled} aria-label="Slots filled"></meter>
-        <span class="number">${count.format(group.filled)} / ${count.format(group.slots)}</span></li>`)}
+        <span class="number">${count.format(group.filled)} / ${count.format(group.slots)} slots</span></li>`)}
     </ul>
-    <p class="small muted">${count.format(info.tokens)} tokens so far, held in ${bytes(info.memory.bytes)}${info.memory.memory_tokens ? `, ${info.memory.memory_tokens} memory tokens` : ""};
-      the open segment has ${count.format(info.memory.open)} of ${count.format(info.memory.segment)} tokens.
+    <p class="small muted">${count.format(info.tokens)} tokens so far, in a state of ${bytes(info.memory.bytes)}: the memory${info.memory.memory_tokens ? ` with ${info.memory.memory_tokens} memory tokens` : ""},
+      ${" "}which has a fixed size, and the open segment (${count.format(info.memory.open)} of ${count.format(info.memory.segment)} tokens), which enters it when complete.
       ${info.full ? ` Only the first ${count.format(info.shown)} tokens of the text are shown; reading and writing go on.` : ""}</p>`}
+    ${info?.tokens > 0 && html`<p class="small"><a href=${address("memory", { session: info.id })}>See which tokens each layer holds</a></p>`}
     <${Slider} memory=${memory} model=${start.models.find((model) => model.name === memory.model)} />
   </div>`;
 }
@@ -129,7 +128,7 @@ function Slider({ memory, model }) {
     memory.resize(model.lengths[event.target.valueAsNumber]);
   };
   return html`<div class="field slider">
-    <label for=${`slots-${memory.label}`}>Memory length of the long-range layers: <b>${words}</b></label>
+    <label for=${`slots-${memory.label}`}>Length of the long-range memory: <b>${words}</b></label>
     <input id=${`slots-${memory.label}`} type="range" min="0" max=${model.lengths.length - 1} step="1" value=${at} aria-valuetext=${words}
       disabled=${memory.busy} onInput=${(event) => setMoved(event.target.valueAsNumber)} onChange=${change} />
   </div>`;
@@ -143,10 +142,13 @@ function closest(lengths, value) {
 export function Means({ memory, unit }) {
   const mean = memory.overview?.mean;
   if (!mean) return null;
-  const per = `bits/${unit}`;
-  return html`<dl class="tiles means">
-    <div class="tile"><dt>With memory</dt><dd>${number(mean.bits)} <small>${per}</small></dd></div>
-    <div class="tile"><dt>Without memory</dt><dd>${number(mean.without)} <small>${per}</small></dd></div>
-    <div class="tile"><dt>Memory saved</dt><dd>${number(mean.saved)} <small>${per}</small></dd></div>
-  </dl>`;
+  const share = mean.without > 0 ? `: ${Math.round((100 * mean.saved) / mean.without)}\u00a0%` : "";
+  const tiles = [["Loss with memory", mean.bits], ["Loss without memory", mean.without], [`Saved${share}`, mean.saved]];
+  return html`<dl class="tiles means">${tiles.map(([term, value]) => html`<div class="tile" key=${term}><dt>${term}</dt>
+    <dd>${loss(value)} <small>bits/${unit}</small></dd></div>`)}</dl>`;
+}
+
+/** A mean loss; tiles beside each other have the same number of decimals. */
+function loss(value) {
+  return value === null || value === undefined ? "–" : value.toFixed(3).replace("-", "−");
 }

@@ -14,21 +14,14 @@ export function shade(unit, scale, edges) {
   return step ? `${unit.saved > 0 ? "p" : "n"}${step}` : "";
 }
 
-/** [class, words] for every step of a scale, from little to much. */
+/** [class, bits at which it begins] for every step of a scale, from little to much. */
 export function legend(scale, edges) {
-  if (scale === "surprise") {
-    return [0, ...edges.surprise].map((from, at) => [`s${at}`, range(from, edges.surprise[at])]);
-  }
-  const steps = edges.saved.map((from, at) => range(from, edges.saved[at + 1]));
+  if (scale === "surprise") return [0, ...edges.surprise].map((from, at) => [`s${at}`, String(from)]);
   return [
-    ...steps.map((words, at) => [`n${at + 1}`, `−${words}`]).reverse(),
-    ["", `under ${edges.saved[0]}`],
-    ...steps.map((words, at) => [`p${at + 1}`, `+${words}`]),
+    ...edges.saved.map((from, at) => [`n${at + 1}`, `−${from}`]).reverse(),
+    ["p0", "0"],
+    ...edges.saved.map((from, at) => [`p${at + 1}`, `+${from}`]),
   ];
-}
-
-function range(from, to) {
-  return to === undefined ? `${from} and more` : `${from}–${to}`;
 }
 
 /**

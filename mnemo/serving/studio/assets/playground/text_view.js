@@ -6,28 +6,35 @@ import { legend, shade, units } from "./scales.js";
 
 const DETAIL_DELAY = 200; // milliseconds on a token before the server is asked about it
 
-const MEANING = { surprise: "Bits of surprise", saved: "Bits saved by memory; − where memory was harmful" };
+const MEANING = {
+  surprise: "Surprise: −log₂ of the probability that the model gave to the token. 0 bits: certain; 8 bits: 1 in 256.",
+  saved: "Saved by memory: surprise without memory minus surprise with memory. Green: memory helped; orange: it was harmful.",
+};
 
 export function Legend({ scale, edges, what = MEANING[scale] }) {
-  return html`<div class=${`shades ${scale}`}><span class="muted">${what}</span>
-    <ul>${legend(scale, edges).map(([name, words]) => html`<li key=${words}><i class=${`swatch ${name}`}></i>${words}</li>`)}</ul>
+  return html`<div class=${`shades ${scale}`}>
+    <ul aria-label="Colours, each with the number of bits at which it begins">${legend(scale, edges).map(([name, words]) => html`<li key=${words} class=${`swatch ${name}`}>${words}</li>`)}<li>bits or more</li></ul>
+    <span class="muted">${what}</span>
   </div>`;
 }
 
-export function TextView({ memory, scale, edges }) {
+/** `children`: facts that are shown below the details of a token. */
+export function TextView({ memory, scale, edges, children }) {
   const { window, live } = memory;
   const [current, setCurrent] = useState(null);
   const shown = useMemo(() => (window ? units(window) : []), [window]);
   useEffect(() => setCurrent(null), [memory.id, window?.begin]);
-  if (!shown.length && !live.length && !memory.busy) return html`<${Empty} memory=${memory} />`;
+  if (!shown.length && !live.length && !memory.busy) return html`<${Empty} memory=${memory} />${children}`;
   const onLastPage = !window || window.end >= window.total;
-  return html`
-    <${Overview} memory=${memory} scale=${scale} edges=${edges} />
-    <${Tokens} label=${`Text of memory ${memory.label}`} shown=${shown} live=${onLastPage ? live : []} scale=${scale} edges=${edges}
-      writing=${memory.work?.kind === "write"} current=${current} setCurrent=${setCurrent} />
-    <${Pager} memory=${memory} />
-    <${Details} memory=${memory} unit=${current === null ? null : shown[current]} />
-  `;
+  return html`<div class="reading">
+    <div>
+      <${Overview} memory=${memory} scale=${scale} edges=${edges} />
+      <${Tokens} label=${`Text of memory ${memory.label}`} shown=${shown} live=${onLastPage ? live : []} scale=${scale} edges=${edges}
+        writing=${memory.work?.kind === "write"} current=${current} setCurrent=${setCurrent} />
+      <${Pager} memory=${memory} />
+    </div>
+    <div><${Details} memory=${memory} unit=${current === null ? null : shown[current]} />${children}</div>
+  </div>`;
 }
 
 function Empty({ memory }) {
@@ -35,7 +42,8 @@ function Empty({ memory }) {
     return html`<p class="empty muted">This memory holds ${count.format(memory.info.tokens)} tokens whose text is not shown here.
       Read a text or write: new text is shown.</p>`;
   }
-  return html`<p class="empty muted">Nothing has been read yet. Drop a file, paste a text, or take the example.</p>`;
+  return html`<p class="empty muted">Nothing has been read yet. Press <b>Read the example</b>, paste a text, or drop a text file.
+    The text appears here, coloured token by token.</p>`;
 }
 
 /** Coloured tokens; pointing at one, or going there by arrow keys, makes it the current one. `live`: further ones. */
@@ -163,7 +171,7 @@ function Pager({ memory }) {
 function Details({ memory, unit }) {
   const more = useDetails(memory, unit);
   if (!unit) {
-    return html`<div class="details muted small">Point at a word, or press Tab and the arrow keys, to see its numbers.</div>`;
+    return html`<div class="details muted small">Point at a token of the text, or focus the text with Tab and use the arrow keys, to see its losses and where the help came from.</div>`;
   }
   return html`<div class="details" role="status" aria-live="polite">
     <div class="line"><b class="quoted">${quoted(unit.text)}</b>
@@ -171,7 +179,7 @@ function Details({ memory, unit }) {
     <dl class="values">
       <div><dt>With memory</dt><dd>${bits(unit.bits)}</dd></div>
       <div><dt>Without memory</dt><dd>${bits(unit.without)}</dd></div>
-      <div><dt>Memory saved</dt><dd>${bits(unit.saved, true)}</dd></div>
+      <div><dt>Saved</dt><dd>${bits(unit.saved, true)}</dd></div>
     </dl>
     <div class="small">${repeated(unit, more)}</div>
     <div class="small">${attended(more)}</div>
@@ -179,17 +187,17 @@ function Details({ memory, unit }) {
 }
 
 function repeated(unit, more) {
-  if (!unit.back) return "No repetition: the last tokens up to here are new in this text.";
+  if (!unit.back) return "No repetition: the tokens up to here did not occur together before.";
   const where = more?.earlier ? ` (${more.earlier.in_memory ? "in memory" : more.earlier.in_segment ? "in this segment" : "further back than memory reaches"})` : "";
   const text = more?.earlier ? html`: <q>${more.earlier.text}</q>` : "";
-  return html`The last ${unit.same} tokens occurred ${count.format(unit.back)} tokens back${where}${text}`;
+  return html`The last ${unit.same} tokens also occurred ${count.format(unit.back)} tokens back${where}${text}`;
 }
 
 function attended(more) {
   if (!more) return "…";
   if (!more.attention) return more.why ?? "";
   const { share, distance, text } = more.attention;
-  if (!distance) return "Attention: nothing was in memory yet.";
+  if (!distance) return "Attention: the memory was still empty.";
   return html`Attention: ${(share * 100).toFixed(share < 0.1 ? 1 : 0)} % to memory, most of it ${count.format(distance)} tokens back: <q>${text}</q>`;
 }
 
