@@ -53,6 +53,9 @@ class Tuning:
     """Characters of books to use at most in each split."""
     memory: MemoryKind = "tokens"
     """Memory tokens, or an associative memory in every layer."""
+    bounded: bool = False
+    """Associative memory: limit writing, so that the memory does not grow exponentially over hundreds of segments.
+    The published memory has no limit."""
     tokens: int = 16
     """Memory tokens; 0 trains the model without memory."""
     start: Literal["random", "overlap"] = "random"
@@ -65,6 +68,10 @@ class Tuning:
     """Accuracy on held-out samples that starts the next stage."""
     mix: float = 0.3
     """Share of batches with the length of an earlier stage, so that it is not forgotten."""
+    far: float = 0.5
+    """Share of training samples whose facts all lie before the last segment. With facts placed at random, many answers
+    are in the last segment, and the model learns to guess the others before it learns to use its memory. Held-out and
+    test samples have facts anywhere."""
     bptt: int | None = None
     """Earlier segments that a gradient reaches; if unset, all of them."""
     lora: int = 0
@@ -103,7 +110,7 @@ class Tuning:
     precision: Literal["bf16", "fp32"] = "fp32"
     """bf16: computation in bfloat16, with weights and optimizer in single precision."""
     compiled: Annotated[bool, tyro.conf.arg(name="compile")] = False
-    """Compile the layers once with torch.compile."""
+    """Compile the layers, and reading and writing of associative memories, once with torch.compile."""
     plain_segments: int = 1
     """Samples of up to this many segments keep all activations, which is faster; longer ones compute them again."""
     device: str = "auto"
@@ -120,10 +127,12 @@ class Tuning:
                 raise MnemoError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least {value}")
         if self.batch % self.micro_batch:
             raise MnemoError(f"--batch {self.batch} must be a multiple of --micro-batch {self.micro_batch}")
-        if not 0 <= self.mix < 1 or not 0 <= self.cooldown <= 1 or not 0 <= self.promote <= 1:
-            raise MnemoError("--mix, --cooldown and --promote are shares from 0 to 1")
+        if not 0 <= self.mix < 1 or not all(0 <= share <= 1 for share in (self.cooldown, self.promote, self.far)):
+            raise MnemoError("--mix, --cooldown, --promote and --far are shares from 0 to 1")
         if self.rate <= 0 or self.memory_rate <= 0:
             raise MnemoError("--rate and --memory-rate must be positive")
+        if self.bounded and self.memory != "associative":
+            raise MnemoError("--bounded is for --memory associative")
         if not self.stages:
             raise MnemoError("--stages needs at least one number of segments")
         _ = self.curriculum, self.lengths

@@ -83,6 +83,21 @@ def test_facts_are_in_order_and_the_question_is_last() -> None:
     assert text_of(without).endswith("Answer:") and all(len(piece) == 64 for piece in list(sample.pieces(64))[:-1])
 
 
+@pytest.mark.parametrize("within", [0, 300, 500, 900])
+def test_facts_can_be_kept_within_the_first_tokens(within: int) -> None:
+    task = small_task(end=[0])
+    ends = []
+    for number in range(40):
+        sample = task.sample(number, 900, facts_within=within)
+        context, needed = text_of(sample.context), sum(len(fact) + 1 for fact in sample.story.facts)
+        places = [context.index(fact) for fact in sample.story.facts]
+        ends.append(places[-1] + len(sample.story.facts[-1]))
+        assert places == sorted(places) and ends[-1] <= max(within, needed) and len(context) == 900
+    assert within == 0 or max(ends) > within - 100
+    whole, anywhere = (task.sample(7, 900, facts_within=within) for within in (900, None))
+    np.testing.assert_array_equal(whole.ids, anywhere.ids)
+
+
 def test_a_short_sample_holds_the_facts_alone() -> None:
     sample = small_task().sample(2, 0)
     assert text_of(sample.context) == "".join(f" {fact}" for fact in sample.story.facts)

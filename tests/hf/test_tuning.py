@@ -14,10 +14,12 @@ from helpers.real_models import TINY_LLAMA, tiny_llama, tiny_tokenizer
 from mnemo import MnemoError
 from mnemo.cli import main
 from mnemo.data.babilong import BabiLongData
+from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
 from mnemo.hf.tuning.accuracy import accuracy_by_segments, answered
 from mnemo.hf.tuning.batches import Draw, build_task, check_room, collate
 from mnemo.hf.tuning.curriculum import CurriculumState
+from mnemo.hf.tuning.results import draw_results
 from mnemo.hf.tuning.trainer import build_optimizer
 from mnemo.hf.tuning.tune import compile_layers, load_model, speed, tune
 from mnemo.recipes.tuning import Stage, Tuning
@@ -67,7 +69,7 @@ def test_stages() -> None:
 
 
 def test_rows_end_anywhere_in_their_last_segment_and_only_answers_have_labels(task: Any) -> None:
-    draw = Draw(task, [Stage(1, 96), Stage(3, 64)], 16, 0.0, 0)
+    draw = Draw(task, [Stage(1, 96), Stage(3, 64)], 16, 0.0, 0.0, 0)
     batch = draw.micro_batch(5, 0, 1)
     assert batch["input_ids"].shape == (16, 192) and (batch["segments"], batch["segment"]) == (3, 64)
     lengths = batch["attention_mask"].sum(1)
@@ -82,10 +84,31 @@ def test_rows_end_anywhere_in_their_last_segment_and_only_answers_have_labels(ta
 
 
 def test_earlier_stages_are_mixed_in(task: Any) -> None:
-    draw = Draw(task, [Stage(1, 96), Stage(2, 64), Stage(3, 64)], 1, 0.5, 0)
+    draw = Draw(task, [Stage(1, 96), Stage(2, 64), Stage(3, 64)], 1, 0.5, 0.0, 0)
     drawn = [draw.micro_batch(step, 0, 2)["segments"] for step in range(60)]
     assert 15 < drawn.count(3) < 45 and drawn.count(1) > 3 and drawn.count(2) > 3
     assert {draw.micro_batch(step, 0, 0)["segments"] for step in range(10)} == {1}
+
+
+def test_far_samples_have_all_facts_before_the_last_segment(task: Any) -> None:
+    """The last segment of far samples names none of their persons; one segment and other samples do not change."""
+    stages, tokenizer = [Stage(1, 96), Stage(4, 64)], tiny_tokenizer()
+    shares = {far: Draw(task, stages, 32, 0.0, far, 0) for far in (0.0, 0.5, 1.0)}
+
+    def near(far: float, step: int) -> int:
+        """Rows with a fact in their last segment, before the question."""
+        batch = shares[far].micro_batch(step, 0, 1)
+        mask = batch["attention_mask"].bool()
+        texts = [tokenizer.decode(ids[kept][192:]) for ids, kept in zip(batch["input_ids"], mask, strict=True)]
+        before = [text.partition("Question")[0] for text in texts if "Question" in text]
+        return sum(any(name in text for name in PERSONS) for text in before)
+
+    found = {far: sum(near(far, step) for step in range(4)) for far in shares}
+    assert found[1.0] == 0 and 0.3 * found[0.0] < found[0.5] < 0.75 * found[0.0]
+    assert torch.equal(*(shares[far].micro_batch(3, 0, 0)["input_ids"] for far in (0.0, 1.0)))
+    assert torch.equal(*(shares[0.5].micro_batch(3, 0, 1)["input_ids"] for _ in range(2)))
+    with pytest.raises(MnemoError, match="--far are shares from 0 to 1"):
+        options(far=1.5)
 
 
 def test_a_mixed_batch_equals_its_rows(task: Any) -> None:
@@ -203,7 +226,7 @@ def test_compiled_layers_keep_their_hooks() -> None:
     tokens = torch.arange(5, 133)[None]
     with torch.no_grad():
         expected = model(input_ids=tokens).logits
-        compile_layers(model.backbone)
+        compile_layers(model)
         with torch.compiler.set_stance("force_eager"):
             torch.testing.assert_close(model(input_ids=tokens).logits, expected)
 
@@ -213,6 +236,33 @@ def test_speed_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert [result["case"] for result in results] == ["training", "training, checkpointed", "reading"]
     assert all(result["ratio"] == result["memory"] / result["plain"] for result in results)
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_the_stored_figure_is_that_of_its_measurements(tmp_path: Path) -> None:
+    """Compare the numbers in the description; coordinates depend on the version of matplotlib."""
+    pytest.importorskip("matplotlib")
+    docs = TINY_LLAMA.parents[2] / "docs"
+    drawn = draw_results(docs / "measurements" / "h200-babilong.json", tmp_path / "new.svg").read_text()
+    stored = (docs / "pictures" / "babilong-smollm2.svg").read_text()
+    assert drawn.partition("<desc")[2].partition("</desc>")[0] == stored.partition("<desc")[2].partition("</desc>")[0]
+    assert "ARMT (published): 79.90 at tokens 50,000,000" in drawn
+    page = (docs / "babilong.md").read_text()
+    for result in json.loads((docs / "measurements" / "h200-babilong.json").read_text())["results"]:
+        row = next(line for line in page.splitlines() if line.startswith(f"| {result['segments']:,} | "))
+        low, high = (round(100 * edge) for edge in result["interval"])
+        for value in (result["length"], 100 * result["accuracy_cut"], result["samples"]):
+            assert f"| {value:,.0f} |" in row
+        assert f"{100 * result['accuracy']:.0f} [{low}, {high}]" in row
+
+
+def test_bounded_memories_are_saved_as_such(tmp_path: Path) -> None:
+    model, _ = load_model(options(memory="associative", bounded=True))
+    assert all(layer.config.bounded for layer in model.memory_tokens.layers)
+    model.save_pretrained(tmp_path)
+    again: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(layer.config.bounded for layer in again.memory_tokens.layers)
+    with pytest.raises(MnemoError, match="--bounded is for --memory associative"):
+        options(bounded=True)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

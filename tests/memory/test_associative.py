@@ -23,6 +23,8 @@ CONFIGS = {
     "no-normaliser": Associative(key_dim=4, normaliser=False),
     "heads": Associative(key_dim=4, heads=2, nu=2),
     "channels": Associative(key_dim=2, heads=2, gate="channel"),
+    "bounded": Associative(key_dim=4, bounded=True),
+    "bounded-channels": Associative(key_dim=4, heads=2, gate="channel", normaliser=False, bounded=True),
 }
 
 
@@ -53,6 +55,8 @@ def slow_read(memory: AssociativeMemory, x: Tensor, state: Associations) -> Tens
 
 def slow_write(memory: AssociativeMemory, rows: Tensor, state: Associations) -> Associations:
     config = memory.config
+    if config.bounded:
+        rows = rows / (rows.square().mean(-1, keepdim=True) + torch.finfo(rows.dtype).eps).sqrt()
     matrices, sums = [], []
     for row in range(len(rows)):
         for head in range(config.heads):
@@ -61,7 +65,7 @@ def slow_write(memory: AssociativeMemory, rows: Tensor, state: Associations) -> 
             strengths = of_head(memory, rows[row], lambda y: memory.strength(y).sigmoid(), head).expand_as(values)
             found = torch.stack([reference.features(key, config.nu, config.unit_keys) for key in keys])
             normaliser = state.normaliser[row, head] if config.normaliser else None
-            options = {"correct": config.correction, "unit": config.unit_keys}
+            options = {"correct": config.correction, "unit": config.unit_keys, "bounded": config.bounded}
             matrix, total = reference.write(found, values, strengths, state.matrix[row, head], normaliser, **options)
             matrices.append(matrix)
             sums.append(state.normaliser[row, head] if total is None else total)
@@ -126,6 +130,58 @@ def test_a_rewritten_key_returns_its_new_value_only() -> None:
         assert memory.write(other, state).normaliser.norm() > size
 
 
+def size_after(config: Associative, segments: int, tokens: int = 16) -> tuple[float, float]:
+    """Norm of the matrix and sum of the normaliser after many segments whose memory tokens have similar rows."""
+    memory = memory_of(config)
+    torch.nn.init.constant_(memory.strength.bias, 3.0)
+    chance = torch.Generator().manual_seed(1)
+    state = memory.init(1, torch.zeros(1, dtype=torch.float64))
+    with torch.no_grad():
+        for _ in range(segments):
+            text = torch.randn(1, 1, DIM, generator=chance, dtype=torch.float64)
+            own = torch.randn(1, tokens, DIM, generator=chance, dtype=torch.float64)
+            state = memory.write(text + 0.3 * own, state)
+    return float(state.matrix.norm()), float(state.normaliser.sum())
+
+
+def test_similar_keys_of_a_segment_let_the_matrix_grow_unless_bounded() -> None:
+    """In float64, so this is a property of the published rule and not of rounding; the normaliser stays small."""
+    published, normaliser = size_after(Associative(key_dim=4), 300)
+    bounded, _ = size_after(Associative(key_dim=4, bounded=True), 300)
+    assert published > 1e6 and normaliser < 100 and bounded < 100
+    assert size_after(Associative(key_dim=4, bounded=True), 1500)[0] < 100
+    assert size_after(Associative(key_dim=4), 300, tokens=1)[0] < 100  # a single memory token is stable
+
+
+def test_rows_that_contain_what_they_read_do_not_grow_if_bounded() -> None:
+    """Values of four times the row that is written: each segment reads, and writes its reading again."""
+    sizes = {}
+    for bounded in (False, True):
+        memory = memory_of(Associative(key_dim=4, bounded=bounded))
+        torch.manual_seed(6)
+        rows = torch.randn(60, 1, 2, DIM, dtype=torch.float64)
+        with torch.no_grad():
+            memory.value.weight.copy_(4 * torch.eye(DIM, dtype=torch.float64))
+            memory.query.weight.copy_(memory.key.weight)
+            state = memory.init(1, rows)
+            for segment in rows:
+                state = memory.write(segment + memory.read(segment, state), state)
+        sizes[bounded] = float(state.matrix.norm())
+    assert sizes[False] > 1e5 and sizes[True] < 200
+
+
+def test_the_bound_limits_neither_the_first_segment_nor_single_tokens() -> None:
+    torch.manual_seed(4)
+    rows = torch.nn.functional.rms_norm(torch.randn(3, 2, 5, DIM, dtype=torch.float64), (DIM,))
+    memory, bounded = memory_of(Associative(key_dim=4)), memory_of(Associative(key_dim=4, bounded=True))
+    empty = memory.init(2, rows)
+    assert_close(bounded.write(rows[0], empty).matrix, memory.write(rows[0], empty).matrix)
+    states = [empty, empty]
+    for segment in rows:
+        states = [each.write(segment[:, :1], state) for each, state in zip((memory, bounded), states, strict=True)]
+    assert_close(states[0].matrix, states[1].matrix)
+
+
 def test_an_empty_memory_adds_nothing_and_bf16_keeps_a_wide_state() -> None:
     memory = memory_of(Associative(key_dim=4)).to(torch.bfloat16)
     rows = torch.randn(2, 3, DIM, dtype=torch.bfloat16)
@@ -134,6 +190,20 @@ def test_an_empty_memory_adds_nothing_and_bf16_keeps_a_wide_state() -> None:
     after = memory.write(rows, state)
     assert after.matrix.dtype == after.normaliser.dtype == torch.float32
     assert memory.read(rows, after).dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
+@pytest.mark.parametrize("bounded", [False, True])
+def test_reading_and_writing_are_one_graph_each(bounded: bool) -> None:
+    """So that a compiler can fuse all operations; nothing waits for values on a GPU."""
+    memory = memory_of(Associative(key_dim=4, bounded=bounded)).float()
+    rows = torch.randn(2, 3, DIM)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        state = memory.write(rows, memory.init(2, rows))
+        read, write = (torch.compile(part, backend="eager", fullgraph=True) for part in (memory.read, memory.write))
+        assert_close(read(rows, state), memory.read(rows, state))
+        for ours, theirs in zip(write(rows, state), memory.write(rows, state), strict=True):
+            assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(

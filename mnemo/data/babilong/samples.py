@@ -54,6 +54,11 @@ def hide(
     return np.concatenate([np.asarray(piece, dtype=np.int32) for piece in mixed]), tuple(places.tolist())
 
 
+def _until(borders: np.ndarray, last: int) -> np.ndarray:
+    """Return the borders up to position `last`; at least the first one."""
+    return borders[: max(1, int(np.searchsorted(borders, last, side="right")))]
+
+
 class BabiLong:
     """Samples of any length. A sample depends on its number, the length and the seed only."""
 
@@ -74,15 +79,18 @@ class BabiLong:
     def __len__(self) -> int:
         return len(self.stories)
 
-    def sample(self, number: int, length: int, seed: int = 0, *, whole: bool = False) -> Sample:
+    def sample(
+        self, number: int, length: int, seed: int = 0, *, whole: bool = False, facts_within: int | None = None
+    ) -> Sample:
         """Return sample `number`, whose context has `length` tokens, or all its facts if they are longer.
 
-        `whole`: context, question and answer together have `length` tokens. Numbers beyond the last story start again
-        with the first one, in other sentences and at other places.
+        `whole`: context, question and answer together have `length` tokens. `facts_within`: all facts lie in the first
+        tokens, this many; or at the very beginning if they are longer. For training only: tests place facts anywhere.
+        Numbers beyond the last story start again with the first one, in other sentences and at other places.
         """
         chance = np.random.default_rng((seed, number, length))
         first = int(chance.integers(len(self.background)))
-        return self._sample(self.stories[number % len(self.stories)], length, whole, first, chance)
+        return self._sample(self.stories[number % len(self.stories)], length, whole, first, chance, facts_within)
 
     def in_published_order(self, length: int, seed: int = 42) -> Iterator[Sample]:
         """Yield a sample of every story but the last, as the published generator does without shuffling.
@@ -95,13 +103,22 @@ class BabiLong:
             yield sample
             first += sample.num_sentences
 
-    def _sample(self, story: Story, length: int, whole: bool, first: int, chance: np.random.Generator) -> Sample:
+    def _sample(
+        self,
+        story: Story,
+        length: int,
+        whole: bool,
+        first: int,
+        chance: np.random.Generator,
+        facts_within: int | None = None,
+    ) -> Sample:
         facts, question, answer = self._facts(story), self._question(story), self._answer(story)
         room = length - (len(question) + len(answer) if whole else 0) - sum(map(len, facts))
         if whole and room < 0:
             raise MnemoError(f"a sample of {length} tokens has no room for its facts and question: {length - room}")
         tokens, borders = self.background.span(first, max(0, room))
-        context, places = hide(facts, tokens, borders, chance)
+        allowed = borders if facts_within is None else _until(borders, facts_within - sum(map(len, facts)))
+        context, places = hide(facts, tokens, allowed, chance)
         return Sample(story, context, places, question, answer, len(borders) - 1)
 
     def longest_story(self) -> int:

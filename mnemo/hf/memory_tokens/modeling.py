@@ -241,6 +241,8 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         if labels is None:
             return None
         targets = next_tokens(labels, mask, IGNORED)
+        if self.config.score is None and not (self.training and self.num_segments):
+            return targets  # every segment has a loss; selecting their tokens would force a GPU to synchronize
         counted = torch.zeros_like(targets, dtype=torch.bool)
         for segment in segments[-(self.config.score or len(segments)) :]:
             rows = torch.arange(len(targets), device=targets.device)[:, None].expand_as(segment.columns)

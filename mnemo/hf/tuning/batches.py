@@ -59,10 +59,14 @@ def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
 
 
 class Draw:
-    """Training samples; micro-batch number k of a step depends on the seed, the step, k and the stage only."""
+    """Training samples; micro-batch number k of a step depends on the seed, the step, k and the stage only.
 
-    def __init__(self, task: BabiLong, stages: Sequence[Stage], rows: int, mix: float, seed: int) -> None:
-        self.task, self.stages, self.rows, self.mix, self.seed = task, stages, rows, mix, seed
+    `mix`: share of micro-batches of an earlier stage. `far`: share of samples whose facts all lie before their last
+    segment. Others are often answered from the last segment alone, and give the memory no gradient.
+    """
+
+    def __init__(self, task: BabiLong, stages: Sequence[Stage], rows: int, mix: float, far: float, seed: int) -> None:
+        self.task, self.stages, self.rows, self.mix, self.far, self.seed = task, stages, rows, mix, far, seed
         self._least = task.longest_story()
         self._segment = max(stage.tokens for stage in stages)
 
@@ -72,8 +76,12 @@ class Draw:
         stage = self.stages[int(chance.integers(current)) if earlier else current]
         lengths = self._lengths(stage, chance)
         numbers = chance.integers(MANY, size=len(lengths)).tolist()
-        pairs = zip(numbers, lengths, strict=True)
-        samples = [self.task.sample(one, length, self.seed, whole=True) for one, length in pairs]
+        before_last = stage.length - stage.tokens
+        far = (chance.random(len(lengths)) < self.far) & (before_last > 0)
+        samples = [
+            self.task.sample(one, length, self.seed, whole=True, facts_within=before_last if distant else None)
+            for one, length, distant in zip(numbers, lengths, far.tolist(), strict=True)
+        ]
         return collate(samples) | {"segment": stage.tokens, "segments": stage.segments}
 
     def _lengths(self, stage: Stage, chance: np.random.Generator) -> list[int]:

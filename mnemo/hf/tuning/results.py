@@ -42,8 +42,8 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def draw_results(path: Path) -> Path:
-    """Draw the figure of a file results.json beside it."""
+def draw_results(path: Path, target: Path | None = None) -> Path:
+    """Draw the figure of a file results.json, by default beside it; `published` points of others are optional."""
     from mnemo.report.files import write_text
     from mnemo.report.plots import Line, line_figure
     from mnemo.report.svg import standalone
@@ -60,6 +60,8 @@ def draw_results(path: Path) -> Path:
         )
         for label, share, interval in kinds
     ]
+    others = found.get("published", [])
+    lines += [Line(point["label"], [(point["length"], 100 * point["accuracy"])]) for point in others]
     figure = line_figure(
         FIGURE,
         f"BABILong {task}: accuracy by length",
@@ -70,6 +72,6 @@ def draw_results(path: Path) -> Path:
         x_kind="doubling",
         y_max=100,
     )
-    target = path.with_name(f"{FIGURE}.svg")
+    target = path.with_name(f"{FIGURE}.svg") if target is None else target
     write_text(target, standalone(figure.svg))
     return target

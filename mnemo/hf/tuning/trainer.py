@@ -47,7 +47,7 @@ class MemoryTrainer(Trainer):
     def __init__(self, model: Any, options: Tuning, train: BabiLong, held_out: BabiLong, say: Say = print) -> None:
         self.options, self.curriculum = options, CurriculumState()
         stages = options.curriculum
-        draw = Draw(train, stages, options.micro_batch, options.mix, options.seed)
+        draw = Draw(train, stages, options.micro_batch, options.mix, options.far, options.seed)
         per_step = options.batch // options.micro_batch
         samples = TrainingSamples(draw, self.curriculum, per_step)
         optimizer = build_optimizer(model, options)

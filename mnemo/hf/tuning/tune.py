@@ -22,6 +22,7 @@ from mnemo.hf.tuning.batches import build_task, check_room
 from mnemo.hf.tuning.results import write_results
 from mnemo.hf.tuning.speed import measure_speed
 from mnemo.hf.tuning.trainer import MemoryTrainer, Say, precision_context
+from mnemo.memory import Associative, AssociativeMemory
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.tuning import Tuning
 from mnemo.storage.weights import pick_device
@@ -76,7 +77,7 @@ def load_model(options: Tuning) -> tuple[Any, Any]:
         raise MnemoError(f"'{options.model}' cannot be loaded as a language model: {one_line(error)}") from None
     model = _with_memory(backbone.to(pick_device(options.device)), options)
     if options.compiled:
-        compile_layers(memory_model(model).backbone)
+        compile_layers(memory_model(model))
     return model, tokenizer
 
 
@@ -88,7 +89,15 @@ def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
 def _with_memory(model: Any, options: Tuning) -> Any:
     """Add memory, and LoRA weights if they are trained instead of the model's."""
     torch.manual_seed(options.seed)
-    model = add_memory(model, options.tokens, options.segment, options.bptt, kind=options.memory, start=options.start)
+    model = add_memory(
+        model,
+        options.tokens,
+        options.segment,
+        options.bptt,
+        kind=options.memory,
+        associative=Associative(bounded=True) if options.bounded else None,
+        start=options.start,
+    )
     if not options.lora:
         return model
     try:
@@ -101,10 +110,17 @@ def _with_memory(model: Any, options: Tuning) -> Any:
     return get_peft_model(model, lora)
 
 
-def compile_layers(backbone: Any) -> None:
-    """Compile the layers of a model; all share one program. Hooks, which read and write memory, are not compiled."""
-    for layer in layers_of(body_of(backbone)):
+def compile_layers(model: Any) -> None:
+    """Compile the layers of a model with memory, and reading and writing of associative memories between them.
+
+    All layers share one program. An associative memory consists of many small operations, which it fuses.
+    """
+    for layer in layers_of(body_of(model.backbone)):
         layer.forward = torch.compile(layer.forward)
+    for module in model.modules():
+        if isinstance(module, AssociativeMemory):
+            module.read = torch.compile(module.read)
+            module.write = torch.compile(module.write)
 
 
 def last_checkpoint(folder: Path) -> str:

@@ -51,6 +51,10 @@ class Associative:
     does not."""
     gate: Gate = "head"
     """Strength of writing: one number for each memory token and head, or one for each channel of its values."""
+    bounded: bool = False
+    """Keep the matrix from growing exponentially in long texts, as the published one can: rows that write are scaled
+    to a root mean square of one, since they contain what they read; and memory tokens with similar keys together
+    replace a value at most once, where each would correct the whole error. Set it before training."""
 
     def __post_init__(self) -> None:
         for name in ("key_dim", "nu", "heads"):

@@ -41,8 +41,12 @@ def features(keys: Tensor, nu: int) -> Tensor:
 
     Products of r = [relu(k), relu(-k)] with itself, shifted by 1 ... nu places.
     """
-    parts = torch.cat([keys.relu(), (-keys).relu()], -1)
-    return torch.cat([parts * parts.roll(shift, -1) for shift in range(1, nu + 1)], -1)
+    parts = torch.cat([keys, -keys], -1).relu()
+    width = parts.shape[-1]
+    # All shifts are windows of one tensor: one product instead of one for each shift, which matters on a GPU.
+    repeated = torch.cat([parts] * (1 - -nu // width), -1)[..., -(nu + width) :]
+    shifted = torch.stack([repeated[..., nu - shift : nu - shift + width] for shift in range(1, nu + 1)], -2)
+    return (parts[..., None, :] * shifted).flatten(-2)
 
 
 class AssociativeMemory(nn.Module):
@@ -72,7 +76,7 @@ class AssociativeMemory(nn.Module):
         found = queries.to(x.dtype) @ memory.matrix.to(x.dtype)
         if self.config.normaliser:
             with full_precision(x.device):
-                sums = self._sums(queries, memory)
+                sums = self._sums(queries, memory.normaliser)
             found = found / sums.to(found.dtype)
         return found.transpose(1, 2).flatten(2)
 
@@ -83,32 +87,44 @@ class AssociativeMemory(nn.Module):
 
     def _write(self, rows: Tensor, memory: Associations) -> Associations:
         rows = rows.to(self.key.weight.dtype)
+        if self.config.bounded:
+            rows = F.rms_norm(rows, rows.shape[-1:])  # rows contain what they read: it would be written ever larger
         keys = self._features(self.key(rows)).to(memory.matrix.dtype)
         values = self._heads(self.value(rows)).to(keys.dtype)
         strength = self._heads(self.strength(rows).to(keys.dtype).sigmoid())  # (B, h, m, 1 or V)
         old = keys @ memory.matrix
-        if not self.config.normaliser:
-            return Associations(self._add(memory.matrix, keys, strength * (values - old)), memory.normaliser)
-        sums = self._sums(keys, memory)
-        matrix = self._add(memory.matrix, keys, strength * (values - old / sums))
-        return Associations(matrix, memory.normaliser + (self._new_part(keys, sums, memory) * keys).sum(2))
+        normaliser = memory.normaliser
+        if self.config.normaliser:
+            sums = self._sums(keys, normaliser)
+            normaliser = normaliser + (self._new_part(keys, sums, normaliser).transpose(2, 3) @ keys).squeeze(2)
+            change = torch.addcdiv(values, old, sums, value=-1)
+        else:
+            change = values - old
+        if self.config.bounded:
+            strength = torch.minimum(strength, self._most_strength(keys, normaliser))
+        return Associations(memory.matrix + keys.transpose(2, 3) @ (strength * change), normaliser)
 
-    def _add(self, matrix: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return matrix + keys.transpose(2, 3) @ values
-
-    def _sums(self, keys: Tensor, memory: Associations) -> Tensor:
+    def _sums(self, keys: Tensor, normaliser: Tensor) -> Tensor:
         """(B, h, T, 1): z . phi(k), by which what is read is divided."""
-        return keys @ memory.normaliser[..., None] + EPSILON
+        return keys @ normaliser[..., None] + EPSILON
 
     @torch.no_grad()
-    def _new_part(self, keys: Tensor, sums: Tensor, memory: Associations) -> Tensor:
+    def _new_part(self, keys: Tensor, sums: Tensor, normaliser: Tensor) -> Tensor:
         """(B, h, m, 1): gamma, the share of each key that the normaliser does not contain; 1 for an empty memory."""
         if not self.config.correction:
             return torch.ones_like(sums)
-        squares = keys.square().sum(-1, keepdim=True) + (0.0 if self.config.unit_keys else EPSILON)
-        share = (1 - sums / squares).clamp(0, 1)
-        started = (memory.normaliser != 0).any(-1)[..., None, None]
-        return torch.where(started, share, 1.0)
+        parts = sums if self.config.unit_keys else sums / (keys.square().sum(-1, keepdim=True) + EPSILON)
+        return torch.where(normaliser.any(-1)[..., None, None], (1 - parts).clamp(0, 1), 1.0)
+
+    @torch.no_grad()
+    def _most_strength(self, keys: Tensor, normaliser: Tensor) -> Tensor:
+        """(B, h, m, 1): the largest strength with which all memory tokens together replace a value at most once.
+
+        Writing multiplies the matrix by 1 - M, where M is the sum of b phi phi^T / (z . phi) over the memory tokens.
+        With b <= z . phi_i / sum_j phi_i . phi_j its eigenvalues are at most 1: the matrix is not amplified.
+        """
+        overlaps = keys @ keys.sum(2)[..., None]
+        return (self._sums(keys, normaliser) if self.config.normaliser else 1.0) / overlaps
 
     def _features(self, keys: Tensor) -> Tensor:
         """(B, T, h * w) -> (B, h, T, K), in single precision or better."""

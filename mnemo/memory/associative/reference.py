@@ -47,12 +47,22 @@ def write(
     *,
     correct: bool,
     unit: bool,
+    bounded: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Matrix (K, V) and normaliser (K,) after the features (m, K), values and strengths (m, V) of all tokens."""
     added_matrix, added_sum = matrix, normaliser
-    for phi, value, strength in zip(keys, values, strengths, strict=True):
-        change = strength * (value - lookup(phi, matrix, normaliser))
-        added_matrix = added_matrix + torch.stack([feature * change for feature in phi])
+    for phi in keys:
         if normaliser is not None and added_sum is not None:
             added_sum = added_sum + (new_share(phi, normaliser, unit) * phi if correct else phi)
+    for phi, value, strength in zip(keys, values, strengths, strict=True):
+        if bounded:
+            strength = strength.minimum(most_strength(phi, keys, added_sum))
+        change = strength * (value - lookup(phi, matrix, normaliser))
+        added_matrix = added_matrix + torch.stack([feature * change for feature in phi])
     return added_matrix, added_sum
+
+
+def most_strength(phi: Tensor, keys: Tensor, normaliser: Tensor | None) -> Tensor:
+    """The limit of `bounded`, from all keys of the segment and the normaliser after them."""
+    overlap = torch.stack([dot(phi, key) for key in keys]).sum()
+    return ((1 if normaliser is None else dot(phi, normaliser) + EPSILON) / overlap).detach()
