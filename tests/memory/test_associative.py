@@ -200,7 +200,8 @@ def test_reading_and_writing_are_one_graph_each(bounded: bool) -> None:
     rows = torch.randn(2, 3, DIM)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         state = memory.write(rows, memory.init(2, rows))
-        read, write = (torch.compile(part, backend="eager", fullgraph=True) for part in (memory.read, memory.write))
+        read = torch.compile(memory.read, backend="eager", fullgraph=True)
+        write = torch.compile(memory.write, backend="eager", fullgraph=True)
         assert_close(read(rows, state), memory.read(rows, state))
         for ours, theirs in zip(write(rows, state), memory.write(rows, state), strict=True):
             assert_close(ours, theirs)
