@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from helpers import ranks
+from helpers.countdown import kill_at
 from helpers.http_server import RunningServer
 from helpers.sessions import random_run
 
@@ -75,20 +75,7 @@ def serve(folder: Path, ready: Connection, operation: int, armed: bool) -> None:
 
 def die_at(operation: int) -> None:
     """Kill this process at its file operation of this number; a write is done by half before."""
-    left = operation
-
-    def mortal(function: Callable[..., Any], last_deed: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                if last_deed is not None:
-                    last_deed(*args, **options)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **options)
-
-        return call
-
+    mortal = kill_at(operation)
     write = os.pwrite
     for name in FILE_OPERATIONS:
         setattr(os, name, mortal(getattr(os, name)))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from helpers.countdown import kill_at
 
 from mnemo.data.prepare import prepare
 from mnemo.files import tensor_file
@@ -106,20 +105,7 @@ def train_and_die(folder: str, data: str, operation: int) -> None:
 
 def die_at(operation: int) -> None:
     """Kill this process at its file operation of this number."""
-    left = operation
-
-    def mortal(function: Callable[..., Any], last_deed: Callable[..., None] | None = None) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                if last_deed is not None:
-                    last_deed(*args, **options)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **options)
-
-        return call
-
+    mortal = kill_at(operation)
     os.fsync = mortal(os.fsync)
     Path.rename = mortal(Path.rename)
     Path.replace = mortal(Path.replace)

@@ -34,7 +34,7 @@ async def json_body(request: Request, settings: Settings) -> Fields:
         raise ApiError(415, f"the header Content-Type must be {JSON_TYPE}, not '{shorten(kind)}'", code="not_json")
     try:
         async with asyncio.timeout(settings.upload_seconds):
-            body = await _limited(request, settings.max_body_bytes)
+            body = await limited_body(request, settings.max_body_bytes)
     except TimeoutError:
         message = f"the body was not received within {settings.upload_seconds:g} seconds"
         raise ApiError(408, message, code="timeout", headers=CLOSE) from None
@@ -47,7 +47,8 @@ async def json_body(request: Request, settings: Settings) -> Fields:
     return Fields(content)
 
 
-async def _limited(request: Request, limit: int) -> bytes:
+async def limited_body(request: Request, limit: int) -> bytes:
+    """The body of a request, which is refused as soon as it is longer than `limit` bytes."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

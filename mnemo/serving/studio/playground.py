@@ -23,9 +23,9 @@ from starlette.routing import BaseRoute, Route
 from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.api.answers import EventStream
-from mnemo.serving.api.fields import Fields, json_body, string_item
+from mnemo.serving.api.fields import Fields, json_body, limited_body, string_item
 from mnemo.serving.engine import ReadJob
-from mnemo.serving.errors import JsonResponse, invalid, not_found, too_large
+from mnemo.serving.errors import JsonResponse, invalid, not_found
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.server import Server, server_of
 from mnemo.serving.store import SessionStore
@@ -136,7 +136,7 @@ class Playground:
     async def _read(self, request: Request) -> Response:
         place, server = self._place(request), server_of(request)
         name = request.query_params.get("name", "")[:200] or "the text"
-        data = await _body(request, min(MOST_SHOWN_BYTES, server.settings.max_upload_bytes))
+        data = await limited_body(request, min(MOST_SHOWN_BYTES, server.settings.max_upload_bytes))
         ids = await asyncio.to_thread(_encoded, place.model, data, name)
         prefix = () if place.store.facts(place.session).tokens else place.model.prefix
         return self._stream(server, ReadWork(place, [*prefix, *ids], name))
@@ -269,13 +269,3 @@ def _number(request: Request, name: str, default: int) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
         raise invalid(f"'{name}' must be a whole number", name)
     return int(text)
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise too_large(limit)
-        parts.append(part)
-    return b"".join(parts)
