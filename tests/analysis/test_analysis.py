@@ -226,7 +226,7 @@ def test_alpha_is_averaged_over_segments_with_a_full_memory() -> None:
 
 def test_who_has_an_alpha() -> None:
     found = {name for name, changes in MECHANISMS.items() if analysis.has_alpha(random_model(**changes))}
-    assert found == {name for name in MECHANISMS if "lookahead" in name} - {"lookahead-lower-layers"}
+    assert found == {name for name in MECHANISMS if "Lookahead(" in str(MECHANISMS[name])} - {"lookahead-lower-layers"}
     alone = Plan(long=Lookahead(length=6), short=XL(length=2), num_long=1)
     assert not analysis.has_alpha(random_model(memory=alone))  # nothing reads what it would refresh
     with pytest.raises(MnemoError, match="no look-ahead memory"):

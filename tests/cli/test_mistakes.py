@@ -113,6 +113,10 @@ MISTAKES = {
     "demo x": "unexpected argument 'x'",
     "tran book.txt": "did you mean 'train'?",
     "sweep done --memory none,xl": "'done' is a run",
+    "serve book.txt": "book.txt is a file, not a run",
+    "studio tiny-bytes": "'tiny-bytes' is a preset, not a run",
+    "tune": "missing MODEL",
+    "tune model --stages a": "'a' is no stage: write a number of segments, such as 4",
 }
 
 

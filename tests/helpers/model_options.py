@@ -52,7 +52,7 @@ EXAMPLES: dict[type, Any] = {
     Infinite: Infinite(length=4, basis=6, block=3, samples=5, widths=(0.1, 0.3)),
     LSTM: LSTM(),
     QRNN: QRNN(),
-    Associative: Associative(key_dim=16),
+    Associative: Associative(key_dim=32),
     MemoryTokens: MemoryTokens(num=2),
     WriteTokens: WriteTokens(num=2),
     DropoutConfig: DropoutConfig.published(0.2, attention=0.1),

@@ -170,9 +170,9 @@ def test_models_with_memory_are_scored_with_carried_memory(folder: Path) -> None
     scores = lm.loglikelihood(instances("loglikelihood", *parts), disable_tqdm=True)
     assert scores[2][0] == pytest.approx(found, rel=1e-5)
     for (context, continuation), (score, _) in zip(parts[:2] + parts[3:], scores[:2] + scores[3:], strict=True):
-        whole = context.rstrip() + " " + continuation.lstrip()
+        before_ids, added = lm._encode_pair(context, continuation)
         with torch.no_grad():
-            before, after = (lm.reader.nats(lm.tok_encode(text)) for text in (context, whole))
+            before, after = lm.reader.nats(before_ids), lm.reader.nats([*before_ids, *added])
         assert score == pytest.approx(before - after, rel=1e-4)
 
 

@@ -111,7 +111,7 @@ def test_names_of_papers_and_mechanisms_are_accepted(given: str, kind: str) -> N
 
 
 def test_an_unknown_memory_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(MnemoError, match=r"unknown memory 'hippocampus'; known: compressive, infinite, lamemo"):
+    with pytest.raises(MnemoError, match=r"unknown memory 'hippocampus'; known: armt, compressive, infinite, lamemo"):
         memory_recipe(BASE, "hippocampus")
 
 

@@ -23,6 +23,7 @@ MAY_NAME = {
     "mnemo/interop": "checkpoints and reference values of a mechanism",
     "mnemo/analysis/lamemo_alpha.py": "the look-ahead memory's coefficient",
     "mnemo/hf/memory_tokens": "memory tokens in other models",
+    "mnemo/hf/tuning": "the memory that a model gets",
     "mnemo/cli/demo_training.py": "the demonstration's configurations",
     "mnemo/report": "names of mechanisms in stored recipes, for captions",
     "mnemo/__init__.py": "the public names",

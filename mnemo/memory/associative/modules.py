@@ -142,9 +142,9 @@ class AssociativeMemory(nn.Module):
         return dim * config.key_dim + products
 
     def write_work(self) -> float:
-        """Multiply-adds of a memory token that writes: those of reading, its value, its strength, and its product."""
-        dim = self.value.out_features
-        new = self.config.num_features / self.config.heads * dim
+        """Multiply-adds of a memory token that writes: those of reading, its value, its strength, and its products."""
+        config, dim = self.config, self.value.out_features
+        new = config.num_features / config.heads * dim + config.normaliser * config.num_features
         return self.read_work() + dim * dim + dim * self.strength.out_features + new
 
 
