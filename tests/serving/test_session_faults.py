@@ -88,7 +88,7 @@ def test_an_unknown_letter_late_in_a_long_text(
     """The model has read most of it by then: the letter is encoded when little of the text before it is left."""
     monkeypatch.setattr("mnemo.serving.incoming_ids.MOST_BUFFERED", 1000)
     before = server.show(session)
-    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 100_000 + "Z", params={"stream": True})
+    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 33_000 + "Z", params={"stream": True})
     assert answer.status_code == 200 and "is not in the vocabulary" in answer.text
     assert server.show(session) == before
 
