@@ -33,8 +33,8 @@ class Args:
     """Show every experiment and the claim that it tests."""
     budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,gpu,paper,self-test}")] = None
     """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); gpu:
-    the main claims on enwik8, for the experiments gpu-*, each within half an hour of one GPU; small, the default of the
-    others: minutes on one GPU; paper: the published hyperparameters; self-test: two steps, no verdicts."""
+    the main claims on enwik8, for the experiments gpu-*, each sized for half an hour of one GPU; small, the default of
+    the others: minutes on one GPU; paper: the published hyperparameters; self-test: two steps, no verdicts."""
     out: Path = OUT
     """Folder for results."""
     site: Path = SITE

@@ -1,4 +1,4 @@
-"""The main claims of the papers on enwik8 and on tasks, each group within half an hour of one GPU.
+"""The main claims of the papers on enwik8, each group sized for half an hour of one GPU.
 
 Three seeds a row, with the same first weights and order of the text for all rows of a seed; rows, numbers of seeds and
 limits were fixed before the first run. Published depth and dropout unless a note says otherwise.

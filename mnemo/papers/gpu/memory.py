@@ -1,4 +1,4 @@
-"""Transformer-XL against no memory and Al-Rfou's transformer, at equal steps and at about equal time."""
+"""Transformer-XL against no memory, which also trains longer, and against Al-Rfou's transformer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mnemo.recipes.recipe import Recipe
 LENGTH, BATCH, STEPS = 512, 22, 6000
 """Of segment and memory, as published, and of the training."""
 LONGER = 1.25
-"""Times the steps of a model without memory that trains for about as long as Transformer-XL."""
+"""Times the steps of a model without memory, whose steps are cheaper; the table shows the seconds of both."""
 TESTED = (1024, 2048)
 """Longer memories of the test."""
 
@@ -96,7 +96,8 @@ EXPERIMENT = Headline(
     title="On enwik8: memory",
     paper="Transformer-XL",
     covers=("Table 2, the main claim",),
-    claim="A memory of earlier segments makes a transformer better, also when the model without memory trains as long.",
+    claim="A memory of earlier segments makes a transformer better, also when the model without memory trains "
+    f"{LONGER:g} times as many steps.",
     rows=rows,
     claims=claims,
     columns=columns,
