@@ -1,4 +1,4 @@
-"""The engine with recorded steps and copies, as on a GPU; a stand-in for CUDA graphs records them on a CPU."""
+"""The engine with recorded steps, as on a GPU; a stand-in for CUDA graphs records them on a CPU."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import torch
 from helpers.models import random_model, random_tokens
 from helpers.recorders import Rerun
 
-from mnemo.inference import cuda_graph, ring_copies
+from mnemo.inference import cuda_graph
 from mnemo.inference.cuda_graph import RecordedFunction
-from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory import XL, Plan
-from mnemo.memory.state import leaves
 from mnemo.model.positions import Rotary
 from mnemo.serving import writing_rows
 from mnemo.serving.batched_engine import BatchedEngine, empty_text
@@ -51,16 +49,14 @@ class Recording(Rerun):
 
 
 def tensors_of(batch: WritingRows) -> list[torch.Tensor]:
-    """Everything that steps and copies change."""
-    assert isinstance(batch.decoder, RingRows) and batch.decoder.copies is not None
-    copies = batch.decoder.copies
-    rings = [part for one in (copies.rings, copies.one) for part in (*one.buffers, *one.cursors)]
-    return [*rings, batch.hidden, *(leaf for _, leaf in leaves(copies.arriving))]
+    """Everything that steps change."""
+    assert isinstance(batch.decoder, RingRows)
+    return [*batch.decoder.rings.buffers, *batch.decoder.rings.cursors, batch.hidden]
 
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WritingRows]]:
-    """All rows that are made, with recorded steps and copies."""
+    """All rows that are made, with recorded steps."""
     made: list[WritingRows] = []
 
     def on_gpu(function: Any, device: Any, restored: Any = (), pool: Any = None) -> RecordedFunction:
@@ -70,14 +66,11 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WritingRows]]:
 
     def create(self: WritingRows, model: Any, like: Any, *options: Any) -> None:
         original(self, model, like, *options)
-        assert isinstance(self.decoder, RingRows)
-        self.decoder.copies = RingCopies(self.decoder.rings, like.state)
         made.append(self)
 
     monkeypatch.setattr(Recording, "batches", made)
     monkeypatch.setattr(cuda_graph, "CudaRecorder", Recording)
-    for module in (writing_rows, ring_copies):
-        monkeypatch.setattr(module, "RecordedFunction", on_gpu)
+    monkeypatch.setattr(writing_rows, "RecordedFunction", on_gpu)
     monkeypatch.setattr(WritingRows, "__init__", create)
     yield made
 
