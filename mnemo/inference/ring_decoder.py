@@ -168,7 +168,7 @@ class Rings:
         """(2, B, H, R, d) of each layer"""
 
     def _set_cursors(self, cursors: Tensor) -> None:
-        self._cursors = cursors
+        self.all_cursors = cursors
         self.places, self.slots, self.lengths, self.limits, self.counts = cursors
         """(N, B) each: the next token's place, which grows without bound, and its slot (the place modulo the ring's
         size); valid memory slots; keys that the token attends to; open tokens, equal in all layers"""
@@ -182,14 +182,14 @@ class Rings:
         """Some of the rows: views of the same rings and cursors."""
         view = copy.copy(self)
         view._set_stacks([stack.rows(begin, end) for stack in self.stacks])
-        view._set_cursors(self._cursors[:, :, begin:end])
+        view._set_cursors(self.all_cursors[:, :, begin:end])
         return view
 
     def move(self, source: int, target: int) -> None:
         """Copy one row over another."""
         for stack in self.stacks:
             stack.rings[:, :, target] = stack.rings[:, :, source]
-        self._cursors[:, :, target] = self._cursors[:, :, source]
+        self.all_cursors[:, :, target] = self.all_cursors[:, :, source]
 
     def clear(self) -> None:
         """Set all slots to zero."""
@@ -198,17 +198,20 @@ class Rings:
 
     def load(self, state: DecodeState) -> None:
         """Put memories at the beginning of the rings, and open tokens after them."""
-        caches: tuple[KeyValueCache, ...] = state.state
         self.counts.copy_(state.count)
-        self.lengths.copy_(torch.stack([cache.length for cache in caches]))
-        for stack in self.stacks:
-            of_stack = [(caches[layer], state.open[layer]) for layer in stack.layers]
-            for part, ring in enumerate(stack.rings.unbind(1)):
-                memory, opened = (torch.stack([pair[part] for pair in pairs]) for pairs in zip(*of_stack, strict=True))
-                num_slots, num_known = memory.shape[3], memory.shape[3] + opened.shape[3]
-                ring[:, :, :, :num_slots], ring[:, :, :, num_slots:num_known] = memory, opened
+        self.lengths.copy_(torch.stack([cache.length for cache in state.state]))
+        stacked = [
+            (stack_pairs(state.state, stack.layers), stack_pairs(state.open, stack.layers)) for stack in self.stacks
+        ]
+        self.place(stacked)
+
+    def place(self, stacked: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Put memories and open tokens, (n, 2, B, H, T, d) each, into the stacks; lengths and counts are set before."""
+        for (_, rings), (memory, opened) in zip(self.stacks, stacked, strict=True):
+            num_slots, num_known = memory.shape[4], memory.shape[4] + opened.shape[4]
+            rings[:, :, :, :, :num_slots], rings[:, :, :, :, num_slots:num_known] = memory, opened
             if self.rotary is not None:
-                keys = stack.rings[:, 0]
+                keys = rings[:, 0]
                 everywhere = torch.arange(keys.shape[3], device=keys.device)
                 keys.copy_(self.rotary.to(keys, everywhere.expand(keys.shape[1], -1)))
         self._place_rows()
@@ -259,21 +262,31 @@ class Rings:
     def state(self) -> DecodeState:
         """A copy of everything, in order."""
         counts = self.counts[0].to("cpu", copy=True)
-        return DecodeState(*self.contents(int(counts.max())), counts)
+        return self.unstacked(self.contents(int(counts.max())), self.lengths.clone(), counts)
 
-    def contents(self, num_open: int) -> tuple[tuple[KeyValueCache, ...], tuple[KeyValues, ...]]:
-        """Copies of the memories, and of the first `num_open` open tokens."""
-        caches, opened = dict[int, KeyValueCache](), dict[int, KeyValues]()
-        lengths = self.lengths.clone()
+    def contents(self, num_open: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Copies of the keys and values of the memories and of the first `num_open` open tokens, for each stack."""
+        copies = []
         for layers, rings in self.stacks:
             num_slots, first = rings.shape[4] - self.segment, layers[0]
             begin = (self.places[first] - self.counts[first])[:, None]
             memory = self._take(rings, begin - num_slots + torch.arange(num_slots, device=rings.device))
-            new = self._take(rings, begin + torch.arange(num_open, device=rings.device))
-            for layer, *parts in zip(layers, *memory, *new, strict=True):
-                caches[layer] = KeyValueCache(*parts[:2], lengths[layer])
-                opened[layer] = KeyValues(*parts[2:])
-        return tuple(caches[layer] for layer in sorted(caches)), tuple(opened[layer] for layer in sorted(opened))
+            copies.append((*memory, *self._take(rings, begin + torch.arange(num_open, device=rings.device))))
+        return copies
+
+    def unstacked(
+        self, contents: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], lengths: Tensor, counts: Tensor
+    ) -> DecodeState:
+        """The state that consists of the contents of all stacks; its tensors are views of these."""
+        caches, opened = dict[int, KeyValueCache](), dict[int, KeyValues]()
+        for (layers, _), parts in zip(self.stacks, contents, strict=True):
+            for layer, keys, values, new_keys, new_values in zip(layers, *parts, strict=True):
+                caches[layer], opened[layer] = (
+                    KeyValueCache(keys, values, lengths[layer]),
+                    KeyValues(new_keys, new_values),
+                )
+        layers = range(len(lengths))
+        return DecodeState(tuple(caches[layer] for layer in layers), tuple(opened[layer] for layer in layers), counts)
 
     def _take(self, rings: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (n, B, H, T, d) of n layers' rings at places (B, T)."""
@@ -302,6 +315,11 @@ class RotaryKeys:
     def back(self, x: Tensor, places: Tensor) -> Tensor:
         """Undo `to`."""
         return rotate(x, self._angles(-places, x))
+
+
+def stack_pairs(pairs: Sequence[Sequence[Tensor]], layers: Sequence[int], out: Tensor | None = None) -> Tensor:
+    """The keys and values of some layers in one tensor (n, 2, B, H, T, d); `out` has the shape (2 n, B, H, T, d)."""
+    return torch.stack([part for layer in layers for part in pairs[layer][:2]], out=out).unflatten(0, (-1, 2))
 
 
 def _table(relation: Relation, dtype: torch.dtype) -> Table:

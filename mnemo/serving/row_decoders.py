@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mnemo.inference.decoder import DecodeState
+from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.ring_decoder import Rings, suits
 from mnemo.inference.row_group import RowGroup, SegmentLayers
 from mnemo.inference.shared_rows import SharedRows, can_share
@@ -62,14 +63,18 @@ class RingRows:
         self.fixed = fixed or decode_kernels.supports(self.rings.buffers[0])
         self.views: dict[int, Rings] = {capacity: self.rings}
         """The first n rows, by n"""
+        self.copies = RingCopies(self.rings, like) if model.device.type == "cuda" else None
 
     def join(self, row: int, state: DecodeState) -> None:
+        if self.copies is not None:
+            self.copies.load(row, state)
+            return
         view = self.rings.rows(row, row + 1)
         view.clear()  # hidden slots are multiplied by zero, which does not hide a value that is not finite
         view.load(state)
 
     def take(self, row: int) -> DecodeState:
-        return self.rings.rows(row, row + 1).state()
+        return self.rings.rows(row, row + 1).state() if self.copies is None else self.copies.state(row)
 
     def move(self, source: int, target: int) -> None:
         if source != target:

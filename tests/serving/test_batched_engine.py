@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextState
+from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.row_group import RowGroup
 from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.shared_rows import SharedRows
@@ -139,6 +140,23 @@ def test_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_kernels, "INTERPRETED", True)
     model = random_model(dtype=torch.float32, **{**MECHANISMS["xl-plan-modern"], "num_layers": 1})
     assert_same_texts(model, [Request(5, 3, Sampling(), 0), Request(2, 2, Sampling(), 1)], rows=2)
+
+
+@pytest.mark.parametrize("name", ["xl", "xl-plan-modern", "xl-without-positions"])
+def test_rows_copied_as_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through rings of one row and tensors of fixed sizes, which can be recorded."""
+    original, made = RingRows.__init__, []
+
+    def with_copies(self: RingRows, model: Model, like: Any, *options: Any) -> None:
+        original(self, model, like, *options)
+        self.copies = RingCopies(self.rings, like)
+        self.join(0, self.take(0))
+        made.append(self)
+
+    monkeypatch.setattr(RingRows, "__init__", with_copies)
+    choose = random.Random(name)
+    assert_same_texts(random_model(**MECHANISMS[name]), [random_request(choose) for _ in range(9)], 5, rows=3)
+    assert made
 
 
 REQUESTS = st.builds(

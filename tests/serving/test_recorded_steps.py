@@ -1,4 +1,4 @@
-"""The engine with recorded steps, as on a GPU; a stand-in for CUDA graphs records them on a CPU."""
+"""The engine with recorded steps and copies, as on a GPU; a stand-in for CUDA graphs records them on a CPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from helpers.models import random_model, random_tokens
 from helpers.recorders import Rerun
 
-from mnemo.inference import cuda_graph
+from mnemo.inference import cuda_graph, ring_copies
 from mnemo.inference.cuda_graph import RecordedFunction
+from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory import XL, Plan
 from mnemo.model.positions import Rotary
@@ -49,14 +50,16 @@ class Recording(Rerun):
 
 
 def tensors_of(batch: WritingRows) -> list[torch.Tensor]:
-    """Everything that steps change."""
-    assert isinstance(batch.decoder, RingRows)
-    return [*batch.decoder.rings.buffers, *batch.decoder.rings.cursors, batch.hidden]
+    """Everything that steps and copies change."""
+    assert isinstance(batch.decoder, RingRows) and batch.decoder.copies is not None
+    copies = batch.decoder.copies
+    rings = [part for one in (copies.rings, copies.one) for part in (*one.buffers, *one.cursors)]
+    return [*rings, batch.hidden, *(part for pair in copies.arriving for part in pair)]
 
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WritingRows]]:
-    """All rows that are made, with recorded steps."""
+    """All rows that are made, with recorded steps and copies."""
     made: list[WritingRows] = []
 
     def on_gpu(function: Any, device: Any, restored: Any = (), pool: Any = None) -> RecordedFunction:
@@ -66,11 +69,14 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WritingRows]]:
 
     def create(self: WritingRows, model: Any, like: Any, *options: Any) -> None:
         original(self, model, like, *options)
+        assert isinstance(self.decoder, RingRows)
+        self.decoder.copies = RingCopies(self.decoder.rings, like.state)
         made.append(self)
 
     monkeypatch.setattr(Recording, "batches", made)
     monkeypatch.setattr(cuda_graph, "CudaRecorder", Recording)
-    monkeypatch.setattr(writing_rows, "RecordedFunction", on_gpu)
+    for module in (writing_rows, ring_copies):
+        monkeypatch.setattr(module, "RecordedFunction", on_gpu)
     monkeypatch.setattr(WritingRows, "__init__", create)
     yield made
 
