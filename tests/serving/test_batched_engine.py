@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.mechanisms import MECHANISMS
 from helpers.models import random_model, random_tokens
+from helpers.serial_engine import SerialEngine
 from helpers.tolerances import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,6 @@ from mnemo.ops.cuda import decode_kernels
 from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.engine import Engine, Handle, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.row_decoders import RingRows
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.writing_rows import WritingRows
 
 SEGMENT = 4
