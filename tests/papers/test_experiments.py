@@ -395,45 +395,34 @@ def first_cells(name: str, count: int) -> Experiment:
     return replace(whole, cells=lambda budget: whole.cells(budget)[:count])
 
 
-def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_interruption(tmp_path: Path) -> None:
-    asked = [first_cells(name, 2) for name in ("lamemo-encoding", "lamemo-flops")]
-    total = 4
-    printed = Lines(stop_after="done in")
-    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=printed)
+def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path) -> None:
+    """Of several experiments, one of which takes over what another has measured."""
+    flops = first_cells("lamemo-flops", 1)
+    asked = [first_cells("lamemo-encoding", 2), flops, replace(flops, name="lamemo-flops-again")]
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=Lines("done in"))
     before = sum(len(each.found.results.cells) for each in ran)
-    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < total
-    again = Lines()
-    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=again)
+    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < 3
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=(again := Lines()))
     assert not any(each.interrupted or each.failures for each in ran)
-    assert sum(len(each.found.results.cells) for each in ran) == total
-    assert sum("done in" in line for line in again) == total - before
-
-
-def test_processes_take_over_what_another_experiment_has_measured(tmp_path: Path) -> None:
-    first = first_cells("lamemo-flops", 1)
-    same = replace(first, name="lamemo-flops-again")
-    ran = run_together([first, same], "small", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
-    assert [len(each.found.results.cells) for each in ran] == [1, 1] and not any(each.failures for each in ran)
-    assert sum("done in" in line for line in printed) == 1 and sum(" reuses " in line for line in printed) == 1
+    assert [len(each.found.results.cells) for each in ran] == [2, 1, 1]
+    assert sum("done in" in line for line in again) == 3 - before
+    assert sum(" reuses " in line for line in again) == 1
 
 
 def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
     real = experiments.find_experiment("lamemo-flops")
-    unknown = replace(real, cells=lambda budget: [replace(real.cells(budget)[0], name="no-such-cell")])
-    other = replace(experiments.find_experiment("lamemo-encoding"), cells=unknown.cells)
-    ran = run_together([unknown, other], "small", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
-    assert [len(each.failures) for each in ran] == [1, 1]
-    assert [f"{each.name} [1/1] no-such-cell" in "\n".join(printed) for each in (unknown, other)] == [True, True]
-
-
-def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
-    real = experiments.find_experiment("lamemo-encoding")
     first = real.cells("self-test")[0]
-    unknown = replace(real, cells=lambda budget: [replace(first, name="no-such-cell"), replace(first, after=("x",))])
-    (ran,) = run_together([unknown], "self-test", tmp_path, jobs=2, device="cpu", print_line=Lines())
-    said = f"{first.name}: not all of x are done"
-    assert "has no cell 'no-such-cell'" in ran.failures[0] and ran.failures[1] == said
-    assert (cell_folder(grid_folder(tmp_path, real.name, "self-test"), "no-such-cell") / LOG).exists()
+    cells = [replace(first, name="no-such-cell"), replace(first, after=("x",))]
+    asked = [
+        replace(experiments.find_experiment(name), cells=lambda budget: cells)
+        for name in (real.name, "lamemo-encoding")
+    ]
+    ran = run_together(asked, "self-test", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
+    for each, found in zip(asked, ran, strict=True):
+        assert f"{each.name} [1/2] no-such-cell" in "\n".join(printed)
+        assert len(found.failures) == 2 and "has no cell 'no-such-cell'" in found.failures[0]
+        assert found.failures[1] == f"{first.name}: not all of x are done"
+        assert (cell_folder(grid_folder(tmp_path, each.name, "self-test"), "no-such-cell") / LOG).exists()
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:
