@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from mnemo.memory import LSTM, QRNN, XL, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan, WriteTokens
 from mnemo.model.positions import Learned, NoPositions, Relative, Rotary
 
@@ -117,3 +119,22 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     ),
     "lookahead-qk-norm": dict(memory=Plan(long=Lookahead(length=5)), norm_kind="rms", qk_norm=True, head_gate=True),
 }
+
+FEW = (
+    "xl-plan",
+    "lookahead-upper-layers",
+    "compressive",
+    "rmt",
+    "rmt-with-cache",
+    "mt",
+    "armt",
+    "infinite",
+    "lstm-below-xl",
+    "qrnn",
+)
+"""One of each mechanism, some of them composed with another one."""
+
+
+def few_first() -> list[Any]:
+    """Names of all mechanisms for tests other than the state contract; those that are not in FEW are thorough."""
+    return [pytest.param(name, marks=() if name in FEW else pytest.mark.thorough) for name in MECHANISMS]

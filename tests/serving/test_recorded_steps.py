@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.models import random_model, random_tokens
 from helpers.recorders import Rerun
+from helpers.serial_engine import SerialEngine
 
 from mnemo.inference import cuda_graph, ring_copies
 from mnemo.inference.cuda_graph import RecordedFunction
@@ -21,7 +22,6 @@ from mnemo.serving import writing_rows
 from mnemo.serving.batched_engine import BatchedEngine, empty_text
 from mnemo.serving.engine import Engine, ReadJob, Token, WriteJob
 from mnemo.serving.row_decoders import RingRows
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.writing_rows import WritingRows
 
 SEGMENT = 5
