@@ -51,11 +51,13 @@ def verb_page(verb: str) -> str:
 
 def help_text(argv: list[str]) -> str:
     """The help as a wide terminal shows it."""
-    with patch.dict(os.environ, COLUMNS=WIDTH), redirect_stdout(io.StringIO()) as out:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # frames are drawn only if the encoding has them
+    with patch.dict(os.environ, COLUMNS=WIDTH), redirect_stdout(out):
         code = main([*argv, "--help"])
     if code != 0:
         raise RuntimeError(f"mnemo {' '.join(argv)} --help ends with exit code {code}")
-    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    out.seek(0)
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.read())
 
 
 def _body(text: str) -> str:

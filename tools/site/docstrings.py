@@ -11,7 +11,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-_PARAMETER = re.compile(r"^(\w+):\s+(\S.*)$")
+_PARAMETER = re.compile(r"^`?(?P<name>\w+)`?(?P<shape> \([^)]*\))?:\s+(?P<text>\S.*)$")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def convert(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Convert a docstring in place: indented blocks are code, lines `name: text` describe parameters."""
+    """Convert a docstring in place: indented blocks are code, lines of the form NAME: TEXT describe parameters."""
     groups = groupby(lines, key=lambda line: bool(line.strip()))
     paragraphs = [list(group) for filled, group in groups if filled]
     names = _parameters(value)
@@ -40,9 +40,14 @@ def _convert(paragraph: list[str], names: Collection[str]) -> list[str]:
     if all(line.startswith("    ") for line in paragraph):
         return ["::", "", *paragraph]
     starts = [_PARAMETER.match(line) for line in paragraph if not line.startswith(" ")]
-    if all(found and found[1] in names for found in starts):
-        return [_PARAMETER.sub(r":param \1: \2", line) for line in paragraph]
+    if all(found and found["name"] in names for found in starts):
+        return [_PARAMETER.sub(_field, line) for line in paragraph]
     return _with_gaps(paragraph)
+
+
+def _field(found: re.Match[str]) -> str:
+    shape = f"{found['shape'].strip()}; " if found["shape"] else ""
+    return f":param {found['name']}: {shape}{found['text']}"
 
 
 def _with_gaps(paragraph: list[str]) -> list[str]:
