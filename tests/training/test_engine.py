@@ -209,11 +209,11 @@ def test_a_recorded_update_runs_without_its_graph_too() -> None:
     weights = []
     for recorder in (None, Rerun()):
         model = tiny(memory=4)
-        engine = Engine(model, build_optimizer(model, OptimizerConfig(lr=0.01)), config, recorder=recorder)
+        engine = Engine(model, build_optimizer(model, OptimizerConfig(lr=2.0**-7)), config, recorder=recorder)
         assert not engine.run_without_graph()
         states = fresh_states(model, 2, 1)
         if recorder is None:
-            engine.update(inputs, states, 0.01)
+            engine.update(inputs, states, 2.0**-7)
         else:
             engine.prepare(inputs, states)
             assert engine.run_without_graph() and engine.needs_preparing(inputs)

@@ -52,10 +52,9 @@ class RowProcess:
         return self._receive("profile", MEASURE_SECONDS)
 
     def close(self) -> None:
-        self._process.join(timeout=5)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join()
+        """End the process at once: its results have arrived, and an orderly exit takes seconds."""
+        self._process.terminate()
+        self._process.join()
         self._channel.close()
 
     def _receive(self, key: str, seconds: float) -> Any:
