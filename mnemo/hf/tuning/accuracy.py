@@ -102,7 +102,7 @@ def answered(model: Any, samples: Sequence[Sample], segment: int, *, cut: bool =
 
 def _right(model: Any, ids: Tensor, samples: Sequence[Sample], memory: Any) -> Tensor:
     longest = max(len(sample.answer) for sample in samples)
-    logits = model(input_ids=ids, memory=memory, logits_to_keep=longest + 1).logits
+    logits = model(input_ids=ids, memory=memory, logits_to_keep=longest + 1, return_memory=False).logits
     equal = logits[:, :-1].argmax(-1) == ids[:, -longest:]
     lengths = torch.tensor([len(sample.answer) for sample in samples], device=ids.device)
     before = torch.arange(longest, device=ids.device) < longest - lengths[:, None]

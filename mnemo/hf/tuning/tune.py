@@ -116,11 +116,12 @@ def compile_layers(model: Any) -> None:
     All layers share one program. An associative memory consists of many small operations, which it fuses.
     """
     for layer in layers_of(body_of(model.backbone)):
-        layer.forward = torch.compile(layer.forward)
+        layer.forward = torch.compile(layer.forward, dynamic=False)
     for module in model.modules():
         if isinstance(module, AssociativeMemory):
-            module.read = torch.compile(module.read)
-            module.write = torch.compile(module.write)
+            module.add_read = torch.compile(module.add_read, dynamic=False)
+            module.write = torch.compile(module.write, dynamic=False)
+            module.write_first = torch.compile(module.write_first, dynamic=False)
 
 
 def last_checkpoint(folder: Path) -> str:
