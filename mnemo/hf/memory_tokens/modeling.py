@@ -179,8 +179,8 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         segment borders. `logits_to_keep`: return the logits of the last columns only (0: of all); others are not
         computed. `return_logits`: by default logits are omitted in training with labels, where they would use most of
         the GPU memory. `return_memory`: without it, an associative memory is not written after the last segment, which
-        only a next call would read. `num_items_in_batch`: number of labels in all parts of a batch; the loss is multiplied by this
-        part's share.
+        only a next call would read. `num_items_in_batch`: number of labels in all parts of a batch; the loss is
+        multiplied by this part's share.
         """
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
