@@ -33,6 +33,7 @@ from mnemo.recipes.tuning import Tuning
 from mnemo.storage.weights import pick_device
 
 MODEL, ADAPTER = "model", "adapter"
+NUM_RANDOM_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _with_memory(model: Any, options: Tuning) -> Any:
         options.segment,
         options.bptt,
         kind=options.memory,
-        associative=Associative(bounded=True) if options.bounded else None,
+        associative=Associative(bounded=True, row_size=typical_row_size(model)) if options.bounded else None,
         start=options.start,
     )
     if not options.lora:
@@ -152,6 +153,18 @@ def _with_memory(model: Any, options: Tuning) -> Any:
         r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear", modules_to_save=["memory_tokens"]
     )
     return get_peft_model(model, lora)
+
+
+@torch.no_grad()
+def typical_row_size(backbone: Any) -> float:
+    """Return the root mean square of the rows after a layer, for random tokens: the median of all layers."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = len(backbone.get_input_embeddings().weight)
+    ids = torch.randint(vocabulary, (1, NUM_RANDOM_TOKENS), generator=generator).to(backbone.device)
+    rows = body_of(backbone)(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[1:-1]
+    # The first token of a text has far larger rows than others in many models.
+    sizes = [layer[0, 1:].float().square().mean(-1).sqrt().median() for layer in rows]
+    return round(float(torch.stack(sizes or [torch.ones(())]).median()), 2)
 
 
 def compile_layers(model: Any) -> None:

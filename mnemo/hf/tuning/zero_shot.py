@@ -52,7 +52,7 @@ def zero_shot(
     with show(f"zero-shot {stage}", samples) as bar, Cost(model.device) as cost:
         for begin in range(0, samples, batch):
             numbers = range(begin, min(begin + batch, samples))
-            prompts = [_prompt(tokenizer, task, name, number, stage.length) for number in numbers]
+            prompts = [prompt_of(tokenizer, task, name, number, stage.length) for number in numbers]
             texts = generated(model, tokenizer, [prompt for prompt, _ in prompts])
             for (_, sample), text in zip(prompts, texts, strict=True):
                 story = sample.story
@@ -64,19 +64,18 @@ def zero_shot(
     return Accuracy(*counts, cost.seconds, cost.gigabytes, examples=examples[:NUM_EXAMPLES])
 
 
-def _prompt(tokenizer: Any, task: BabiLong, name: str, number: int, length: int) -> tuple[list[int], Sample]:
+def prompt_of(tokenizer: Any, task: BabiLong, name: str, number: int, length: int) -> tuple[list[int], Sample]:
     """Return the ids of a prompt of at most `length` tokens, with room for the answer, and its sample."""
     empty = len(_ids(tokenizer, name, "", task.stories[number % len(task)].question))
     room = length - empty - NEW_TOKENS
-    while True:
+    while room > 0:
         sample = task.sample(number, room, TEST_SEED)
-        text = tokenizer.decode(sample.context)
-        found = _ids(tokenizer, name, text, sample.story.question)
-        if len(found) <= length - NEW_TOKENS:
+        found = _ids(tokenizer, name, tokenizer.decode(sample.context), sample.story.question)
+        beyond = len(found) - (length - NEW_TOKENS)
+        if beyond <= 0:
             return found, sample
-        if room <= 0:
-            raise MnemoError(f"{length} tokens have no room for a prompt of {len(found)} tokens")
-        room -= len(found) - (length - NEW_TOKENS)  # decoded text can have more tokens than it was made of
+        room -= beyond  # decoded text can have more tokens than it was made of
+    raise MnemoError(f"{length} tokens have no room for a prompt of {empty} tokens with a text and an answer")
 
 
 def _ids(tokenizer: Any, name: str, text: str, question: str) -> list[int]:

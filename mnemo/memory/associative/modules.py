@@ -104,7 +104,8 @@ class AssociativeMemory(nn.Module):
         """Features of the keys (B, h, m, K), values (B, h, m, V) and strengths (B, h, m, 1 or V) of memory tokens."""
         rows = rows.to(self.key.weight.dtype)
         if self.config.bounded:
-            rows = F.rms_norm(rows, rows.shape[-1:])  # rows contain what they read: it would be written ever larger
+            # Rows contain what they read: it would be written ever larger.
+            rows = self.config.row_size * F.rms_norm(rows, rows.shape[-1:])
         keys = self._features(self.key(rows))
         values = self._heads(self.value(rows)).to(keys.dtype)
         return keys, values, self._heads(self.strength(rows).to(keys.dtype).sigmoid())
