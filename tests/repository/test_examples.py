@@ -12,6 +12,7 @@ import pytest
 from helpers.doc_pages import ROOT
 from helpers.own_memories import keep_mechanisms
 
+from mnemo.cli import main
 from tools.notebook import execute
 
 EXAMPLES = ROOT / "examples"
@@ -87,6 +88,13 @@ def test_a_comparison_needs_no_text(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     run_example(monkeypatch, "compare_memories", "--steps", "1", "--slots", "4", "--memories", "rmt")
     first, shown = capsys.readouterr().out.splitlines()[0], shown_lines("compare_memories")[0]
     assert first == shown.replace("300 steps", "1 steps")
+
+
+def test_commands_take_the_mechanism_of_the_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mybook.txt").write_text("Once upon a time there was a fox who could read. " * 400)
+    imported = ["--memory", "pooled", "--import", str(EXAMPLES / "own_memory.py")]
+    assert main(["train", "mybook.txt", *imported, "--dry-run"]) == 0
+    assert "64 slots in every layer (Pooled)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
