@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ranks
+from helpers import commands, ranks
 from helpers.monitors import Signaller
 from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, scored_as, toy, train_and_die
 
@@ -158,7 +157,7 @@ def test_the_command_line_survives_kill_and_says_how_to_go_on(
         process.terminate()
         process.join()
         assert process.exitcode == 128 + signal.SIGTERM
-    assert "mnemo train --resume runs/killed" in (tmp_path / "messages").read_text()
+    assert "mnemo train --resume runs/killed" in (tmp_path / commands.MESSAGES).read_text()
     capfd.readouterr()
     assert cli.main(["train", "--resume", "killed"]) == 0
     assert "next: mnemo eval runs/killed" in capfd.readouterr().out
@@ -167,22 +166,12 @@ def test_the_command_line_survives_kill_and_says_how_to_go_on(
 
 @contextmanager
 def _process(arguments: list[str]) -> Iterator[BaseProcess]:
-    """A command in the current folder, with stderr in the file `messages`."""
-    process = ranks.parent().Process(target=_command, args=(arguments, Path.cwd(), os.environ["MNEMO_DATA"]))
-    process.start()
+    process = commands.start(arguments, Path.cwd())
     try:
         yield process
     finally:
         process.kill()
         process.join()
-
-
-def _command(arguments: list[str], folder: Path, data: str) -> None:
-    os.chdir(folder)
-    os.environ["MNEMO_DATA"] = data
-    with (folder / "messages").open("w") as messages:
-        os.dup2(messages.fileno(), sys.stderr.fileno())
-    sys.exit(cli.main(arguments))
 
 
 def _wait_for_lines(folder: Path, count: int, process: BaseProcess) -> None:
