@@ -61,8 +61,9 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "armt": dict(tokens=WriteTokens(num=2), memory=Plan(long=Associative(key_dim=4))),
     "armt-heads-gates": dict(
         tokens=WriteTokens(num=3),
+        # Heads with few features share hardly any: what they read is divided by almost zero, and rounding is amplified.
         memory=Plan(
-            long=Associative(key_dim=4, heads=2, gate="channel", nu=2, unit_keys=False), short=XL(length=3), num_long=2
+            long=Associative(key_dim=16, heads=2, gate="channel", nu=2, unit_keys=False), short=XL(length=3), num_long=2
         ),
         norm="pre",
     ),
@@ -73,7 +74,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     ),
     "armt-learned-positions": dict(
         tokens=WriteTokens(num=1),
-        memory=Plan(long=Associative(key_dim=4, correction=False)),
+        memory=Plan(long=Associative(key_dim=8, correction=False)),
         positions=Learned(length=9),
     ),
     "armt-rmt": dict(
