@@ -34,9 +34,10 @@ class Option(NamedTuple):
 def with_commands(index: str) -> tuple[str, dict[Entry, str]]:
     """The index with a table of all verbs, and a page for each verb."""
     rows = [f"| [`mnemo {name}`](command-line/{name}.md) | {verb.help} |" for name, verb in VERBS.items()]
-    table = "\n".join(["", "| command | what it does |", "|---|---|", *rows, ""])
+    table = "\n".join(["## Verbs", "", "| command | what it does |", "|---|---|", *rows, "", ""])
     made = {Entry(f"mnemo {name}", FOLDER / f"{name}.md"): verb_page(name) for name in VERBS}
-    return index + table, made
+    opening, heading, rest = index.partition("## ")
+    return opening + table + heading + rest, made
 
 
 def verb_page(verb: str) -> str:
