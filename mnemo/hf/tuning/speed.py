@@ -109,7 +109,7 @@ class _MemorySteps:
         labels = torch.full_like(ids, IGNORED)
         labels[:, -NUM_LABELS:] = ids[:, -NUM_LABELS:]
         with precision_context(self.options, ids.device):
-            loss = self.model(input_ids=ids, labels=labels).loss
+            loss = self.model(input_ids=ids, labels=labels, return_memory=False).loss
         loss.backward()
 
     @torch.no_grad()
