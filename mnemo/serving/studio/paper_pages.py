@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from mnemo.errors import shorten
 from mnemo.papers import every_experiment
 from mnemo.papers.experiment import Budget, Experiment
-from mnemo.papers.pages import INCOMPLETE, build_page, has_results, judged
+from mnemo.papers.pages import build_page, has_results, verdicts_of
 from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, load_grid
 from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.figure import Figure
@@ -81,7 +81,7 @@ class PaperPages:
     def _judged(self, experiment: Experiment, budget: Budget) -> list[Verdict]:
         key, stamp = (experiment.name, budget), self._stamp(experiment, budget)
         if self._verdicts.get(key, (None,))[0] != stamp:
-            self._verdicts[key] = (stamp, list(_verdicts(experiment, self._load(experiment, budget))))
+            self._verdicts[key] = (stamp, list(verdicts_of(experiment, self._load(experiment, budget))))
         return self._verdicts[key][1]
 
     def _load(self, experiment: Experiment, budget: Budget) -> Found:
@@ -135,16 +135,6 @@ class PaperPages:
                 policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
                 return Response(svg, media_type="image/svg+xml", headers=NO_STORE | policy)
         raise not_found(f"there is no figure '{shorten(slug, 80)}'")
-
-
-def _verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
-    if found.results.budget == "self-test":
-        return []
-    try:
-        return list(experiment.verdicts(found.results))
-    except INCOMPLETE:
-        # Leaving out the incomplete results means drawing all figures, which takes longer.
-        return list(judged(experiment, found).verdicts)
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
