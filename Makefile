@@ -11,7 +11,7 @@ PYTHON_FOLDERS = mnemo tests tools examples
 # Every process that imports torch would compile its sources anew if bytecode were not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-gpu same same-list venv lint clean
+.PHONY: demo test test-all test-gpu docs same same-list venv lint clean
 
 demo: venv
 	.venv/bin/mnemo demo $(if $(MINUTES),--minutes $(MINUTES))
@@ -28,6 +28,10 @@ test-gpu:
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(or $(PYTHON),.venv/bin/python) -m pytest -m "(gpu or native) and not thorough" \
 	    --continue-on-collection-errors $(if $(GPU_WORKERS),-p xdist.plugin -n $(GPU_WORKERS)) --record docs/measurements/test-gpu.json $(if $(COMMIT),--commit $(COMMIT)) \
 	    $$(grep -rlE --include='test_*.py' 'mark\.(gpu|native)|NATIVE' tests)
+
+# The documentation as a site in build/docs; every warning is an error.
+docs: venv
+	.venv/bin/python -m tools.site
 
 same: venv
 	.venv/bin/python -m tools.same $(BASE) $(if $(CASES),--cases $(CASES))

@@ -45,8 +45,8 @@ class Site(NamedTuple):
 
     overview: str
     """In place of RESULTS.md."""
-    pages: dict[str, tuple[str, str]]
-    """Title and text of every experiment's page, by path."""
+    pages: dict[str, str]
+    """Text of every experiment's page, by path."""
     files: dict[str, str]
     """Figures and tables, by path."""
 
@@ -117,7 +117,7 @@ def site(out: Path, docs: Path) -> Site:
     texts, files = {}, {}
     for page, path in zip(pages, _paths(pages), strict=True):
         made = experiment_markdown(page, f"../../results/{page.name}/{page.budget}/{RESULTS}", Path(path).stem)
-        texts[path] = (page.title, made.text)
+        texts[path] = made.text
         files |= {f"results/{name}": text for name, text in made.files.items()}
     figures = main_figures(evidence)
     files |= {f"results/{FOLDER}/{name}": text for name, text in figure_files(each.figure for each in figures).items()}

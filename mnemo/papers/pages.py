@@ -63,7 +63,7 @@ def _incomplete(experiment: Experiment, results: Results) -> str | None:
 
 
 def build_page(experiment: Experiment, found: Found) -> ExperimentPage:
-    """The whole page; results that lack a value are left out, and named."""
+    """Return the content of an experiment's page; results that lack a value are left out, and named."""
     try:
         return _with_content(experiment, found)
     except INCOMPLETE:

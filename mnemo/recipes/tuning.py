@@ -41,6 +41,8 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
+    """Settings of `mnemo tune`: the model, its memory, the curriculum and the measurements."""
+
     model: Annotated[str, tyro.conf.Positional]
     """A causal language model: a folder in Hugging Face's format, or OWNER/NAME of its hub."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("tuned")

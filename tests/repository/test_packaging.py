@@ -51,14 +51,16 @@ def test_extras() -> None:
     server = {"starlette", "uvicorn", "prometheus-client"}
     clients = {"openai", "playwright", "tenacity"}
     tools = {"pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"}
+    site = {"furo", "myst-parser", "sphinx"}
     wanted = {
         "bpe": {"tokenizers"},
         "hf": face,
         "onnx": graphs,
         "serve": server,
         "harness": {"lm-eval"},
+        "docs": site,
         "track": {"wandb", "trackio"},
-        "dev": tools | face | graphs | server | clients | {"lm-eval", "triton"},
+        "dev": tools | face | graphs | server | clients | site | {"lm-eval", "triton"},
     }
     assert {extra: {Requirement(line).name for line in lines} for extra, lines in EXTRAS.items()} == wanted
 

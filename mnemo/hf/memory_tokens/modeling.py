@@ -149,6 +149,11 @@ class _WithMemory(SafeFolder, PreTrainedModel):
 
 
 class MemoryForCausalLM(_WithMemory, GenerationMixin):
+    """A causal language model of transformers with memory; `add_memory` makes one.
+
+    A call reads a text of any length segment by segment, and returns logits of all its tokens.
+    """
+
     _auto = AutoModelForCausalLM
     accepts_loss_kwargs = True
     _is_stateful = True  # refuses assisted decoding: memory cannot be rolled back
@@ -403,6 +408,11 @@ def _mean(losses: list[Tensor | None], targets: Tensor) -> Tensor:
 
 
 class MemoryForSequenceClassification(_WithMemory):
+    """An encoder with a classification head and memory tokens; `add_memory` makes one.
+
+    The logits are those of the last segment, which has the memory of all earlier ones.
+    """
+
     _auto = AutoModelForSequenceClassification
     _encoder = True
 

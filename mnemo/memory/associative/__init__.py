@@ -32,6 +32,8 @@ Gate = Literal["head", "channel"]
 
 @dataclass(frozen=True, kw_only=True)
 class Associative:
+    """A matrix in each layer that memory tokens write and all tokens read (ARMT)."""
+
     traits: ClassVar[Traits] = Traits(carries_gradient=True, besides="an associative matrix")
     length: int = 0
     """Slots of Transformer-XL memory beside the matrix. They hold rows of memory tokens too: the previous segment needs
