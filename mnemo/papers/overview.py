@@ -150,11 +150,11 @@ def _site_overview(
 
 
 def _folded_experiment(page: ExperimentPage, target: str) -> str:
-    about = ". ".join(filter(None, (", ".join(page.covers), page.data and f"Data: {page.data}")))
-    whole = link("figures, tables and how it was measured", target)
-    verdicts = [verdict_table(page.verdicts)] if page.verdicts else []
-    content = "\n\n".join([f"The claim: {plain(page.claim)} {plain(about)}. The page: {whole}.", *verdicts])
-    return f'<a id="{anchor(page)}"></a>\n\n{folded(f"{page.title}: {outcome(page)}", content)}'
+    whole = link("Figures, tables, and how it was measured", target)
+    about = f"{plain(', '.join(page.covers))}. {plain(page.claim)} {whole}."
+    content = f"{about}\n\n{verdict_table(page.verdicts)}" if page.verdicts else about
+    summary = " · ".join(filter(None, (page.title, page.data, outcome(page))))
+    return f'<a id="{anchor(page)}"></a>\n\n{folded(summary, content)}'
 
 
 def write_index(out: Path, site: Path) -> Path:

@@ -76,8 +76,10 @@ def figure_style() -> str:
     chosen = "".join(f'body[data-theme="dark"] {rule}' for rule in rules)
     by_system = "".join(f'body:not([data-theme="light"]) {rule}' for rule in rules)
     return (
-        f"<style>{CHART_CSS}figure.results{{max-width:720px;margin:1em 0;{light}}}"
+        f"<style>{CHART_CSS}figure.results{{max-width:720px;margin:1em 0;padding:14px 16px 10px;"
+        f"background:var(--card);border:1px solid var(--rule);border-radius:8px;{light}}}"
         "figure.results .chart{display:block;width:100%;height:auto;overflow:visible}"
+        "@media (max-width:42em){figure.results{padding:8px 4px}figure.results .chart{font-size:13.5px}}"
         f"{chosen}@media (prefers-color-scheme:dark){{{by_system}}}</style>"
     )
 
@@ -135,6 +137,10 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]], numeri
 
 def link(words: str, target: str) -> str:
     return f"[{plain(words)}]({quote(target, safe='/#.')})"
+
+
+def code(words: str) -> str:
+    return f"`{clean(' '.join(words.split())).replace('`', chr(39))}`"
 
 
 def plain(words: object) -> str:

@@ -283,9 +283,12 @@ def test_memory_of_an_unusable_run_says_why(desktop: Watched) -> None:
 def test_experiments_are_found_and_opened(desktop: Watched) -> None:
     page = opened(desktop, "papers")
     expect(page.locator(".experiment")).to_have_count(6)
+    page.locator("section[aria-label='Main claims'] img[src^=blob]").first.wait_for()
+    expect(page.get_by_role("heading", name="Main numbers")).to_be_visible()
     page.get_by_label("Find an experiment").fill("copy symbols")
     expect(page.locator(".experiment")).to_have_count(1)
     page.get_by_role("link", name="Copy 24 symbols twice").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Copy 24 symbols twice")
     page.locator("figure img[src^=blob]").first.wait_for()
     assert page.locator("figure img").first.evaluate("image => image.complete && image.naturalWidth") > 100
     expect(page.locator(".verdicts tbody tr").first).to_contain_text("holds")
