@@ -47,10 +47,9 @@ class Evidence:
     def verdict(self, name: str, budget: Budget, claim: str) -> Verdict | None:
         """The verdict on one claim of an experiment; None without results."""
         found = self.found(name, budget)
-        if found is None:
-            return None
-        verdicts = verdicts_of(self.experiments[name], found)
-        return next(each for each in verdicts if each.claim == claim)
+        return (
+            None if found is None else {each.claim: each for each in verdicts_of(self.experiments[name], found)}[claim]
+        )
 
     def measurement(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the folder of measurements; None if there is none of this name."""

@@ -343,7 +343,7 @@ def longer_memories(evidence: Evidence) -> Figure | None:
         y_label="novels, test set, bits per byte",
         x_ticks={float(length): str(length) for length in (64, 128, 192, 256, 384, 512, 640)},
         y_limits=(1.0, 5.8),
-        quoted="the authors' code, run on the same novels",
+        quoted="the authors' code",
     )
     caption = (
         "Trained without dropout, LaMemo no longer predicts when distances exceed those of training (from a memory of "

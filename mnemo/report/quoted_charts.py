@@ -202,7 +202,7 @@ def _draw_trace(axes: Axes, trace: Trace, name: str) -> None:
     axes.plot(*marks.T, color=color, linewidth=1.4 if trace.quoted else 2.2, linestyle=dashes, zorder=2)
     for mark in trace.marks:
         if mark.low is not None and mark.high is not None and mark.low < mark.high:
-            thin = {"linewidth": 1.1, "alpha": 0.75} if trace.quoted else {"linewidth": 1.8}
+            thin: dict[str, Any] = {"linewidth": 1.1, "alpha": 0.75} if trace.quoted else {"linewidth": 1.8}
             axes.plot((mark.x, mark.x), (mark.low, mark.high), color=color, clip_on=False, zorder=2, **thin)
     _draw_marks(axes, marks, color, quoted=trace.quoted, name=name)
     if trace.shown:
@@ -267,7 +267,7 @@ def draw_rows(rows: Sequence[MarkRow], x_label: str, better: str, values: str) -
     places, bottom = _row_places(rows)
     canvas = new_canvas(bottom + BOTTOM + 16)
     left = max(len(row.label) for row in rows) * (CHAR_WIDTH - 1) + 14
-    right = WIDTH - max(len(words) for words in (values, *(row.shown for row in rows))) * (CHAR_WIDTH - 1) - 14
+    right = WIDTH - max(len(words) for words in (values, *(row.shown for row in rows))) * (CHAR_WIDTH - 1) - 20
     axes = new_axes(canvas, left, KEY, right, bottom)
     ends = [end for row in rows for mark in row.marks.values() for end in (mark.x, mark.low, mark.high, 0.0)]
     axes.set_xlim(*limits(np.array([end for end in ends if end is not None]), pad=0.06))
