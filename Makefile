@@ -1,9 +1,9 @@
-# `make demo` and `make test` need nothing but Python 3.11 or 3.12: both make .venv first.
+# `make demo` and `make test` need nothing but Python 3.11, 3.12 or 3.13: both make .venv first.
 # `make same BASE=<commit>` checks that the working tree computes the same numbers as that commit, bit by bit;
 # CASES="lstm plan" selects cases, and `make same-list` lists them.
 
-CANDIDATES = python3 python3.12 python3.11
-SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+CANDIDATES = python3 python3.13 python3.12 python3.11
+SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 STAMP = .venv/installed
 WORKERS = 2
 PYTHON_FOLDERS = mnemo tests tools examples
@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@for candidate in $(or $(PYTHON),$(CANDIDATES)); do \
 	    if "$$candidate" -c '$(SUPPORTED)' 2>/dev/null; then exec "$$candidate" -m venv .venv; fi; \
 	done; \
-	echo "mnemo needs Python 3.11 or 3.12; found neither as: $(or $(PYTHON),$(CANDIDATES)). Try make PYTHON=/path/to/python3.12" >&2; \
+	echo "mnemo needs Python 3.11, 3.12 or 3.13; found none of them as: $(or $(PYTHON),$(CANDIDATES)). Try make PYTHON=/path/to/python3.13" >&2; \
 	exit 1
 	.venv/bin/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)

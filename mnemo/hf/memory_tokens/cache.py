@@ -56,7 +56,7 @@ class DecodingModel:
             return self.rows.feed(*part, unread), None
         with self.memory.call(state.inner, self.config.tokens if written else 0) as call:  # type: ignore[operator]
             hidden = self.rows.feed(*part)
-        return hidden, tuple(call.after)
+        return hidden, call.after
 
 
 class Group:
