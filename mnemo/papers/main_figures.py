@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from mnemo.papers.rmt.series import Series
 from mnemo.papers.xl import evaluation_speed
 from mnemo.papers.xl.benchmark import PAPER as XL_PAPER
 from mnemo.papers.xl.language_modelling import ENWIK8
+from mnemo.recipes.presets import preset
 from mnemo.report.quoted_charts import Mark, MarkRow, PanelChart, Place, Trace, panel_figure, row_figure
 
 ARMT_PAPER = "Associative Recurrent Memory Transformer"
@@ -51,45 +53,15 @@ def enwik8_by_size(evidence: Evidence) -> Figure | None:
     run = evidence.measurement("h200-enwik8")
     if run is None:
         return None
-    published = [Mark(entry.millions, entry.paper) for entry in ENWIK8.entries if entry.millions and entry.paper]
-    quoted = {each.label: each for each in ENWIK8.quoted if each.size != "-"}
-    others = [Mark(float(each.size.removesuffix("M")), float(each.value)) for each in quoted.values()]
-    attending = [mark for mark, name in zip(others, quoted, strict=True) if "Al-Rfou" in name]
-    recurrent = [mark for mark in others if mark not in attending]
     ours = Mark(run["parameters"] / 1e6, run["test"]["1024, 1 row"])
-    seconds = f"{ours.y:.3f} after {run['training_seconds']:,.0f} s on one GPU"
-    traces = [
-        *(Trace(label="recurrent networks", marks=[mark], color=7, quoted=True) for mark in recurrent[:-1]),
-        Trace(
-            label="recurrent networks",
-            marks=recurrent[-1:],
-            color=7,
-            quoted=True,
-            shown="recurrent networks",
-            place="right",
-        ),
-        Trace(
-            label="transformer without memory",
-            marks=attending,
-            color=1,
-            quoted=True,
-            shown="transformer without memory (Al-Rfou)",
-            at=0,
-            place="above right",
-        ),
-        Trace(
-            label="Transformer-XL",
-            marks=published,
-            color=0,
-            quoted=True,
-            shown="Transformer-XL",
-            at=1,
-            place="above right",
-        ),
-        Trace(label="speedrun-enwik8", marks=[ours], color=2, shown=f"Mnemo: {seconds}", place="far below"),
-    ]
+    words = f"Mnemo: {ours.y:.3f} after {run['training_seconds']:,.0f} s on one GPU"
     chart = PanelChart(
-        panels={"": traces},
+        panels={
+            "": [
+                *_published_sizes(),
+                Trace(label="speedrun-enwik8", marks=[ours], color=2, shown=words, place="far below"),
+            ]
+        },
         x_label="parameters, millions (logarithmic axis)",
         y_label="enwik8 test set, bits per character (lower is better)",
         x_logarithmic=True,
@@ -97,12 +69,32 @@ def enwik8_by_size(evidence: Evidence) -> Figure | None:
         x_ticks={float(size): str(size) for size in (25, 50, 100, 200, 300)},
         y_limits=(0.92, 1.38),
     )
+    published = preset("enwik8-base").train
     caption = (
         "The paper's Table 2, and one run of the preset speedrun-enwik8: Transformer-XL's memory, long in a few layers "
         "and short in the others, with today's optimizer and norms. It was trained on "
-        f"{run['symbols'] / 1e6:,.0f}M symbols, the paper's 12-layer model on 4,500M. One seed."
+        f"{run['symbols'] / 1e6:,.0f}M symbols, the paper's 12-layer model on "
+        f"{published.steps * published.batch * published.segment / 1e6:,.0f}M. One seed."
     )
     return panel_figure("enwik8-by-size", "enwik8: bits per character by size", caption, chart)
+
+
+def _published_sizes() -> list[Trace]:
+    """Models of Transformer-XL's Table 2 whose size is known."""
+    known = [each for each in ENWIK8.quoted if each.size != "-"]
+    marks = {each.label: Mark(float(each.size.removesuffix("M")), float(each.value)) for each in known}
+    vanilla = [mark for label, mark in marks.items() if "Al-Rfou" in label]
+    others = [mark for label, mark in marks.items() if "Al-Rfou" not in label]
+    ours = [Mark(entry.millions, entry.paper) for entry in ENWIK8.entries if entry.millions and entry.paper]
+    quoted = partial(Trace, quoted=True)
+    words = "transformer without memory"
+    return [
+        quoted(
+            label="recurrent networks", marks=others, color=7, joined=False, shown="recurrent networks", place="right"
+        ),
+        quoted(label=words, marks=vanilla, color=1, shown=f"{words} (Al-Rfou)", at=0, place="above right"),
+        quoted(label="Transformer-XL", marks=ours, color=0, shown="Transformer-XL", at=1, place="above right"),
+    ]
 
 
 def speed_of_evaluation(evidence: Evidence) -> Figure | None:
@@ -126,7 +118,7 @@ def speed_of_evaluation(evidence: Evidence) -> Figure | None:
         panels={"": traces},
         x_label="attention length, tokens",
         y_label="times as fast as a sliding window",
-        y_limits=(0, 2100),
+        y_limits=(0, 1.12 * max(mark.y for mark in (*published, *ours))),
         x_limits=(600, 4050),
     )
     caption = (
@@ -144,31 +136,41 @@ PLANS: Mapping[Layout, str] = {
 }
 
 
+class PlanSource(NamedTuple):
+    """An experiment that compares plans of long memories."""
+
+    experiment: str
+    budget: Budget
+    grid: Callable[[Budget], Grid]
+    claims: Sequence[Claim]
+    published: Mapping[Layout, str]
+    heading: str
+
+
+PLAN_SOURCES = (
+    PlanSource(
+        "gpu-long-range",
+        "gpu",
+        lambda budget: Grid(rows=gpu_long_range.rows(budget), measure=BPC),
+        gpu_long_range.claims("gpu"),
+        arrangement.PUBLISHED,
+        "enwik8, bits per character",
+    ),
+    PlanSource(
+        "long-wikitext103",
+        "small",
+        words.grid,
+        words.CLAIMS,
+        words.PUBLISHED,
+        "WikiText-103 (paper), WikiText-2 (ours): perplexity",
+    ),
+)
+
+
 def few_long_memories(evidence: Evidence) -> Figure | None:
     """Perplexity or bits of a few long memories, relative to long memories in all layers."""
-    sources: list[tuple[str, Budget, Callable[[Budget], Grid], Sequence[Claim], Mapping[Layout, str], str]] = [
-        (
-            "gpu-long-range",
-            "gpu",
-            lambda budget: Grid(rows=gpu_long_range.rows(budget), measure=BPC),
-            gpu_long_range.claims("gpu"),
-            arrangement.PUBLISHED,
-            "enwik8, bits per character",
-        ),
-        (
-            "long-wikitext103",
-            "small",
-            words.grid,
-            words.CLAIMS,
-            words.PUBLISHED,
-            "WikiText-103 (paper), WikiText-2 (ours): perplexity",
-        ),
-    ]
-    rows = []
-    for name, budget, grid, claims, published, heading in sources:
-        results = evidence.results(name, budget)
-        if results is not None:
-            rows += _plan_rows(grid(budget), results, claims, published, heading)
+    found = [(source, evidence.results(source.experiment, source.budget)) for source in PLAN_SOURCES]
+    rows = [row for source, results in found if results is not None for row in _plan_rows(source, results)]
     if not rows:
         return None
     caption = (
@@ -186,22 +188,20 @@ def few_long_memories(evidence: Evidence) -> Figure | None:
     )
 
 
-def _plan_rows(
-    grid: Grid, results: Results, claims: Sequence[Claim], published: Mapping[Layout, str], heading: str
-) -> list[MarkRow]:
-    rows = []
+def _plan_rows(source: PlanSource, results: Results) -> list[MarkRow]:
+    grid, rows = source.grid(source.budget), []
     for layout, label in PLANS.items():
         marks = {}
-        quoted = published.get(layout, "-")
+        quoted = source.published.get(layout, "-")
         if quoted != "-":
-            marks[True] = Mark(100 * (float(quoted) / float(published[ALL]) - 1), 0)
-        gain = gain_interval(grid, results, claims, layout.key, ALL.key)
+            marks[True] = Mark(100 * (float(quoted) / float(source.published[ALL]) - 1), 0)
+        gain = gain_interval(grid, results, source.claims, layout.key, ALL.key)
         if gain is not None:
             mean, high, low = (_worse(grid, results, each) for each in gain)
             marks[False] = Mark(mean, 0, low, high)
         if marks:
             shown = " / ".join(f"{marks[kind].x:+.1f}%" if kind in marks else "–" for kind in (True, False))
-            rows.append(MarkRow(label=label, marks=marks, shown=shown, heading="" if rows else heading))
+            rows.append(MarkRow(label=label, marks=marks, shown=shown, heading="" if rows else source.heading))
     return rows
 
 
@@ -213,13 +213,14 @@ def _worse(grid: Grid, results: Results, gain: float) -> float:
 
 
 def accuracy_by_segments(evidence: Evidence) -> Figure | None:
-    panels = {}
+    found: list[tuple[Series, Results]] = []
     for name, series in (("rmt-copy", COPY), ("rmt-reverse", REVERSE)):
         results = evidence.results(name, "small")
         if results is not None:
-            panels[series.task] = _task_traces(series, results)
-    if not panels:
+            found.append((series, results))
+    if not found:
         return None
+    panels = {series.task: _task_traces(series, results, alone=len(found) == 1) for series, results in found}
     chart = PanelChart(
         panels=panels,
         x_label="segments that the task is cut into",
@@ -235,16 +236,21 @@ def accuracy_by_segments(evidence: Evidence) -> Figure | None:
 
 
 TASK_MODELS = {RMT: ("RMT", 0), XL: ("Transformer-XL", 1), BASELINE: ("no memory", 7)}
+NAMED_IN = {RMT: "copy", XL: "reverse", BASELINE: "reverse"}
+"""The panel that names a model, if both are there."""
 NAMED_AT: dict[tuple[str, str], tuple[int, Place]] = {
     ("copy", RMT): (-2, "above"),
+    ("copy", XL): (-2, "below left"),
+    ("copy", BASELINE): (1, "above right"),
+    ("reverse", RMT): (-2, "above"),
     ("reverse", XL): (-1, "below left"),
     ("reverse", BASELINE): (-1, "above left"),
 }
-"""In which panel a model is named, at which of its marks, and on which side of it: where there is room."""
+"""At which of its marks a model is named, and on which side of it: where there is room."""
 
 
-def _task_traces(series: Series, results: Results) -> list[Trace]:
-    """Published and own accuracies of every model, over the number of segments."""
+def _task_traces(series: Series, results: Results, *, alone: bool) -> list[Trace]:
+    """Published and own accuracies of every model, over the number of segments; `alone`: there is no other panel."""
     grid = series.shown(results.budget)
     traces = []
     for model, (name, color) in TASK_MODELS.items():
@@ -253,8 +259,8 @@ def _task_traces(series: Series, results: Results) -> list[Trace]:
             count: list(grid.by_seed(results, series.key(model, count)).values()) for count in sorted(series.counts)
         }
         ours = [Mark(count, fmean(values), min(values), max(values)) for count, values in found.items() if values]
-        at, place = NAMED_AT.get((series.task, model), (-1, "above"))
-        shown = name if (series.task, model) in NAMED_AT else ""
+        at, place = NAMED_AT[series.task, model]
+        shown = name if alone or NAMED_IN[model] == series.task else ""
         traces.append(Trace(label=name, marks=published, color=color, quoted=True))
         traces.append(Trace(label=name, marks=ours, color=color, shown=shown, at=at, place=place))
     return [trace for trace in traces if trace.marks]

@@ -149,12 +149,14 @@ def _site_overview(
     return "\n\n".join(parts) + "\n"
 
 
-def _folded_experiment(page: ExperimentPage, target: str) -> str:
-    whole = link("Figures, tables, and how it was measured", target)
-    about = f"{plain(', '.join(page.covers))}. {plain(page.claim)} {whole}."
+def _folded_experiment(page: ExperimentPage, path: str) -> str:
+    whole = link("Figures, tables, and how it was measured", path)
+    target = f'<a id="{anchor(page)}"></a>'
+    about = f"{target}{plain(', '.join(page.covers))}. {plain(page.claim)} {whole}."
     content = f"{about}\n\n{verdict_table(page.verdicts)}" if page.verdicts else about
     summary = " · ".join(filter(None, (page.title, page.data, outcome(page))))
-    return f'<a id="{anchor(page)}"></a>\n\n{folded(summary, content)}'
+    # Sphinx needs the target outside of the folded part, and browsers open the part for a link to the one inside.
+    return f"{target}\n\n{folded(summary, content)}"
 
 
 def write_index(out: Path, site: Path) -> Path:

@@ -63,13 +63,15 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Marks of one model from one source, joined by a line."""
+    """Marks of one model from one source."""
 
     label: str
     marks: Sequence[Mark]
     color: int
     quoted: bool = False
     """Whether the values are a paper's."""
+    joined: bool = True
+    """Whether a line joins the marks."""
     shown: str = ""
     """Words next to one of its marks."""
     at: int = -1
@@ -82,7 +84,7 @@ class PanelChart:
     """Panels with the same axes, from left to right."""
 
     panels: Mapping[str, Sequence[Trace]]
-    """By title; a single panel needs none."""
+    """By title, which a single panel may leave empty."""
     x_label: str
     y_label: str
     x_ticks: Mapping[float, str] | None = None
@@ -144,7 +146,7 @@ def row_figure(
 
 def draw_panels(chart: PanelChart) -> Drawing:
     count = len(chart.panels)
-    top = KEY + 16 + (HEADING if count > 1 else 0)
+    top = KEY + 16 + (HEADING if any(chart.panels) else 0)
     canvas = new_canvas(top + PLOT_HEIGHT + BOTTOM)
     width = (WIDTH - LEFT - RIGHT - GAP * (count - 1)) / count
     tips: dict[str, list[str]] = {}
@@ -153,8 +155,7 @@ def draw_panels(chart: PanelChart) -> Drawing:
         left = LEFT + index * (width + GAP)
         axes = new_axes(canvas, left, top, left + width, top + PLOT_HEIGHT)
         _scale(axes, chart, traces, y_limits, labelled=index == 0)
-        if count > 1:
-            write(axes, 0, 1, title, "ink", xycoords="axes fraction", xytext=(0, 8), textcoords="offset points")
+        write(axes, 0, 1, title, "ink", xycoords="axes fraction", xytext=(0, 8), textcoords="offset points")
         for trace in traces:
             name = f"markers-{len(tips)}"
             tips[name] = [f"{trace.label}, {QUOTED[trace.quoted]}: {number(mark.y)}" for mark in trace.marks]
@@ -199,7 +200,8 @@ def _draw_trace(axes: Axes, trace: Trace, name: str) -> None:
     color = series_color(trace.color)
     marks = np.array([mark[:2] for mark in trace.marks])
     dashes: Any = (0, (3.5, 2.5)) if trace.quoted else "solid"
-    axes.plot(*marks.T, color=color, linewidth=1.4 if trace.quoted else 2.2, linestyle=dashes, zorder=2)
+    if trace.joined:
+        axes.plot(*marks.T, color=color, linewidth=1.4 if trace.quoted else 2.2, linestyle=dashes, zorder=2)
     for mark in trace.marks:
         if mark.low is not None and mark.high is not None and mark.low < mark.high:
             thin: dict[str, Any] = {"linewidth": 1.1, "alpha": 0.75} if trace.quoted else {"linewidth": 1.8}
