@@ -29,11 +29,13 @@ from mnemo.hf.tuning.trainer import MemoryTrainer, Say, compiling, precision_con
 from mnemo.hf.tuning.zero_shot import zero_shot
 from mnemo.memory import Associative, AssociativeMemory
 from mnemo.progress import ShowProgress, silent
-from mnemo.recipes.tuning import Tuning
+from mnemo.recipes.tuning import Stage, Tuning
 from mnemo.storage.weights import pick_device
 
 MODEL, ADAPTER = "model", "adapter"
 NUM_RANDOM_TOKENS = 64
+NUM_WARM_UP = 3
+"""Segments that use all compiled functions: a first one, one between, and a last one"""
 
 
 @dataclass(frozen=True)
@@ -197,10 +199,13 @@ def evaluate(
     report: Callable[[Accuracy], None] = lambda _: None,
 ) -> list[Accuracy]:
     """Measure the accuracy on test stories in test books; every result is reported as soon as it is known."""
-    results = []
+    results, compiled = [], set()
     for stage, samples in options.tests:
         batch = equal_batches(samples, options.micro_batch)
         with precision_context(options, memory_model(model).device), compiling(options, stage.tokens):
+            if options.compiled and (stage.tokens, batch) not in compiled:  # outside of the time that is measured
+                accuracy(model, task, Stage(NUM_WARM_UP, stage.tokens), batch, batch=batch)
+                compiled.add((stage.tokens, batch))
             results.append(accuracy(model, task, stage, samples, batch=batch, show=show, decode=decode))
         report(results[-1])
     return results
