@@ -59,6 +59,12 @@ def test_every_page_is_in_the_order_once() -> None:
     assert [page for page in listed if not (ROOT / page).is_file()] == []
 
 
+def test_pages_have_the_title_of_the_navigation() -> None:
+    entries = [entry for chapter in chapters() for entry in chapter.entries]
+    titles = [(ROOT / entry.page).read_text(encoding="utf-8").partition("\n")[0] for entry in entries]
+    assert titles == [f"# {entry.title}" for entry in entries]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_page_of_a_verb_has_all_options_of_its_help(verb: str) -> None:
     text, page = help_text([verb]), verb_page(verb)

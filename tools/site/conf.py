@@ -45,7 +45,9 @@ html_show_sphinx = False
 html_last_updated_fmt = None
 pygments_style = "default"
 pygments_dark_style = "monokai"
+BLUE, LIGHT_BLUE = "#1f5fa8", "#8ab8f0"
+COLORS = ("color-brand-primary", "color-brand-content", "color-api-name", "color-api-pre-name")
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#1f5fa8", "color-brand-content": "#1f5fa8"},
-    "dark_css_variables": {"color-brand-primary": "#8ab8f0", "color-brand-content": "#8ab8f0"},
+    "light_css_variables": dict.fromkeys(COLORS, BLUE),
+    "dark_css_variables": dict.fromkeys(COLORS, LIGHT_BLUE),
 }
