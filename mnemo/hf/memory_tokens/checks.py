@@ -171,7 +171,7 @@ def try_out(model: Any, config: MemoryConfig, causal: bool) -> None:
     """Run a few tokens to check that the model supports the chosen policies."""
     embeddings = input_embeddings(model)
     name = type(model).__name__
-    with quiet(model):
+    with quiet(model), torch.autocast(embedding_weight(model).device.type, enabled=False):
         trial = _Trial(model, embeddings)
         width, out = trial.rows.shape[-1], trial.hidden(trial.rows)
         if out.shape[-1] != width:
@@ -227,15 +227,13 @@ def _try_previous(trial: _Trial, name: str) -> None:
     keys = trial.keys(0)
     expected = key_shape(trial.body.config, num)
     if any(tuple(layer.shape[1:]) != expected for layer in keys):
-        raise MnemoError(f"the keys that {name} caches have not the shape {expected}: attend_previous is not supported")
+        raise MnemoError(f"{name} caches keys of another shape than {expected}: attend_previous is not supported")
     frequencies = rotary_frequencies(trial.body)
     if frequencies is None:
         return
-    moved = torch.tensor([distance], device=keys[0].device)
-    if not all(
-        _close(rotated_back(later, moved, frequencies), first)
-        for later, first in zip(trial.keys(distance), keys, strict=True)
-    ):
+    by = torch.tensor([distance], device=keys[0].device)
+    moved = [rotated_back(later, by, frequencies) for later in trial.keys(distance)]
+    if not all(_close(later, first) for later, first in zip(moved, keys, strict=True)):
         raise MnemoError(f"the rotary positions of {name} differ from Llama's: attend_previous is not supported")
 
 

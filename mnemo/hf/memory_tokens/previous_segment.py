@@ -64,9 +64,10 @@ def join_states(memories: tuple[Any, ...], previous: PreviousSegment | None) -> 
 
 def no_previous_segment(body: Any, batch: int, slots: int, like: Tensor) -> PreviousSegment:
     """Return the state at the start of a text, for a model without its head."""
-    empty = like.detach().new_zeros(batch, *key_shape(body.config, slots))
-    layers = (empty,) * body.config.get_text_config().num_hidden_layers
-    return PreviousSegment(layers, layers, torch.zeros(batch, dtype=torch.int64, device=empty.device))
+    shape, num = (batch, *key_shape(body.config, slots)), body.config.get_text_config().num_hidden_layers
+    # Separate tensors for all layers: torch.export would take equal ones for one input.
+    keys, values = (tuple(like.detach().new_zeros(shape) for _ in range(num)) for _ in range(2))
+    return PreviousSegment(keys, values, torch.zeros(batch, dtype=torch.int64, device=like.device))
 
 
 def key_shape(config: Any, slots: int) -> tuple[int, int, int]:
