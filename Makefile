@@ -1,9 +1,9 @@
-# `make demo` and `make test` need nothing but Python 3.11 or 3.12: both make .venv first.
+# `make demo` and `make test` need nothing but Python 3.11, 3.12 or 3.13: both make .venv first.
 # `make same BASE=<commit>` checks that the working tree computes the same numbers as that commit, bit by bit;
 # CASES="lstm plan" selects cases, and `make same-list` lists them.
 
-CANDIDATES = python3 python3.12 python3.11
-SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+CANDIDATES = python3 python3.13 python3.12 python3.11
+SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 STAMP = .venv/installed
 WORKERS = 2
 PYTHON_FOLDERS = mnemo tests tools examples
@@ -11,7 +11,7 @@ PYTHON_FOLDERS = mnemo tests tools examples
 # Every process that imports torch would compile its sources anew if bytecode were not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-gpu same same-list venv lint clean
+.PHONY: demo test test-all test-gpu docs same same-list venv lint clean
 
 demo: venv
 	.venv/bin/mnemo demo $(if $(MINUTES),--minutes $(MINUTES))
@@ -28,6 +28,10 @@ test-gpu:
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(or $(PYTHON),.venv/bin/python) -m pytest -m "(gpu or native) and not thorough" \
 	    --continue-on-collection-errors $(if $(GPU_WORKERS),-p xdist.plugin -n $(GPU_WORKERS)) --record docs/measurements/test-gpu.json $(if $(COMMIT),--commit $(COMMIT)) \
 	    $$(grep -rlE --include='test_*.py' 'mark\.(gpu|native)|NATIVE' tests)
+
+# The documentation as a site in build/docs; every warning is an error.
+docs: venv
+	.venv/bin/python -m tools.site
 
 same: venv
 	.venv/bin/python -m tools.same $(BASE) $(if $(CASES),--cases $(CASES))
@@ -48,7 +52,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@for candidate in $(or $(PYTHON),$(CANDIDATES)); do \
 	    if "$$candidate" -c '$(SUPPORTED)' 2>/dev/null; then exec "$$candidate" -m venv .venv; fi; \
 	done; \
-	echo "mnemo needs Python 3.11 or 3.12; found neither as: $(or $(PYTHON),$(CANDIDATES)). Try make PYTHON=/path/to/python3.12" >&2; \
+	echo "mnemo needs Python 3.11, 3.12 or 3.13; found none of them as: $(or $(PYTHON),$(CANDIDATES)). Try make PYTHON=/path/to/python3.13" >&2; \
 	exit 1
 	.venv/bin/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mnemo.lazy import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from mnemo.data.corpus import Corpus, Split

@@ -81,6 +81,8 @@ class Buckets(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionByDistance:
+    """Attention of all heads by the distance of the key, averaged over the tokens of a text."""
+
     layers: tuple[int, ...]
     """Indices (from 0) of the layers that attend."""
     mass: Tensor

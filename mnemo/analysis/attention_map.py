@@ -22,6 +22,8 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMap:
+    """Attention of one layer in one segment: every query with every key."""
+
     layer: int
     """From 0."""
     segment: int

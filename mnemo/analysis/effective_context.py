@@ -22,6 +22,8 @@ Losses = Mapping[str, Mapping[int, np.ndarray]]
 
 @dataclass(frozen=True, kw_only=True)
 class EffectiveLength:
+    """Relative effective context length of a model (Transformer-XL, section 4.3)."""
+
     length: int
     """The relative effective context length."""
     at_least: bool

@@ -46,6 +46,8 @@ class LayerSlots:
 
 @dataclass(frozen=True)
 class SlotContents:
+    """Slots of every layer, and the tokens of the text that they stand for."""
+
     layers: tuple[LayerSlots, ...]
     tokens: int
     """Tokens read and written so far"""

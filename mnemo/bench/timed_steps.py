@@ -117,19 +117,23 @@ def published_step(case: Case, model: nn.Module, full: bool) -> Step:
     return _published_evaluation(case, model) if case.section == "evaluation" else _published_generation(case, model)
 
 
+def train_config(case: Case) -> TrainConfig:
+    return TrainConfig(
+        batch=case.batch,
+        segment=case.segment,
+        bptt=case.bptt,
+        bptt_window="tumbling",
+        precision=case.precision,
+        compile=case.compile,
+        cuda_graph=case.cuda_graph,
+    )
+
+
 class Trainer:
     """Runs Mnemo's training steps."""
 
     def __init__(self, case: Case, model: Model, state: State) -> None:
-        config = TrainConfig(
-            batch=case.batch,
-            segment=case.segment,
-            bptt=case.bptt,
-            bptt_window="tumbling",
-            precision=case.precision,
-            compile=case.compile,
-            cuda_graph=case.cuda_graph,
-        )
+        config = train_config(case)
         self.states, self.lr = (state,), RATE
         self.engine = Engine(model, build_optimizer(model, config.optimizer), config)
 

@@ -72,7 +72,7 @@ def device_seconds(function: Callable[[], object], device: torch.device) -> floa
     if device.type != "cuda":
         function()
         return None
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         function()
         wait(device)
     kernels = [event for event in profiler.events() or () if event.device_type.name == "CUDA"]

@@ -79,12 +79,25 @@ def _dispatch(argv: list[str]) -> int:
         print(_help())
         return 0
     if argv[0] == "--version":
-        print(f"mnemo {__version__}")
+        print(_versions())
         return 0
     verb, *rest = argv
     if verb not in VERBS:
         raise unknown("verb", verb, VERBS)
     return _run_verb(verb, rest)
+
+
+def _versions() -> str:
+    """One line for a bug report; torch's version is taken from its package, because importing it takes seconds."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        torch = f"torch {version('torch')}"
+    except PackageNotFoundError:
+        torch = "no torch"
+    system = f"{platform.system()} {platform.machine()}"
+    return f"mnemo {__version__}, {torch}, Python {platform.python_version()}, {system}"
 
 
 def _run_verb(verb: str, argv: list[str]) -> int:
@@ -109,7 +122,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "mnemo VERB --help shows a verb's options; mnemo --version shows the version.",
+            "mnemo VERB --help shows a verb's options; mnemo --version shows the versions of mnemo, torch and Python.",
             "mnemo VERB ... --import my_memory.py uses a memory of your own (docs/adding-memory.md).",
         ]
     )

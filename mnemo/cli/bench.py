@@ -5,7 +5,7 @@ On a GPU they measure the papers' models, on a CPU small ones. Before anything i
 its equation in float64, and both implementations of each case with each other. `--lookahead` measures the cost of
 LaMemo's refresh at growing memory lengths; `--curves 1000` compares training with fast attention and with its equation.
 `--serving RUN` measures many sessions at the same time, and a long conversation beside a transformer with a growing
-cache.
+cache. `--gpu-table` measures the speeds that Mnemo must reach on one GPU, and `--profile` the time by kernel of a step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mnemo.bench import SECTIONS, check_names
-from mnemo.cli import bench_serving, console
+from mnemo.bench.gpu_table.rows import PROFILED, find_rows
+from mnemo.cli import bench_serving, bench_table, console
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.files.json_file import write_json
 
@@ -35,8 +36,9 @@ REPEATS, QUICK_REPEATS = 9, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
-    what: str = ",".join(SECTIONS)
-    """Sections (op, training, evaluation, generation) or single cases to measure, separated by commas."""
+    what: str | None = None
+    """Sections (op, training, evaluation, generation) or single cases to measure, separated by commas; with --gpu-table
+    rows of that table. If unset, all."""
     quick: bool = False
     """Fewer repetitions: faster, less precise."""
     repeats: int | None = None
@@ -53,6 +55,14 @@ class Args:
     """Measure serving instead, with a run or with random weights of a preset such as speedrun-enwik8."""
     http: str | None = None
     """Measure a running server instead, such as http://127.0.0.1:8000; its key is taken from MNEMO_API_KEY."""
+    gpu_table: bool = False
+    """Measure the table of required speeds on one GPU instead: rows start, op, base, 24x1024, long4, lamemo, rmt,
+    speedrun, wikitext, generation. With --device cpu, tiny models only try the command."""
+    profile: bool = False
+    """Also divide a training step of the base model and of the speedrun into kernels; without --gpu-table, only these
+    two rows are measured."""
+    commit: str | None = None
+    """With --gpu-table and --profile: the measured commit, where git cannot be asked."""
     sessions: str = "1,8,64,256"
     """With --serving and --http: numbers of sessions that arrive at the same time, separated by commas."""
     rows: int | None = None
@@ -77,8 +87,15 @@ def run(args: Args) -> int:
         return _serving(args, args.serving)
     if args.http is not None:
         return bench_serving.measure_server(args.http, args.sessions, args.out, args.json)
+    if args.gpu_table or args.profile:
+        names = args.what if args.gpu_table or args.what else ",".join(PROFILED)
+        options = bench_table.Options(
+            profile=args.profile, commit=args.commit, require=args.require, out=args.out, json=args.json
+        )
+        return bench_table.measure_table(find_rows(names), args.device, options)
+    names = ",".join(SECTIONS) if args.what is None else args.what
     if not args.lookahead and args.curves is None:
-        check_names(args.what)
+        check_names(names)
     from mnemo.bench import compare, machine
     from mnemo.storage.weights import pick_device
 
@@ -89,7 +106,7 @@ def run(args: Args) -> int:
     if args.curves is not None:
         return _curves(args, args.curves, device, record)
     results: list[Comparison] = []
-    for result in compare(args.what, device=device, threads=args.threads, repeats=repeats, progress=console.progress):
+    for result in compare(names, device=device, threads=args.threads, repeats=repeats, progress=console.progress):
         results.append(result)
         _report(result, args, record | {"cases": [done.to_json() for done in results]})
     return _finish(results, args, record)

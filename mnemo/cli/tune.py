@@ -31,13 +31,18 @@ def run(args: Args) -> int:
     if args.data is not None and not args.data.is_dir():
         raise MnemoError(f"{args.data} is no folder: mnemo prepare babilong --from BABI --books BOOKS writes one")
     _check_model(args.model)
-    from mnemo.hf.tuning.tune import speed, tune
+    from mnemo.hf.tuning.tune import measure_zero_shot, speed, tune
 
     say = _silent if args.json else _say
     if args.speed:
         measured = speed(args, say)
         if args.json:
             console.print_json(measured)
+        return 0
+    if args.zero_shot:
+        results = measure_zero_shot(args, say, console.progress)
+        if args.json:
+            console.print_json([result.as_dict() for result in results])
         return 0
     tuned = tune(args, say, console.progress)
     if args.json:

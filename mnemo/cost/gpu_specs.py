@@ -24,6 +24,8 @@ class Gpu:
     """FLOP/s in fp32, without TF32."""
     double: float
     """FLOP/s in fp64."""
+    bandwidth: float
+    """Bytes/s of the GPU's memory."""
     watts: float
     """Maximum power of the board."""
     link: float
@@ -43,6 +45,7 @@ GPUS = {
             half=989 * TERA,
             single=67 * TERA,
             double=34 * TERA,
+            bandwidth=4.8 * TERA,
             watts=700,
             link=450 * GB,
             source="NVIDIA H200 SXM data sheet: 1,979 TFLOPS bf16, sparse, half of it dense; NVLink 900 GB/s both ways",
@@ -53,6 +56,7 @@ GPUS = {
             half=989 * TERA,
             single=67 * TERA,
             double=34 * TERA,
+            bandwidth=3.35 * TERA,
             watts=700,
             link=450 * GB,
             source="NVIDIA H100 SXM data sheet: 80 GB, otherwise as h200",
@@ -63,6 +67,7 @@ GPUS = {
             half=312 * TERA,
             single=19.5 * TERA,
             double=9.7 * TERA,
+            bandwidth=2.039 * TERA,
             watts=400,
             link=300 * GB,
             source="NVIDIA A100 80GB SXM data sheet: 312 TFLOPS bf16 dense; NVLink 600 GB/s both ways",
@@ -73,6 +78,7 @@ GPUS = {
             half=362 * TERA,
             single=91.6 * TERA,
             double=1.4 * TERA,
+            bandwidth=864 * GB,
             watts=350,
             link=32 * GB,
             source="NVIDIA L40S data sheet: 362 TFLOPS bf16 dense; PCIe Gen4 x16, 64 GB/s both ways",
@@ -83,6 +89,7 @@ GPUS = {
             half=165 * TERA,
             single=82.6 * TERA,
             double=1.3 * TERA,
+            bandwidth=1008 * GB,
             watts=450,
             link=32 * GB,
             source="NVIDIA Ada white paper, GeForce RTX 4090: 165.2 TFLOPS bf16 with fp32 sums; PCIe Gen4 x16",
@@ -126,7 +133,7 @@ def custom_gpu(*, memory: float | None, tflops: float | None, watts: float | Non
     missing = [flag for flag, value in given.items() if value is None]
     if missing or memory is None or tflops is None or watts is None or link is None:
         raise MnemoError(f"--gpu custom needs {', '.join(missing)} too")
-    blank = Gpu(name="custom", memory=0, half=0, single=0, double=0, watts=0, link=0, source="as given")
+    blank = Gpu(name="custom", memory=0, half=0, single=0, double=0, bandwidth=0, watts=0, link=0, source="as given")
     return changed(blank, memory=memory, tflops=tflops, watts=watts, link=link)
 
 

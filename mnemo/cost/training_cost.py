@@ -38,6 +38,8 @@ Layout = Literal["ddp", "fsdp2"]
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
+    """The GPUs of an estimate and the links between them."""
+
     gpu: Gpu
     gpus: int
     per_node: int
@@ -282,6 +284,7 @@ def _place(tensor: Tensor) -> int:
 
 
 def failures_per_day(gpus: int, gpu_hours: float) -> float:
+    """Return the expected failures of a job a day; `gpu_hours`: hours of one GPU between two failures."""
     return gpus * 24 / gpu_hours
 
 

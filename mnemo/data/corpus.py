@@ -74,22 +74,36 @@ class SplitHeader:
 
 @dataclass(frozen=True)
 class Split:
+    """Token ids of a part of a corpus (train, valid or test) and the counts of its text."""
+
     name: str
+    """train, valid or test."""
     ids: np.ndarray
+    """(T,) token ids, mapped from the file."""
     documents: np.ndarray | None
     """Index of the first token of each document, or None for text without documents."""
     num_bytes: int
+    """Bytes of the text."""
     num_words: int
+    """Words of the text, separated by white space."""
     num_lines: int
+    """Lines of the text."""
 
 
 @dataclass(frozen=True)
 class Corpus:
+    """A prepared corpus: token ids of its splits on disk, and its tokenizer."""
+
     path: Path
+    """Folder of the corpus."""
     name: str
+    """Name that recipes refer to."""
     tokenizer: tokenizers.AnyTokenizer
+    """Tokenizer that has made the ids."""
     splits: dict[str, SplitHeader]
+    """Sizes of the splits by name."""
     source: str
+    """Address or path that the text came from."""
     mismatches: tuple[str, ...] = ()
     """Differences from the published corpus of this name."""
     checksums: dict[str, BlockSums] = field(default_factory=dict)

@@ -30,6 +30,8 @@ VARY_MAX_OVER = 15
 
 
 class Batch(NamedTuple):
+    """One segment of every row of a stream, with the targets of its tokens."""
+
     tokens: Tensor
     """(B, C + L) int64; padding on the right is 0"""
     targets: Tensor

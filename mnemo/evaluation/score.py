@@ -23,6 +23,8 @@ from this many: it cannot spell yet, and the number says nothing about words. `m
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Score(Shown):
+    """Loss of a model on a split, and the settings at which it was measured."""
+
     loss: float
     """Nats per token."""
     tokens: int

@@ -30,6 +30,11 @@ IGNORED = -100
 
 
 class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
+    """A model of Mnemo as a causal language model of transformers.
+
+    `past_key_values` is a `MnemoCache`: the memory and the open segment, of a size that does not grow with the text.
+    """
+
     config_class = MnemoConfig
     config: MnemoConfig
     main_input_name = "input_ids"

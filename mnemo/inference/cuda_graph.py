@@ -5,6 +5,7 @@ A recorded function must read and write the same tensors in every call: callers 
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class CudaRecorder:
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode=self.error_mode):
+        with _no_garbage_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode=self.error_mode):
             output = function()
         return output, graph.replay
 
@@ -123,3 +124,15 @@ def _uncached_casts() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Freeing an older graph during a recording makes the recording fail; graphs are often parts of cycles."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

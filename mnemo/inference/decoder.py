@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class DecodeState(NamedTuple):
+    """State of a text while its last segment is still open."""
+
     state: State
     """The committed state, without the open segment"""
     open: tuple[Any, ...]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -120,6 +120,22 @@ class RingDecoder:
         return RingDecoder(self.model, chosen, self.segment)
 
 
+class RingStack(NamedTuple):
+    """The rings of all layers with the same number of slots, in one tensor: a row is copied by a few kernels."""
+
+    layers: tuple[int, ...]
+    rings: Tensor
+    """(n, 2, B, H, R, d): keys and values"""
+
+    @staticmethod
+    def empty(layers: tuple[int, ...], like: Tensor, batch: int, num_slots: int) -> RingStack:
+        """Rings for `batch` rows; `like`: keys of a state, (B, H, T, d)."""
+        return RingStack(layers, like.new_zeros(len(layers), 2, batch, like.shape[1], num_slots, like.shape[3]))
+
+    def rows(self, begin: int, end: int) -> RingStack:
+        return RingStack(self.layers, self.rings[:, :, begin:end])
+
+
 class Rings:
     """The ring buffers of all layers, and the place of every row in them.
 
@@ -133,20 +149,29 @@ class Rings:
         keys = caches[0].keys
         batch, device = len(keys) if batch is None else batch, keys.device
         sizes = [cache.keys.shape[2] for cache in caches]
-        self.buffers = [keys.new_zeros(2, batch, keys.shape[1], size + segment, keys.shape[3]) for size in sizes]
+        layers_of = {size: tuple(i for i, other in enumerate(sizes) if other == size) for size in sizes}
+        self._set_stacks([RingStack.empty(same, keys, batch, size + segment) for size, same in layers_of.items()])
         self.tables = [_table(relation, keys.dtype) for relation in model.tables(segment, caches).relations]
         pairs = [(layer.attention.query.weight, layer.attention.key_value.weight) for layer in self.layers]
         self.projections = [torch.cat(pair).detach() for pair in pairs]
         self.memory = torch.tensor(sizes, device=device)[:, None]  # (N, 1)
         self.window = self.memory.clamp(min=1) if model.config.same_length else self.memory + segment
-        self.places, self.slots, self.lengths, self.limits, self.counts = (
-            torch.zeros(len(sizes), batch, dtype=torch.int64, device=device) for _ in range(5)
-        )
-        """(N, B) each: the next token's place, which grows without bound, and its slot (the place modulo the ring's
-        size); valid memory slots; keys that the token attends to; open tokens, equal in all layers"""
+        self._set_cursors(torch.zeros(5, len(sizes), batch, dtype=torch.int64, device=device))
         positions = model.config.positions
         self.rotary = RotaryKeys(positions.base, keys) if isinstance(positions, Rotary) else None
         self._place_rows()
+
+    def _set_stacks(self, stacks: list[RingStack]) -> None:
+        self.stacks = stacks
+        by_layer = {layer: ring for stack in stacks for layer, ring in zip(stack.layers, stack.rings, strict=True)}
+        self.buffers = [by_layer[layer] for layer in range(len(by_layer))]
+        """(2, B, H, R, d) of each layer"""
+
+    def _set_cursors(self, cursors: Tensor) -> None:
+        self.all_cursors = cursors
+        self.places, self.slots, self.lengths, self.limits, self.counts = cursors
+        """(N, B) each: the next token's place, which grows without bound, and its slot (the place modulo the ring's
+        size); valid memory slots; keys that the token attends to; open tokens, equal in all layers"""
 
     @property
     def cursors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -154,31 +179,41 @@ class Rings:
         return self.places, self.slots, self.lengths, self.limits, self.counts
 
     def rows(self, begin: int, end: int) -> Rings:
-        """Some of the rows: views of the same buffers and cursors."""
+        """Some of the rows: views of the same rings and cursors."""
         view = copy.copy(self)
-        view.buffers = [buffer[:, begin:end] for buffer in self.buffers]
-        view.places, view.slots, view.lengths, view.limits, view.counts = (part[:, begin:end] for part in self.cursors)
+        view._set_stacks([stack.rows(begin, end) for stack in self.stacks])
+        view._set_cursors(self.all_cursors[:, :, begin:end])
         return view
 
     def move(self, source: int, target: int) -> None:
         """Copy one row over another."""
-        for buffer in self.buffers:
-            buffer[:, target] = buffer[:, source]
-        for cursor in self.cursors:
-            cursor[:, target] = cursor[:, source]
+        for stack in self.stacks:
+            stack.rings[:, :, target] = stack.rings[:, :, source]
+        self.all_cursors[:, :, target] = self.all_cursors[:, :, source]
+
+    def clear(self) -> None:
+        """Set all slots to zero."""
+        for stack in self.stacks:
+            stack.rings.zero_()
 
     def load(self, state: DecodeState) -> None:
         """Put memories at the beginning of the rings, and open tokens after them."""
-        num_open = state.open[0].keys.shape[2]
         self.counts.copy_(state.count)
-        for index, (ring, cache, opened) in enumerate(zip(self.buffers, state.state, state.open, strict=True)):
-            num_slots = cache.keys.shape[2]
-            for part, memory, new in zip(ring, cache[:2], opened, strict=True):
-                part[:, :, :num_slots], part[:, :, num_slots : num_slots + num_open] = memory, new
+        self.lengths.copy_(torch.stack([cache.length for cache in state.state]))
+        stacked = [
+            (stack_pairs(state.state, stack.layers), stack_pairs(state.open, stack.layers)) for stack in self.stacks
+        ]
+        self.place(stacked)
+
+    def place(self, stacked: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Put memories and open tokens, (n, 2, B, H, T, d) each, into the stacks; lengths and counts are set before."""
+        for (_, rings), (memory, opened) in zip(self.stacks, stacked, strict=True):
+            num_slots, num_known = memory.shape[4], memory.shape[4] + opened.shape[4]
+            rings[:, :, :, :, :num_slots], rings[:, :, :, :, num_slots:num_known] = memory, opened
             if self.rotary is not None:
-                everywhere = torch.arange(ring.shape[3], device=ring.device)
-                ring[0] = self.rotary.to(ring[0], everywhere.expand(ring.shape[1], -1))
-            self.lengths[index].copy_(cache.length)
+                keys = rings[:, 0]
+                everywhere = torch.arange(keys.shape[3], device=keys.device)
+                keys.copy_(self.rotary.to(keys, everywhere.expand(keys.shape[1], -1)))
         self._place_rows()
 
     def _place_rows(self) -> None:
@@ -227,24 +262,37 @@ class Rings:
     def state(self) -> DecodeState:
         """A copy of everything, in order."""
         counts = self.counts[0].to("cpu", copy=True)
-        return DecodeState(*self.contents(int(counts.max())), counts)
+        return self.unstacked(self.contents(int(counts.max())), self.lengths.clone(), counts)
 
-    def contents(self, num_open: int) -> tuple[tuple[KeyValueCache, ...], tuple[KeyValues, ...]]:
-        """Copies of the memories, and of the first `num_open` open tokens."""
-        caches, opened = [], []
-        for index, ring in enumerate(self.buffers):
-            num_slots, begin = ring.shape[3] - self.segment, (self.places[index] - self.counts[index])[:, None]
-            memory = begin - num_slots + torch.arange(num_slots, device=ring.device)
-            new = begin + torch.arange(num_open, device=ring.device)
-            caches.append(KeyValueCache(*self._take(ring, memory), self.lengths[index].clone()))
-            opened.append(KeyValues(*self._take(ring, new)))
-        return tuple(caches), tuple(opened)
+    def contents(self, num_open: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Copies of the keys and values of the memories and of the first `num_open` open tokens, for each stack."""
+        copies = []
+        for layers, rings in self.stacks:
+            num_slots, first = rings.shape[4] - self.segment, layers[0]
+            begin = (self.places[first] - self.counts[first])[:, None]
+            memory = self._take(rings, begin - num_slots + torch.arange(num_slots, device=rings.device))
+            copies.append((*memory, *self._take(rings, begin + torch.arange(num_open, device=rings.device))))
+        return copies
 
-    def _take(self, ring: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values at places (B, T), (B, H, T, d) each."""
-        _, batch, heads, num_slots, size = ring.shape
-        index = (places % num_slots)[:, None, :, None].expand(batch, heads, -1, size)
-        keys, values = ring[0].gather(2, index), ring[1].gather(2, index)
+    def unstacked(
+        self, contents: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], lengths: Tensor, counts: Tensor
+    ) -> DecodeState:
+        """The state that consists of the contents of all stacks; its tensors are views of these."""
+        caches, opened = dict[int, KeyValueCache](), dict[int, KeyValues]()
+        for (layers, _), parts in zip(self.stacks, contents, strict=True):
+            for layer, keys, values, new_keys, new_values in zip(layers, *parts, strict=True):
+                caches[layer], opened[layer] = (
+                    KeyValueCache(keys, values, lengths[layer]),
+                    KeyValues(new_keys, new_values),
+                )
+        layers = range(len(lengths))
+        return DecodeState(tuple(caches[layer] for layer in layers), tuple(opened[layer] for layer in layers), counts)
+
+    def _take(self, rings: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (n, B, H, T, d) of n layers' rings at places (B, T)."""
+        num_layers, parts, batch, heads, num_slots, size = rings.shape
+        index = (places % num_slots)[:, None, :, None].expand(num_layers, parts, batch, heads, -1, size)
+        keys, values = rings.gather(4, index).unbind(1)
         return keys if self.rotary is None else self.rotary.back(keys, places), values
 
 
@@ -261,12 +309,17 @@ class RotaryKeys:
         return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
     def to(self, x: Tensor, places: Tensor) -> Tensor:
-        """Rotate x (B, H, T, d) by its places (B, T)."""
+        """Rotate x (..., B, H, T, d) by its places (B, T)."""
         return rotate(x, self._angles(places, x))
 
     def back(self, x: Tensor, places: Tensor) -> Tensor:
         """Undo `to`."""
         return rotate(x, self._angles(-places, x))
+
+
+def stack_pairs(pairs: Sequence[Sequence[Tensor]], layers: Sequence[int], out: Tensor | None = None) -> Tensor:
+    """The keys and values of some layers in one tensor (n, 2, B, H, T, d); `out` has the shape (2 n, B, H, T, d)."""
+    return torch.stack([part for layer in layers for part in pairs[layer][:2]], out=out).unflatten(0, (-1, 2))
 
 
 def _table(relation: Relation, dtype: torch.dtype) -> Table:

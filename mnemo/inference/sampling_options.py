@@ -8,6 +8,8 @@ from mnemo.errors import MnemoError
 
 
 class Sampling(NamedTuple):
+    """How the next token is drawn from the model's distribution."""
+
     temperature: float = 1.0
     """0 takes the likeliest token"""
     top_k: int | None = None

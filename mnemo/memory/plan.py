@@ -34,6 +34,8 @@ Arrangement = Literal["interleaved", "first", "last", "middle"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
+    """Memory of every layer: some layers are long-range, the others short-range."""
+
     long: AnyMemory = field(default_factory=XL)
     """The long-range layers' memory."""
     short: AnyMemory = field(default_factory=lambda: XL(length=128))

@@ -23,6 +23,8 @@ class ReplayContents(NamedTuple):
 
 
 class ReplayedSegment:
+    """Decoder of an open segment for any stage: it computes the whole segment again at every token."""
+
     def __init__(self, stage: Stage, state: Any, segment: int, dim: int) -> None:
         like = next(leaf for _, leaf in leaves(state) if leaf.is_floating_point())
         self.stage, self.memory, self.after = stage, state, state

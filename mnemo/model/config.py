@@ -26,6 +26,8 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
+    """Distributions of the initial weights."""
+
     kind: Literal["normal", "uniform"] = "normal"
     """Distribution of initial weights."""
     std: float = 0.02
@@ -48,6 +50,8 @@ class InitConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
+    """Configuration of a model: sizes, positions, memory and regularisation."""
+
     vocab_size: int = 256
     """Size of the vocabulary; training takes that of the corpus."""
     num_layers: int = 4

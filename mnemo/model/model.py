@@ -48,6 +48,8 @@ Lengths = int | Sequence[int] | None
 
 
 class Output(NamedTuple):
+    """Result of a model; `model.logits(out)` and `model.loss(out, targets)` compute logits and losses from it."""
+
     hidden: Tensor
     """(B, L, D), the input of the softmax"""
     aux: dict[str, Tensor]
@@ -55,6 +57,12 @@ class Output(NamedTuple):
 
 
 class Model(nn.Module):
+    """A transformer with memory: `out, state = model(tokens, state)`.
+
+    tokens (B, L) are one segment of every row; a state of None is the empty state. The state is immutable data: the
+    caller passes it to the next call, and may keep, copy or save it.
+    """
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

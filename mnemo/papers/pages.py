@@ -77,6 +77,7 @@ def _incomplete(experiment: Experiment, results: Results) -> str | None:
 
 
 def build_page(experiment: Experiment, found: Found) -> ExperimentPage:
+    """Return the content of an experiment's page: verdicts, tables, figures and settings."""
     found = complete(experiment, found)
     results = found.results
     return ExperimentPage(

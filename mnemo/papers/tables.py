@@ -34,6 +34,7 @@ def grid_table(
 
 
 def label(header: str) -> Column:
+    """A column with the label of each row."""
     return Column(header, lambda grid, results, row: row.label)
 
 

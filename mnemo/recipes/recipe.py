@@ -17,6 +17,8 @@ LIMITS = {"steps": 10**12, "seed": 2**62, "start": 10**12, "warmup": 10**12, "pa
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
+    """The corpus or task that a model is trained on, and the order of its text."""
+
     corpus: str = "python"
     """Name of a prepared corpus, or the folder of one."""
     task: AnyTask | None = None
@@ -156,6 +158,8 @@ class HealthConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
+    """Settings of training: batches, BPTT, optimizer, checkpoints and precision."""
+
     steps: int = 1000
     """Number of updates."""
     batch: int = 16
@@ -257,6 +261,8 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
+    """Settings of an evaluation; those that are left out are as in training."""
+
     batch: int = 10
     """Rows of a batch."""
     segment: int | None = None
@@ -275,9 +281,14 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
+    """Everything that a run depends on: model, data, training and evaluation."""
+
     model: ModelConfig
+    """Configuration of the model."""
     data: DataConfig = field(default_factory=DataConfig)
+    """Corpus or task."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    """Settings of training."""
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     """Settings of validation during training."""
     test: EvalConfig = field(default_factory=EvalConfig)

@@ -39,8 +39,25 @@ class Stage(NamedTuple):
         return f"{self.segments}x{self.tokens}"
 
 
+class Evaluation(NamedTuple):
+    """One length of the final evaluation."""
+
+    stage: Stage
+    samples: int
+
+    @staticmethod
+    def parse(text: str, tokens: int, samples: int) -> Evaluation:
+        """`128` is a stage with the usual number of samples, `2048:50` one with 50."""
+        length, colon, count = text.partition(":")
+        if colon and not (count.isdecimal() and int(count)):
+            raise MnemoError(f"'{text}' is no test: write a stage, such as 128, or 128:50 with its samples")
+        return Evaluation(Stage.parse(length, tokens), int(count) if colon else samples)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
+    """Settings of `mnemo tune`: the model, its memory, the curriculum and the measurements."""
+
     model: Annotated[str, tyro.conf.Positional]
     """A causal language model: a folder in Hugging Face's format, or OWNER/NAME of its hub."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("tuned")
@@ -60,6 +77,8 @@ class Tuning:
     """Memory tokens; 0 trains the model without memory."""
     start: Literal["random", "overlap"] = "random"
     """First weights of memory tokens: random as published, or such that an untrained memory does no harm."""
+    attend_previous: bool = False
+    """Tokens also attend to the tokens of the previous segment, without gradient."""
     segment: int = 512
     """Tokens per segment, without memory tokens."""
     stages: tuple[str, ...] = ("1", "2", "4", "8")
@@ -76,6 +95,8 @@ class Tuning:
     """Earlier segments that a gradient reaches; if unset, all of them."""
     lora: int = 0
     """Rank of LoRA weights, which are trained instead of the model's; 0 trains all weights."""
+    freeze: bool = False
+    """Train only the parameters of the memory, and save them without the model."""
     rate: float = 1e-4
     """Learning rate after warm-up."""
     memory_rate: float = 1.0
@@ -104,9 +125,13 @@ class Tuning:
     save_every: int | None = None
     """Steps between checkpoints; if unset, only when training pauses or ends."""
     test: tuple[str, ...] = ()
-    """Lengths of the final evaluation, like --stages; if unset, the stages, and up to four times the last one."""
+    """Lengths of the final evaluation, like --stages; 2048:50 tests 50 samples of 2048 segments. If unset, the stages,
+    and up to four times the last one."""
     test_samples: int = 500
-    """Samples of each length in the final evaluation."""
+    """Samples of each length in the final evaluation, if --test gives no number."""
+    book_loss: bool = False
+    """Also measure the loss on text of held-out books before and after training, with memory and in separate
+    segments."""
     precision: Literal["bf16", "fp32"] = "fp32"
     """bf16: computation in bfloat16, with weights and optimizer in single precision."""
     compiled: Annotated[bool, tyro.conf.arg(name="compile")] = False
@@ -115,6 +140,9 @@ class Tuning:
     """Samples of up to this many segments keep all activations, which is faster; longer ones compute them again."""
     device: str = "auto"
     """cpu, cuda or auto."""
+    zero_shot: bool = False
+    """Only test the model as it is, without training and memory: it generates an answer to a prompt with an instruction
+    and two examples. The lengths of --test are those of the whole prompt."""
     speed: bool = False
     """Only measure tokens per second with memory and without."""
     seed: int = 0
@@ -131,24 +159,27 @@ class Tuning:
             raise MnemoError("--mix, --cooldown, --promote and --far are shares from 0 to 1")
         if self.rate <= 0 or self.memory_rate <= 0:
             raise MnemoError("--rate and --memory-rate must be positive")
+        if self.freeze and (self.lora or not self.tokens):
+            raise MnemoError("--freeze trains the memory alone: leave out --lora, and use at least one memory token")
         if self.bounded and self.memory != "associative":
             raise MnemoError("--bounded is for --memory associative")
         if not self.stages:
             raise MnemoError("--stages needs at least one number of segments")
-        _ = self.curriculum, self.lengths
+        _ = self.curriculum, self.tests
 
     @property
     def curriculum(self) -> list[Stage]:
         return [Stage.parse(text, self.segment) for text in self.stages]
 
     @property
-    def lengths(self) -> list[Stage]:
-        """The lengths of the final evaluation."""
+    def tests(self) -> list[Evaluation]:
+        """The lengths of the final evaluation and their numbers of samples."""
         if self.test:
-            return [Stage.parse(text, self.segment) for text in self.test]
+            return [Evaluation.parse(text, self.segment, self.test_samples) for text in self.test]
         known = {stage for stage in self.curriculum if stage.tokens == self.segment}
         most = max((stage.segments for stage in known), default=1)
-        return sorted(known | {Stage(most * factor, self.segment) for factor in (1, 2, 4)})
+        stages = sorted(known | {Stage(most * factor, self.segment) for factor in (1, 2, 4)})
+        return [Evaluation(stage, self.test_samples) for stage in stages]
 
     @property
     def max_steps(self) -> int:

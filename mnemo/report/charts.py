@@ -1,4 +1,4 @@
-"""Charts drawn with Matplotlib: lines and points, bars, memory plans.
+"""Charts drawn with Matplotlib: lines, bars, memory plans.
 
 Sizes are in pixels of a picture that is 480 wide. Matplotlib is imported inside functions, since that takes long.
 """
@@ -29,8 +29,8 @@ CHAR_WIDTH = 8.2
 """Width of a character; rather wide, since pages enlarge the text of figures on a phone."""
 MAX_LINE_POINTS = 240
 """Longer lines show means of neighbouring points; the CSV file keeps all."""
-MAX_LINE_MARKERS, MAX_MARKERS = 40, 600
-"""Markers of a series with a line and without one."""
+MAX_MARKERS = 40
+"""Markers of a series."""
 TICK_DISTANCE = 0.08
 """Least distance of measured lengths that get a tick, as a share of the axis."""
 MARKERS = {"o": 7.5, "s": 7.0, "^": 8.5, "D": 6.5}
@@ -67,8 +67,6 @@ class LineChart:
     """Lines are cut off above this."""
     y_logarithmic: bool = False
     markers: bool = True
-    joined: bool = True
-    """Whether the points of a series are joined by a line."""
     x_from_zero: bool = True
     """Whether a linear x axis begins at 0."""
 
@@ -146,7 +144,7 @@ def draw_lines(chart: LineChart) -> Drawing:
     handles, tips = [], {}
     for series in main:
         dashes = DASHES[series.color // len(MARKERS) % len(DASHES)] if len(main) > len(MARKERS) else "solid"
-        artists = [_draw_line(axes, series, linewidth=2, linestyle=dashes)] if chart.joined else []
+        artists = [_draw_line(axes, series, linewidth=2, linestyle=dashes)]
         if chart.markers:
             name, points = f"markers-{len(tips)}", _marked_points(series, chart)
             artists.append(_draw_markers(axes, series, points, name))
@@ -279,7 +277,7 @@ def thinned(points: np.ndarray, most: int) -> np.ndarray:
 def _marked_points(series: Series, chart: LineChart) -> np.ndarray:
     """Points that are not cut off, only some of them if they are many; the last one always."""
     visible = series.points if chart.y_max is None else series.points[series.points[:, 1] <= chart.y_max]
-    stride = -(-len(visible) // (MAX_LINE_MARKERS if chart.joined else MAX_MARKERS)) or 1
+    stride = -(-len(visible) // MAX_MARKERS) or 1
     return visible[::-1][::stride]
 
 

@@ -1,4 +1,4 @@
-"""Figures from plain numbers: lines with bands, bars, heat maps, memory plans, points.
+"""Figures from plain numbers: lines with bands, bars, heat maps, memory plans.
 
 Values that are None or not finite are left out of the picture and are empty in the figure's table of numbers.
 """
@@ -210,37 +210,6 @@ def arrangement_figure(slug: str, title: str, caption: str, plans: Mapping[str, 
     layers = {label: [LayerMemory("", each, 2 * each >= longest) for each in plan] for label, plan in plans.items()}
     drawing = charts.draw_plans(layers, segment) if rows else None
     return make_figure(slug, title, caption, description, drawing, Numbers(("plan", "layer", "memory"), tuple(rows)))
-
-
-def scatter_figure(
-    slug: str,
-    title: str,
-    caption: str,
-    groups: Mapping[str, Sequence[tuple[Value, Value]]],
-    *,
-    x_label: str,
-    y_label: str,
-    colors: Mapping[str, int] | None = None,
-) -> Figure:
-    """Points without lines; the colour and shape of a group follow its position, or its number in `colors`."""
-    numbered = dict(zip(groups, range(len(groups)), strict=True)) | dict(colors or {})
-    found = {label: _pairs(points) for label, points in groups.items()}
-    kept = {label: points[np.isfinite(points).all(1)] for label, points in found.items()}
-    series = [Series(label, points, numbered[label]) for label, points in kept.items() if len(points)]
-    near_zero = _begins_near_zero([x for one in series for x in one.points[:, 0]])
-    chart = LineChart(series, x_label, y_label, joined=False, x_from_zero=near_zero)
-    description = " ".join([f"{y_label} against {x_label}.", *map(_cloud_words, series)])
-    rows = [(label, _kept(x), _kept(y)) for label, points in groups.items() for x, y in points]
-    drawing = charts.draw_lines(chart) if series else None
-    return make_figure(slug, title, caption, description, drawing, Numbers(("group", x_label, y_label), tuple(rows)))
-
-
-def _cloud_words(series: Series) -> str:
-    xs, ys = series.points.T
-    return (
-        f"{series.label}: {len(xs)} points, x from {plain(min(xs))} to {plain(max(xs))}, "
-        f"y from {number(min(ys))} to {number(max(ys))}."
-    )
 
 
 def lines_over_seeds(results: Iterable[tuple[str, float, Value]]) -> list[Line]:

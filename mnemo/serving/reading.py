@@ -17,7 +17,7 @@ from mnemo.inference.generation import NOT_FINITE, TextState
 from mnemo.memory.state import State, to
 from mnemo.model import Model, Output
 from mnemo.serving.engine import ReadJob
-from mnemo.serving.handle import Handle, Progress, Result
+from mnemo.serving.handle import Handle, Progress, Result, Token
 from mnemo.serving.incoming_ids import IncomingIds
 from mnemo.serving.row_decoders import layout_of
 
@@ -30,6 +30,12 @@ def likeliest(logprobs: Tensor, count: int) -> tuple[Likeliest, ...]:
     values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
     rows = zip(ids.tolist(), values.tolist(), strict=True)
     return tuple(tuple(zip(*row, strict=True)) for row in rows)
+
+
+def described(token: int, logits: Tensor, num_top: int) -> Token:
+    """A token with its log-probability under logits (V,), and the likeliest tokens."""
+    logprobs = logits.double().log_softmax(-1)
+    return Token(token, float(logprobs[token]), likeliest(logprobs[None], num_top)[0])
 
 
 class Reading:

@@ -70,8 +70,7 @@ class RingRows:
             self.copies.load(row, state)
             return
         view = self.rings.rows(row, row + 1)
-        for buffer in view.buffers:
-            buffer.zero_()  # hidden slots are multiplied by zero, which does not hide a value that is not finite
+        view.clear()  # hidden slots are multiplied by zero, which does not hide a value that is not finite
         view.load(state)
 
     def take(self, row: int) -> DecodeState:

@@ -65,11 +65,18 @@ WEIGHTS = "weights.safetensors"
 
 @dataclass(frozen=True)
 class LoadedRun:
+    """A trained model as `mnemo eval` uses it, with the recipe and the step of its checkpoint."""
+
     path: Path
+    """Folder of the run."""
     recipe: Recipe
+    """The recipe, with the changes that were made on resume."""
     model: Model
+    """The model, in evaluation mode."""
     step: int
+    """Updates before the checkpoint."""
     corpus: dict[str, Any]
+    """Name and tokenizer of the corpus that the run was trained on."""
     start: Start
     """`zeros` for converted weights whose original code starts from a memory full of zeros."""
     decoding: Decoding = "segments"

@@ -190,6 +190,13 @@ class Engine:
         """Record the next update anew: the recorded one changes tensors that the optimizer no longer has."""
         self._recorded = None
 
+    def run_without_graph(self) -> bool:
+        """Compute the recorded update without its CUDA graph, and drop the recording; False if there is none."""
+        recorded, self._recorded = self._recorded, None
+        if recorded is not None:
+            recorded.run_without_graph()
+        return recorded is not None
+
     def prepare(self, inputs: UpdateInput, states: Sequence[State]) -> None:
         """Record the update if inputs have the run's usual shape; nothing that training depends on changes."""
         if not self.needs_preparing(inputs) or self._recorder is None:

@@ -148,6 +148,13 @@ class RecordedUpdate:
             self.optimizer.step()
         return self._output._replace(loss=self._output.loss.clone(), grad_norm=self._output.grad_norm.clone())
 
+    def run_without_graph(self) -> None:
+        """Compute the recorded update once more, launched kernel by kernel, as a profiler needs it.
+
+        Gradients are then new tensors, so the recording must not be used any more.
+        """
+        self._update()
+
     @torch.no_grad()
     def _fill(self, inputs: UpdateInput, states: Sequence[State]) -> None:
         for buffers, batch in zip(self._inputs.batches, inputs.batches, strict=True):

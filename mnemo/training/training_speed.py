@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from mnemo.data.streams import Batch
 from mnemo.model import ModelConfig
@@ -44,48 +46,71 @@ class TrainingSpeed:
         return self.tokens / self.median
 
 
+DrawTokens = Callable[[int, tuple[int, int], torch.Generator], Tensor]
+"""Draws tokens of a shape from a vocabulary of a size."""
+
+
+def uniform_tokens(vocab_size: int, shape: tuple[int, int], random: torch.Generator) -> Tensor:
+    return torch.randint(vocab_size, shape, generator=random)
+
+
+def zipf_tokens(vocab_size: int, shape: tuple[int, int], random: torch.Generator) -> Tensor:
+    """Draw tokens with probabilities of about 1 / (1 + index), as in a vocabulary of words sorted by frequency."""
+    drawn = torch.rand(shape, generator=random, dtype=torch.float64)
+    return ((vocab_size + 1) ** drawn - 1).long().clamp(max=vocab_size - 1)
+
+
 def training_speed(model: ModelConfig, config: TrainConfig, *, updates: int = 20, rounds: int = 5) -> TrainingSpeed:
     """Time `rounds` rounds of `updates` updates each, after some updates of warm-up."""
-    device = pick_device(config.device)
-    torch.manual_seed(config.seed)
-    built = build_model(model, config.precision).to(device).train()
-    scaler = gradient_scaler(config.precision, device)
-    engine = Engine(built, build_optimizer(built, config.optimizer), config, scaler=scaler)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    updater = _RandomUpdates(engine, model.vocab_size)
+    updater = RandomUpdates(model, config)
     updater.run(3 + config.bptt)
-    seconds, loss = [], 0.0
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        loss = updater.run(updates)
-        seconds.append((time.perf_counter() - begin) / updates)
-    return TrainingSpeed(
-        step=engine.describe(),
-        seconds=tuple(seconds),
-        tokens=updater.tokens,
-        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        loss=loss,
-    )
+    return updater.time(updates, rounds)
 
 
-class _RandomUpdates:
-    """Updates on random tokens."""
+class RandomUpdates:
+    """Updates of a new model on random tokens."""
 
-    def __init__(self, engine: Engine, vocab_size: int) -> None:
-        self.engine, self.config, self.vocab_size = engine, engine.config, vocab_size
-        config = engine.config
-        self.states = fresh_states(engine.model, config.batch, config.accumulate, state_dtype(config.precision))
+    def __init__(self, model: ModelConfig, config: TrainConfig, draw: DrawTokens = uniform_tokens) -> None:
+        self.device = pick_device(config.device)
+        torch.manual_seed(config.seed)
+        built = build_model(model, config.precision).to(self.device).train()
+        scaler = gradient_scaler(config.precision, self.device)
+        self.engine = Engine(built, build_optimizer(built, config.optimizer), config, scaler=scaler)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.config, self.vocab_size, self._draw = config, model.vocab_size, draw
+        self.states = fresh_states(built, config.batch, config.accumulate, state_dtype(config.precision))
         self.past: list[Batch] = []
         self.random = torch.Generator().manual_seed(0)
         self.num_new = 1 if config.bptt_window == "sliding" else 1 + config.bptt
         self.tokens = self.num_new * config.batch * config.segment
+
+    def time(self, updates: int, rounds: int) -> TrainingSpeed:
+        """Time `rounds` rounds of `updates` updates each."""
+        seconds, loss = [], 0.0
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            loss = self.run(updates)
+            seconds.append((time.perf_counter() - begin) / updates)
+        is_gpu = self.device.type == "cuda"
+        return TrainingSpeed(
+            step=self.engine.describe(),
+            seconds=tuple(seconds),
+            tokens=self.tokens,
+            peak_bytes=torch.cuda.max_memory_allocated(self.device) if is_gpu else None,
+            loss=loss,
+        )
 
     def run(self, updates: int) -> float:
         """Do some updates, wait for the device, and return the last loss."""
         for _ in range(updates):
             done = self._update()
         return float(done.loss)
+
+    def run_without_graph(self) -> None:
+        """Do one update without a CUDA graph: a profiler then sees which operation launches each kernel."""
+        if not self.engine.run_without_graph():
+            self.run(1)
 
     def _update(self) -> Update:
         batches = [*self.past, *(self._batch() for _ in range(self.num_new))]
@@ -98,6 +123,5 @@ class _RandomUpdates:
 
     def _batch(self) -> Batch:
         config = self.config
-        shape = (config.batch, config.context + config.segment + 1)
-        text = torch.randint(self.vocab_size, shape, generator=self.random)
+        text = self._draw(self.vocab_size, (config.batch, config.context + config.segment + 1), self.random)
         return Batch(text[:, :-1].contiguous(), text[:, config.context + 1 :].contiguous())

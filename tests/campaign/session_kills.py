@@ -31,11 +31,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from helpers import session_process
+from helpers.serial_engine import SerialEngine
 from helpers.sessions import TEXT
 
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import leaves
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.session_data import Facts, Session
 from mnemo.serving.session_model import RunSessions
 from mnemo.serving.session_work import Work

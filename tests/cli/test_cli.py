@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 import types
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -57,7 +60,17 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"mnemo {__version__}\n"
+    versions = f"mnemo {__version__}, torch {version('torch')}, Python {platform.python_version()}, "
+    assert capsys.readouterr().out == f"{versions}{platform.system()} {platform.machine()}\n"
+
+
+def test_version_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert cli.main(["--version"]) == 0
+    assert f"mnemo {__version__}, no torch, Python" in capsys.readouterr().out
 
 
 def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +162,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_module_runs_as_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "mnemo", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"mnemo {__version__}\n")
+    assert done.returncode == 0 and done.stdout.startswith(f"mnemo {__version__}, torch ")
 
 
 def test_table_aligns_words_left_and_numbers_right() -> None:

@@ -57,6 +57,7 @@ MISTAKES = {
     "mnemo estimate tiny-bytes --gpu nosuch": NOTHING,
     "mnemo estimate tiny-bytes --bench nosuch": NOTHING,
     "mnemo bench --what nosuch": NOTHING,
+    "mnemo bench --gpu-table --what nosuch": NOTHING,
     "mnemo prepare nosuch": TEXT_LIBRARIES,
     "mnemo verify nosuch": TEXT_LIBRARIES,
     "mnemo convert . out --memory -1": NOTHING,

@@ -36,7 +36,17 @@ MODEL = ModelConfig(
     vocab_size=256, num_layers=2, dim=16, num_heads=2, head_dim=8, inner_dim=32, memory=Plan(long=XL(length=8))
 )
 RECIPE = Recipe(model=MODEL, train=TrainConfig(batch=8, segment=4, steps=100))
-GPU = Gpu(name="toy", memory=1e9, half=2e12, single=1e12, double=5e11, watts=100, link=1e10, source="made up")
+GPU = Gpu(
+    name="toy",
+    memory=1e9,
+    half=2e12,
+    single=1e12,
+    double=5e11,
+    bandwidth=1e11,
+    watts=100,
+    link=1e10,
+    source="made up",
+)
 
 
 def machine(gpus: int = 1, **changes: object) -> Machine:

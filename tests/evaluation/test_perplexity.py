@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import SMALL, random_model
 from helpers.tolerances import assert_close
 
@@ -68,7 +68,7 @@ def test_published_protocol(batch: int, plan: Plan) -> None:
     assert (score.batch, score.segment, score.memory, score.context) == (batch, 4, plan.long.length, 0)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", few_first())
 def test_every_mechanism(name: str) -> None:
     model, split = random_model(**MECHANISMS[name]), text(31)
     close(evaluate(model, split, EvalConfig(batch=2), segment=4), expected(model, split.ids, 2, 4))

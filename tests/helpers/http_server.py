@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from helpers.serial_engine import SerialEngine
 from starlette.routing import BaseRoute
 
 from mnemo.serving.app import create_app
 from mnemo.serving.listening import AppServer
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.served_model import ServedModel, served_run
 from mnemo.serving.settings import Settings
 from mnemo.session.text_run import OpenedRun

@@ -45,28 +45,26 @@ def cases() -> list[Any]:
     ]
 
 
+SLOW = ("base", "same_length=True", "head_gate=True", "norm=pre", "qk_norm=True")
+"""Options for paths that take long; each changes another part of a layer."""
+
+
 def slow_cases() -> list[Any]:
-    """For slow paths: the switches of a model; other options are thorough, and fields of memories are left out."""
+    """For slow paths; options that are not in SLOW are thorough, and fields of memories are left out."""
     return [
-        pytest.param(config, id=name, marks=() if is_switch(name) else pytest.mark.thorough)
+        pytest.param(config, id=name, marks=() if name in SLOW else pytest.mark.thorough)
         for name, config in options(SMALL).items()
         if name.count("=") <= 2
     ]
 
 
 def kernel_cases() -> list[Any]:
-    """Every switch of a model, for kernels in Triton's interpreter; those that bypass attention are thorough."""
-    quick = ("base", "same_length=True", "head_gate=True")
+    """For kernels of attention in Triton's interpreter; options that they do not depend on are thorough."""
+    quick = ("base", "same_length=True")
     return [
         pytest.param(*case.values, id=case.id, marks=() if case.id in quick else pytest.mark.thorough)
         for case in slow_cases()
     ]
-
-
-def is_switch(name: str) -> bool:
-    """Whether an option is a field of the model itself that is on or off, or one of several names."""
-    value = name.partition("=")[2]
-    return name == "base" or value in ("True", "False") or value.replace("_", "").islower() and "=" not in value
 
 
 def random_weights(config: ModelConfig, deviation: float = 0.3) -> Model:

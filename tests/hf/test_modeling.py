@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.hf_models import SEGMENT, hf_model, in_own_memory
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import SMALL, random_tokens, read
 from helpers.tiny_runs import tiny_run
 from helpers.tolerances import assert_close
@@ -52,7 +52,7 @@ def greedy(model: Any, ids: Tensor, count: int = 11, **options: Any) -> Tensor:
     return model.generate(ids, max_new_tokens=count, do_sample=False, **options)[:, ids.shape[1] :]
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", few_first())
 def test_generate_equals_the_cores(name: str) -> None:
     model, ids = hf_model(**MECHANISMS[name]), random_tokens(2, 10)
     options = dict(output_logits=True, return_dict_in_generate=True)

@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 import torch
 from helpers.real_models import TINY_LLAMA, tiny_llama, tiny_tokenizer
+from torch._dynamo.utils import counters
 
 from mnemo import MnemoError
 from mnemo.cli import main
 from mnemo.data.babilong import BabiLongData
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
-from mnemo.hf.tuning.accuracy import accuracy_by_segments, answered
+from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered
 from mnemo.hf.tuning.batches import Draw, build_task, check_room, collate
+from mnemo.hf.tuning.book_loss import book_loss
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.hf.tuning.results import draw_results
 from mnemo.hf.tuning.trainer import build_optimizer
-from mnemo.hf.tuning.tune import compile_layers, load_model, speed, tune
+from mnemo.hf.tuning.tune import compile_layers, equal_batches, load_model, speed, tune
+from mnemo.hf.tuning.zero_shot import NEW_TOKENS, prompt_of
+from mnemo.memory import Associative
 from mnemo.recipes.tuning import Stage, Tuning
 
 transformers = pytest.importorskip("transformers")
@@ -55,12 +59,12 @@ def task() -> Any:
 
 def test_stages() -> None:
     assert Stage.parse("4", 512) == Stage(4, 512) and Stage.parse("4x128", 512) == Stage(4, 128)
-    assert options(stages=("1x96", "2", "4"), test=()).lengths == [
-        Stage(2, 64),
-        Stage(4, 64),
-        Stage(8, 64),
-        Stage(16, 64),
-    ]
+    by_default = options(stages=("1x96", "2", "4"), test=()).tests
+    assert by_default == [(Stage(segments, 64), 4) for segments in (2, 4, 8, 16)]
+    assert options(test=("1x96", "128:50")).tests == [(Stage(1, 96), 4), (Stage(128, 64), 50)]
+    for wrong in ("4:", "4:0", "4:x", "4:-1"):
+        with pytest.raises(MnemoError, match="is no test"):
+            options(test=(wrong,))
     for wrong in ("0", "x", "4x0", "-1", ""):
         with pytest.raises(MnemoError, match="is no stage"):
             options(stages=(wrong,))
@@ -156,8 +160,10 @@ def test_right_answers_are_those_that_greedy_decoding_generates(task: Any) -> No
         prompt = torch.from_numpy(sample.ids[:-count])[None]
         written = model.generate(prompt, max_new_tokens=count, do_sample=False, eos_token_id=None)[0, -count:]
         changed.append(dataclasses.replace(sample, answer=tuple(written.tolist())))
-    right, _ = answered(model, changed, 64)
-    assert right.tolist() == [True] * 3
+    found = answered(model, changed, 64)
+    assert found.right.tolist() == [True] * 3
+    for sample, written in zip(changed, found.written[0], strict=True):
+        assert tuple(written[-len(sample.answer) :]) == sample.answer
     assert answered(model, samples, 64)[0].tolist() == [False] * 3
     wrong = dataclasses.replace(changed[1], answer=(*changed[1].answer[:-1], 5))
     assert answered(model, [changed[0], wrong], 64)[0].tolist() == [True, False]
@@ -173,8 +179,8 @@ def test_the_cut_reads_the_last_segment_alone(task: Any) -> None:
     fits = dataclasses.replace(sample, answer=tuple(alone.tolist()))
     # The first generated token does not depend on the answer; later ones are those after the old answer.
     assert answered(model, [dataclasses.replace(fits, answer=fits.answer[:1])], 64)[1].shape == (1,)
-    right, cut = answered(model, [sample], 192)
-    assert torch.equal(right, cut)
+    found = answered(model, [sample], 192)
+    assert torch.equal(found.right, found.right_cut)
 
 
 def test_resume_is_exact_and_the_command_writes_its_files(tmp_path: Path) -> None:
@@ -198,6 +204,10 @@ def test_resume_is_exact_and_the_command_writes_its_files(tmp_path: Path) -> Non
     assert (model.config.tokens, model.config.segment) == (4, 64)
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
     assert "4 steps of 8 samples of BABILong qa1, stages 1x96, 2x64." in card and "2 x 64 tokens" in card
+    more = tune(dataclasses.replace(half, resume=True, pause_after=None, test=("3:2",)), say=said.append)
+    assert [(result.segments, result.samples) for result in more.results] == [(3, 2)]
+    content = json.loads((tmp_path / "half" / "results.json").read_text())
+    assert [(result["length"], result["samples"]) for result in content["results"]] == [(96, 4), (128, 4), (192, 2)]
     only_tested = tune(dataclasses.replace(half, resume=True, pause_after=None), say=said.append)
     assert only_tested.results == resumed.results
 
@@ -221,6 +231,23 @@ def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
+@pytest.mark.parametrize("kind", ["tokens", "associative"])
+def test_a_frozen_model_that_attends_to_the_previous_segment(kind: Any, tmp_path: Path) -> None:
+    tuned = tune(options(out=tmp_path, memory=kind, attend_previous=True, freeze=True), say=lambda line: None)
+    assert tuned.folder == tmp_path / "adapter"
+    again, before = load_adapter(tuned.folder), tiny_llama()
+    assert again.config.attend_previous
+    for name, weight in before.state_dict().items():
+        assert torch.equal(again.backbone.state_dict()[name], weight), name
+    ids = torch.randint(100, (1, 150))
+    for model in (again, tuned.model):
+        model.config.segment = 64
+        model.eval()
+    assert torch.equal(again(input_ids=ids).logits, tuned.model(input_ids=ids).logits)
+    with pytest.raises(MnemoError, match="--freeze trains the memory alone"):
+        options(freeze=True, lora=2)
+
+
 def test_compiled_layers_keep_their_hooks() -> None:
     model, _ = load_model(options(memory="associative"))
     tokens = torch.arange(5, 133)[None]
@@ -229,6 +256,117 @@ def test_compiled_layers_keep_their_hooks() -> None:
         compile_layers(model)
         with torch.compiler.set_stance("force_eager"):
             torch.testing.assert_close(model(input_ids=tokens).logits, expected)
+
+
+def new_memory(bounded: bool) -> Any:
+    """A model whose memory is not empty: the values of a new memory are zero."""
+    changes = Associative(key_dim=16, bounded=bounded, row_size=3.0)
+    torch.manual_seed(0)
+    model: Any = add_memory(tiny_llama(), tokens=4, segment=32, bptt=None, kind="associative", associative=changes)
+    for layer in model.memory_tokens.layers:
+        torch.nn.init.normal_(layer.value.weight, 0.0, 0.05)
+    return model.double().train()
+
+
+def loss_gradients_and_memory(model: Any, **inputs: Any) -> tuple[Any, dict[str, Any], Any]:
+    loss = model(**inputs, return_memory=False).loss
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    with torch.no_grad():
+        return loss, gradients, model(input_ids=inputs["input_ids"], return_logits=False).memory
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
+def test_the_compiled_model_has_the_same_loss_gradients_and_memory(bounded: bool, monkeypatch: Any) -> None:
+    """With one graph for all layers. The graphs run uncompiled here: compiling takes minutes on a CPU."""
+    compiled = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, dynamic: compiled(function, dynamic=dynamic, backend="eager")
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    ids = torch.randint(5, 2000, (2, 96), generator=torch.Generator().manual_seed(1))
+    labels = torch.where(torch.arange(96) >= 92, ids, IGNORED)
+    expected = loss_gradients_and_memory(new_memory(bounded), input_ids=ids, labels=labels)
+    model = new_memory(bounded)
+    compile_layers(model)
+    found = loss_gradients_and_memory(model, input_ids=ids, labels=labels)
+    # A layer, reading, the first writing and writing; each with and without gradient.
+    assert counters["stats"]["unique_graphs"] == 8 and not counters["graph_break"]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_segments_that_no_other_reads_are_not_written() -> None:
+    """The loss, its gradients and a memory that continues from an explicit empty one are those of the whole work."""
+    model = new_memory(False)
+    ids = torch.randint(5, 2000, (3, 96), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :40] = 0  # this row begins in the second segment, with an empty memory
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, IGNORED)}
+    results = []
+    for options in ({"memory": model.memory_tokens.init(3).inner}, {}, {"return_memory": False}):
+        model.zero_grad()
+        out = model(**inputs, **options)
+        out.loss.backward()
+        results.append((out.loss, {name: weight.grad.clone() for name, weight in model.named_parameters()}, out.memory))
+    assert results[2][2] is None
+    for loss, gradients, memory in results[1:]:
+        torch.testing.assert_close(loss, results[0][0])
+        torch.testing.assert_close(gradients, results[0][1])
+        if memory is not None:
+            torch.testing.assert_close(memory, results[0][2])
+
+
+def test_long_tests_describe_the_memory_and_the_answers(task: Any) -> None:
+    model = new_memory(False)
+    found = accuracy(model, task, Stage(6, 64), 3, batch=2, decode=tiny_tokenizer().decode)
+    assert [size["segments"] for size in found.growth] == [1, 2, 4]
+    with torch.no_grad():
+        ids = torch.stack([torch.from_numpy(task.sample(number, 384, TEST_SEED, whole=True).ids) for number in (0, 1)])
+        model.config.segment = 64
+        memory = model.eval()(input_ids=ids[:, :256], return_logits=False).memory
+    expected = [float(layer.matrix.flatten(1).norm(dim=1).mean()) for layer in memory]
+    assert found.growth[2]["matrix"] == pytest.approx(expected, rel=1e-3)
+    assert len(found.strengths) == len(expected) and all(0 < strength < 1 for strength in found.strengths)
+    assert [example["answer"] for example in found.examples] == [task.stories[number].answer for number in (0, 1)]
+    assert found.seconds is not None and found.seconds > 0 and found.gigabytes is None
+
+
+def test_equal_batches() -> None:
+    assert [equal_batches(*pair) for pair in ((500, 64), (50, 64), (64, 64), (101, 64), (7, 4))] == [50, 50, 64, 64, 4]
+
+
+def test_loss_on_books_with_memory_and_in_separate_segments(tmp_path: Path) -> None:
+    model, segment = new_memory(False), 32
+    ids = torch.randint(5, 2000, (3, 96), generator=torch.Generator().manual_seed(1))
+    found = book_loss(model, ids, segment, batch=2)
+    pieces = ids.view(-1, segment)
+    with torch.no_grad():
+        alone = model.eval().backbone(input_ids=pieces, labels=pieces).loss
+        whole = model(input_ids=ids, labels=torch.where(torch.arange(96) % segment > 0, ids, IGNORED)).loss
+    assert found["separate"] == pytest.approx(float(alone), rel=1e-5)
+    assert found["memory"] == pytest.approx(float(whole), rel=1e-5) and found["memory"] != found["separate"]
+    tune(options(out=tmp_path, steps=1, test=("2:2",), book_loss=True, memory="associative"), say=lambda _: None)
+    losses = json.loads((tmp_path / "results.json").read_text())["book_loss"]
+    assert losses["before"]["memory"] == pytest.approx(losses["before"]["separate"], abs=1e-6)
+    assert losses["after"]["separate"] != losses["before"]["separate"]
+
+
+def test_zero_shot_prompts_fill_their_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tune", str(TINY_LLAMA), "--zero-shot", "--test", "1x400:3", "--micro-batch", "2", "--device", "cpu"]
+    assert main([*words, "--out", str(tmp_path), "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert (result["samples"], result["length"], len(result["examples"])) == (3, 400, 3)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["results"][0]["right"] == result["right"] and stored["options"]["zero_shot"] is True
+    ids, sample = prompt_of(tiny_tokenizer(), build_task(BabiLongData("qa1"), "test", tiny_tokenizer()), "qa1", 1, 400)
+    text = tiny_tokenizer().decode(ids)
+    assert 340 < len(ids) <= 400 - NEW_TOKENS
+    assert sample.story.question in text and all(fact in " ".join(text.split()) for fact in sample.story.facts)
+    assert main([*words[:2], "--zero-shot", "--test", "1x60", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert "60 tokens have no room for a prompt" in capsys.readouterr().err
 
 
 def test_speed_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

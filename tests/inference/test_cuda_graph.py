@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +94,31 @@ def test_only_inference_lets_other_threads_use_the_device(monkeypatch: pytest.Mo
     RecordedFunction(lambda: None, CUDA)()
     CudaRecorder(CUDA, warmup_calls=1).record(lambda: None)
     assert modes == ["thread_local", "global"]
+
+
+def test_garbage_is_collected_before_and_after_a_recording_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection that frees another graph would make the recording fail."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    enabled, _ = CudaRecorder(CUDA, warmup_calls=1).record(gc.isenabled)
+    assert not enabled and gc.isenabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_graph_that_is_garbage_does_not_disturb_a_recording() -> None:
+    x, thresholds = torch.zeros(3, device=CUDA), gc.get_threshold()
+    recorder = CudaRecorder(CUDA, warmup_calls=1)
+    cycle: list[Any] = [recorder.record(lambda: x + 1)]
+    cycle.append(cycle)
+    del cycle
+    gc.set_threshold(1, 1, 1)
+    try:
+        output, replay = recorder.record(lambda: ([[] for _ in range(1000)], x + 1)[1])
+    finally:
+        gc.set_threshold(*thresholds)
+    replay()
+    assert output.tolist() == [1.0] * 3
 
 
 @pytest.mark.gpu

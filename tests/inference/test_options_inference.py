@@ -11,10 +11,10 @@ from helpers.option_places import (
     EXACT,
     INTERPRETER,
     NATIVE,
+    SLOW,
     Place,
     cases,
     full_precision,
-    is_switch,
     no_interpreter,
 )
 
@@ -53,10 +53,10 @@ def test_weights_in_half_precision(config: ModelConfig, place: Place) -> None:
 
 
 INTERPRETED = [
-    case if is_switch(option(case)) else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
+    case if option(case) in SLOW else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
     for case in SEEN_IN_RINGS
 ]
-"""Triton's interpreter is slow, so that options other than switches are thorough."""
+"""Triton's interpreter is slow, so that most options are thorough."""
 
 
 @no_interpreter

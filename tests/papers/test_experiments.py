@@ -163,7 +163,18 @@ def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
     beside[0].process.wait()
 
 
-@pytest.mark.parametrize("name", sorted(experiments.every_experiment()))
+def one_of_each_paper() -> list[Any]:
+    """Names of experiments; those after the first of their paper are thorough."""
+    papers: dict[str, str] = {}
+    for name in sorted(experiments.every_experiment()):
+        papers.setdefault(name.partition("-")[0], name)
+    return [
+        pytest.param(name, marks=() if name in papers.values() else pytest.mark.thorough)
+        for name in sorted(experiments.every_experiment())
+    ]
+
+
+@pytest.mark.parametrize("name", one_of_each_paper())
 def test_every_small_budget_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "_require_corpus", lambda recipe: None)
     monkeypatch.setattr(needs, "memory_bytes", lambda device: 2**60)
@@ -197,14 +208,14 @@ def test_a_result_keeps_the_settings_that_it_was_made_with(tmp_path: Path) -> No
     assert result.cell.settings == made.settings
 
 
-@pytest.mark.parametrize("broken", ["{", "[]", '{"format_version": 99}', '{"format_version": 1, "values": 3}', "\x00"])
-def test_a_broken_result_is_named_and_not_averaged_in(tmp_path: Path, broken: str) -> None:
+def test_a_broken_result_is_named_and_not_averaged_in(tmp_path: Path) -> None:
     grid = experiment(cell(1), cell(3))
     run_here(grid, "small", tmp_path, device="cpu")
-    (cell_folder(tmp_path, "n3") / RESULT).write_text(broken)
-    found = load_grid(tmp_path, grid, "small")
-    assert found.results.values("accuracy", model="A") == [0.1]
-    assert len(found.problems) == 1 and "n3" in found.problems[0]
+    for broken in ("{", "[]", '{"format_version": 99}', '{"format_version": 1, "values": 3}', "\x00"):
+        (cell_folder(tmp_path, "n3") / RESULT).write_text(broken)
+        found = load_grid(tmp_path, grid, "small")
+        assert found.results.values("accuracy", model="A") == [0.1], broken
+        assert len(found.problems) == 1 and "n3" in found.problems[0], broken
 
 
 def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> None:
@@ -218,20 +229,22 @@ def test_results_that_were_kept_are_read_without_their_cells(tmp_path: Path) -> 
     assert load_grid(tmp_path / "b", grid, "small").problems == (f"{tmp_path / 'b' / 'results.json'} lists no cells",)
 
 
-@pytest.mark.parametrize("values", ["{}", '{"accuracy": "much"}', '{"precision": 1}', "null"])
 def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], values: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)))
     arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
     assert cli.main(arguments) == 0
     path = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "n3") / RESULT
-    edit_json(path, lambda result: result.update(values=json.loads(values)))
-    capsys.readouterr()
-    assert cli.main([*arguments, "--report"]) == 0
-    printed = capsys.readouterr()
-    assert "left out" in printed.err and "n3" in printed.err and "open: A reaches" in printed.out
-    assert "n3" in (tmp_path / "site" / "toy-numbers" / "small" / "report.html").read_text()
+    page = tmp_path / "site" / "toy-numbers" / "small" / "report.html"
+    for values in ({}, {"accuracy": "much"}, {"precision": 1}, None):
+        page.unlink()
+        edit_json(path, lambda result, values=values: result.update(values=values))
+        capsys.readouterr()
+        assert cli.main([*arguments, "--report"]) == 0
+        printed = capsys.readouterr()
+        assert "left out" in printed.err and "n3" in printed.err and "open: A reaches" in printed.out
+        assert "n3" in page.read_text()
 
 
 def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on(
@@ -299,7 +312,7 @@ def test_missing_corpora_and_machines_that_are_too_small_are_refused_before_trai
     require_needs(experiment(training_cell("one", tiny(), {})), "small", CPU)
 
 
-@pytest.mark.parametrize("name", ["long-profile", "xl-evaluation-speed", "long-short-memory"])
+@pytest.mark.parametrize("name", ["xl-evaluation-speed", pytest.param("long-profile", marks=pytest.mark.thorough)])
 def test_a_budget_that_the_machine_cannot_hold_is_refused_before_anything_starts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,45 +408,34 @@ def first_cells(name: str, count: int) -> Experiment:
     return replace(whole, cells=lambda budget: whole.cells(budget)[:count])
 
 
-def test_processes_share_the_work_of_several_experiments_and_go_on_after_an_interruption(tmp_path: Path) -> None:
-    asked = [first_cells(name, 2) for name in ("lamemo-encoding", "lamemo-flops")]
-    total = 4
-    printed = Lines(stop_after="done in")
-    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=printed)
+def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path) -> None:
+    """Of several experiments, one of which takes over what another has measured."""
+    flops = first_cells("lamemo-flops", 1)
+    asked = [first_cells("lamemo-encoding", 2), flops, replace(flops, name="lamemo-flops-again")]
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=Lines("done in"))
     before = sum(len(each.found.results.cells) for each in ran)
-    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < total
-    again = Lines()
-    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=again)
+    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < 3
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=(again := Lines()))
     assert not any(each.interrupted or each.failures for each in ran)
-    assert sum(len(each.found.results.cells) for each in ran) == total
-    assert sum("done in" in line for line in again) == total - before
-
-
-def test_processes_take_over_what_another_experiment_has_measured(tmp_path: Path) -> None:
-    first = first_cells("lamemo-flops", 1)
-    same = replace(first, name="lamemo-flops-again")
-    ran = run_together([first, same], "small", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
-    assert [len(each.found.results.cells) for each in ran] == [1, 1] and not any(each.failures for each in ran)
-    assert sum("done in" in line for line in printed) == 1 and sum(" reuses " in line for line in printed) == 1
+    assert [len(each.found.results.cells) for each in ran] == [2, 1, 1]
+    assert sum("done in" in line for line in again) == 3 - before
+    assert sum(" reuses " in line for line in again) == 1
 
 
 def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
     real = experiments.find_experiment("lamemo-flops")
-    unknown = replace(real, cells=lambda budget: [replace(real.cells(budget)[0], name="no-such-cell")])
-    other = replace(experiments.find_experiment("lamemo-encoding"), cells=unknown.cells)
-    ran = run_together([unknown, other], "small", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
-    assert [len(each.failures) for each in ran] == [1, 1]
-    assert [f"{each.name} [1/1] no-such-cell" in "\n".join(printed) for each in (unknown, other)] == [True, True]
-
-
-def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
-    real = experiments.find_experiment("lamemo-encoding")
     first = real.cells("self-test")[0]
-    unknown = replace(real, cells=lambda budget: [replace(first, name="no-such-cell"), replace(first, after=("x",))])
-    (ran,) = run_together([unknown], "self-test", tmp_path, jobs=2, device="cpu", print_line=Lines())
-    said = f"{first.name}: not all of x are done"
-    assert "has no cell 'no-such-cell'" in ran.failures[0] and ran.failures[1] == said
-    assert (cell_folder(grid_folder(tmp_path, real.name, "self-test"), "no-such-cell") / LOG).exists()
+    cells = [replace(first, name="no-such-cell"), replace(first, after=("x",))]
+    asked = [
+        replace(experiments.find_experiment(name), cells=lambda budget: cells)
+        for name in (real.name, "lamemo-encoding")
+    ]
+    ran = run_together(asked, "self-test", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
+    for each, found in zip(asked, ran, strict=True):
+        assert f"{each.name} [1/2] no-such-cell" in "\n".join(printed)
+        assert len(found.failures) == 2 and "has no cell 'no-such-cell'" in found.failures[0]
+        assert found.failures[1] == f"{first.name}: not all of x are done"
+        assert (cell_folder(grid_folder(tmp_path, each.name, "self-test"), "no-such-cell") / LOG).exists()
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

@@ -66,8 +66,9 @@ def test_nothing_measured_leaves_every_verdict_open(name, budget):
     assert all(table.headers for table in experiment.tables(empty))
 
 
-# Experiments whose code the self-tests of copy, associative recall and the language model cover.
-FURTHER = ("rmt-reverse", "rmt-half-memory", "rmt-passkey", "rmt-context")
+# Experiments whose code the self-tests of copy and the language model cover.
+TASKS = ("rmt-reverse", "rmt-half-memory", "rmt-passkey", "rmt-long-copy", "rmt-retrieval", "rmt-associative-recall")
+FURTHER = (*TASKS, "rmt-context")
 
 
 @pytest.mark.parametrize(

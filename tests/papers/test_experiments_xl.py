@@ -427,12 +427,13 @@ def test_shuffled_lines_are_the_same_lines(tmp_path) -> None:
     assert sorted(before) == sorted(after) and before != after
 
 
-SLOW = ("xl-ablation", "xl-context-length", "xl-equal-memory")
+# Experiments that take long, and those whose code the self-tests of text8 and of the Penn Treebank cover.
+FURTHER = ("xl-ablation", "xl-context-length", "xl-equal-memory", "xl-wikitext103", "xl-enwik8")
 
 
 @pytest.mark.parametrize(
     "experiment",
-    [pytest.param(e, id=e.name, marks=pytest.mark.thorough if e.name in SLOW else ()) for e in EXPERIMENTS],
+    [pytest.param(e, id=e.name, marks=pytest.mark.thorough if e.name in FURTHER else ()) for e in EXPERIMENTS],
 )
 def test_self_tests_runs_to_the_end(experiment: Experiment, tmp_path) -> None:
     ran = run_here(experiment, "self-test", tmp_path, device="cpu")

@@ -32,7 +32,6 @@ LINES = [
 ]
 GRID = [[0.1, 0.9, 0.3], [0.5, None, 0.02]]
 PLANS = {"all": [64, 64, 64], "last": [8, 8, 64]}
-CLOUD: dict[str, list[tuple[float | None, float | None]]] = {"a": [(1.0, 2.0), (3.0, 1.0)], "b": [(2.0, 4.0)]}
 VERDICTS = [
     Verdict(claim="It learns.", paper="1.0", ours="0.99 ± 0.01 (2 seeds)", holds=True),
     Verdict(claim="It is fast.", paper="3 ms", ours="9 ms", holds=False),
@@ -59,17 +58,12 @@ def heat(grid: Sequence[Sequence[float | None]], logarithmic: bool = False, **la
     )
 
 
-def scatter(groups: dict[str, list[tuple[float | None, float | None]]]) -> Figure:
-    return plots.scatter_figure("points", "Cost", "Each a run.", groups, x_label="GiB", y_label="bpc")
-
-
 def every_figure() -> list[Figure]:
     return [
         lines(),
         plots.bar_figure("bars", "Best", "Lower.", [("one", 1.5), ("two", -0.5), ("three", None)], unit="bpc"),
         heat(GRID),
         plots.arrangement_figure("plans", "Plans", "To scale.", PLANS, 16),
-        scatter(CLOUD),
     ]
 
 
@@ -191,16 +185,6 @@ def test_a_figure_that_is_higher_than_wide_stands_beside_two(tmp_path: Path) -> 
     assert [css for css in re.findall(r'<figure class="([^"]*)"', page)] == ["card high", "card"]
 
 
-def test_points_stand_where_their_numbers_say() -> None:
-    figure = scatter(CLOUD)
-    values = sorted((x, y) for _, x, y in figure.numbers.rows if isinstance(x, float) and isinstance(y, float))
-    at = sorted(places(figure))
-    assert len(values) == 3
-    for axis in (0, 1):
-        assert_on_one_scale([value[axis] for value in values], [place[axis] for place in at])
-    assert not any(element.attrib.get("stroke-width") == "2" for element in drawn(figure))
-
-
 def test_bars_are_as_long_as_their_numbers_say() -> None:
     figure = every_figure()[1]
     assert figure.numbers.rows == (("one", 1.5), ("two", -0.5), ("three", None))
@@ -296,8 +280,6 @@ EMPTY: list[Callable[[], Figure]] = [
     lambda: heat([]),
     lambda: plots.arrangement_figure("plans", "t", "c", {}, 4),
     lambda: plots.arrangement_figure("plans", "t", "c", {"a": []}, 4),
-    lambda: scatter({}),
-    lambda: scatter({"a": [(None, 1.0)]}),
 ]
 
 
@@ -471,7 +453,6 @@ def evil_experiment() -> ExperimentPage:
             "h", EVIL, EVIL, [[1.0]], x_label=EVIL, y_label=EVIL, row_labels=[EVIL], column_labels=[EVIL]
         ),
         plots.arrangement_figure("a", EVIL, EVIL, {EVIL: [1]}, 1),
-        plots.scatter_figure("s", EVIL, EVIL, {EVIL: [(1.0, 1.0)]}, x_label=EVIL, y_label=EVIL),
     ]
     return ExperimentPage(
         name=EVIL,

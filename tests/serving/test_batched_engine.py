@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import random_model, random_tokens
+from helpers.serial_engine import SerialEngine
 from helpers.tolerances import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,6 @@ from mnemo.ops.cuda import decode_kernels
 from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.engine import Engine, Handle, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.row_decoders import RingRows
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.writing_rows import WritingRows
 
 SEGMENT = 4
@@ -120,7 +120,7 @@ def assert_same_texts(model: Model, requests: list[Request], segment: int = SEGM
             assert [top for top, _ in token.top] == [top for top, _ in other.top]
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", few_first())
 def test_every_memory_writes_the_same_together(name: str) -> None:
     choose = random.Random(name)
     requests = [random_request(choose) for _ in range(5)]

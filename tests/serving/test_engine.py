@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from helpers.models import random_model, random_tokens
+from helpers.serial_engine import SerialEngine
 from helpers.tolerances import assert_close
 from torch import Tensor
 
@@ -19,7 +20,6 @@ from mnemo.memory.state import leaves
 from mnemo.model import Model
 from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.engine import EngineClosed, EngineFull, Progress, ReadJob, Token, WriteJob
-from mnemo.serving.serial_engine import SerialEngine
 
 SEGMENT = 4
 AnyEngine = SerialEngine | BatchedEngine

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers.serial_engine import SerialEngine
 from helpers.sessions import SEGMENT, TEXT, random_run
 
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.engine import Progress, ReadJob, Token, WriteJob
 from mnemo.serving.forgetting import ForgettingEngine
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.session_model import RunSessions
 from mnemo.session.session import Session
 

@@ -22,10 +22,10 @@ import httpx2
 import openai
 import pytest
 from helpers.http_server import RunningServer, running, serial, wait_for
+from helpers.serial_engine import SerialEngine
 from helpers.sessions import random_run
 
 from mnemo.serving.app import create_app
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,19 +10,18 @@ import pytest
 import torch
 from helpers.models import random_model, random_tokens
 from helpers.recorders import Rerun
+from helpers.serial_engine import SerialEngine
 
 from mnemo.inference import cuda_graph, ring_copies
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.ring_copies import RingCopies
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory import XL, Plan
-from mnemo.memory.state import leaves
 from mnemo.model.positions import Rotary
 from mnemo.serving import writing_rows
 from mnemo.serving.batched_engine import BatchedEngine, empty_text
 from mnemo.serving.engine import Engine, ReadJob, Token, WriteJob
 from mnemo.serving.row_decoders import RingRows
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.writing_rows import WritingRows
 
 SEGMENT = 5
@@ -55,7 +54,7 @@ def tensors_of(batch: WritingRows) -> list[torch.Tensor]:
     assert isinstance(batch.decoder, RingRows) and batch.decoder.copies is not None
     copies = batch.decoder.copies
     rings = [part for one in (copies.rings, copies.one) for part in (*one.buffers, *one.cursors)]
-    return [*rings, batch.hidden, *(leaf for _, leaf in leaves(copies.arriving))]
+    return [*rings, batch.hidden, *(part for pair in copies.arriving for part in pair)]
 
 
 @pytest.fixture

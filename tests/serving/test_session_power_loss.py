@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from helpers.power_loss import Crash, Recorder, states
+from helpers.serial_engine import SerialEngine
 from helpers.sessions import SEGMENT, random_run
 
 from mnemo.files import atomic
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import leaves
 from mnemo.serving import session_folder, session_work
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.session_data import Session
 from mnemo.serving.session_model import RunSessions
 from mnemo.serving.store import SessionStore

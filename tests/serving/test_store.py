@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.serial_engine import SerialEngine
 from helpers.sessions import SEGMENT, random_run
 
 from mnemo.errors import MnemoError
@@ -19,7 +20,6 @@ from mnemo.memory.state import leaves
 from mnemo.serving import session_folder, session_work
 from mnemo.serving.batched_engine import BatchedEngine
 from mnemo.serving.engine import Token, WriteJob
-from mnemo.serving.serial_engine import SerialEngine
 from mnemo.serving.session_data import Session
 from mnemo.serving.session_errors import (
     SessionBusy,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import MECHANISMS, few_first
 from helpers.sessions import SEGMENT, TEXT, TOKENIZER, random_run, random_session
 from helpers.tiny_runs import tiny_run
 from helpers.tolerances import assert_close
@@ -22,10 +22,7 @@ from mnemo.session.session import Session
 from mnemo.session.text_run import encode_file, with_tokenizer
 from mnemo.storage.run_folder import open_run
 
-FEW = ("xl-plan", "lookahead-upper-layers", "compressive", "armt", "rmt", "rmt-with-cache", "infinite", "lstm-below-xl")
-ALL = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.thorough]) for name in MECHANISMS]
-)
+ALL = pytest.mark.parametrize("name", few_first())
 
 
 def ids(text: str) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import random_model, random_tokens
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -79,7 +79,7 @@ def test_an_open_segment_of_a_model_with_adaptive_embeddings(tmp_path: Path) -> 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", few_first())
 def test_every_mechanism(tmp_path: Path, name: str) -> None:
     model, path = random_model(**MECHANISMS[name]), tmp_path / "a.memory"
     _, state = model(random_tokens(2, SEGMENT), model.init(2))

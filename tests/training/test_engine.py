@@ -202,6 +202,26 @@ class Stubborn(torch.optim.Optimizer):
                     parameter.add_(parameter.grad, alpha=-float(group["lr"]))
 
 
+def test_a_recorded_update_runs_without_its_graph_too() -> None:
+    """A profiler sees only there which operation launches a kernel; the update is the same."""
+    config = TrainConfig(batch=2, segment=5, compile=False)
+    (inputs,) = inputs_of_updates(config, 1)
+    weights = []
+    for recorder in (None, Rerun()):
+        model = tiny(memory=4)
+        engine = Engine(model, build_optimizer(model, OptimizerConfig(lr=2.0**-7)), config, recorder=recorder)
+        assert not engine.run_without_graph()
+        states = fresh_states(model, 2, 1)
+        if recorder is None:
+            engine.update(inputs, states, 2.0**-7)
+        else:
+            engine.prepare(inputs, states)
+            assert engine.run_without_graph() and engine.needs_preparing(inputs)
+        weights.append([weight.detach() for weight in model.parameters()])
+    for plain, recorded in zip(*weights, strict=True):
+        assert_close(recorded, plain)
+
+
 def test_an_optimizer_that_cannot_be_recorded_steps_by_itself() -> None:
     config, notes, results = TrainConfig(batch=2, segment=5, compile=False), [], []
     for recorder in (None, Rerun()):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import random_model
 from helpers.tolerances import assert_close
 from torch import Tensor
@@ -72,7 +72,7 @@ def test_nothing_comes_of_nothing() -> None:
     assert torch.equal(orthogonal(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", few_first())
 def test_every_parameter_of_every_memory_is_in_one_group(mechanism: str) -> None:
     model = random_model(**MECHANISMS[mechanism])
     optimizer = build_optimizer(model, MUON)

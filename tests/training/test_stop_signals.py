@@ -123,6 +123,7 @@ def check_saved(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT])
 def test_a_real_process_is_stopped(number: signal.Signals, tmp_path: Path) -> None:
     toy()
@@ -183,7 +184,8 @@ def test_a_signal_to_one_rank_stops_all(number: signal.Signals, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_torchrun_passes_signals_on(number: signal.Signals, tmp_path: Path) -> None:
     """As docs/preemption.md has it: torchrun passes SIGUSR1 on only with a flag."""
     toy()

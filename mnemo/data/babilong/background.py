@@ -31,6 +31,8 @@ def sentences(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Background:
+    """Token ids of the sentences in which the facts of a story are hidden."""
+
     ids: np.ndarray
     """(N,) token ids of all sentences, each encoded with a space before it"""
     borders: np.ndarray

@@ -65,7 +65,7 @@ class DecodingModel:
             return self.rows.feed(*part, unread, previous), memories
         with self.memory.call(memories, self.config.tokens if written else 0) as call:  # type: ignore[operator]
             hidden = self.rows.feed(*part, None, previous)
-        return hidden, tuple(call.after)
+        return hidden, call.after
 
     def layers_after(self, state: TokensState, cache: Any, room: int, memories: Any) -> State:
         """Return the state of the layers after a segment of `room` tokens, whose rows are in the cache."""

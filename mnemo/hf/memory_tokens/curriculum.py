@@ -14,6 +14,8 @@ from mnemo.errors import MnemoError
 
 @dataclass(frozen=True)
 class Curriculum:
+    """Number of segments of training samples by step, from few to many."""
+
     stages: tuple[tuple[int, int], ...]
     """Pairs (first step, number of segments); the first stage begins at step 0"""
     vary: bool = False

@@ -38,24 +38,36 @@ def layers_of(body: nn.Module) -> nn.ModuleList:
 
 
 class LayerCall:
-    """One call of the backbone: the memories that its layers read, and those after the call."""
+    """One call of the backbone: the memories that its layers read, and those after the call.
 
-    def __init__(self, weights: nn.ModuleList, memories: Memories, num_written: int, lengths: Tensor | None) -> None:
+    `memories`: None if all of them are empty. Then nothing is read.
+    """
+
+    def __init__(
+        self, weights: nn.ModuleList, memories: Memories | None, num_written: int, lengths: Tensor | None
+    ) -> None:
         self.weights, self.memories = weights, memories
         self.num_written, self.lengths = num_written, lengths
-        self.after = list(memories)
+        self._written: list[Associations] = []
+
+    @property
+    def after(self) -> Memories | None:
+        """The memories after the call; those before it if nothing was written."""
+        return tuple(self._written) if self._written else self.memories
 
     def read(self, index: int, rows: Tensor) -> Tensor:
         weights: Any = self.weights[index]
-        return rows + weights.read(rows, self.memories[index])
+        return rows if self.memories is None else weights.add_read(rows, self.memories[index])
 
     def write(self, index: int, rows: Tensor) -> None:
         """Write the last `num_written` valid rows (B, T, D) of a layer's output."""
         if self.num_written == 0:
             return
         weights: Any = self.weights[index]
-        written = weights.write(written_rows(rows, self.num_written, self.lengths), self.memories[index])
-        self.after[index] = keep_unread(written, self.memories[index], self.lengths)
+        last = written_rows(rows, self.num_written, self.lengths)
+        before = None if self.memories is None else self.memories[index]
+        written = weights.write_first(last) if before is None else weights.write(last, before)
+        self._written.append(keep_unread(written, before, self.lengths))
 
 
 class LayerHooks:
@@ -124,6 +136,10 @@ class AssociativeTokens(nn.Module):
         memories = tuple(layer.init(batch, like.detach()) for layer in self.layers)  # type: ignore[operator]
         return self.tokens.init(batch, join_states(memories, previous))
 
+    def init_unread(self, batch: int, previous: PreviousSegment | None = None) -> TokensState:
+        """Return the state before a text without the zeros of its empty memories; only `forward` accepts it."""
+        return self.tokens.init(batch, previous)
+
     def rows(self, state: TokensState) -> Tensor:
         return self.tokens.rows(state)
 
@@ -134,22 +150,31 @@ class AssociativeTokens(nn.Module):
         return self.tokens.carry(state, memory, inner)
 
     def forward(
-        self, embeddings: Tensor, state: TokensState, backbone: Backbone, lengths: Tensor | None = None
+        self,
+        embeddings: Tensor,
+        state: TokensState,
+        backbone: Backbone,
+        lengths: Tensor | None = None,
+        *,
+        write: bool = True,
     ) -> tuple[Tensor, TokensState]:
-        """Return the hidden rows of embedded tokens (B, L, D) after a state, and the next state."""
+        """Return the hidden rows of embedded tokens (B, L, D) after a state, and the next state.
+
+        `write`: if false, the next state has the memories from before the segment.
+        """
 
         def run(
             rows: Tensor, inner: State, /, *, mask: Any, positions: Tensor, lengths: Tensor | None
         ) -> tuple[Tensor, State]:
             memories, previous = split_states(inner)
-            with self.call(memories, self.tokens.num_written, lengths) as call:
+            with self.call(memories, self.tokens.num_written if write else 0, lengths) as call:
                 hidden, previous = backbone(rows, previous, mask=mask, positions=positions, lengths=lengths)
-            return hidden, join_states(tuple(call.after), previous)
+            return hidden, join_states(call.after, previous)
 
         return self.tokens(embeddings, state, run, lengths)
 
     @contextmanager
-    def call(self, memories: Memories, num_written: int, lengths: Tensor | None = None) -> Iterator[LayerCall]:
+    def call(self, memories: Memories | None, num_written: int, lengths: Tensor | None = None) -> Iterator[LayerCall]:
         """Let the layers of the backbone read these memories, and write those of `LayerCall.after`."""
         call = LayerCall(self.layers, memories, num_written, lengths)
         with self.hooks.during(call):

@@ -127,12 +127,15 @@ class _WithMemory(SafeFolder, PreTrainedModel):
     def _start(self, batch: int, memory: Carried | TextMemory | None) -> TokensState:
         if isinstance(memory, TextMemory):
             return memory.state
-        state = self.first_state(batch)
-        return state if memory is None else continued(state, memory)
+        if memory is None:
+            return self.first_state(batch, unread=True)
+        return continued(self.first_state(batch), memory)
 
-    def first_state(self, batch: int) -> TokensState:
-        """Return the state at the start of a text."""
+    def first_state(self, batch: int, unread: bool = False) -> TokensState:
+        """Return the state at the start of a text; `unread`: without the zeros of empty associative memories."""
         inner = None if self._encoder else CausalRows(self.backbone, self.config).first_state(batch)
+        if unread and isinstance(self.memory_tokens, AssociativeTokens):
+            return self.memory_tokens.init_unread(batch, inner)
         return self.memory_tokens.init(batch, inner)  # type: ignore[operator]
 
     def _split(
@@ -156,6 +159,11 @@ class _WithMemory(SafeFolder, PreTrainedModel):
 
 
 class MemoryForCausalLM(_WithMemory, GenerationMixin):
+    """A causal language model of transformers with memory; `add_memory` makes one.
+
+    A call reads a text of any length segment by segment, and returns logits of all its tokens.
+    """
+
     _auto = AutoModelForCausalLM
     accepts_loss_kwargs = True
     _is_stateful = True  # refuses assisted decoding: memory cannot be rolled back
@@ -171,6 +179,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_logits: bool | None = None,
+        return_memory: bool = True,
         num_items_in_batch: Tensor | int | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -182,8 +191,9 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         whose open segment the input continues. `labels`: the tokens again; the next token is predicted, also across
         segment borders. `logits_to_keep`: return the logits of the last columns only (0: of all); others are not
         computed. `return_logits`: by default logits are omitted in training with labels, where they would use most of
-        the GPU memory. `num_items_in_batch`: number of labels in all parts of a batch; the loss is multiplied by this
-        part's share.
+        the GPU memory. `return_memory`: without it, an associative memory is not written after the last segment, which
+        only a next call would read. `num_items_in_batch`: number of labels in all parts of a batch; the loss is
+        multiplied by this part's share.
         """
         if output_attentions or output_hidden_states:
             raise MnemoError("attentions and hidden states of single layers are not kept across segments")
@@ -203,7 +213,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
             if isinstance(memory, TextMemory):
                 memory = memory.for_batch(given.batch, given.source.device)
                 given = given.after(memory.open, self._embed)
-            out = self._parallel(given, memory, num_logits, num_items_in_batch)
+            out = self._parallel(given, memory, num_logits, return_memory, num_items_in_batch)
         return out if return_dict is not False else out.to_tuple()
 
     def _source(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -213,7 +223,12 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         return source
 
     def _parallel(
-        self, given: _Given, memory: Carried | TextMemory | None, num_logits: int, num_items: Tensor | int | None
+        self,
+        given: _Given,
+        memory: Carried | TextMemory | None,
+        num_logits: int,
+        return_memory: bool,
+        num_items: Tensor | int | None,
     ) -> MemoryOutput:
         batch, width, labels = given.batch, given.width, given.labels
         if labels is not None and labels.shape != (batch, width):
@@ -223,7 +238,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         segments = self._split(batch, width, given.mask, self.config.segment, align, given.source.device)
         targets = self._targets(labels, given.mask, segments)
         first = max(0, width - num_logits)
-        step = _CausalStep(self, given.source, targets, first)
+        step = _CausalStep(self, given.source, targets, first, None if return_memory else segments[-1])
         scored = step.scored(segments)
         reads = self._read(step, list(zip(segments, scored, strict=True)), self._start(batch, memory))
         logits = None
@@ -241,7 +256,7 @@ class MemoryForCausalLM(_WithMemory, GenerationMixin):
         if labels is not None and targets is not None:
             share = 1 if num_items is None else (labels[:, 1:] != IGNORED).sum() / num_items
             loss = share * _mean([read.loss for read in reads], targets)
-        return MemoryOutput(loss=loss, logits=logits, memory=carried(reads[-1].state))
+        return MemoryOutput(loss=loss, logits=logits, memory=carried(reads[-1].state) if return_memory else None)
 
     def _targets(self, labels: Tensor | None, mask: Tensor | None, segments: list[SegmentColumns]) -> Tensor | None:
         """Return targets (B, T): the next token, -100 in segments without a loss."""
@@ -344,10 +359,20 @@ class _Given(NamedTuple):
 
 
 class _CausalStep:
-    """Read a segment: returns the sum of its losses, the memory after it, and its logits from column `first` on."""
+    """Read a segment: returns the sum of its losses, the memory after it, and its logits from column `first` on.
 
-    def __init__(self, model: MemoryForCausalLM, source: Tensor, targets: Tensor | None, first: int) -> None:
-        self.model, self.source, self.targets, self.first = model, source, targets, first
+    `last`: a segment after which an associative memory is not written, because no other segment follows.
+    """
+
+    def __init__(
+        self,
+        model: MemoryForCausalLM,
+        source: Tensor,
+        targets: Tensor | None,
+        first: int,
+        last: SegmentColumns | None,
+    ) -> None:
+        self.model, self.source, self.targets, self.first, self.last = model, source, targets, first, last
         self.rows = CausalRows(model.backbone, model.config)
 
     def scored(self, segments: list[SegmentColumns]) -> list[bool]:
@@ -368,7 +393,9 @@ class _CausalStep:
     def __call__(self, segment: SegmentColumns, state: TokensState, scored: bool, /) -> SegmentResult:
         model = self.model
         embeddings = model._embed(segment.take(self.source))
-        hidden, after = model.memory_tokens(embeddings, state, self.rows, segment.lengths)
+        unwritten = segment is self.last and isinstance(model.memory_tokens, AssociativeTokens)
+        options = {"write": False} if unwritten else {}
+        hidden, after = model.memory_tokens(embeddings, state, self.rows, segment.lengths, **options)
         if not scored:
             return SegmentResult(None, after, None)
         wanted, targets = self._num_logits(segment), None
@@ -410,6 +437,11 @@ def _mean(losses: list[Tensor | None], targets: Tensor) -> Tensor:
 
 
 class MemoryForSequenceClassification(_WithMemory):
+    """An encoder with a classification head and memory tokens; `add_memory` makes one.
+
+    The logits are those of the last segment, which has the memory of all earlier ones.
+    """
+
     _auto = AutoModelForSequenceClassification
     _encoder = True
 

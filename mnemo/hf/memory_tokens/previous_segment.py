@@ -46,20 +46,18 @@ class LayerStates(NamedTuple):
     previous: PreviousSegment
 
 
-def split_states(inner: State) -> tuple[tuple[Any, ...], PreviousSegment | None]:
-    """Return the associative memories of the layers (may be empty) and the previous segment (may be None)."""
+def split_states(inner: State) -> tuple[tuple[Any, ...] | None, PreviousSegment | None]:
+    """Return the associative memories of the layers and the previous segment; None for what is not there."""
     if isinstance(inner, LayerStates):
         return inner.memories, inner.previous
-    if isinstance(inner, PreviousSegment):
-        return (), inner
-    return inner or (), None
+    return (None, inner) if isinstance(inner, PreviousSegment) else (inner, None)
 
 
-def join_states(memories: tuple[Any, ...], previous: PreviousSegment | None) -> State:
-    """The inverse of `split_states`; None if there is neither."""
+def join_states(memories: tuple[Any, ...] | None, previous: PreviousSegment | None) -> State:
+    """The inverse of `split_states`."""
     if previous is None:
-        return memories or None
-    return LayerStates(memories, previous) if memories else previous
+        return memories
+    return previous if memories is None else LayerStates(memories, previous)
 
 
 def no_previous_segment(body: Any, batch: int, slots: int, like: Tensor) -> PreviousSegment:

@@ -24,8 +24,7 @@ from mnemo.serving.draws import uniform_draw
 from mnemo.serving.engine import DEFAULT_QUEUE, Engine, ReadJob, WriteJob, engine_error
 from mnemo.serving.handle import Handle, Progress, Result
 from mnemo.serving.incoming_ids import IncomingIds
-from mnemo.serving.reading import Likeliest, likeliest
-from mnemo.serving.serial_engine import described
+from mnemo.serving.reading import Likeliest, described, likeliest
 
 TEXTS = 16
 """Texts that take turns; each needs the cache of its open segment."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from mnemo.files import atomic
+from mnemo.files.json_file import load_object
 from mnemo.hf.tuning.accuracy import Accuracy
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.hf.tuning.trainer import Say
@@ -19,23 +22,61 @@ RESULTS = "results.json"
 FIGURE = "accuracy"
 
 
-def write_results(options: Tuning, results: Sequence[Accuracy], curriculum: CurriculumState, say: Say) -> None:
-    """Write results.json and accuracy.svg, and print the accuracies."""
-    content = {
-        "options": {name: _plain(value) for name, value in asdict(options).items()},
-        "curriculum": curriculum.as_dict(),
-        "results": [result.as_dict() for result in results],
-    }
-    with atomic.new_file(options.out / RESULTS) as partial:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    for result in results:
+class ResultsFile:
+    """results.json, written again after every result, so that an interrupted evaluation loses nothing.
+
+    Results of other lengths that an earlier call measured after the same step stay in it.
+    """
+
+    def __init__(self, options: Tuning, curriculum: CurriculumState, step: int, say: Say) -> None:
+        self.path, self.say = options.out / RESULTS, say
+        self.content: dict[str, Any] = {
+            "options": {name: _plain(value) for name, value in asdict(options).items()},
+            "machine": machine(),
+            "step": step,
+            "curriculum": curriculum.as_dict(),
+            "book_loss": {},
+            "results": [],
+        }
+        if options.resume and self.path.is_file():
+            earlier = load_object(self.path)
+            if earlier.get("step") == step:
+                self.content |= {name: earlier[name] for name in ("book_loss", "results")}
+
+    def add(self, result: Accuracy) -> None:
+        """Write and print the accuracy at one length."""
+        new = result.as_dict()
+        place = (new["segments"], new["tokens"])
+        others = [one for one in self.content["results"] if (one["segments"], one["tokens"]) != place]
+        self.content["results"] = sorted([*others, new], key=lambda one: one["length"])
+        self.write()
         low, high = result.interval
         line = f"{result.segments:>5} x {result.tokens}  {result.share:.3f} [{low:.3f}, {high:.3f}]"
-        say(f"{line}  memory cut {result.share_cut:.3f}")
-    if importlib.util.find_spec("matplotlib") is None:
-        say("no figure: matplotlib is not installed")
-    else:
-        say(f"figure: {draw_results(options.out / RESULTS)}")
+        self.say(f"{line}  memory cut {result.share_cut:.3f}  {result.seconds or 0:,.1f} s")
+
+    def add_book_loss(self, when: str, losses: dict[str, float]) -> None:
+        self.content["book_loss"] = self.content["book_loss"] | {when: losses}
+        self.write()
+        text = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+        self.say(f"loss on books {when} training: {text}")
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic.new_file(self.path) as partial:
+            partial.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+
+    def draw(self) -> None:
+        """Draw the accuracies beside the file."""
+        if importlib.util.find_spec("matplotlib") is None:
+            self.say("no figure: matplotlib is not installed")
+        else:
+            self.say(f"figure: {draw_results(self.path)}")
+
+
+def machine() -> dict[str, str]:
+    """Return the device and the versions of the libraries that measurements depend on."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"device": device, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _plain(value: Any) -> Any:

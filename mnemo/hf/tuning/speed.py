@@ -24,7 +24,8 @@ NUM_LABELS = 4
 def measure_speed(model: Any, options: Tuning, say: Say) -> list[dict[str, Any]]:
     """Measure training and reading: the plain model on single segments, and memory over four segments.
 
-    Gradient checkpointing computes activations twice; it is measured for both.
+    Gradient checkpointing computes activations twice; it is measured for both. Cases for which the GPU has too little
+    memory are left out.
     """
     inner = memory_model(model)
     ids = torch.randint(len(inner.get_input_embeddings().weight), (options.micro_batch, SEGMENTS * options.segment))
@@ -37,7 +38,12 @@ def measure_speed(model: Any, options: Tuning, say: Say) -> list[dict[str, Any]]
     ]
     results = []
     for name, without, with_memory in cases:
-        speeds = [ids.numel() / _seconds(step, inner.device) for step in (without, with_memory)]
+        try:
+            speeds = [ids.numel() / _seconds(step, inner.device) for step in (without, with_memory)]
+        except torch.OutOfMemoryError:
+            say(f"{name:<24} needs more GPU memory: --micro-batch {options.micro_batch} is too large")
+            torch.cuda.empty_cache()
+            continue
         result = {"case": name, "plain": speeds[0], "memory": speeds[1], "ratio": speeds[1] / speeds[0]}
         result["gigabytes"] = _peak(inner.device)
         results.append(result)
@@ -109,7 +115,7 @@ class _MemorySteps:
         labels = torch.full_like(ids, IGNORED)
         labels[:, -NUM_LABELS:] = ids[:, -NUM_LABELS:]
         with precision_context(self.options, ids.device):
-            loss = self.model(input_ids=ids, labels=labels).loss
+            loss = self.model(input_ids=ids, labels=labels, return_memory=False).loss
         loss.backward()
 
     @torch.no_grad()

@@ -86,7 +86,7 @@ class MemoryTrainer(Trainer):
         inner, segments = memory_model(model), inputs.pop("segments")
         inner.config.segment = inputs.pop("segment")
         inner.config.backward = "plain" if segments <= self.options.plain_segments else "checkpoint"
-        loss = model(**inputs, num_items_in_batch=num_items_in_batch).loss
+        loss = model(**inputs, return_memory=False, num_items_in_batch=num_items_in_batch).loss
         self.course.add(loss.detach(), inputs["input_ids"].numel())
         return loss
 

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mnemo.data.babilong.folder import BabiLongData, load_data
+from mnemo.data.babilong.folder import load_data
+from mnemo.data.babilong.samples import BabiLong
 from mnemo.errors import MnemoError, install_command, one_line
 from mnemo.hf.memory_tokens.adapter import save_adapter
 from mnemo.hf.memory_tokens.attach import add_memory
 from mnemo.hf.memory_tokens.backbone import body_of
 from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.layer_memory import layers_of
-from mnemo.hf.tuning.accuracy import Accuracy, accuracy_by_segments
+from mnemo.hf.tuning.accuracy import Accuracy, Decode, accuracy
 from mnemo.hf.tuning.batches import build_task, check_room
-from mnemo.hf.tuning.results import write_results
+from mnemo.hf.tuning.book_loss import book_ids, book_loss
+from mnemo.hf.tuning.curriculum import CurriculumState
+from mnemo.hf.tuning.results import ResultsFile
 from mnemo.hf.tuning.speed import measure_speed
-from mnemo.hf.tuning.trainer import MemoryTrainer, Say, precision_context
+from mnemo.hf.tuning.trainer import MemoryTrainer, Say, compiling, precision_context
+from mnemo.hf.tuning.zero_shot import zero_shot
 from mnemo.memory import Associative, AssociativeMemory
 from mnemo.progress import ShowProgress, silent
-from mnemo.recipes.tuning import Tuning
+from mnemo.recipes.tuning import Stage, Tuning
 from mnemo.storage.weights import pick_device
 
 MODEL, ADAPTER = "model", "adapter"
+NUM_RANDOM_TOKENS = 64
+NUM_WARM_UP = 3
+"""Segments that use all compiled functions: a first one, one between, and a last one"""
 
 
 @dataclass(frozen=True)
@@ -47,38 +55,77 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     train, held_out = (build_task(data, split, tokenizer, options.background) for split in ("train", "valid"))
     check_room(train, options.curriculum)
     options.out.mkdir(parents=True, exist_ok=True)
+    test = build_task(data, "test", tokenizer, options.background)
+    check_room(test, [stage for stage, _ in options.tests])
+    books = book_ids(test.background, options.segment) if options.book_loss else None
+    before = None if books is None or options.resume else _book_loss(model, books, options)
     trainer = MemoryTrainer(model, options, train, held_out, say)
-    _train(trainer, last_checkpoint(options.out) if options.resume else None)
+    steps = _train(trainer, last_checkpoint(options.out) if options.resume else None)
     memory_model(model).config.segment = options.segment
     if trainer.course.paused:
-        say(f"paused after step {trainer.state.global_step:,}; continue with --resume")
+        say(f"paused after step {steps:,}; continue with --resume")
         return Tuned(model, tokenizer, [], None)
-    results = evaluate(model, tokenizer, data, options, show)
-    folder = save(model, tokenizer, options, results, trainer.state.global_step)
-    write_results(options, results, trainer.curriculum, say)
+    file = ResultsFile(options, trainer.curriculum, steps, say)
+    if before is not None:
+        file.add_book_loss("before", before)
+    if books is not None:
+        file.add_book_loss("after", _book_loss(model, books, options))
+    results = evaluate(model, test, options, tokenizer.decode, show, file.add)
+    folder = save(model, tokenizer, options, results, steps)
+    file.draw()
     return Tuned(model, tokenizer, results, folder)
 
 
-def _train(trainer: MemoryTrainer, checkpoint: str | None) -> None:
-    """Train from the start or from a checkpoint; one that has all its steps already is only loaded."""
+def _train(trainer: MemoryTrainer, checkpoint: str | None) -> int:
+    """Train from the start or from a checkpoint, which is only loaded if it has all its steps; returns the steps."""
     done = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
     if done < trainer.options.max_steps:
         trainer.train(resume_from_checkpoint=checkpoint)
-    elif checkpoint is not None:
+        return trainer.state.global_step
+    if checkpoint is not None:
         trainer._load_from_checkpoint(checkpoint)
+    return done
+
+
+def _book_loss(model: Any, ids: Tensor, options: Tuning) -> dict[str, float]:
+    device = memory_model(model).device
+    with precision_context(options, device), torch.compiler.set_stance("force_eager"):
+        return book_loss(model, ids, options.segment, options.micro_batch)
+
+
+def measure_zero_shot(options: Tuning, say: Say = print, show: ShowProgress = silent) -> list[Accuracy]:
+    """Test the model as it is, with prompts; writes results.json."""
+    tokenizer, model = load_backbone(options)
+    task = build_task(load_data(options.task, options.data), "test", tokenizer, options.background)
+    file = ResultsFile(options, CurriculumState(), 0, say)
+    results = []
+    for stage, samples in options.tests:
+        with precision_context(options, model.device):
+            found = zero_shot(
+                model, tokenizer, task, options.task, stage, samples, batch=options.micro_batch, show=show
+            )
+        results.append(found)
+        file.add(found)
+    return results
 
 
 def load_model(options: Tuning) -> tuple[Any, Any]:
     """Load a model, add memory to it, and compile its layers if that is wanted; returns it with its tokenizer."""
+    tokenizer, backbone = load_backbone(options)
+    model = _with_memory(backbone, options)
+    if options.compiled:
+        compile_layers(memory_model(model))
+    return model, tokenizer
+
+
+def load_backbone(options: Tuning) -> tuple[Any, Any]:
+    """Load the tokenizer and the model without memory."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(options.model)
         backbone: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise MnemoError(f"'{options.model}' cannot be loaded as a language model: {one_line(error)}") from None
-    model = _with_memory(backbone.to(pick_device(options.device)), options)
-    if options.compiled:
-        compile_layers(memory_model(model))
-    return model, tokenizer
+    return tokenizer, backbone.to(pick_device(options.device))
 
 
 def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
@@ -87,7 +134,7 @@ def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
 
 
 def _with_memory(model: Any, options: Tuning) -> Any:
-    """Add memory, and LoRA weights if they are trained instead of the model's."""
+    """Add memory, and LoRA weights if they are trained instead of the model's; or freeze the model."""
     torch.manual_seed(options.seed)
     model = add_memory(
         model,
@@ -95,9 +142,12 @@ def _with_memory(model: Any, options: Tuning) -> Any:
         options.segment,
         options.bptt,
         kind=options.memory,
-        associative=Associative(bounded=True) if options.bounded else None,
+        associative=Associative(bounded=True, row_size=typical_row_size(model)) if options.bounded else None,
         start=options.start,
+        attend_previous=options.attend_previous,
     )
+    if options.freeze:
+        memory_model(model).backbone.requires_grad_(False)
     if not options.lora:
         return model
     try:
@@ -110,17 +160,30 @@ def _with_memory(model: Any, options: Tuning) -> Any:
     return get_peft_model(model, lora)
 
 
+@torch.no_grad()
+def typical_row_size(backbone: Any) -> float:
+    """Return the root mean square of the rows after a layer, for random tokens: the median of all layers."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = len(backbone.get_input_embeddings().weight)
+    ids = torch.randint(vocabulary, (1, NUM_RANDOM_TOKENS), generator=generator).to(backbone.device)
+    rows = body_of(backbone)(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[1:-1]
+    # The first token of a text has far larger rows than others in many models.
+    sizes = [layer[0, 1:].float().square().mean(-1).sqrt().median() for layer in rows]
+    return round(float(torch.stack(sizes or [torch.ones(())]).median()), 2)
+
+
 def compile_layers(model: Any) -> None:
     """Compile the layers of a model with memory, and reading and writing of associative memories between them.
 
     All layers share one program. An associative memory consists of many small operations, which it fuses.
     """
     for layer in layers_of(body_of(model.backbone)):
-        layer.forward = torch.compile(layer.forward)
+        layer.forward = torch.compile(layer.forward, dynamic=False)
     for module in model.modules():
         if isinstance(module, AssociativeMemory):
-            module.read = torch.compile(module.read)
-            module.write = torch.compile(module.write)
+            module.add_read = torch.compile(module.add_read, dynamic=False)
+            module.write = torch.compile(module.write, dynamic=False)
+            module.write_first = torch.compile(module.write_first, dynamic=False)
 
 
 def last_checkpoint(folder: Path) -> str:
@@ -130,25 +193,41 @@ def last_checkpoint(folder: Path) -> str:
     return str(found[-1])
 
 
-def evaluate(model: Any, tokenizer: Any, data: BabiLongData, options: Tuning, show: ShowProgress) -> list[Accuracy]:
-    """Measure the accuracy on test stories in test books."""
-    task = build_task(data, "test", tokenizer, options.background)
-    check_room(task, options.lengths)
-    with precision_context(options, memory_model(model).device), _without_recompiling(options):
-        return accuracy_by_segments(
-            model, task, options.lengths, options.test_samples, batch=options.micro_batch, show=show
-        )
+def evaluate(
+    model: Any,
+    task: BabiLong,
+    options: Tuning,
+    decode: Decode,
+    show: ShowProgress = silent,
+    report: Callable[[Accuracy], None] = lambda _: None,
+) -> list[Accuracy]:
+    """Measure the accuracy on test stories in test books; every result is reported as soon as it is known."""
+    results, compiled = [], set()
+    for stage, samples in options.tests:
+        batch = equal_batches(samples, options.micro_batch)
+        with precision_context(options, memory_model(model).device), compiling(options, stage.tokens):
+            if options.compiled and (stage.tokens, batch) not in compiled:  # outside of the time that is measured
+                accuracy(model, task, Stage(NUM_WARM_UP, stage.tokens), batch, batch=batch)
+                compiled.add((stage.tokens, batch))
+            results.append(accuracy(model, task, stage, samples, batch=batch, show=show, decode=decode))
+        report(results[-1])
+    return results
 
 
-def _without_recompiling(options: Tuning) -> AbstractContextManager[Any]:
-    """Return a context in which shapes that training did not compile run uncompiled."""
-    return torch.compiler.set_stance("eager_on_recompile") if options.compiled else nullcontext()
+def equal_batches(samples: int, most: int) -> int:
+    """Return a number of rows that divides the samples: a last batch of another size would be compiled again.
+
+    If only numbers below half of `most` divide them, it is `most`.
+    """
+    divisors = [rows for rows in range(1, min(samples, most) + 1) if samples % rows == 0]
+    return divisors[-1] if 2 * divisors[-1] >= min(samples, most) else most
 
 
 def save(model: Any, tokenizer: Any, options: Tuning, results: list[Accuracy], steps: int) -> Path:
-    """Save the model with its tokenizer and card for `from_pretrained`; with LoRA only the trained weights."""
-    folder = options.out / (ADAPTER if options.lora else MODEL)
-    if options.lora:
+    """Save the model with its tokenizer and card; with LoRA or a frozen backbone only what was trained."""
+    only_trained = options.lora > 0 or options.freeze
+    folder = options.out / (ADAPTER if only_trained else MODEL)
+    if only_trained:
         save_adapter(model, folder)
     else:
         model.save_pretrained(folder)

@@ -56,6 +56,8 @@ class UserOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertedModel:
+    """Weights of published code under Mnemo's names, with the configuration of the model."""
+
     config: ModelConfig
     weights: dict[str, Tensor]
     segment: int

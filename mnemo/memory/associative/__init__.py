@@ -32,6 +32,8 @@ Gate = Literal["head", "channel"]
 
 @dataclass(frozen=True, kw_only=True)
 class Associative:
+    """A matrix in each layer that memory tokens write and all tokens read (ARMT)."""
+
     traits: ClassVar[Traits] = Traits(carries_gradient=True, besides="an associative matrix")
     length: int = 0
     """Slots of Transformer-XL memory beside the matrix. They hold rows of memory tokens too: the previous segment needs
@@ -53,10 +55,15 @@ class Associative:
     """Strength of writing: one number for each memory token and head, or one for each channel of its values."""
     bounded: bool = False
     """Keep the matrix from growing exponentially in long texts, as the published one can: rows that write are scaled
-    to a root mean square of one, since they contain what they read; and memory tokens with similar keys together
-    replace a value at most once, where each would correct the whole error. Set it before training."""
+    to a fixed size, since they contain what they read; and memory tokens with similar keys together replace a value at
+    most once, where each would correct the whole error. Set it before training."""
+    row_size: float = 1.0
+    """Root mean square to which `bounded` scales rows. Memory learns slowly if it is far below that of the model's
+    rows."""
 
     def __post_init__(self) -> None:
+        if self.row_size <= 0:
+            raise ValueError(f"row_size = {self.row_size} must be positive")
         for name in ("key_dim", "nu", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive")

@@ -80,18 +80,37 @@ class AssociativeMemory(nn.Module):
             found = found / sums.to(found.dtype)
         return found.transpose(1, 2).flatten(2)
 
+    def add_read(self, x: Tensor, memory: Associations) -> Tensor:
+        """Rows x (B, T, D) plus what they find in the memory."""
+        return x + self.read(x, memory)
+
     def write(self, rows: Tensor, memory: Associations) -> Associations:
         """The memory after the output rows (B, m, D) of the memory tokens."""
         with full_precision(rows.device):
-            return self._write(rows, memory)
+            return self._write(*self._to_write(rows), memory)
 
-    def _write(self, rows: Tensor, memory: Associations) -> Associations:
+    def write_first(self, rows: Tensor) -> Associations:
+        """As `write` to an empty memory, without the products with its zeros."""
+        with full_precision(rows.device):
+            keys, values, strength = self._to_write(rows)
+            normaliser = keys.new_zeros(*keys.shape[:2], 0)
+            if self.config.normaliser:
+                normaliser = (keys.new_ones(*keys.shape[:2], 1, keys.shape[2]) @ keys).squeeze(2)
+            if self.config.bounded:
+                strength = torch.minimum(strength, self._most_strength(keys, normaliser))
+            return Associations(keys.transpose(2, 3) @ (strength * values), normaliser)
+
+    def _to_write(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of the keys (B, h, m, K), values (B, h, m, V) and strengths (B, h, m, 1 or V) of memory tokens."""
         rows = rows.to(self.key.weight.dtype)
         if self.config.bounded:
-            rows = F.rms_norm(rows, rows.shape[-1:])  # rows contain what they read: it would be written ever larger
-        keys = self._features(self.key(rows)).to(memory.matrix.dtype)
+            # Rows contain what they read: it would be written ever larger.
+            rows = self.config.row_size * F.rms_norm(rows, rows.shape[-1:])
+        keys = self._features(self.key(rows))
         values = self._heads(self.value(rows)).to(keys.dtype)
-        strength = self._heads(self.strength(rows).to(keys.dtype).sigmoid())  # (B, h, m, 1 or V)
+        return keys, values, self._heads(self.strength(rows).to(keys.dtype).sigmoid())
+
+    def _write(self, keys: Tensor, values: Tensor, strength: Tensor, memory: Associations) -> Associations:
         old = keys @ memory.matrix
         normaliser = memory.normaliser
         if self.config.normaliser:
@@ -106,6 +125,8 @@ class AssociativeMemory(nn.Module):
 
     def _sums(self, keys: Tensor, normaliser: Tensor) -> Tensor:
         """(B, h, T, 1): z . phi(k), by which what is read is divided."""
+        if torch.compiler.is_compiling():  # a sum is computed together with the features, which then need no storage
+            return (keys * normaliser[:, :, None]).sum(-1, keepdim=True) + EPSILON
         return keys @ normaliser[..., None] + EPSILON
 
     @torch.no_grad()
@@ -156,10 +177,15 @@ def written_rows(rows: Tensor, num: int, lengths: Tensor | None) -> Tensor:
     return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[2]))
 
 
-def keep_unread(after: Associations, before: Associations, lengths: Tensor | None) -> Associations:
-    """The memory `after` a segment; that from `before` it for rows of the batch that had no tokens in it."""
+def keep_unread(after: Associations, before: Associations | None, lengths: Tensor | None) -> Associations:
+    """The memory `after` a segment; that from `before` it for rows of the batch that had no tokens in it.
+
+    None before the first segment: these rows then have an empty memory.
+    """
     if lengths is None:
         return after
     had_tokens = lengths > 0
+    if before is None:
+        before = Associations(torch.zeros_like(after.matrix), torch.zeros_like(after.normaliser))
     matrix = torch.where(had_tokens[:, None, None, None], after.matrix, before.matrix)
     return Associations(matrix, torch.where(had_tokens[:, None, None], after.normaliser, before.normaliser))

@@ -24,6 +24,8 @@ Function = Literal["conv", "dilated", "mean", "max", "most_used"]
 
 @dataclass(frozen=True, kw_only=True)
 class Compressive:
+    """Slots, and a second memory of compressed older rows (Rae et al., 2020)."""
+
     length: int = 512
     """Slots of the memory."""
     compressed: int = 512

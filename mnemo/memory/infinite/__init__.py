@@ -28,6 +28,8 @@ LARGEST_FIT = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Infinite:
+    """Slots, and older rows as a continuous signal of fixed size (Martins et al., 2022)."""
+
     length: int = 512
     """Slots of the short-term memory."""
     basis: int = 512

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Lookahead:
+    """LaMemo's memory: slots that also attend to later tokens (Ji et al., 2022)."""
+
     traits: ClassVar[Traits] = Traits(grouped=True)
     length: int = 512
     """Slots of memory of the layers."""

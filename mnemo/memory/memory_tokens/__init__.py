@@ -26,6 +26,8 @@ def check_room(tokens: MemoryTokens | WriteTokens, model: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTokens:
+    """Memory tokens that are carried from segment to segment (RMT), or only read (MT)."""
+
     num: int = 10
     """Memory tokens; with 0 the model is its backbone."""
     write: bool = True

@@ -39,6 +39,8 @@ class _Recurrent(Layerless):
 
 @dataclass(frozen=True, kw_only=True)
 class LSTM(_Recurrent):
+    """LSTM layers in place of attention: a baseline."""
+
     traits: ClassVar[Traits] = Traits(
         compile_obstacle="LSTM layers run in fused kernels", single_precision=True, besides="recurrent cells"
     )
@@ -51,6 +53,8 @@ class LSTM(_Recurrent):
 
 @dataclass(frozen=True, kw_only=True)
 class QRNN(_Recurrent):
+    """QRNN layers in place of attention: a baseline (Bradbury et al., 2017)."""
+
     kernel: int = 2
     """Inputs that the gates of a token depend on; the last is the token's."""
     zoneout: float = 0.0

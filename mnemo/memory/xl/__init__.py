@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class XL:
+    """Transformer-XL's memory: each layer keeps its last inputs as slots (Dai et al., 2019)."""
+
     traits: ClassVar[Traits] = Traits(key_value_cache=True)
     length: int = 512
     """Slots of memory of each layer; 0 for none."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig:
+    """Embedding and softmax: plain, or adaptive with bins of rarer tokens."""
+
     dim: int | None = None
     """Width of the embedding; the model width if left out."""
     cutoffs: tuple[int, ...] = ()

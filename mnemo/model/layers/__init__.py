@@ -13,6 +13,8 @@ NormKind = Literal["layer", "rms"]
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutConfig:
+    """Dropout probabilities, by the place where values are dropped."""
+
     word: float = 0.0
     """Whole rows of the embedding table."""
     input: float = 0.0

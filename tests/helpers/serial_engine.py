@@ -1,9 +1,8 @@
-"""The reference engine: one job after the other, with the decoder of a single text."""
+"""The engine that others are compared with: one job after the other, with the decoder of a single text."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from mnemo.errors import MnemoError
 from mnemo.inference.decoder import Decoder
@@ -12,8 +11,8 @@ from mnemo.inference.sampling import sample
 from mnemo.model import Model, Output
 from mnemo.serving.draws import uniform_draw
 from mnemo.serving.engine import DEFAULT_QUEUE, Engine, WriteJob, engine_error
-from mnemo.serving.handle import Handle, Result, Token
-from mnemo.serving.reading import Reading
+from mnemo.serving.handle import Handle, Result
+from mnemo.serving.reading import Reading, described
 
 
 class SerialEngine(Engine):
@@ -135,10 +134,3 @@ class Writing:
         return Result(state, self.tokens, self.nats, self.tokens, self.handle.cancelled)
 
     def close(self) -> None: ...
-
-
-def described(token: int, logits: Tensor, num_top: int) -> Token:
-    """A token with its log-probability under logits (V,), and the likeliest tokens."""
-    logprobs = logits.double().log_softmax(-1)
-    values, ids = logprobs.topk(min(num_top, len(logprobs)))
-    return Token(token, float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
