@@ -230,7 +230,6 @@ def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(again(input_ids=tokens).logits, tuned.model.eval()(input_ids=tokens).logits)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
 @pytest.mark.parametrize("kind", ["tokens", "associative"])
 def test_a_frozen_model_that_attends_to_the_previous_segment(kind: Any, tmp_path: Path) -> None:
     tuned = tune(options(out=tmp_path, memory=kind, attend_previous=True, freeze=True), say=lambda line: None)
@@ -248,6 +247,7 @@ def test_a_frozen_model_that_attends_to_the_previous_segment(kind: Any, tmp_path
         options(freeze=True, lora=2)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
 def test_compiled_layers_keep_their_hooks() -> None:
     model, _ = load_model(options(memory="associative"))
     tokens = torch.arange(5, 133)[None]

@@ -36,6 +36,14 @@ def carried(state: TokensState) -> Carried:
     return TokensAndPrevious(state.memory, state.inner) if state.memory.shape[1] else state.inner
 
 
+def associations_of(memory: Carried | None) -> Memories:
+    """Return the associations of every layer; none if the memory has no associative part."""
+    if isinstance(memory, LayerStates):
+        return memory.memories
+    plain = type(memory) is tuple  # not a NamedTuple
+    return memory if plain else ()  # type: ignore[return-value]
+
+
 def continued(empty: TokensState, memory: Carried, repeat: bool = False) -> TokensState:
     """Return the state of a text that continues from `memory`; `empty` is that of a new text.
 
