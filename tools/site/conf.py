@@ -34,6 +34,7 @@ python_maximum_signature_line_length = 90
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 highlight_language = "text"
+smartquotes_action = "q"  # quotation marks only: two hyphens begin an option of the command line
 
 html_theme = "furo"
 html_title = f"Mnemo {__version__}"
