@@ -24,7 +24,7 @@ from mnemo.analysis.inputs import keeps_memory
 from mnemo.analysis.lamemo_alpha import Alpha, AlphaObserver, alpha, has_alpha
 from mnemo.analysis.memory_attention import MemoryAttention, attention_to_memory
 from mnemo.analysis.observers import attending_layers, observe
-from mnemo.analysis.repetition import Earlier, earlier_occurrences, repetition, repetition_of_text
+from mnemo.analysis.repetition import Earlier, earlier_occurrences, repetition
 from mnemo.analysis.slot_contents import LayerSlots, SlotContents, SlotRange, slot_contents
 from mnemo.analysis.token_losses import (
     Gain,
@@ -72,7 +72,6 @@ __all__ = [
     "observe",
     "relative_effective_context_length",
     "repetition",
-    "repetition_of_text",
     "score_terms",
     "slot_contents",
     "token_losses",

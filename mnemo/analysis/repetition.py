@@ -21,11 +21,6 @@ def repetition(items: Sequence[Hashable], n: int = 4) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def repetition_of_text(text: str, n: int = 4) -> float:
-    """Return the same for the words of a text, separated by white space."""
-    return repetition(text.split(), n)
-
-
 class Earlier(NamedTuple):
     """For every token of a text (T,), the last earlier place where the same tokens end."""
 

@@ -68,6 +68,12 @@ class IncomingIds:
             self._closed = True
             self._changed.notify()
 
+    def _has_room(self) -> bool:
+        """Wait until few ids are buffered; False after `close`. Only then may the next piece be encoded."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._buffered < MOST_BUFFERED)
+            return not self._closed
+
     def _add(self, piece: Tensor) -> None:
         if piece.dim() != 1 or piece.dtype != torch.int64:
             raise MnemoError(f"a piece of a text is token ids (length,) of int64, not {list(piece.shape)}")
@@ -77,12 +83,10 @@ class IncomingIds:
         self._buffered += len(piece)
 
     def _pull(self, ids: Iterable[Tensor]) -> None:
+        pieces = iter(ids)
         try:
-            for piece in ids:
+            while self._has_room() and (piece := next(pieces, None)) is not None:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._buffered < MOST_BUFFERED)
-                    if self._closed:
-                        return
                     self._add(piece)
                 self._on_change()
         except Exception as error:  # of the caller's iterable: the job fails with it

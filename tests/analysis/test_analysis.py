@@ -372,7 +372,7 @@ def test_repetition() -> None:
     assert analysis.repetition("abcdefgh") == 0
     assert analysis.repetition("abababab", 2) == pytest.approx(1 - 2 / 7)
     assert analysis.repetition([1, 2]) == 0
-    assert analysis.repetition_of_text("one two one two one two", 2) == pytest.approx(3 / 5)
+    assert analysis.repetition("one two one two one two".split(), 2) == pytest.approx(3 / 5)
     with pytest.raises(MnemoError, match="positive"):
         analysis.repetition("abc", 0)
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from helpers import published_files as files
 from helpers import published_xl as xl
+from helpers import ranks
 from helpers.edited_files import edit_json
 from helpers.tiny_runs import tiny_run
 
@@ -46,6 +47,20 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(subprocess, "run", run)
     return commands
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restricted process is forked from one that has imported torch, which saves seconds."""
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        source, folder = map(Path, command[-2:])
+        process = ranks.parent().Process(target=restricted_loader.main, args=(source, folder))
+        process.start()
+        process.join()
+        return subprocess.CompletedProcess(command, process.exitcode, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +116,7 @@ def test_no_code_of_a_malicious_pickle_runs(tmp_path: Path, started: Any, capsys
     assert all(restricted_loader.__file__ in command for command in started)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_whole_pickled_module_is_refused_with_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with a_module("mem_transformer", "MemTransformerLM") as made:
         torch.save(made(), tmp_path / "model.pt")
@@ -111,6 +127,7 @@ def test_a_whole_pickled_module_is_refused_with_two_lines(tmp_path: Path, capsys
     )
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_file_that_is_no_state_dict_is_told_for_what_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,11 +191,13 @@ class a_module:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system tells no sizes")
+@pytest.mark.usefixtures("forked")
 def test_a_file_cannot_ask_for_all_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"word_emb.emb_layers.0.weight": torch.zeros(1).expand(10**11)}, tmp_path / "bomb.pt")
     assert "more memory than its size explains" in failed(capsys, tmp_path / "bomb.pt", tmp_path / "out")
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_truncated_state_dict_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(files.full(CONFIG), tmp_path / "model.pt")
     (tmp_path / "model.pt").write_bytes((tmp_path / "model.pt").read_bytes()[:-500])
@@ -197,6 +216,7 @@ def test_a_state_dict_of_2019_converts_with_its_ties(tmp_path: Path, started: An
     assert torch.equal(run.model.state_dict()["embedding.tables.1"], weights["module.word_emb.emb_layers.1.weight"])
 
 
+@pytest.mark.usefixtures("forked")
 def test_nvidias_checkpoint_is_read_with_its_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = {name: value.float() for name, value in files.full(CONFIG).items()}
     checkpoint = files.nvidia(CONFIG, weights) | {"optimizer_state": {"state": {0: {"exp_avg": torch.zeros(3)}}}}

@@ -22,7 +22,6 @@ from mnemo.report.runs import Run, read_runs
 from mnemo.storage.run_folder import open_run
 from mnemo.training import Monitor, Outcome, Status, Unwatched
 
-SHORT = replace(demo.QUICK, recall_steps=100)
 TINY = replace(demo.QUICK, recall_steps=40, short_steps=20, byte_steps=12)
 """Larger than what a starved machine trains."""
 
@@ -70,22 +69,31 @@ def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert sorted(kinds) == ["positions", "positions", "sample", "sweep"]
 
 
-def test_memory_solves_the_task(tmp_path: Path) -> None:
-    train_recall(tmp_path / "run", demo.RECALL_SEGMENT, SHORT)
-    result = json.loads((tmp_path / "run" / "results" / "score.json").read_text())
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both runs of the recall task."""
+    folder = tmp_path_factory.mktemp("recall")
+    for name, memory, steps in (("with-memory", demo.RECALL_SEGMENT, 100), ("without-memory", 0, 140)):
+        train_recall(folder / name, memory, replace(demo.QUICK, recall_steps=steps))
+    return folder
+
+
+def test_memory_solves_the_task(trained: Path) -> None:
+    result = json.loads((trained / "with-memory" / "results" / "score.json").read_text())
     assert result["score"]["accuracy"] > 0.99
-    assert metrics(tmp_path / "run", "valid")[-1]["loss"] < 0.1
+    assert metrics(trained / "with-memory", "valid")[-1]["loss"] < 0.1
 
 
-def test_without_memory_there_is_only_guessing(tmp_path: Path) -> None:
-    train_recall(tmp_path / "run", 0, replace(SHORT, recall_steps=140))
-    assert not metrics(tmp_path / "run", "event"), "a loss that stays is no divergence"
-    losses = [record["loss"] for record in metrics(tmp_path / "run", "valid")]
+def test_without_memory_there_is_only_guessing(trained: Path) -> None:
+    run = trained / "without-memory"
+    assert not metrics(run, "event"), "a loss that stays is no divergence"
+    losses = [record["loss"] for record in metrics(run, "valid")]
     assert min(losses) > 0.99 * math.log(demo.NUM_SYMBOLS)
-    result = json.loads((tmp_path / "run" / "results" / "score.json").read_text())
+    result = json.loads((run / "results" / "score.json").read_text())
     assert result["score"]["accuracy"] < 2 / demo.NUM_SYMBOLS
 
 
+@pytest.mark.thorough
 def test_the_demo_repeats_itself(tmp_path: Path) -> None:
     for name in ("a", "b"):
         train_recall(tmp_path / name, demo.RECALL_SEGMENT, demo.QUICK)
@@ -162,10 +170,8 @@ def test_steps_fit_into_the_time(
     assert (fitted.steps, fitted.is_cut) == (steps, steps < 200)
 
 
-def test_the_first_sentence_is_computed(tmp_path: Path) -> None:
-    for name, memory, steps in (("with-memory", demo.RECALL_SEGMENT, 100), ("without-memory", 0, 10)):
-        train_recall(tmp_path / name, memory, replace(SHORT, recall_steps=steps))
-    runs, _ = read_runs([tmp_path / name for name in demo.RECALL_RUNS])
+def test_the_first_sentence_is_computed(trained: Path) -> None:
+    runs, _ = read_runs([trained / name for name in demo.RECALL_RUNS])
     shares = [run.results.scores[-1].accuracy for run in runs]
     first = headline(runs, ["a note"])
     assert first.sentence == f"With memory: {percent(shares[0] or 0)} right; without: {percent(shares[1] or 0)}"
@@ -173,8 +179,8 @@ def test_the_first_sentence_is_computed(tmp_path: Path) -> None:
     assert [row[1] for row in first.figure.numbers.rows] == shares
     alike = headline([runs[1], replace(runs[1], name="with-memory")], [])
     assert alike.sentence == "Too little was trained to show anything" and alike.figure is None
-    assert alike.notes[0].endswith("after 10 steps.")
-    assert headline([Run(tmp_path, "with-memory")], []).sentence == "The models were not trained"
+    assert alike.notes[0].endswith("after 140 steps.")
+    assert headline([Run(trained, "with-memory")], []).sentence == "The models were not trained"
 
 
 def test_progress_lines_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

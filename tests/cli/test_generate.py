@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import commands
 from helpers.tiny_runs import SEGMENT, tiny_run
 
 from mnemo.cli import main
@@ -156,10 +155,9 @@ def test_another_process_goes_on_from_a_memory(tmp_path: Path, capsys: pytest.Ca
     options = ["--memory", str(memory), "--prompt", "the ", "--tokens", "30", "--device", "cpu", "--no-save"]
     assert main(["generate", str(tiny_run()), *options]) == 0
     here = capsys.readouterr().out
-    there = subprocess.run(
-        [sys.executable, "-m", "mnemo", "generate", str(tiny_run()), *options], capture_output=True, check=True
-    )
-    assert there.stdout.decode() == here
+    there = commands.start(["generate", str(tiny_run()), *options], tmp_path)
+    there.join()
+    assert there.exitcode == 0 and (tmp_path / commands.PRINTED).read_text() == here
 
 
 def test_memory_lengths_are_chosen_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

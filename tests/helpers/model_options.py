@@ -99,7 +99,7 @@ VALUES: dict[type, dict[str, list[Any]]] = {
     },
     LSTM: {"width": [7]},
     QRNN: {"width": [7], "kernel": [1, 4], "zoneout": [0.2]},
-    Associative: {"length": [4], "key_dim": [12], "nu": [1], "heads": [2]},
+    Associative: {"length": [4], "key_dim": [12], "nu": [1], "heads": [2], "row_size": [2.0]},
     MemoryTokens: {"num": [1, 4], "std": [0.5]},
     WriteTokens: {"num": [1, 4], "std": [0.5]},
     DropoutConfig: {field.name: [0.3] for field in fields(DropoutConfig) if field.name != "locked"},

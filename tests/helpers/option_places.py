@@ -93,7 +93,9 @@ def _allow_tf32(allowed: bool) -> None:
 
 
 def at_place(model: Model, place: Place) -> tuple[Model, Model]:
-    """The model at a place, and a float64 model on the CPU with exactly the same weights."""
+    """The model at a place, and a float64 model on the CPU with exactly the same weights; both may be the model."""
+    if place == EXACT and next(model.parameters()).dtype == place.dtype:
+        return model, model
     there = Model(model.config)
     there.load_state_dict(model.state_dict())
     there = there.to(place.dtype)

@@ -46,13 +46,22 @@ def test_the_licence_of_a_local_backbone_is_kept(tmp_path: Path) -> None:
     assert front(tmp_path / "saved")["license"] == "apache-2.0"
 
 
+LOADS_WITH_MNEMO = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+try:
+    AutoConfig.from_pretrained(sys.argv[1])
+except ValueError as error:
+    print(error)
+import mnemo.hf
+AutoModelForCausalLM.from_pretrained(sys.argv[1])
+"""
+
+
 def test_a_folder_without_mnemo_names_the_type_that_the_card_explains(tmp_path: Path) -> None:
     add_memory(llama(), tokens=2, segment=8).save_pretrained(tmp_path)
-    code = f"from transformers import AutoConfig; AutoConfig.from_pretrained({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode != 0 and "mnemo-memory" in done.stderr
-    loads = f"import mnemo.hf; from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path)!r})"
-    assert subprocess.run([sys.executable, "-c", loads], capture_output=True).returncode == 0
+    done = subprocess.run([sys.executable, "-c", LOADS_WITH_MNEMO, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0 and "mnemo-memory" in done.stdout, done.stderr
 
 
 def test_the_configuration_has_the_sizes_of_the_backbone(tmp_path: Path) -> None:

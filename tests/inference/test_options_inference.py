@@ -24,7 +24,22 @@ from mnemo.model import Model, ModelConfig
 pytestmark = pytest.mark.usefixtures(full_precision.__name__)
 
 
-@pytest.mark.parametrize("config", cases())
+def option(case: Any) -> str:
+    """Name of a case without its base."""
+    return case.id.partition("-")[2]
+
+
+TRAINING_ONLY = ("dropout", "init", "activation_penalty", "temporal_penalty")
+"""Options that inference takes no notice of, as the thorough cases show."""
+EVERY = [
+    pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
+    if option(case).startswith(TRAINING_ONLY)
+    else case
+    for case in cases()
+]
+
+
+@pytest.mark.parametrize("config", EVERY)
 @pytest.mark.parametrize("place", [pytest.param(EXACT, id="cpu"), NATIVE[0]])
 def test_runners_equal_the_plain_path(config: ModelConfig, place: Place) -> None:
     assert wrong(config, place, tuple(RUNNERS)) == []
@@ -35,13 +50,6 @@ def in_rings(config: ModelConfig) -> bool:
         return suits(Model(config))
 
 
-def option(case: Any) -> str:
-    """Name of a case without its base."""
-    return case.id.partition("-")[2]
-
-
-TRAINING_ONLY = ("dropout", "init", "activation_penalty", "temporal_penalty")
-"""Options that inference takes no notice of: the exact test above shows it."""
 SEEN_IN_RINGS = [case for case in cases() if not option(case).startswith(TRAINING_ONLY) and in_rings(case.values[0])]
 
 

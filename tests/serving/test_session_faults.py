@@ -6,6 +6,7 @@ import asyncio
 import socket
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from helpers.session_server import SessionServer, session_server
 from helpers.sessions import TEXT, random_run
 from starlette.requests import Request
 
+from mnemo.data.encoded_pieces import encoded_pieces
 from mnemo.serving.errors import ApiError
 from mnemo.serving.settings import Settings
 from mnemo.serving.uploads import uploaded
@@ -86,9 +88,10 @@ def test_an_unknown_letter_late_in_a_long_text(
     server: SessionServer, session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model has read most of it by then: the letter is encoded when little of the text before it is left."""
-    monkeypatch.setattr("mnemo.serving.incoming_ids.MOST_BUFFERED", 1000)
+    monkeypatch.setattr("mnemo.serving.incoming_ids.MOST_BUFFERED", 100)
+    monkeypatch.setattr("mnemo.serving.api.sessions.encoded_pieces", partial(encoded_pieces, piece=1000))
     before = server.show(session)
-    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 33_000 + "Z", params={"stream": True})
+    answer = server.client.post(f"/sessions/{session}/read", content="ab" * 500 + "Z", params={"stream": True})
     assert answer.status_code == 200 and "is not in the vocabulary" in answer.text
     assert server.show(session) == before
 

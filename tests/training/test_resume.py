@@ -6,17 +6,16 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import ranks
+from helpers import commands, ranks
 from helpers.monitors import Signaller
 from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, scored_as, toy, train_and_die
 
@@ -60,7 +59,7 @@ def test_killed_again_and_again(name: str, tmp_path: Path) -> None:
     run(tmp_path / "whole", of=wanted)
     create_run(wanted, tmp_path / "killed")
     draw, deaths = random.Random(name), 0
-    while _train_in(tmp_path / "killed", data, operation=draw.randint(1, 40)) == -signal.SIGKILL:
+    while _train_in(tmp_path / "killed", data, operation=draw.randint(10, 70)) == -signal.SIGKILL:
         deaths += 1
     assert deaths >= 4
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
@@ -156,9 +155,9 @@ def test_the_command_line_survives_kill_and_says_how_to_go_on(
     with _process(["train", "--resume", "killed"]) as process:
         _wait_for_lines(tmp_path / "runs" / "killed", 60, process)
         process.terminate()
-        assert process.wait() == 128 + signal.SIGTERM
-        assert process.stderr is not None
-        assert "mnemo train --resume runs/killed" in process.stderr.read()
+        process.join()
+        assert process.exitcode == 128 + signal.SIGTERM
+    assert "mnemo train --resume runs/killed" in (tmp_path / commands.MESSAGES).read_text()
     capfd.readouterr()
     assert cli.main(["train", "--resume", "killed"]) == 0
     assert "next: mnemo eval runs/killed" in capfd.readouterr().out
@@ -166,19 +165,19 @@ def test_the_command_line_survives_kill_and_says_how_to_go_on(
 
 
 @contextmanager
-def _process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "mnemo", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def _process(arguments: list[str]) -> Iterator[BaseProcess]:
+    process = commands.start(arguments, Path.cwd())
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
 
 
-def _wait_for_lines(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+def _wait_for_lines(folder: Path, count: int, process: BaseProcess) -> None:
     path = folder / "metrics.jsonl"
     while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert process.poll() is None, "training ended before it could be killed"
+        assert process.exitcode is None, "training ended before it could be killed"
         time.sleep(0.01)
 
 

@@ -321,6 +321,7 @@ WRONG_FILES = {
 }
 
 
+@pytest.mark.thorough
 def test_files_that_are_no_text_lose_nothing(tab: Any) -> None:
     read(tab)
     for name, (data, message) in WRONG_FILES.items():
@@ -331,6 +332,7 @@ def test_files_that_are_no_text_lose_nothing(tab: Any) -> None:
     assert num_tokens(tab) == len(TEXT.encode()) + 20
 
 
+@pytest.mark.thorough
 def test_a_text_that_is_too_long_to_show_is_read_if_wanted(tab: Any, tmp_path: Path) -> None:
     choose(tab, file("book.txt", b"a" * 9_000_000))
     expect(tab.get_by_text("book.txt has 9.0 MB")).to_be_visible()
@@ -342,6 +344,7 @@ def test_a_text_that_is_too_long_to_show_is_read_if_wanted(tab: Any, tmp_path: P
     assert num_tokens(tab) == 0
 
 
+@pytest.mark.thorough
 def test_a_text_beyond_the_servers_limit_is_refused(tab: Any, tmp_path: Path) -> None:
     huge = tmp_path / "huge.txt"
     with huge.open("wb") as sparse:
@@ -352,6 +355,7 @@ def test_a_text_beyond_the_servers_limit_is_refused(tab: Any, tmp_path: Path) ->
     expect(tab.get_by_role("button", name="Read without showing it")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_wrong_memory_files_lose_nothing(tab: Any, tmp_path: Path) -> None:
     read(tab)
     with tab.expect_download() as waiting:
@@ -393,6 +397,7 @@ def test_a_second_tab_waits_for_the_first(tab: Any, studio: tuple[Studio, Runnin
     assert not problems
 
 
+@pytest.mark.thorough
 def test_a_page_closed_in_the_middle_keeps_what_was_read(tab: Any, studio: tuple[Studio, RunningServer]) -> None:
     read(tab)
     address = tab.url
@@ -409,6 +414,7 @@ def test_a_page_closed_in_the_middle_keeps_what_was_read(tab: Any, studio: tuple
     assert len(TEXT.encode()) < num_tokens(tab) < len((TEXT + LONG).encode())
 
 
+@pytest.mark.thorough
 def test_a_restarted_server_goes_on(browser: Any, tmp_path: Path) -> None:
     made = Studio(tmp_path)
     context = browser.new_context()
