@@ -60,7 +60,7 @@ def in_absolute_positions(backbone: Any, text: Tensor) -> Tensor:
     """Logits of segments that attend to the keys of the segment before, at positions that count through the text."""
     kept, logits = None, []
     for begin in range(0, text.shape[1], SEGMENT):
-        cache = DynamicCache(config=backbone.config)
+        cache: Any = DynamicCache(config=backbone.config)
         for index, (keys, values) in enumerate(kept or ()):
             cache.update(keys, values, index)
         part = text[:, begin : begin + SEGMENT]

@@ -233,7 +233,7 @@ def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["tokens", "associative"])
 def test_a_frozen_model_that_attends_to_the_previous_segment(kind: Any, tmp_path: Path) -> None:
     tuned = tune(options(out=tmp_path, memory=kind, attend_previous=True, freeze=True), say=lambda line: None)
-    assert tuned.folder == tmp_path / "adapter"
+    assert tuned.folder is not None and tuned.folder == tmp_path / "adapter"
     again, before = load_adapter(tuned.folder), tiny_llama()
     assert again.config.attend_previous
     for name, weight in before.state_dict().items():

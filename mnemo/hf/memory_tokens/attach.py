@@ -71,8 +71,7 @@ def add_memory(
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
     std:       standard deviation of the initial memory; by default that of the embeddings
-    start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the read
-               block starts as the last tokens of the segment before, so that an untrained memory does no harm
+    start:     "random" as published; "overlap": first the last tokens of the segment before, so as to do no harm
     attend_previous: tokens also attend to the tokens of the previous segment, without gradient
     """
     check_kind(model)

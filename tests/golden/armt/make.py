@@ -142,8 +142,8 @@ def with_lists_as_cache(backbone: Any) -> None:
     forward = backbone.forward
 
     def call(past_key_values: Any = None, **options: Any) -> Any:
-        cache = DynamicCache(config=backbone.config)
-        for index, (keys, values) in enumerate(past_key_values or ()):
+        cache: Any = DynamicCache(config=backbone.config)
+        for index, (keys, values) in enumerate(past_key_values or []):
             cache.update(keys, values, index)
         out = forward(past_key_values=cache, **options)
         out.past_key_values = [[layer.keys, layer.values] for layer in cache.layers]
