@@ -88,8 +88,8 @@ def closure(lines: Iterable[str]) -> set[str]:
 def _requirements(requirement: Requirement) -> Iterator[str]:
     for line in importlib.metadata.distribution(requirement.name).requires or []:
         needed = Requirement(line)
-        extras = ("", *requirement.extras)
-        if needed.marker is None or any(needed.marker.evaluate(default_environment() | {"extra": e}) for e in extras):
+        environments = [{**default_environment(), "extra": extra} for extra in ("", *requirement.extras)]
+        if needed.marker is None or any(needed.marker.evaluate(each) for each in environments):
             needed.marker = None
             yield str(needed)
 

@@ -21,6 +21,7 @@ On resume, training fields that do not belong to the saved state can change, and
 (docs/resuming.md).
 
 Overrides: --train.steps 100 --model.num-layers 6 --model.memory.long.length 256 --model.positions rotary
+
 Memory of another paper: --memory rmt or --model.memory rmt (none, xl, long-range, lamemo, rmt, armt, mt, compressive,
 infinite). The name of a memory is also a preset: `mnemo train rmt` trains tiny-bytes-rmt. Validation and `mnemo eval`
 use the memory length of training, unless the preset's paper tests at another length and you leave its memory as it is,

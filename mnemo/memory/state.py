@@ -74,4 +74,5 @@ def to(state: State, device: torch.device | str | None = None, dtype: torch.dtyp
 
 
 def nbytes(state: State) -> int:
+    """Return the bytes of all tensors of a state."""
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(state))

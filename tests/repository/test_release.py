@@ -125,7 +125,7 @@ def test_licences_of_what_a_dependency_needs_are_listed(name: str) -> None:
 
 
 def test_listed_licences_are_those_of_the_pinned_versions() -> None:
-    found = {canonicalize_name(each.name): each for each in importlib.metadata.distributions()}
+    found = {str(canonicalize_name(each.name)): each for each in importlib.metadata.distributions()}
     pinned = {name: str(version) for name, version in constraints().items()}
     same = {name for name in listed() if name in found and pinned.get(name) == found[name].version.partition("+")[0]}
     assert len(same) > 5

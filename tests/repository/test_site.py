@@ -28,6 +28,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     documented = (tmp_path / "site" / "docs" / "api" / "memories.html").read_text(encoding="utf-8")
     assert 'id="mnemo.XL.length"' in documented and "Slots of memory of each layer" in documented
     assert (tmp_path / "site" / "files" / "mnemo" / "ops" / "reference.py.html").is_file()
+    results = (tmp_path / "site" / "docs" / "RESULTS.html").read_text(encoding="utf-8")
+    assert results.count('<figure class="results">') >= 5 and 'href="results/xl-ptb.html"' in results
+    assert "<details>" in results and 'id="experiment-long-profile"' in results
+    assert (tmp_path / "site" / "docs" / "results" / "xl-ptb.html").is_file()
 
 
 def test_broken_links_anchors_and_pages_without_a_way_to_them_are_errors(tmp_path: Path) -> None:
@@ -53,6 +57,12 @@ def test_every_page_is_in_the_order_once() -> None:
     assert len(listed) == len(set(listed))
     assert inside - {INDEX} <= set(listed)
     assert [page for page in listed if not (ROOT / page).is_file()] == []
+
+
+def test_pages_have_the_title_of_the_navigation() -> None:
+    entries = [entry for chapter in chapters() for entry in chapter.entries]
+    titles = [(ROOT / entry.page).read_text(encoding="utf-8").partition("\n")[0] for entry in entries]
+    assert titles == [f"# {entry.title}" for entry in entries]
 
 
 @pytest.mark.parametrize("verb", VERBS)

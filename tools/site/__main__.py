@@ -32,7 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _sphinx(root: Path, work: Path, out: Path) -> int:
     from sphinx.cmd.build import build_main
 
-    options = ["-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(work / "cache"), "-D", f"repository={root}"]
+    # All pages are written, because each shows the navigation; pages that have not changed are not parsed again.
+    options = [
+        "-q",
+        "-W",
+        "--keep-going",
+        "--write-all",
+        "-c",
+        str(HERE),
+        "-d",
+        str(work / "cache"),
+        "-D",
+        f"repository={root}",
+    ]
     return build_main([*options, str(work / "pages"), str(out)])
 
 

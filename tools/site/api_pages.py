@@ -55,7 +55,7 @@ def _block(name: str) -> str:
 
 def _directive(name: str) -> str:
     if inspect.isclass(load(name)):
-        return f".. autoclass:: {name}\n   :members:\n   :member-order: bysource"
+        return f".. autoclass:: {name}\n   :members:\n   :member-order: bysource\n   :exclude-members: config_class"
     return f".. autofunction:: {name}"
 
 

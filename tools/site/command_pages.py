@@ -12,7 +12,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from mnemo.cli import VERBS, main
-from tools.site.navigation import Entry
+from tools.site.navigation import ROOT, Entry
 
 FOLDER = PurePosixPath("docs/command-line")
 WIDTH = "120"  # columns of the terminal; wider ones show groups of options side by side
@@ -34,9 +34,10 @@ class Option(NamedTuple):
 def with_commands(index: str) -> tuple[str, dict[Entry, str]]:
     """The index with a table of all verbs, and a page for each verb."""
     rows = [f"| [`mnemo {name}`](command-line/{name}.md) | {verb.help} |" for name, verb in VERBS.items()]
-    table = "\n".join(["", "| command | what it does |", "|---|---|", *rows, ""])
+    table = "\n".join(["## Verbs", "", "| command | what it does |", "|---|---|", *rows, "", ""])
     made = {Entry(f"mnemo {name}", FOLDER / f"{name}.md"): verb_page(name) for name in VERBS}
-    return index + table, made
+    opening, heading, rest = index.partition("## ")
+    return opening + table + heading + rest, made
 
 
 def verb_page(verb: str) -> str:
@@ -86,7 +87,7 @@ def _dedent(text: str) -> str:
 
 def _inline(text: str) -> str:
     """Options and values in code, links to pages; Markdown's characters elsewhere are escaped."""
-    pieces = re.split(r"(`[^`]+`|(?<![\w-])--?[a-z][\w.-]*)", text)
+    pieces = re.split(r"(`[^`]+`|(?<![\w-])--?[a-z](?:[\w.-]*\w)?)", text)
     return "".join(_piece(piece, code=bool(place % 2)) for place, piece in enumerate(pieces))
 
 
@@ -94,7 +95,11 @@ def _piece(text: str, code: bool) -> str:
     if code:
         return text if text.startswith("`") else f"`{text}`"
     escaped = re.sub(r"([*_\[\]<>{}|])", r"\\\1", text)
-    return _PAGE.sub(r"[\1](../\1)", escaped)
+    return _PAGE.sub(lambda page: f"[{_page_title(page[1])}](../{page[1]})", escaped)
+
+
+def _page_title(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _options(text: str, level: str) -> str:

@@ -34,6 +34,7 @@ python_maximum_signature_line_length = 90
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 highlight_language = "text"
+smartquotes_action = "q"  # quotation marks only: two hyphens begin an option of the command line
 
 html_theme = "furo"
 html_title = f"Mnemo {__version__}"
@@ -44,7 +45,9 @@ html_show_sphinx = False
 html_last_updated_fmt = None
 pygments_style = "default"
 pygments_dark_style = "monokai"
+BLUE, LIGHT_BLUE = "#1f5fa8", "#8ab8f0"
+COLORS = ("color-brand-primary", "color-brand-content", "color-api-name", "color-api-pre-name")
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#1f5fa8", "color-brand-content": "#1f5fa8"},
-    "dark_css_variables": {"color-brand-primary": "#8ab8f0", "color-brand-content": "#8ab8f0"},
+    "light_css_variables": dict.fromkeys(COLORS, BLUE),
+    "dark_css_variables": dict.fromkeys(COLORS, LIGHT_BLUE),
 }

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import html
 import shutil
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from docutils import nodes
-from pygments.lexers import find_lexer_class_for_filename
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import TextLexer, get_lexer_for_filename
+from pygments.util import ClassNotFound
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.osutil import relative_uri
@@ -23,12 +25,26 @@ from tools.site.navigation import HOME, ROOT, document, resolve
 FOLDER = "files"
 DATA = {".csv", ".ipynb", ".json", ".jsonl", ".npz", ".png", ".safetensors", ".svg", ".xz"}
 HIDDEN = {"__pycache__"}
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{path} - Mnemo</title>
+<link rel="stylesheet" href="{up}_static/file.css">
+</head>
+<body>
+<p><a href="{up}index.html">Mnemo</a> / {path}</p>
+{body}
+</body>
+</html>
+"""
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("repository", str(ROOT), "env", types=(str,))
     app.connect("doctree-read", resolve_links)
-    app.connect("html-collect-pages", file_pages)
+    app.connect("build-finished", write_files)
     return {"parallel_read_safe": False}
 
 
@@ -67,33 +83,36 @@ def file_uri(path: PurePosixPath) -> str:
     return f"{FOLDER}/{path}" if path.suffix in DATA else f"{FOLDER}/{path}.html"
 
 
-def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Pages of the linked files and folders, and of the files in those folders."""
-    waiting = sorted(set().union(*_linked_files(app).values()))
+def write_files(app: Sphinx, error: Exception | None) -> None:
+    """Write the pages of linked files and folders, and of all files in those folders."""
+    waiting = [] if error else sorted(set().union(*_linked_files(app).values()))
     done: set[PurePosixPath] = set()
     while waiting:
         path = waiting.pop()
         if path in done:
             continue
         done.add(path)
-        if (_root(app) / path).is_dir():
-            entries = _entries(_root(app), path)
+        source, target = _root(app) / path, app.outdir / file_uri(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            entries = _entries(source, path)
             waiting += entries
-            yield _page(path, _listing(path, entries))
+            target.write_text(_page(path, _listing(path, entries)), encoding="utf-8")
         elif path.suffix in DATA:
-            _copy(app, path)
+            shutil.copyfile(source, target)
         else:
-            yield _page(path, _shown(app, path))
+            target.write_text(_page(path, _highlighted(source)), encoding="utf-8")
 
 
-def _entries(root: Path, folder: PurePosixPath) -> list[PurePosixPath]:
-    names = sorted(path.name for path in (root / folder).iterdir())
+def _entries(source: Path, folder: PurePosixPath) -> list[PurePosixPath]:
+    names = sorted(path.name for path in source.iterdir())
     return [folder / name for name in names if name not in HIDDEN and not name.startswith(".")]
 
 
-def _page(path: PurePosixPath, body: str) -> tuple[str, dict[str, Any], str]:
-    title = html.escape(str(path))
-    return f"{FOLDER}/{path}", {"title": title, "body": f"<h1>{title}</h1>{body}", "parents": []}, "page.html"
+def _page(path: PurePosixPath, body: str) -> str:
+    """A plain page: the theme's navigation would take most of the time of a build, for hundreds of files."""
+    up = "../" * len(path.parts)
+    return PAGE.format(path=html.escape(str(path)), body=body, up=up)
 
 
 def _listing(folder: PurePosixPath, entries: list[PurePosixPath]) -> str:
@@ -102,13 +121,10 @@ def _listing(folder: PurePosixPath, entries: list[PurePosixPath]) -> str:
     return f"<ul>{''.join(items)}</ul>"
 
 
-def _shown(app: Sphinx, path: PurePosixPath) -> str:
-    lexer = find_lexer_class_for_filename(path.name)
-    source = (_root(app) / path).read_text(encoding="utf-8")
-    return app.builder.highlighter.highlight_block(source, lexer.aliases[0] if lexer else "text", linenos=False)
-
-
-def _copy(app: Sphinx, path: PurePosixPath) -> None:
-    target = app.outdir / file_uri(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(_root(app) / path, target)
+def _highlighted(source: Path) -> str:
+    text = source.read_text(encoding="utf-8")
+    try:
+        lexer = get_lexer_for_filename(source.name)
+    except ClassNotFound:
+        lexer = TextLexer()
+    return highlight(text, lexer, HtmlFormatter())
