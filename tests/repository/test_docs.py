@@ -14,8 +14,9 @@ from mnemo.cli import VERBS, main
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of indented or fenced blocks that begin with the command, comments dropped."""
-    lines = (line.strip().removeprefix("$ ").removeprefix(".venv/bin/") for line in page.read_text().splitlines())
+    """Lines of indented or fenced blocks that begin with the command, continued lines joined, comments dropped."""
+    text = re.sub(r" \\\n +", " ", page.read_text())
+    lines = (line.strip().removeprefix("$ ").removeprefix(".venv/bin/") for line in text.splitlines())
     return [line.partition("  #")[0].strip() for line in lines if line.startswith("mnemo ")]
 
 
