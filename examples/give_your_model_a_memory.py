@@ -1,4 +1,4 @@
-"""Give a language model a memory, train it, and use it: python examples/give_your_model_a_memory.py MODEL [MINUTES]"""
+"""Train and use a memory: python examples/give_your_model_a_memory.py MODEL [MINUTES]"""
 
 import sys
 from pathlib import Path
