@@ -85,8 +85,8 @@ def _lead(pages: Sequence[ExperimentPage]) -> str:
     return (
         f"Claims of the papers, measured again with this code: {plural(len(pages), 'experiment')}, {tally(verdicts)}. "
         "[One rule](experiments.md#the-rule-for-verdicts) decides in all of them. *Open* means that the measurements "
-        "do not decide. *Not at this budget* means that the claim does not hold here, with smaller models and far fewer "
-        "steps than in its paper."
+        "do not decide. *Not at this budget* means that the claim does not hold here, with smaller models and far "
+        "fewer steps than in its paper."
     )
 
 
