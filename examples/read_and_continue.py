@@ -18,6 +18,8 @@ STORY = Path(mnemo.__file__).parent / "serving" / "studio" / "assets" / "playgro
 
 def main(text: Path, memory: Path, tokens: int) -> None:
     document = text.read_text(encoding="utf-8").strip()
+    if len(document) < 100:
+        raise SystemExit(f"{text} is too short: it needs 100 characters")
     at = len(document) - min(500, len(document) // 4)
     beginning, end = document[:at], document[at:]
     run = mnemo.open_run("novels-small", device="cpu")

@@ -77,7 +77,7 @@ def run(args: Args) -> int:
     state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     prompt, model = _prompt(args, opened), opened.run.model
     half = opened_run.half_precision(args.precision, opened.run)
-    if half is not None and suits(model):
+    if half is not None and suits(model.config):
         model, state = with_dtype(model, half), to(state, dtype=half)
     calls = opened.run.decoding == "calls" and args.memory is None
     if prompt is not None:

@@ -38,7 +38,7 @@ def _names(settings: Any) -> Iterator[str]:
             yield from _names(part)
     elif isinstance(settings, Mapping):
         if settings.get("type") == "DataConfig":
-            task, corpus = settings.get("task"), settings["corpus"]
-            yield task["type"].lower() if isinstance(task, Mapping) else NAMES.get(corpus, corpus)
+            task, corpus = settings.get("task"), str(settings["corpus"])
+            yield str(task["type"]).lower() if isinstance(task, Mapping) else NAMES.get(corpus, corpus)
         for part in settings.values():
             yield from _names(part)

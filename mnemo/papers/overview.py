@@ -60,7 +60,8 @@ def overview_markdown(out: Path, beside: Path) -> str | None:
     if not pages:
         return None
     prefix = Path(os.path.relpath(out.resolve(), beside)).as_posix()
-    where = {page.name: f"{prefix}/{page.name}/{page.budget}/{RESULTS}" for page in pages}
+    linked = [(page, f"{prefix}/{page.name}/{page.budget}/{RESULTS}") for page in pages]
+    where = {page.name: path for page, path in linked}
     rows = headlines(Evidence([out], beside / "measurements"))
     parts = [
         "# Results",
@@ -74,9 +75,7 @@ def overview_markdown(out: Path, beside: Path) -> str | None:
         ),
         "## All experiments",
         "Links lead to the stored results of all cells.",
-        markdown_table(
-            ("Experiment", "What it tests", "Data", "Verdicts"), [_row(page, where[page.name]) for page in pages]
-        ),
+        markdown_table(("Experiment", "What it tests", "Data", "Verdicts"), [_row(*each) for each in linked]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -114,15 +113,15 @@ def site(out: Path, docs: Path) -> Site:
     """All pages of the site: the overview, and a page with figures for each experiment in `out`."""
     evidence = Evidence([out], docs / "measurements")
     pages = [build_page(*each) for each in stored(out)]
+    linked = list(zip(pages, _paths(pages), strict=True))
     texts, files = {}, {}
-    for page, path in zip(pages, _paths(pages), strict=True):
+    for page, path in linked:
         made = experiment_markdown(page, f"../../results/{page.name}/{page.budget}/{RESULTS}", Path(path).stem)
         texts[path] = made.text
         files |= {f"results/{name}": text for name, text in made.files.items()}
     figures = main_figures(evidence)
     files |= {f"results/{FOLDER}/{name}": text for name, text in figure_files(each.figure for each in figures).items()}
-    where = dict(zip((page.name for page in pages), texts, strict=True))
-    return Site(_site_overview(pages, figures, headlines(evidence), lambda name: where.get(name, name)), texts, files)
+    return Site(_site_overview(linked, figures, headlines(evidence)), texts, files)
 
 
 def _paths(pages: Sequence[ExperimentPage]) -> Iterator[str]:
@@ -133,19 +132,21 @@ def _paths(pages: Sequence[ExperimentPage]) -> Iterator[str]:
 
 
 def _site_overview(
-    pages: Sequence[ExperimentPage], figures: Sequence[MainFigure], rows: Sequence[Headline], link_to: LinkTo
+    linked: Sequence[tuple[ExperimentPage, str]], figures: Sequence[MainFigure], rows: Sequence[Headline]
 ) -> str:
-    parts = ["# Results", _lead(pages), "## The papers' main claims", figure_style()]
+    where = {page.name: path for page, path in linked}
+    parts = ["# Results", _lead([page for page, _ in linked]), "## The papers' main claims", figure_style()]
     papers = list(dict.fromkeys(each.paper for each in figures))
     for paper in papers:
         parts.append(f"### {plain(paper)}")
         for each in figures:
             if each.paper == paper:
                 parts += [f"**{plain(each.claim)}**", figure_block(each.figure, f"results/{FOLDER}", heading="")]
-    parts += ["## Main numbers", _about_headlines(), headline_table(rows, link_to), "## Verdicts by experiment"]
-    for paper in dict.fromkeys(page.paper for page in pages):
+    parts += ["## Main numbers", _about_headlines(), headline_table(rows, lambda name: where.get(name, name))]
+    parts.append("## Verdicts by experiment")
+    for paper in dict.fromkeys(page.paper for page, _ in linked):
         parts.append(f"### {plain(paper)}: verdicts")
-        parts += [_folded_experiment(page, link_to(page.name)) for page in pages if page.paper == paper]
+        parts += [_folded_experiment(page, path) for page, path in linked if page.paper == paper]
     return "\n\n".join(parts) + "\n"
 
 

@@ -66,6 +66,18 @@ def test_numbers_of_headlines_are_those_of_the_measurements(rows: list[Headline]
     assert "1.7220 ± 0.0011" in shown["lamemo-novels"].ours and "(2 seeds)" in shown["lamemo-novels"].ours
 
 
+def test_parity_was_measured_with_every_reference_file_of_the_tests() -> None:
+    """`mnemo parity FOLDERS --json` has the errors; the tests hold a few of the files, and compare them again."""
+    measured = json.loads((ROOT / "docs" / "measurements" / "parity.json").read_text())
+    listed = {each["file"]: each for each in measured["files"]}
+    golden = ROOT / "tests" / "golden"
+    kept = [
+        path for name in ("armt", "lamemo", "rmt", "transformer-xl") for path in (golden / name).glob("*.safetensors")
+    ]
+    assert len(kept) > 10 and {f"{path.parent.name}/{path.name}" for path in kept} <= listed.keys()
+    assert all(each["error"] < measured["tolerance"] for each in listed.values() if each["status"] == "passed")
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.experiment}: {source.claim[:20]}")
 def test_claims_of_headlines_are_claims_of_their_experiments(source: Source) -> None:
     experiment = find_experiment(source.experiment)

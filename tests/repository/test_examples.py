@@ -116,6 +116,12 @@ def test_a_document_is_continued_from_its_memory(
     assert_shown("read_and_continue", out)
 
 
+def test_a_short_document_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "note.txt").write_text("Buy milk.")
+    with pytest.raises(SystemExit, match="note.txt is too short"):
+        run_example(monkeypatch, "read_and_continue", "note.txt")
+
+
 def test_words_that_gain_most_are_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run_example(monkeypatch, "where_memory_helps")
     out = capsys.readouterr().out
