@@ -153,6 +153,13 @@ class Tuning:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise MnemoError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least {value}")
+        if self.bounded and self.memory != "associative":
+            raise MnemoError("--bounded is for --memory associative")
+        if not self.zero_shot and not self.speed:
+            self._check_training()
+        _ = self.tests
+
+    def _check_training(self) -> None:
         if self.batch % self.micro_batch:
             raise MnemoError(f"--batch {self.batch} must be a multiple of --micro-batch {self.micro_batch}")
         if not 0 <= self.mix < 1 or not all(0 <= share <= 1 for share in (self.cooldown, self.promote, self.far)):
@@ -161,11 +168,9 @@ class Tuning:
             raise MnemoError("--rate and --memory-rate must be positive")
         if self.freeze and (self.lora or not self.tokens):
             raise MnemoError("--freeze trains the memory alone: leave out --lora, and use at least one memory token")
-        if self.bounded and self.memory != "associative":
-            raise MnemoError("--bounded is for --memory associative")
         if not self.stages:
             raise MnemoError("--stages needs at least one number of segments")
-        _ = self.curriculum, self.tests
+        _ = self.curriculum
 
     @property
     def curriculum(self) -> list[Stage]:

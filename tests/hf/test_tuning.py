@@ -355,7 +355,8 @@ def test_loss_on_books_with_memory_and_in_separate_segments(tmp_path: Path) -> N
 
 
 def test_zero_shot_prompts_fill_their_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["tune", str(TINY_LLAMA), "--zero-shot", "--test", "1x400:3", "--micro-batch", "2", "--device", "cpu"]
+    # 3 rows at a time: options of training, such as --batch 64, are not checked.
+    words = ["tune", str(TINY_LLAMA), "--zero-shot", "--test", "1x400:3", "--micro-batch", "3", "--device", "cpu"]
     assert main([*words, "--out", str(tmp_path), "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)
     assert (result["samples"], result["length"], len(result["examples"])) == (3, 400, 3)
@@ -376,21 +377,44 @@ def test_speed_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert "tokens/s" in capsys.readouterr().out
 
 
-def test_the_stored_figure_is_that_of_its_measurements(tmp_path: Path) -> None:
+DOCS = TINY_LLAMA.parents[2] / "docs"
+
+
+def description(svg: str) -> str:
+    return svg.partition("<desc")[2].partition("</desc>")[0]
+
+
+def test_the_stored_figures_are_those_of_their_measurements(tmp_path: Path) -> None:
     """Compare the numbers in the description; coordinates depend on the version of matplotlib."""
     pytest.importorskip("matplotlib")
-    docs = TINY_LLAMA.parents[2] / "docs"
-    drawn = draw_results(docs / "measurements" / "h200-babilong.json", tmp_path / "new.svg").read_text()
-    stored = (docs / "pictures" / "babilong-smollm2.svg").read_text()
-    assert drawn.partition("<desc")[2].partition("</desc>")[0] == stored.partition("<desc")[2].partition("</desc>")[0]
-    assert "ARMT (published): 79.90 at tokens 50,000,000" in drawn
-    page = (docs / "babilong.md").read_text()
-    for result in json.loads((docs / "measurements" / "h200-babilong.json").read_text())["results"]:
-        row = next(line for line in page.splitlines() if line.startswith(f"| {result['segments']:,} | "))
-        low, high = (round(100 * edge) for edge in result["interval"])
-        for value in (result["length"], 100 * result["accuracy_cut"], result["samples"]):
-            assert f"| {value:,.0f} |" in row
-        assert f"{100 * result['accuracy']:.0f} [{low}, {high}]" in row
+    from mnemo.hf.tuning.comparison import draw_comparison
+
+    drawn = draw_comparison(DOCS / "measurements" / "h200-babilong-bounded.json", tmp_path, "babilong-smollm2")
+    assert [path.stem for path in drawn] == [f"babilong-smollm2{kind}" for kind in ("", "-seconds", "-gpu-memory")]
+    for path in drawn:
+        assert description(path.read_text()) == description((DOCS / "pictures" / path.name).read_text())
+    accuracy, seconds, memory = (path.read_text() for path in drawn)
+    assert "ARMT (published): 49.60 at tokens 50,000,000" in accuracy and "a guess" in accuracy
+    assert "bounded memory: 89.80 at tokens 65,536" in accuracy and "bounded memory, cut: 20.40" in accuracy
+    assert "unbounded memory: 0.000 at tokens 524,288" in accuracy and "unbounded" not in seconds + memory
+    assert "bounded memory: 0.240 at tokens / 1,024 64" in seconds
+
+
+@pytest.mark.parametrize(("name", "digits"), [("h200-babilong", 0), ("h200-babilong-bounded", 1)])
+def test_tables_of_the_guide_are_those_of_the_measurements(name: str, digits: int) -> None:
+    found = json.loads((DOCS / "measurements" / f"{name}.json").read_text())
+    page = (DOCS / "babilong.md").read_text()
+    for result in found["results"] if "results" in found else found["runs"][0]["results"]:
+        low, high = (f"{100 * edge:.{digits}f}" for edge in result["interval"])
+        accuracy, cut = (f"{100 * result[kind]:.{digits}f}" for kind in ("accuracy", "accuracy_cut"))
+        row = f"| {result['segments']:,} | {result['length']:,} | {accuracy} [{low}, {high}] | {cut} |"
+        assert f"{row} {result['samples']} |" in page
+
+
+def test_a_figure_of_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = draw_results(DOCS / "measurements" / "h200-babilong.json", tmp_path / "new.svg").read_text()
+    assert "with memory: 99.00 at tokens 65,536" in drawn and "memory cut: 15.00 at tokens 65,536" in drawn
 
 
 def test_bounded_memories_are_saved_as_such(tmp_path: Path) -> None:
