@@ -26,6 +26,8 @@ from mnemo.hf.tuning.trainer import build_optimizer
 from mnemo.hf.tuning.tune import compile_layers, equal_batches, load_model, speed, tune
 from mnemo.hf.tuning.zero_shot import NEW_TOKENS, prompt_of
 from mnemo.memory import Associative
+from mnemo.memory.associative import modules
+from mnemo.memory.protocol import full_precision
 from mnemo.recipes.tuning import Stage, Tuning
 
 transformers = pytest.importorskip("transformers")
@@ -279,6 +281,32 @@ def test_the_compiled_model_has_the_same_loss_gradients_and_memory(bounded: bool
     # A layer, reading, the first writing and writing; each with and without gradient.
     assert counters["stats"]["unique_graphs"] == 8 and not counters["graph_break"]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_one_graph_serves_the_memories_of_all_layers(device: str, monkeypatch: Any) -> None:
+    """Without a break, also where PyTorch cannot trace whether a device has autocast, as in version 2.11 on a GPU."""
+    monkeypatch.setattr(torch.amp, "is_autocast_available", torch.compiler.disable(torch.amp.is_autocast_available))
+    monkeypatch.setattr(modules, "full_precision", lambda _: full_precision(torch.device(device)))
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    layers = [modules.AssociativeMemory(Associative(key_dim=16, bounded=True), 32) for _ in range(10)]
+    rows, x = torch.randn(2, 4, 32), torch.randn(2, 20, 32)
+    names = ("write_first", "write", "add_read")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=device == "cpu"):
+        for layer in layers:
+            torch.nn.init.normal_(layer.value.weight)
+            first, write, read = (
+                torch.compile(getattr(layer, name), backend="aot_eager", dynamic=False, fullgraph=True)
+                for name in names
+            )
+            before = layer.write_first(rows)
+            found = first(rows), write(rows, before), read(x, before)
+            assert all(tensor.dtype == torch.float32 for tensor in (*found[0], *found[1]))
+            torch.testing.assert_close(found, (before, layer.write(rows, before), layer.add_read(x, before)))
+    assert counters["stats"]["unique_graphs"] == len(names) and not counters["graph_break"]
 
 
 def test_segments_that_no_other_reads_are_not_written() -> None:
