@@ -18,7 +18,7 @@ from mnemo.data.babilong import BabiLongData
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
 from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered
-from mnemo.hf.tuning.batches import Draw, build_task, check_room, collate
+from mnemo.hf.tuning.batches import BookDraw, Draw, build_task, check_room, collate
 from mnemo.hf.tuning.book_loss import book_loss
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.hf.tuning.results import draw_results
@@ -363,6 +363,28 @@ def test_loss_on_books_with_memory_and_in_separate_segments(tmp_path: Path) -> N
     losses = json.loads((tmp_path / "results.json").read_text())["book_loss"]
     assert losses["before"]["memory"] == pytest.approx(losses["before"]["separate"], abs=1e-6)
     assert losses["after"]["separate"] != losses["before"]["separate"]
+
+
+def test_steps_on_books_keep_the_language(task: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [Stage(1, 96), Stage(4, 64)]
+    books = BookDraw(task.background, stages, 3, 0.25, 2, seed=0)
+    assert [step for step in range(12) if books.has(step)] == [3, 7, 11]
+    assert not any(BookDraw(task.background, stages, 3, 0.0, 2, seed=0).has(step) for step in range(99))
+    batch = books.micro_batch(3, 0, 1)
+    ids, labels = batch["input_ids"], batch["labels"]
+    assert ids.shape == (3, 128) and (batch["segments"], batch["segment"]) == (2, 64)  # at most two segments
+    tokens = "".join(f"<{token}>" for token in task.background.ids)
+    assert "".join(f"<{token}>" for token in ids[0, :32].tolist()) in tokens
+    kept = labels != IGNORED
+    assert torch.equal(labels[kept], ids[kept]) and 0.05 < float(kept.float().mean()) < 0.25
+    assert not torch.equal(books.micro_batch(3, 1, 1)["input_ids"], ids)
+    tune(options(out=tmp_path, steps=8, book_steps=0.5, test=("2:2",), book_loss=True), say=lambda _: None)
+    losses = json.loads((tmp_path / "results.json").read_text())["book_loss"]
+    assert losses["after"]["memory"] < losses["before"]["memory"] - 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["loss"] > 0 and line["book_loss"] > 0 for line in lines)
+    assert main(["tune", str(TINY_LLAMA), "--book-steps", "1"]) == 2
+    assert "--book-steps 1.0 is a share from 0 to below 1" in capsys.readouterr().err
 
 
 def test_zero_shot_prompts_fill_their_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
