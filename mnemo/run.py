@@ -120,4 +120,4 @@ def open_run(run: str | Path | None = None, which: Which = "best", device: str |
     or that model if there is none. Before the first evaluation the last checkpoint counts as the best.
     """
     loaded = run_folder.open_run(default_run() if run is None else run, which, device)
-    return Run(loaded.path, loaded.recipe, loaded.model, loaded.step, loaded.corpus, loaded.start)
+    return Run(loaded.path, loaded.recipe, loaded.model, loaded.step, loaded.corpus, loaded.start, loaded.decoding)

@@ -77,17 +77,18 @@ def run(args: Args) -> int:
     state, segment = opened_run.start_state(opened, args.memory, args.memory_length)
     prompt, model = _prompt(args, opened), opened.run.model
     half = opened_run.half_precision(args.precision, opened.run)
-    if half is not None and suits(model):
+    if half is not None and suits(model.config):
         model, state = with_dtype(model, half), to(state, dtype=half)
+    calls = opened.run.decoding == "calls" and args.memory is None
     if prompt is not None:
         show = console.progress if len(prompt) > LONG_PROMPT else None
-        state, _ = read(model, prompt, segment=segment, state=state, progress=show)
+        state, _ = read(model, prompt, segment=len(prompt) if calls else segment, state=state, progress=show)
     printer = _Printer(opened.tokenizer, prompt if args.prompt is not None else None, sys.stdout)
     generated = generate(
         model,
         state=state,
         num_tokens=args.tokens,
-        segment=segment,
+        segment=1 if calls else segment,
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,

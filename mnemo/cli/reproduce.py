@@ -49,7 +49,7 @@ class Args:
     report: bool = False
     """Run nothing: judge the stored results again and write their pages; without names, of all experiments."""
     overview: Path | None = None
-    """Run nothing: write all results under --out to this Markdown file."""
+    """Run nothing: write tables of the main numbers and of all results under --out to this Markdown file."""
     json: bool = False
     """Print verdicts (or the list) as JSON."""
 

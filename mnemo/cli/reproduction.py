@@ -13,14 +13,16 @@ from mnemo.cli.reproduce import Args
 from mnemo.cli.watching import watching
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
-from mnemo.papers.experiment import SELF_TEST
 from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import ON_A_GPU, require_needs
-from mnemo.papers.pages import complete, has_results, judged, results_markdown, write_index, write_page
+from mnemo.papers.overview import overview_markdown, write_index
+from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, run_cell, run_here
-from mnemo.papers.store import Found, grid_folder, load_grid, save_grid
+from mnemo.papers.store import grid_folder, load_grid, save_grid
+from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.files import write_text
+from mnemo.report.findings import ANSWERS
 from mnemo.storage.weights import pick_device
 
 EXIT_INTERRUPTED = 130
@@ -115,7 +117,7 @@ def _list(as_json: bool) -> int:
 
 
 def _overview(path: Path, out: Path) -> int:
-    text = results_markdown(out, path.resolve().parent)
+    text = overview_markdown(out, path.resolve().parent)
     if text is None:
         raise _no_results(out)
     write_text(path, text)
@@ -165,12 +167,12 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
 def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
     answers = []
     for (experiment, budget), done in ran:
-        for problem in complete(experiment, done.found).problems:
+        page = build_page(experiment, done.found)
+        for problem in page.problems:
             print(f"mnemo: left out: {problem}", file=sys.stderr)
         if done.found.results.cells and not args.report:
             save_grid(grid_folder(args.out, experiment.name, budget), experiment, done.found.results)
-        page = write_page(experiment, args.site, budget, done.found)
-        answers.append(_show(experiment, budget, done.found, page, as_json=args.json))
+        answers.append(_show(page, write_page(page, args.site, budget), as_json=args.json))
     write_index(args.out, args.site)
     if args.json:
         console.print_json(answers[0] if len(answers) == 1 else answers)
@@ -183,14 +185,13 @@ def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
     return 0
 
 
-def _show(experiment: Experiment, budget: Budget, found: Found, page: Path, *, as_json: bool) -> dict[str, Any]:
+def _show(page: ExperimentPage, path: Path, *, as_json: bool) -> dict[str, Any]:
     """Print verdicts unless JSON is wanted; return them for one JSON object."""
-    verdicts = judged(experiment, found)
     if not as_json:
-        print(f"{experiment.name} ({budget}): {experiment.claim}")
-        if budget == "self-test":
-            print(SELF_TEST)
-        for answer, claim, paper, ours in verdicts.rows:
-            print(f"{answer}: {claim}\n    paper: {paper}\n    ours: {ours}")
-        print(page)
-    return {"experiment": experiment.name, "budget": budget, "page": str(page), **verdicts.json()}
+        print(f"{page.name} ({page.budget}): {page.claim}")
+        if page.about_verdicts:
+            print(page.about_verdicts)
+        for verdict in page.verdicts:
+            print(f"{ANSWERS[verdict.holds]}: {verdict.claim}\n    paper: {verdict.paper}\n    ours: {verdict.ours}")
+        print(path)
+    return {"experiment": page.name, "budget": page.budget, "page": str(path), **verdicts_json(page.verdicts)}

@@ -22,7 +22,7 @@ from mnemo.data.prepare import load
 from mnemo.errors import CheckFailed, MnemoError, plural
 from mnemo.files.json_file import load_json, write_json
 from mnemo.papers.grid import BPC, PPL
-from mnemo.papers.pages import judged
+from mnemo.papers.pages import verdicts_json
 from mnemo.papers.runner import Ran, run_here
 from mnemo.papers.store import RESULT, RUN, cell_folder, load_grid, save_grid
 from mnemo.papers.sweep import BUDGET, Sweep
@@ -31,6 +31,7 @@ from mnemo.recipes.memories import memory_recipe
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.report.experiment_page import write_experiment
+from mnemo.report.findings import ANSWERS
 from mnemo.storage.overrides import differences
 from mnemo.storage.weights import build_model
 from mnemo.training import Status
@@ -147,16 +148,16 @@ def _finish(planned: Sweep, ran: Ran, folder: Path, as_json: bool) -> int:
         print(f"mnemo: left out: {problem}", file=sys.stderr)
     if ran.found.results.cells:
         save_grid(folder, experiment, ran.found.results)
-    page = write_experiment(planned.page(ran.found), folder)
-    verdicts, tables = judged(experiment, ran.found), planned.tables(ran.found.results)
+    content = planned.page(ran.found)
+    page, tables = write_experiment(content, folder), planned.tables(ran.found.results)
     if as_json:
         rows = [dict(zip(table.headers, row, strict=True)) for table in tables for row in table.rows]
-        console.print_json({"sweep": str(folder), "page": str(page), "table": rows, **verdicts.json()})
+        console.print_json({"sweep": str(folder), "page": str(page), "table": rows, **verdicts_json(content.verdicts)})
     else:
         for table in tables:
             console.table(table.rows, table.headers)
-        for answer, claim, _, ours in verdicts.rows:
-            print(f"{claim}: {answer} ({ours})")
+        for verdict in content.verdicts:
+            print(f"{verdict.claim}: {ANSWERS[verdict.holds]} ({verdict.ours})")
         print(f"report: {page}")
     if ran.interrupted:
         print("mnemo: interrupted; the same command goes on", file=sys.stderr)

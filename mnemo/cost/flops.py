@@ -22,7 +22,6 @@ Many papers call a multiply-add one FLOP, LaMemo's Table 1 among them: see `mnem
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -108,17 +107,11 @@ def _attention(config: ModelConfig, seen: float) -> float:
 def _softmax(config: ModelConfig) -> float:
     bins = Bins.of(config.embedding, config.vocab_size, config.dim)
     total = 0.0
-    for index, (width, share) in enumerate(zip(bins.widths, _zipf_shares(bins.edges), strict=True)):
+    for index, (width, share) in enumerate(zip(bins.widths, bins.zipf_shares(), strict=True)):
         words = bins.edges[index + 1] - bins.edges[index] + (len(bins) - 1 if index == 0 else 0)
         project = 2.0 * config.dim * width if bins.projected else 0.0
         total += (1.0 if index == 0 else share) * (project + 2.0 * width * words)
     return total
-
-
-def _zipf_shares(edges: Sequence[int]) -> list[float]:
-    """The share of tokens in each bin if the word of rank r has a frequency of 1 / r."""
-    below = [0.0, *(math.log(edge + 1) for edge in edges[1:])]
-    return [(high - low) / below[-1] for low, high in zip(below, below[1:], strict=False)]
 
 
 def training_step(forward: Flops, train: TrainConfig) -> float:

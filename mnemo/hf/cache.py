@@ -14,7 +14,7 @@ from mnemo.hf.segment_loop import no_outputs
 from mnemo.inference.decoder import Decoder, DecodeState
 from mnemo.inference.generation import TextState
 from mnemo.inference.ring_decoder import RingDecoder
-from mnemo.memory.state import State, leaves, select
+from mnemo.memory.state import State, leaves, select, tree_map, tree_zip
 from mnemo.model import Model
 
 Memory = TextState | DecodeState | State | None
@@ -33,6 +33,8 @@ class MnemoCache(Cache):
         reading = memory if isinstance(memory, TextState) else None
         self._state: Any = memory if reading is None else reading.state
         self._decoder: Decoder | RingDecoder | None = None
+        self._segment = 0
+        """Tokens of the decoder's segments"""
         self._hidden: Tensor | None = None if reading is None else reading.hidden
         self._tokens: Tensor | None = None if reading is None else reading.tokens
         self._columns = 0
@@ -59,19 +61,22 @@ class MnemoCache(Cache):
         other._columns = 0
         return other
 
-    def feed(self, model: Model, packed: Packed, columns: int, segment: int, start: State) -> Tensor:
-        """Return outputs (B, T, D) of the tokens, given the memory, or `start` if there is none yet."""
-        if self._decoder is None:
-            self._decoder = model.decoder(start if self._state is None else self._state, segment=segment)
-            self._state = None
-        decoder, (tokens, lengths, _) = self._decoder, packed
+    def feed(self, model: Model, packed: Packed, columns: int, segment: int | None, start: State) -> Tensor:
+        """Return outputs (B, T, D) of the tokens, given the memory, or `start` if there is none yet.
+
+        `segment`: tokens of a segment; None: the tokens of each row are one.
+        """
+        tokens, lengths, _ = packed
+        decoder = self._open(model, segment or max(1, tokens.shape[1]), start)
         if decoder.batch != len(tokens):
             raise MnemoError(
                 f"the memory has {decoder.batch} rows, the input {len(tokens)}: "
                 "cache.batch_repeat_interleave(n) makes n continuations of every row"
             )
         before = self._hidden
-        if tokens.shape[1]:
+        if segment is None and lengths is not None:
+            hidden = self._feed_rows(model, tokens, lengths.tolist())
+        elif tokens.shape[1]:
             hidden = decoder.feed(tokens, None if lengths is None else lengths.tolist()).hidden
         else:
             hidden = no_outputs(model, len(tokens))
@@ -81,6 +86,33 @@ class MnemoCache(Cache):
         self._tokens = used if self._tokens is None else self._tokens + used
         self._hidden = unpacked[:, -1].clone() if columns else before
         return unpacked
+
+    def _open(self, model: Model, segment: int, start: State) -> Decoder | RingDecoder:
+        """Return the decoder for segments of this length; it continues from the memory."""
+        if self._decoder is None or self._segment != segment:
+            before = self.state()
+            self._decoder = model.decoder(start if before is None else before, segment=segment)
+            self._state, self._segment = None, segment
+        return self._decoder
+
+    def _feed_rows(self, model: Model, tokens: Tensor, lengths: list[int]) -> Tensor:
+        """Read rows of different lengths, each as one segment; return outputs (B, T, D), zero after a row's tokens."""
+        assert self._decoder is not None
+        hidden = no_outputs(model, len(tokens)).new_zeros(*tokens.shape, model.config.dim)
+        order, states = [], []
+        for length in sorted(set(lengths)):
+            rows = torch.tensor([row for row, used in enumerate(lengths) if used == length])
+            part = model.decoder(self._decoder.select(rows).state(), segment=max(1, length))
+            if length:
+                there = rows.to(tokens.device)
+                hidden[there, :length] = part.feed(tokens[there, :length]).hidden
+            order.append(rows)
+            states.append(part.state())
+        joined = tree_zip(lambda *parts: torch.cat(parts), *states)
+        places = torch.cat(order).argsort()
+        state = tree_map(lambda leaf: leaf[places.to(leaf.device)], joined)
+        self._decoder, self._segment = model.decoder(state, segment=1), 1
+        return hidden
 
     def keep(self, state: State, columns: int) -> None:
         """Store the memory after a segment."""
@@ -94,7 +126,7 @@ class MnemoCache(Cache):
             return other
         rows = torch.arange(self.batch_size) if rows is None else rows
         if self._decoder is not None:
-            other._decoder = self._decoder.select(rows)
+            other._decoder, other._segment = self._decoder.select(rows), self._segment
         else:
             other._state = select(self._state, rows.to(next(leaves(self._state))[1].device))
         if self._hidden is not None:
@@ -104,7 +136,7 @@ class MnemoCache(Cache):
         return other
 
     def _become(self, other: MnemoCache) -> None:
-        self._state, self._decoder = other._state, other._decoder
+        self._state, self._decoder, self._segment = other._state, other._decoder, other._segment
         self._hidden, self._tokens, self._columns = other._hidden, other._tokens, other._columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

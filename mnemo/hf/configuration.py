@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError, unknown
-from mnemo.memory.configuration import Start
+from mnemo.memory.configuration import Decoding, Start
 from mnemo.model import ModelConfig
 
 FORMAT_VERSION = 1
@@ -20,6 +20,8 @@ class MnemoConfig(PretrainedConfig):
 
     `segment`: tokens of a segment; longer inputs are split inside the model.
     `start`: memory at the start of a text: empty, or full of zeros that are attended to (as in TransfoXL).
+    `decoding`: "segments": continued text fills segments of `segment` tokens; "calls": each call with a cache reads its
+    input as one segment, so that `generate` takes the prompt, then every token, as a segment (as TransfoXL did).
     The padding id is `vocab_size`, one more than the largest token id.
     """
 
@@ -32,6 +34,7 @@ class MnemoConfig(PretrainedConfig):
         model: ModelConfig | dict[str, Any] | None = None,
         segment: int = 128,
         start: Start = "empty",
+        decoding: Decoding = "segments",
         use_cache: bool = True,
         format_version: int = FORMAT_VERSION,
         **kwargs: Any,
@@ -42,8 +45,11 @@ class MnemoConfig(PretrainedConfig):
             raise MnemoError(f"segment length {segment} must be a positive number")
         if start not in ("empty", "zeros"):
             raise unknown("start", str(start), ("empty", "zeros"))
+        if decoding not in ("segments", "calls"):
+            raise unknown("decoding", str(decoding), ("segments", "calls"))
         core = model if isinstance(model, ModelConfig) else _core_config(model)
         self.format_version, self.segment, self.start, self.use_cache = format_version, segment, start, use_cache
+        self.decoding = decoding
         self.model = to_json(core)
         self.vocab_size, self.hidden_size = core.vocab_size, core.dim
         self.num_hidden_layers, self.num_attention_heads = core.num_layers, core.num_heads

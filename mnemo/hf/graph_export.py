@@ -55,7 +55,7 @@ AnyModel = MnemoForCausalLM | MemoryForCausalLM
 
 def _start(model: AnyModel, batch: int) -> State:
     if isinstance(model, MemoryForCausalLM):
-        return model.memory_tokens.init(batch)  # type: ignore[operator]
+        return model.first_state(batch)
     return model.start_state(batch)
 
 

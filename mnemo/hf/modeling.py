@@ -95,6 +95,8 @@ class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate like transformers does, but refuse an empty prompt."""
         check_prompt(*args, **kwargs)
+        if self.config.decoding == "calls" and not kwargs.get("use_cache", True):
+            raise MnemoError('decoding="calls" needs the cache: a text that is read again at once is another segment')
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def _wants_cache(self, use_cache: bool | None) -> bool:
@@ -105,7 +107,8 @@ class MnemoForCausalLM(SafeFolder, PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         cache = MnemoCache() if cache is None else cache
         start = self.start_state(len(packed.tokens), cached=True)
-        hidden = cache.feed(self.model, packed, columns, self.config.segment, start)
+        segment = self.config.segment if self.config.decoding == "segments" else None
+        hidden = cache.feed(self.model, packed, columns, segment, start)
         return CausalLMOutputWithPast(logits=self._logits(hidden, keep), past_key_values=cache)  # type: ignore[arg-type]
 
     def start_state(self, batch: int, cached: bool = False) -> State:

@@ -37,7 +37,9 @@ def from_run(run: str | Path, which: Literal["best", "last"] = "best", device: s
     if core is not None and core.vocab_size != opened.recipe.model.vocab_size:
         path = opened.path / TOKENIZER
         raise MnemoError(f"{path} has {core.vocab_size} symbols, the model {opened.recipe.model.vocab_size}")
-    config = MnemoConfig(opened.recipe.model, segment=opened.recipe.train.segment, start=opened.start)
+    config = MnemoConfig(
+        opened.recipe.model, segment=opened.recipe.train.segment, start=opened.start, decoding=opened.decoding
+    )
     with torch.device("meta"):
         model = MnemoForCausalLM(config)
     model.model = opened.model
@@ -60,6 +62,7 @@ def to_run(model: MnemoForCausalLM, folder: str | Path, tokenizer: MnemoTokenize
     precision = "fp64" if types == {torch.float64} else "fp32"
     recipe = Recipe(model=model.config.core, train=TrainConfig(segment=model.config.segment, precision=precision))
     corpus = unknown_corpus(recipe.data.corpus, core, recipe.model.vocab_size)
-    header = RunHeader(recipe=recipe, corpus=corpus, source={"starts_from": model.config.start})
+    source = {"starts_from": model.config.start, "decoding": model.config.decoding}
+    header = RunHeader(recipe=recipe, corpus=corpus, source=source)
     write_untrained_run(folder, header, weights, core)
     return folder

@@ -31,12 +31,11 @@ from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
 
 if TYPE_CHECKING:
-    from mnemo.model import Model, Output
+    from mnemo.model import Model, ModelConfig, Output
 
 
-def suits(model: Model) -> bool:
-    """Whether a model can be decoded with ring buffers."""
-    config = model.config
+def suits(config: ModelConfig) -> bool:
+    """Whether a model of this configuration can be decoded with ring buffers."""
     positions = isinstance(config.positions, (Relative, Shaw, Rotary, NoPositions))
     caches = all(memory.traits.key_value_cache for memory in config.memory.memories(config.num_layers))
     return positions and caches and config.tokens is None
@@ -49,7 +48,7 @@ def open_decoder(model: Model, state: State | DecodeState, segment: int) -> Deco
 
 def preferred(model: Model) -> bool:
     """Whether ring buffers are faster: on a CPU nothing is recorded, and the plain decoder copies less."""
-    return _device(model).type == "cuda" and suits(model)
+    return _device(model).type == "cuda" and suits(model.config)
 
 
 class RingDecoder:

@@ -128,7 +128,7 @@ class ThreadedScorer:
 
 def can_record(model: Model) -> bool:
     """Whether segments can be recorded: an adaptive embedding would wait for the device to find its bins."""
-    return suits(model) and len(model.embedding.bins) == 1
+    return suits(model.config) and len(model.embedding.bins) == 1
 
 
 def with_dtype(model: Model, dtype: torch.dtype) -> Model:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Start = Literal["empty", "zeros"]
 """The state before a text: no memory, or a memory full of zeros that are attended to."""
+Decoding = Literal["segments", "calls"]
+"""What is one segment when a text is continued: a fixed number of tokens, or each input of a call, as in TransfoXL:
+the prompt, then every single token."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 
 from mnemo.papers.experiment import SELF_TEST, Results, Verdict
 from mnemo.papers.grid import ACCURACY, Grid, Measure
-from mnemo.papers.intervals import Comparison, Decision, Pair, decide
+from mnemo.papers.intervals import Comparison, Decision, Pair, decide, pooled
+from mnemo.report.findings import Margin
 
 DELTA = 0.003
 """Share of the worse loss that a gain must reach to count as better."""
@@ -31,9 +32,13 @@ Decisions = Mapping[Comparison, Decision]
 
 class Outcome(NamedTuple):
     ours: str
+    """The scores."""
     holds: bool | None
     num_seeds: int | None = None
     """None if the outcome does not depend on a seed."""
+    test: str = ""
+    """The statistical test of the scores, in words."""
+    margin: Margin | None = None
 
 
 class Claim(Protocol):
@@ -59,12 +64,18 @@ def judge(grid: Grid, results: Results, claims: Sequence[Claim]) -> list[Verdict
 
 
 def verdict(claim: Claim, outcome: Outcome, results: Results) -> Verdict:
-    ours, holds, num_seeds = outcome
-    if num_seeds is not None and num_seeds < ENOUGH_SEEDS:
-        ours += f"; preliminary, n = {num_seeds}"
-    if results.budget == "self-test":
-        ours, holds = f"{ours}; {SELF_TEST}", None
-    return Verdict(claim=claim.text, paper=claim.paper, ours=ours, holds=holds)
+    num_seeds, self_test = outcome.num_seeds, results.budget == "self-test"
+    preliminary = f"preliminary, n = {num_seeds}" if num_seeds is not None and num_seeds < ENOUGH_SEEDS else ""
+    parts = (outcome.ours, outcome.test, preliminary, SELF_TEST if self_test else "")
+    seeds = "" if num_seeds is None else f" ({num_seeds} seed{'' if num_seeds == 1 else 's'})"
+    return Verdict(
+        claim=claim.text,
+        paper=claim.paper,
+        ours="; ".join(filter(None, parts)),
+        holds=None if self_test else outcome.holds,
+        brief=f"{outcome.ours}{seeds}",
+        margin=outcome.margin,
+    )
 
 
 class Gain(NamedTuple):
@@ -111,6 +122,21 @@ def interval(comparison: Comparison, decision: Decision) -> str:
     return f"{text}; open after the correction for several comparisons" if decision.corrected else text
 
 
+def gain_interval(
+    grid: Grid, results: Results, claims: Sequence[Claim], better: str, worse: str
+) -> tuple[float, float, float] | None:
+    """Mean gain and its 95% interval, with the spread pooled over the comparisons of all claims.
+
+    None if the rows have no seed in common, or the spread is unknown.
+    """
+    pair = Gain(better, worse).pair(grid, results)
+    spreads = pooled(each.pair for claim in claims for each in claim.comparisons(grid, results))
+    if pair is None or pair.scale not in spreads or not spreads[pair.scale].df:
+        return None
+    half = spreads[pair.scale].half_width(len(pair.gains))
+    return pair.mean, pair.mean - half, pair.mean + half
+
+
 def unmeasured(grid: Grid, results: Results, keys: Sequence[str], measure: Measure | None = None) -> Outcome:
     return Outcome(grid.missing(results, keys, measure) or NOTHING_IN_COMMON, None)
 
@@ -145,9 +171,11 @@ class Better:
         found = self.comparisons(grid, results)
         if not found:
             return unmeasured(grid, results, (self.better, self.worse), self.measure)
-        decision = decisions[found[0]]
-        text = f"{self.gain.text(grid, results)}; gain {interval(found[0], decision)}"
-        return Outcome(text, decision.holds, len(found[0].pair.gains))
+        decision, pair = decisions[found[0]], found[0].pair
+        loss = fmean(grid.by_seed(results, self.worse, self.measure).values())
+        margin = Margin(pair.mean, None if math.isinf(decision.half_width) else decision.half_width, loss)
+        test = f"gain {interval(found[0], decision)}"
+        return Outcome(self.gain.text(grid, results), decision.holds, len(pair.gains), test, margin)
 
 
 def far_below(text: str, paper: str, low: str, high: str) -> Better:
@@ -188,9 +216,9 @@ class AsGood:
         text, seeds = scores(grid, results, keys, self.gain.measure), min(len(each.pair.gains) for each in found)
         if not decisions[clear].holds:
             names = f"{grid.label(self.gain.better)} over {grid.label(self.gain.worse)}"
-            return Outcome(f"{text}; no clear gain of {names}: {interval(clear, decisions[clear])}", None, seeds)
-        text += f"; gain {interval(kept, decisions[kept])}; a loss of {kept.allowance:.4f} is allowed"
-        return Outcome(text, decisions[kept].holds, seeds)
+            return Outcome(text, None, seeds, f"no clear gain of {names}: {interval(clear, decisions[clear])}")
+        test = f"gain {interval(kept, decisions[kept])}; a loss of {kept.allowance:.4f} is allowed"
+        return Outcome(text, decisions[kept].holds, seeds, test)
 
 
 @dataclass(frozen=True)
@@ -217,7 +245,7 @@ class Exceeds:
             return Outcome(next(filter(None, lacking), NOTHING_IN_COMMON), None)
         text = " against ".join(gain.text(grid, results) for gain in (self.larger, self.smaller))
         decision = decisions[found[0]]
-        return Outcome(f"{text}; gain {interval(found[0], decision)}", decision.holds, len(found[0].pair.gains))
+        return Outcome(text, decision.holds, len(found[0].pair.gains), f"gain {interval(found[0], decision)}")
 
 
 @dataclass(frozen=True)
@@ -266,8 +294,8 @@ class Every:
         weakest = min(found, key=lambda each: (False, None, True).index(each.holds))
         count = sum(each.holds is True for each in found)
         seeds = [each.num_seeds for each in found if each.num_seeds is not None]
-        text = f"{count} of {len(found)} comparisons hold; {weakest.ours}"
-        return Outcome(text, weakest.holds, min(seeds, default=None))
+        test = "; ".join(filter(None, (weakest.ours, weakest.test)))
+        return Outcome(f"{count} of {len(found)} comparisons hold", weakest.holds, min(seeds, default=None), test)
 
 
 @dataclass(frozen=True)

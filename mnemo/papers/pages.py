@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mnemo.papers import every_experiment
 from mnemo.papers.experiment import SELF_TEST, Budget, Experiment, Results
+from mnemo.papers.measured_on import measured_on
 from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, load_grid
-from mnemo.report.experiment_markdown import MOST_ROWS, markdown_overview
-from mnemo.report.experiment_page import ANSWERS, ExperimentPage, write_experiment, write_overview
-from mnemo.report.findings import Table, Verdict
-
-INDEX, REPORT = "index.html", "report.html"
-LEAD = (
-    "Every claim with the paper's numbers and ours, and whether it holds by the rule of [experiments](experiments.md). "
-    "`mnemo reproduce --list` names all experiments; `mnemo reproduce --out results --overview docs/RESULTS.md` writes "
-    "this file from the stored results, and `mnemo reproduce --out results --report` writes pages with figures. Times "
-    "are sums over cells, several of which may have shared a device."
-)
+from mnemo.report.experiment_page import ExperimentPage, write_experiment
+from mnemo.report.findings import Verdict
 
 
-@dataclass(frozen=True)
-class Judged:
-    verdicts: Sequence[Verdict]
-
-    @property
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Answer, claim, the paper's numbers and ours."""
-        return [(ANSWERS[each.holds], each.claim, each.paper, each.ours) for each in self.verdicts]
-
-    def json(self) -> dict[str, Any]:
-        fields = ("claim", "paper", "ours", "holds")
-        return {"verdicts": [{name: getattr(each, name) for name in fields} for each in self.verdicts]}
-
-
-def judged(experiment: Experiment, found: Found) -> Judged:
-    return Judged(_verdicts(experiment, complete(experiment, found).results))
+def verdicts_of(experiment: Experiment, found: Found) -> Sequence[Verdict]:
+    """Verdicts on the results that have all values which verdicts need."""
+    try:
+        return _verdicts(experiment, found.results)
+    except INCOMPLETE:
+        # Leaving out the incomplete results means drawing all figures, which takes longer.
+        return _verdicts(experiment, complete(experiment, found).results)
 
 
 def _verdicts(experiment: Experiment, results: Results) -> Sequence[Verdict]:
@@ -49,14 +31,18 @@ def _verdicts(experiment: Experiment, results: Results) -> Sequence[Verdict]:
     return () if results.budget == "self-test" else experiment.verdicts(results)
 
 
+def verdicts_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    fields = ("claim", "paper", "ours", "holds")
+    return {"verdicts": [{name: getattr(each, name) for name in fields} for each in verdicts]}
+
+
+INDEX = "index.html"
 INCOMPLETE = (ArithmeticError, LookupError, ValueError)
 """Raised by verdicts, tables and figures if a result lacks a value, or has text or an empty list in its place."""
 
 
 def complete(experiment: Experiment, found: Found) -> Found:
     """Leave out, and name, results that lack values which verdicts, tables or figures need."""
-    if _incomplete(experiment, found.results) is None:
-        return found
     kept, problems = [], list(found.problems)
     for each in found.results.cells:
         why = _incomplete(experiment, replace(found.results, cells=[each]))
@@ -77,8 +63,26 @@ def _incomplete(experiment: Experiment, results: Results) -> str | None:
 
 
 def build_page(experiment: Experiment, found: Found) -> ExperimentPage:
-    """Return the content of an experiment's page: verdicts, tables, figures and settings."""
-    found = complete(experiment, found)
+    """Return the content of an experiment's page; results that lack a value are left out, and named."""
+    try:
+        return _with_content(experiment, found)
+    except INCOMPLETE:
+        return _with_content(experiment, complete(experiment, found))
+
+
+def _with_content(experiment: Experiment, found: Found) -> ExperimentPage:
+    results = found.results
+    return replace(
+        outline(experiment, found),
+        verdicts=_verdicts(experiment, results),
+        tables=experiment.tables(results),
+        figures=experiment.figures(results),
+        samples=experiment.samples(results),
+    )
+
+
+def outline(experiment: Experiment, found: Found) -> ExperimentPage:
+    """The page without tables, figures and samples, which take longer."""
     results = found.results
     return ExperimentPage(
         name=experiment.name,
@@ -87,11 +91,9 @@ def build_page(experiment: Experiment, found: Found) -> ExperimentPage:
         covers=experiment.covers,
         claim=experiment.claim,
         budget=results.budget,
-        verdicts=_verdicts(experiment, results),
+        data=measured_on(experiment, results),
+        verdicts=verdicts_of(experiment, found),
         about_verdicts=SELF_TEST if results.budget == "self-test" else "",
-        tables=experiment.tables(results),
-        figures=experiment.figures(results),
-        samples=experiment.samples(results),
         notes=experiment.notes,
         facts=_facts(experiment, results),
         problems=found.problems,
@@ -116,15 +118,8 @@ def _facts(experiment: Experiment, results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def write_page(experiment: Experiment, site: Path, budget: Budget, found: Found) -> Path:
-    page = build_page(experiment, found)
-    return write_experiment(page, grid_folder(site, experiment.name, budget), overview=f"../../{INDEX}")
-
-
-def write_index(out: Path, site: Path) -> Path:
-    """Write the page that lists the experiments with results in `out` and a page in `site`."""
-    links = [(page, f"{page.name}/{page.budget}/{REPORT}") for page in all_pages(out)]
-    return write_overview([(page, link) for page, link in links if (site / link).exists()], site / INDEX)
+def write_page(page: ExperimentPage, site: Path, budget: Budget) -> Path:
+    return write_experiment(page, grid_folder(site, page.name, budget), overview=f"../../{INDEX}")
 
 
 def has_results(out: Path, experiment: Experiment, budget: Budget) -> bool:
@@ -132,28 +127,9 @@ def has_results(out: Path, experiment: Experiment, budget: Budget) -> bool:
     return (grid / RESULTS).exists() or (grid / CELLS).exists()
 
 
-def all_pages(out: Path) -> list[ExperimentPage]:
-    """Contents of the page of every experiment and budget with results in `out`."""
-    return [
-        build_page(experiment, load_grid(grid_folder(out, experiment.name, budget), experiment, budget))
-        for experiment in every_experiment().values()
-        for budget in experiment.budgets
-        if has_results(out, experiment, budget)
-    ]
-
-
-def results_markdown(out: Path, beside: Path) -> str | None:
-    """All results in `out` as Markdown, for a file in the folder `beside`; None without results.
-
-    The text depends on the results alone and links to them. Figures and long tables are only in the report pages.
-    """
-    prefix = Path(os.path.relpath(out.resolve(), beside)).as_posix()
-    pages = [replace(page, figures=(), tables=_short(page.tables)) for page in all_pages(out)]
-    if not pages:
-        return None
-    text = markdown_overview([(page, f"{prefix}/{page.name}/{page.budget}/{RESULTS}") for page in pages])
-    return f"# Results\n\n{LEAD}\n\n{text}"
-
-
-def _short(tables: Sequence[Table]) -> list[Table]:
-    return [table for table in tables if len(table.rows) <= MOST_ROWS]
+def stored(out: Path) -> Iterator[tuple[Experiment, Found]]:
+    """Every experiment and budget with results in `out`."""
+    for experiment in every_experiment().values():
+        for budget in experiment.budgets:
+            if has_results(out, experiment, budget):
+                yield experiment, load_grid(grid_folder(out, experiment.name, budget), experiment, budget)

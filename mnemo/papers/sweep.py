@@ -108,7 +108,7 @@ class Sweep:
             f"{plural(steps, 'step')}. "
             f"A memory is better than {self.reference} if it lowers the loss by 0.3% or more, beyond chance."
         )
-        return replace(build_page(self.experiment, found), lead=lead, command=self.command, budget="")
+        return replace(build_page(self.experiment, found), lead=lead, command=self.command, budget="", data="")
 
 
 def _settings(config: EvalConfig) -> dict[str, Any]:

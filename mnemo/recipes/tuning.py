@@ -77,6 +77,8 @@ class Tuning:
     """Memory tokens; 0 trains the model without memory."""
     start: Literal["random", "overlap"] = "random"
     """First weights of memory tokens: random as published, or such that an untrained memory does no harm."""
+    attend_previous: bool = False
+    """Tokens also attend to the tokens of the previous segment, without gradient."""
     segment: int = 512
     """Tokens per segment, without memory tokens."""
     stages: tuple[str, ...] = ("1", "2", "4", "8")
@@ -96,6 +98,8 @@ class Tuning:
     """Earlier segments that a gradient reaches; if unset, all of them."""
     lora: int = 0
     """Rank of LoRA weights, which are trained instead of the model's; 0 trains all weights."""
+    freeze: bool = False
+    """Train only the parameters of the memory, and save them without the model."""
     rate: float = 1e-4
     """Learning rate after warm-up."""
     memory_rate: float = 1.0
@@ -167,6 +171,8 @@ class Tuning:
             raise MnemoError(f"--book-steps {self.book_steps} is a share from 0 to below 1: other steps train answers")
         if self.rate <= 0 or self.memory_rate <= 0:
             raise MnemoError("--rate and --memory-rate must be positive")
+        if self.freeze and (self.lora or not self.tokens):
+            raise MnemoError("--freeze trains the memory alone: leave out --lora, and use at least one memory token")
         if not self.stages:
             raise MnemoError("--stages needs at least one number of segments")
         _ = self.curriculum

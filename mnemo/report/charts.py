@@ -182,19 +182,19 @@ def _scale_axes(axes: Axes, chart: LineChart) -> None:
     if chart.x_kind == "doubling":
         _scale_doubling(axes, xs)
     else:
-        axes.set_xlim(*(_limits(np.append(xs, 0.0), pad=0.0) if chart.x_from_zero else _limits(xs)))
-        _set_ticks(axes.xaxis, _round_ticks(*axes.get_xlim(), whole=bool((xs == np.rint(xs)).all())))
+        axes.set_xlim(*(limits(np.append(xs, 0.0), pad=0.0) if chart.x_from_zero else limits(xs)))
+        set_ticks(axes.xaxis, round_ticks(*axes.get_xlim(), whole=bool((xs == np.rint(xs)).all())))
     if chart.y_logarithmic and ys.min() > 0:
         pad = max((ys.max() / ys.min()) ** 0.04, 1.02)
         axes.set_yscale("log")
         axes.set_ylim(ys.min() / pad, ys.max() * pad)
-        _set_ticks(axes.yaxis, _ratio_ticks(*axes.get_ylim()))
+        set_ticks(axes.yaxis, _ratio_ticks(*axes.get_ylim()))
     else:
-        axes.set_ylim(*_limits(ys))
-        _set_ticks(axes.yaxis, _round_ticks(*axes.get_ylim()))
+        axes.set_ylim(*limits(ys))
+        set_ticks(axes.yaxis, round_ticks(*axes.get_ylim()))
 
 
-def _limits(values: np.ndarray, pad: float = 0.04) -> tuple[float, float]:
+def limits(values: np.ndarray, pad: float = 0.04) -> tuple[float, float]:
     """Ends of an axis that shows these values; it does not reach below 0 unless a value does."""
     low, high = float(values.min()), float(values.max())
     if high <= low:
@@ -203,12 +203,12 @@ def _limits(values: np.ndarray, pad: float = 0.04) -> tuple[float, float]:
     return (max(low - margin, 0.0) if low >= 0 else low - margin), high + margin
 
 
-def _set_ticks(axis: Axis, ticks: Sequence[float]) -> None:
+def set_ticks(axis: Axis, ticks: Sequence[float]) -> None:
     axis.set_ticks(ticks, labels=tick_labels(ticks))
     axis.set_ticks([], minor=True)
 
 
-def _round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
+def round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
     found = MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=whole).tick_values(low, high)
@@ -224,7 +224,7 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
         ticks = [float(tick) for tick in found if low <= tick <= high]
         if len(ticks) <= 9:
             break
-    return ticks if len(ticks) >= 3 else _round_ticks(low, high)
+    return ticks if len(ticks) >= 3 else round_ticks(low, high)
 
 
 def _scale_doubling(axes: Axes, lengths: np.ndarray) -> None:
@@ -238,7 +238,7 @@ def _scale_doubling(axes: Axes, lengths: np.ndarray) -> None:
     for at in reversed(range(len(distinct) - 1)):
         if places[kept[-1]] - places[at] >= TICK_DISTANCE:
             kept.append(at)
-    _set_ticks(axes.xaxis, distinct[kept[::-1]].tolist())
+    set_ticks(axes.xaxis, distinct[kept[::-1]].tolist())
 
 
 def _label_axes(axes: Axes, chart: LineChart) -> None:

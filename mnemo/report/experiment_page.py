@@ -39,6 +39,8 @@ class ExperimentPage:
     """Tables and figures of the paper."""
     claim: str
     budget: str
+    data: str = ""
+    """Text or task of the measurements, and that of the paper if it differs."""
     verdicts: Sequence[Verdict] = ()
     about_verdicts: str = ""
     """Why there are none; by default there are none yet."""
@@ -106,7 +108,13 @@ def tally(verdicts: Sequence[Verdict]) -> str:
 
 def _details(page: ExperimentPage) -> list[tuple[str, str]]:
     command = page.command or f"mnemo reproduce {page.name} --budget {page.budget}"
-    facts = [("Paper", page.paper), ("Covers", ", ".join(page.covers)), ("Budget", page.budget), ("Command", command)]
+    facts = [
+        ("Paper", page.paper),
+        ("Covers", ", ".join(page.covers)),
+        ("Data", page.data),
+        ("Budget", page.budget),
+        ("Command", command),
+    ]
     return [fact for fact in facts if fact[1]]
 
 
@@ -123,8 +131,17 @@ def _sections(page: ExperimentPage) -> list[Section]:
     return [verdicts, *(section for section in optional if section and (section.content or section.figures))]
 
 
-def write_overview(pages: Sequence[tuple[ExperimentPage, str]], path: Path, *, title: str | None = None) -> Path:
-    """Write the page that lists experiments by paper, each with its verdicts and a link to its page."""
+def write_overview(
+    pages: Sequence[tuple[ExperimentPage, str]],
+    path: Path,
+    *,
+    figures: Sequence[Figure] = (),
+    headlines: Table | None = None,
+) -> Path:
+    """Write the page that lists experiments by paper, each with a link to its page and its verdicts, folded.
+
+    It begins with `figures` of the main claims and a table of the main numbers.
+    """
     papers = dict.fromkeys(page.paper for page, _ in pages)
     sections = [
         Section(
@@ -136,14 +153,26 @@ def write_overview(pages: Sequence[tuple[ExperimentPage, str]], path: Path, *, t
         )
         for at, paper in enumerate(papers, 1)
     ]
+    first = [
+        figure_section("main-claims", "The papers' main claims", "", figures),
+        Section("headlines", "Main numbers", "", "headlines.html.j2", headlines) if headlines else None,
+    ]
+    write_figures(path.parent / FILES, figures, {})
     verdicts = [verdict for page, _ in pages for verdict in page.verdicts]
     lead = f"{len(pages)} experiment{'' if len(pages) == 1 else 's'}: {tally(verdicts)}."
     problems = [f"{page.name}: {problem}" for page, _ in pages for problem in page.problems]
-    write_text(path, page_template.build(title or "The papers' experiments", lead, sections, problems=problems))
+    shown = [section for section in (*first, *sections) if section is not None]
+    write_text(path, page_template.build("The papers' experiments", lead, shown, folder=FILES, problems=problems))
     return path
 
 
 def _entry(page: ExperimentPage, link: str) -> dict[str, object]:
-    covers = ", ".join(page.covers)
-    words = " · ".join(filter(None, (page.name, covers, f"budget {page.budget}", outcome(page))))
-    return {"page": page, "link": link, "words": words, "id": f"experiment-{slugify(page.name)}"}
+    parts = (page.name, ", ".join(page.covers), page.data, f"budget {page.budget}")
+    words = " · ".join(filter(None, parts))
+    return {
+        "page": page,
+        "link": link,
+        "words": words,
+        "outcome": outcome(page),
+        "id": f"experiment-{slugify(page.name)}",
+    }

@@ -51,7 +51,7 @@ class RowDecoder(Protocol):
 
 def open_rows(model: Model, like: DecodeState, segment: int, capacity: int, fixed: bool) -> RowDecoder:
     """The faster decoder for this model, for states of the size of `like`."""
-    if suits(model):
+    if suits(model.config):
         return RingRows(model, like, segment, capacity, fixed)
     return SegmentRows(model, like, segment, capacity, fixed)
 

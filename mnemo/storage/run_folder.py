@@ -29,7 +29,7 @@ from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import stored_checksum, write_tensors
-from mnemo.memory.configuration import Start
+from mnemo.memory.configuration import Decoding, Start
 from mnemo.memory.own import origins
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -79,6 +79,8 @@ class LoadedRun:
     """Name and tokenizer of the corpus that the run was trained on."""
     start: Start
     """`zeros` for converted weights whose original code starts from a memory full of zeros."""
+    decoding: Decoding = "segments"
+    """`calls` for converted weights whose original code takes the prompt, then every token, as a segment."""
 
     def first_state(self, batch: int, lengths: Lengths = None, cached: bool = False) -> State:
         """The state before a text; `lengths`: slots of the long-range layers, or of every layer."""
@@ -99,7 +101,7 @@ def open_run(run: str | Path, which: Which = "best", device: str | torch.device 
     check_weights(model, weights, path_of_weights)  # before memory for a model of the recipe's size is allocated
     model.to_empty(device=pick_device(device))
     load_weights(model, weights, path_of_weights)
-    return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start)
+    return LoadedRun(path, header.recipe, model.eval(), checkpoint.step, header.corpus, header.start, header.decoding)
 
 
 def write_header(folder: Path, header: RunHeader, tokenizer: dict[str, Any] | None = None) -> None:

@@ -11,7 +11,7 @@ from mnemo.data.known_corpora import CORPORA, PYTHON
 from mnemo.errors import MnemoError, unknown
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import is_count, require
-from mnemo.memory.configuration import Start
+from mnemo.memory.configuration import Decoding, Start
 from mnemo.memory.own import require_imports
 from mnemo.recipes.memories import memory_kind
 from mnemo.recipes.presets import LISTING, PRESETS, is_preset
@@ -31,6 +31,7 @@ EXPORT = "export.json"
 CHECKPOINTS, STEP_PREFIX = "checkpoints", "step-"
 Which = Literal["best", "last"]
 STARTS: tuple[Start, ...] = get_args(Start)
+DECODINGS: tuple[Decoding, ...] = get_args(Decoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,8 @@ class RunHeader:
     """Name, unit, vocab_size and fingerprint of the corpus."""
     preset: str | None = None
     source: dict[str, Any] | None = None
-    """Path and step of the run that the first weights came from; `starts_from` for converted weights."""
+    """Path and step of the run that the first weights came from; `starts_from` and `decoding` for converted
+    weights."""
     overrides: tuple[Override, ...] = ()
     """Changes on resume, oldest first."""
     run_id: str | None = None
@@ -59,6 +61,10 @@ class RunHeader:
     @property
     def start(self) -> Start:
         return (self.source or {}).get("starts_from", "empty")
+
+    @property
+    def decoding(self) -> Decoding:
+        return (self.source or {}).get("decoding", "segments")
 
 
 def find_run(run: str | Path, runs: Path = RUNS) -> Path:
@@ -142,6 +148,7 @@ def load_header(folder: Path) -> RunHeader:
             "checksums": isinstance(data.get("checksums"), dict | None),
             "source": known and (source is None or is_count(source.get("step", 0))),
             "source.starts_from": not isinstance(source, dict) or source.get("starts_from", "empty") in STARTS,
+            "source.decoding": not isinstance(source, dict) or source.get("decoding", "segments") in DECODINGS,
         },
         path,
     )

@@ -34,8 +34,21 @@ def against_compiling(model: Model) -> str | None:
 
 
 def is_adaptive(model: Model) -> bool:
-    """Whether the softmax has bins: the number of targets in each depends on the data, so it cannot be compiled."""
+    """Whether the softmax has bins: the number of targets in each depends on the data."""
     return len(model.softmax.bins) > 1
+
+
+def sizes_vary(model: Model) -> bool:
+    """Whether the shapes of the loss depend on the targets, so that it cannot be compiled."""
+    return is_adaptive(model) and not model.softmax.fixed_sizes
+
+
+def with_fixed_bins(model: Model) -> Model:
+    """A copy that shares all weights; the bins of its softmax have fixed sizes."""
+    fixed = copy.copy(model)
+    fixed._modules = {**model._modules, "softmax": copy.copy(model.softmax)}
+    fixed.softmax.fixed_sizes = True
+    return fixed
 
 
 class CompiledLoss:
@@ -75,7 +88,7 @@ class CompiledLoss:
 
 
 def _as_one(model: Model, plain: SegmentLoss, recompute: bool, z_loss: float, backend: str) -> SegmentLoss:
-    if is_adaptive(model):
+    if sizes_vary(model):
         return partial(_loss_apart, _compile(partial(_hidden, recompute=recompute), backend), z_loss)
     return _compile(plain, backend)
 
@@ -111,7 +124,7 @@ def _methods(model: Model) -> dict[nn.Module, tuple[str, ...]]:
     found |= {layer: LAYER_METHODS for layer in model.layers() if layer not in whole}
     if shared and len(whole) < model.config.num_layers:
         found[model.positions] = ("shared",)
-    return found if is_adaptive(model) else found | {model: ("loss", "loss_and_squared_lse")}
+    return found if sizes_vary(model) else found | {model: ("loss", "loss_and_squared_lse")}
 
 
 def with_compiled_methods(model: Model, methods: Mapping[nn.Module, tuple[str, ...]], backend: str) -> Model:

@@ -21,7 +21,7 @@ from mnemo.inference.cuda_graph import CudaRecorder, Recorder
 from mnemo.memory.state import State
 from mnemo.model import Model, attention_obstacle
 from mnemo.recipes.recipe import TrainConfig
-from mnemo.training.compiled_loss import CompiledLoss, against_compiling, is_adaptive
+from mnemo.training.compiled_loss import CompiledLoss, against_compiling, is_adaptive, with_fixed_bins
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import set_learning_rate
 from mnemo.training.precision import autocast, state_dtype
@@ -104,6 +104,7 @@ class Engine:
             recorder = CudaRecorder(self.device, warmup_calls=WARMUP_UPDATES)
         self._recorder = recorder
         self._recorded: RecordedUpdate | None = None
+        self._backend, self._noted_rare = backend, False
         self._length = config.context + config.segment
         if forward is None:
             forward = choose_forward(model, config, self.device, uneven=uneven, note=note, backend=backend)
@@ -136,7 +137,6 @@ class Engine:
             (self._unrecordable, self._unrecordable is not None),
             (self._uneven, self._uneven is not None),
             (against, against is not None),
-            ("an adaptive softmax looks at its targets", is_adaptive(self.model)),
             ("fp16 skips updates that overflow", self.scaler is not None),
             (f"bptt_memory {config.bptt_memory} draws dropout again", dropout_again),
         ]
@@ -161,7 +161,7 @@ class Engine:
         set_learning_rate(self.optimizer, lr)
         if self.device.type == "cuda":
             inputs = inputs.map(pinned)
-        if self._recorded is not None and self._recorded.fits(inputs):
+        if self._recorded is not None and self._recorded.fits(inputs) and self._bins_fit(inputs, len(states)):
             return self._recorded(inputs, states)
         return update(
             self.model,
@@ -171,12 +171,44 @@ class Engine:
             clip=self.config.optimizer.clip,
             scaler=self.scaler,
             autocast=autocast(self.config.precision, self.device),
-            forward=self._forward,
+            forward=self._forward_beside_recording(),
             around_part=around_part,
             unused=unused,
             accept=accept,
             mean_norm=self._mean_norm,
         )
+
+    def _forward_to_record(self) -> SegmentLoss:
+        """The loss function; that of an adaptive softmax has bins of fixed sizes, so that all of it is compiled."""
+        if not is_adaptive(self.model):
+            return self._forward
+        fixed = with_fixed_bins(self.model)
+        loss, _ = choose_forward(
+            fixed, self.config, self.device, uneven=self._uneven, note=self._note, backend=self._backend
+        )
+        return partial(_loss_of, fixed, loss)
+
+    def _forward_beside_recording(self) -> SegmentLoss:
+        """The loss function of updates that do not fit the recording.
+
+        With an adaptive softmax they are rare, so that compiling another graph for them would take longer.
+        """
+        if self._recorded is None or not is_adaptive(self.model):
+            return self._forward
+        return partial(segment_loss, recompute=self.config.recompute == "layer", z_loss=self.config.z_loss)
+
+    def _bins_fit(self, inputs: UpdateInput, parts: int) -> bool:
+        """Whether the targets fit the fixed bins of an adaptive softmax; waits for the device if they are there."""
+        if not is_adaptive(self.model):
+            return True
+        targets = (part for batch in inputs.batches for part in batch.targets.tensor_split(parts))
+        fit = all(self.model.softmax.bins_fit(part.flatten()) for part in targets)
+        if not fit and not self._noted_rare:
+            self._noted_rare = True
+            self._note(
+                "an update has more rare tokens than Zipf's law predicts: such updates run without the CUDA graph"
+            )
+        return fit
 
     def needs_preparing(self, inputs: UpdateInput) -> bool:
         """Whether the next update with these inputs compiles and records first, which takes a while."""
@@ -209,7 +241,7 @@ class Engine:
                 states,
                 clip=self.config.optimizer.clip,
                 autocast=autocast(self.config.precision, self.device),
-                forward=self._forward,
+                forward=self._forward_to_record(),
                 recorder=self._recorder,
                 mean_norm=self._mean_norm,
             )
@@ -218,6 +250,13 @@ class Engine:
             self._note(f"continuing without a CUDA graph, slower: {self.not_recorded}")
         if self._recorded is not None and not takes_tensor_rates(self.optimizer):
             self._note(f"{type(self.optimizer).__name__} steps outside of the CUDA graph")
+
+
+def _loss_of(
+    model: Model, loss: SegmentLoss, given: Model, batch: Batch, state: State, scored: bool = True
+) -> tuple[Tensor | None, Tensor | float, State]:
+    """The loss function of one model, whose weights are those of the given one."""
+    return loss(model, batch, state, scored)
 
 
 def pinned(batch: Batch) -> Batch:

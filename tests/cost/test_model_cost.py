@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mnemo.cli import main
 from mnemo.config import to_json
-from mnemo.cost.flops import _zipf_shares, flops_per_token
+from mnemo.cost.flops import flops_per_token
 from mnemo.cost.model_cost import attention_path, describe
 from mnemo.cost.parameters import count_parameters
 from mnemo.cost.plan_picture import draw_plan
@@ -19,7 +19,7 @@ from mnemo.cost.state_size import state_bytes
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, MemoryTokens, Plan
 from mnemo.model import Model, ModelConfig
-from mnemo.model.embedding import EmbeddingConfig
+from mnemo.model.embedding import Bins, EmbeddingConfig
 from mnemo.model.positions import AnyPositions, Learned, Relative, Rotary, Shaw
 from mnemo.ops.cpu import eager
 from mnemo.recipes.presets import preset
@@ -80,7 +80,7 @@ def test_an_adaptive_softmax_costs_its_first_bin_and_a_share_of_the_others() -> 
     head = 2 * 16 * 16 + 2 * 16 * (100 + 2)
     assert of[0] == 2 * 16 * 1000
     assert head < of[1] < of[0]
-    assert sum(_zipf_shares((0, 100, 400, 1000))) == pytest.approx(1)
+    assert sum(Bins((0, 100, 400, 1000), (16, 16, 16), True).zipf_shares()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mnemo.ops import Causal, KeyLimit
-from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda import decode_kernels, launch
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.dispatch import fused_attention
 
@@ -23,6 +23,8 @@ COMPILED: set[str] = set()
 SEARCHED: set[str] = set()
 """Kernels with products in loops whose left operand is in registers"""
 HALF = torch.bfloat16
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+"""Largest shared memory of a program, by compute capability (CUDA programming guide, technical specifications)"""
 MASKS = {
     "causal": Causal(),
     "lengths": Causal(),
@@ -49,17 +51,26 @@ class AbsentGPU:
 
 def compile_instead_of_running(capability: int) -> None:
     driver.set_active(AbsentGPU(capability))  # type: ignore[arg-type]
-    run = JITFunction.run
+    run, memory = JITFunction.run, SHARED_MEMORY[capability]
+    launch.shared_memory = lambda device: memory
 
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
         kernel: Any = run(self, *args, warmup=True, **options)
         COMPILED.add(self.fn.__name__)
-        if count_products(kernel.asm["sass"]):
-            SEARCHED.add(self.fn.__name__)
-        if problems := overwritten(kernel.asm["sass"]):
-            raise SystemExit(f"{self.fn.__name__}: {problems[0]}")
+        if kernel.metadata.shared > memory:
+            raise SystemExit(f"{self.fn.__name__} needs {kernel.metadata.shared} bytes of shared memory, not {memory}")
+        if capability == 90:
+            search(self.fn.__name__, kernel.asm["sass"])
 
     JITFunction.run = only_compile
+
+
+def search(name: str, sass: str) -> None:
+    """Look for operands that are overwritten too early; other cards have no products of this kind."""
+    if count_products(sass):
+        SEARCHED.add(name)
+    if problems := overwritten(sass):
+        raise SystemExit(f"{name}: {problems[0]}")
 
 
 def compile_attention(
@@ -99,6 +110,7 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
 def compile_further_variants() -> None:
     compile_attention(HALF, 64, "lengths", dropout=0.1)
     compile_attention(HALF, 41, "limit")
+    compile_attention(HALF, 128, "causal", dropout=0.1)
     compile_attention(torch.float32, 32, "window", biased=True)
     for seen in MASKS:
         compile_attention(HALF, 64, seen, backward=False)

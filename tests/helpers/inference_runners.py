@@ -134,6 +134,10 @@ def always(model: Model) -> bool:
     return True
 
 
+def in_rings(model: Model) -> bool:
+    return suits(model.config)
+
+
 def on_cpu(model: Model) -> bool:
     return next(model.parameters()).device.type == "cpu"
 
@@ -144,8 +148,8 @@ RUNNERS: dict[str, tuple[Callable[[Model], Outcome], Callable[[Model], bool]]] =
     "explain": (explained, always),
     "decoder, tokens": (decoder_tokens, always),
     "decoder, pieces": (decoder_pieces, always),
-    "rings": (rings, suits),
-    "rings after pieces": (rings_after_pieces, suits),
+    "rings": (rings, in_rings),
+    "rings after pieces": (rings_after_pieces, in_rings),
     "scorer": (scorer, always),
     "scorer on threads": (scorer_on_threads, on_cpu),
 }

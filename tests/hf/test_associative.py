@@ -14,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from mnemo.errors import MnemoError
 from mnemo.hf import add_memory, load_adapter, save_adapter
+from mnemo.hf.memory_tokens.carried import TokensAndPrevious
+from mnemo.hf.memory_tokens.previous_segment import LayerStates
 from mnemo.interop.parity.reference import Reference
 from mnemo.memory import Associative
 from mnemo.memory.state import leaves
@@ -26,14 +28,27 @@ def wrapped_as_published(reference: Reference) -> Any:
     config = reference.config
     backbone = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config["backbone"])).double()
     weights = reference.group("weights/")
-    tokens = len(weights["memory_tokens.tokens.initial"])
-    options = {"kind": "associative", "associative": Associative(**config["associative"]), "bptt": None}
+    tokens = next(len(weight) for name, weight in weights.items() if name.endswith("initial"))
+    options: dict[str, Any] = {"bptt": None, "attend_previous": config.get("attend_previous", False)}
+    if config["associative"] is not None:
+        options |= {"kind": "associative", "associative": Associative(**config["associative"])}
     model = add_memory(backbone, tokens, config["segment"], **options)
     lacking, unknown = model.load_state_dict(weights, strict=False)
     assert not unknown and all(name.endswith("lm_head.weight") for name in lacking)  # GPT-2's is tied
     if config["frozen"]:
         model.backbone.requires_grad_(False)
     return model.eval()
+
+
+def published_names(memory: Any) -> dict[str, Tensor]:
+    """The parts of a memory by their names in reference files."""
+    if isinstance(memory, TokensAndPrevious):
+        return {"memory": memory.tokens}
+    layers = memory.memories if isinstance(memory, LayerStates) else memory
+    named = [
+        {f"matrix.{number}": each.matrix, f"normaliser.{number}": each.normaliser} for number, each in enumerate(layers)
+    ]
+    return {name: leaf for part in named for name, leaf in part.items()}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -50,9 +65,8 @@ def test_parity_with_the_authors_module(path: Path) -> None:
         reference.check("logits", f"seg{number}/logits", scores)
         read = model(input_ids=tokens[:, number * segment : (number + 1) * segment], memory=state)
         state = read.memory
-        for layer, memory in enumerate(state):
-            reference.check("states", f"seg{number}/matrix.{layer}", memory.matrix)
-            reference.check("states", f"seg{number}/normaliser.{layer}", memory.normaliser)
+        for name, leaf in published_names(state).items():
+            reference.check("states", f"seg{number}/{name}", leaf)
     for name, parameter in model.named_parameters():
         if f"grad/{name}" in reference:
             reference.check("gradients", f"grad/{name}", parameter.grad)

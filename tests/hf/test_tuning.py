@@ -232,6 +232,23 @@ def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(again(input_ids=tokens).logits, tuned.model.eval()(input_ids=tokens).logits)
 
 
+@pytest.mark.parametrize("kind", ["tokens", "associative"])
+def test_a_frozen_model_that_attends_to_the_previous_segment(kind: Any, tmp_path: Path) -> None:
+    tuned = tune(options(out=tmp_path, memory=kind, attend_previous=True, freeze=True), say=lambda line: None)
+    assert tuned.folder is not None and tuned.folder == tmp_path / "adapter"
+    again, before = load_adapter(tuned.folder), tiny_llama()
+    assert again.config.attend_previous
+    for name, weight in before.state_dict().items():
+        assert torch.equal(again.backbone.state_dict()[name], weight), name
+    ids = torch.randint(100, (1, 150))
+    for model in (again, tuned.model):
+        model.config.segment = 64
+        model.eval()
+    assert torch.equal(again(input_ids=ids).logits, tuned.model(input_ids=ids).logits)
+    with pytest.raises(MnemoError, match="--freeze trains the memory alone"):
+        options(freeze=True, lora=2)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
 def test_compiled_layers_keep_their_hooks() -> None:
     model, _ = load_model(options(memory="associative"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from helpers.inference_runners import KERNEL_RUNNERS, RUNNERS, wrong
 from helpers.option_places import (
     EXACT,
@@ -19,7 +18,7 @@ from helpers.option_places import (
 )
 
 from mnemo.inference.ring_decoder import suits
-from mnemo.model import Model, ModelConfig
+from mnemo.model import ModelConfig
 
 pytestmark = pytest.mark.usefixtures(full_precision.__name__)
 
@@ -45,12 +44,7 @@ def test_runners_equal_the_plain_path(config: ModelConfig, place: Place) -> None
     assert wrong(config, place, tuple(RUNNERS)) == []
 
 
-def in_rings(config: ModelConfig) -> bool:
-    with torch.device("meta"):
-        return suits(Model(config))
-
-
-SEEN_IN_RINGS = [case for case in cases() if not option(case).startswith(TRAINING_ONLY) and in_rings(case.values[0])]
+SEEN_IN_RINGS = [case for case in cases() if not option(case).startswith(TRAINING_ONLY) and suits(case.values[0])]
 
 
 @pytest.mark.parametrize("config", SEEN_IN_RINGS)

@@ -141,10 +141,10 @@ def test_rows_fork(single: bool) -> None:
 
 
 def test_which_models_suit() -> None:
-    assert suits(random_model(memory=PLAN))
-    assert not suits(random_model(memory=0, positions=Learned(length=9)))
-    assert not suits(random_model(memory=0, tokens=MemoryTokens(num=2)))
-    assert not suits(random_model(memory=Plan(long=Compressive(length=4, compressed=4, ratio=2))))
+    assert suits(random_model(memory=PLAN).config)
+    assert not suits(random_model(memory=0, positions=Learned(length=9)).config)
+    assert not suits(random_model(memory=0, tokens=MemoryTokens(num=2)).config)
+    assert not suits(random_model(memory=Plan(long=Compressive(length=4, compressed=4, ratio=2))).config)
 
 
 def test_adaptive_embeddings_without_looking_into_bins() -> None:

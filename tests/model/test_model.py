@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,14 @@ import torch
 from helpers.doc_pages import ROOT, blocks, run_block
 from helpers.mechanisms import MECHANISMS
 from helpers.models import SMALL, random_model, random_tokens, read
+from helpers.own_memories import keep_mechanisms
 from helpers.tolerances import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError
-from mnemo.memory import XL, Plan
+from mnemo.memory import XL, AnyMemory, Plan
 from mnemo.memory.state import detach, leaves, nbytes, reset, select, to
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
@@ -186,10 +188,22 @@ def test_the_given_state_is_never_changed(changes):
     assert not any(leaf.requires_grad for path, leaf in leaves(state) if path.rpartition(".")[2] not in carrying)
 
 
-def test_the_mechanism_of_the_guide_keeps_the_contract() -> None:
+def guide_mechanism() -> AnyMemory:
     (block,) = [block for block in blocks(ROOT / "CONTRIBUTING.md") if "class Average" in block]
     assert len([line for line in block.splitlines() if line.strip()]) < 60
-    changes = dict(memory=Plan(long=run_block(block)["Average"]()))
+    return run_block(block)["Average"]()
+
+
+def example_mechanism() -> AnyMemory:
+    return run_block((ROOT / "examples" / "own_memory.py").read_text())["Pooled"](length=4)
+
+
+@pytest.mark.parametrize("build", [guide_mechanism, example_mechanism])
+def test_mechanisms_of_the_documentation_keep_the_contract(
+    build: Callable[[], AnyMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_mechanisms(monkeypatch)
+    changes = dict(memory=Plan(long=build()))
     for test in (
         test_rows_are_independent,
         test_rows_of_different_lengths_equal_rows_alone,

@@ -26,11 +26,14 @@ KERNELS = {
 }
 
 
-ALL_VARIANTS = [pytest.param(capability, ["all"], marks=pytest.mark.thorough) for capability in (90, 80)]
+CARDS = {80: "A100", 89: "RTX 4090, L40S", 90: "H100, H200", 120: "RTX 5090"}
+ALL_VARIANTS = [pytest.param(capability, ["all"], marks=pytest.mark.thorough) for capability in CARDS]
 
 
-@pytest.mark.parametrize(("capability", "variants"), [(90, []), *ALL_VARIANTS])
-def test_every_kernel_compiles(capability: int, variants: list[str], request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("capability", "variants"), [(90, []), (120, []), *ALL_VARIANTS])
+def test_every_kernel_compiles_and_fits_the_card(
+    capability: int, variants: list[str], request: pytest.FixtureRequest
+) -> None:
     """Triton keeps compiled kernels by their source in pytest's cache: unchanged ones are not compiled again."""
     cache = request.config.cache.mkdir("triton")  # type: ignore[union-attr]
     own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""}

@@ -363,8 +363,8 @@ def test_stored_results_are_judged_again_and_stay_untouched(
     overview = tmp_path / "RESULTS.md"
     assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
     text = overview.read_text()
-    assert "A reaches more than 0.2." in text and "(out/toy-numbers/small/results.json)" in text
-    assert "report-files" not in text
+    row = "[toy-numbers](out/toy-numbers/small/results.json) | Numbers \\<grow\\> (A paper, Table 1) | \\- | 1 of 1"
+    assert row in text and "1 experiment, 1 of 1 claims holds" in text
     assert cli.main(["reproduce", "--out", str(out), "--overview", str(overview)]) == 0
     assert overview.read_text() == text
     assert cli.main(["reproduce", "--out", str(tmp_path / "no"), "--overview", str(overview)]) == 2

@@ -26,6 +26,7 @@ from mnemo.papers.judge import (
     Within,
     at_most_worse,
     far_below,
+    gain_interval,
     judge,
     solves,
     undecided,
@@ -307,10 +308,15 @@ def test_observations() -> None:
     def observed(outcome: Outcome | None) -> Verdict:
         return one(grid(), {}, Observed("It is so.", "1.0", lambda results: outcome))
 
-    assert observed(None) == Verdict(claim="It is so.", paper="1.0", ours="not measured yet", holds=None)
+    def expected(ours: str, holds: bool | None) -> Verdict:
+        return Verdict(claim="It is so.", paper="1.0", ours=ours, holds=holds, brief=ours)
+
+    assert observed(None) == expected("not measured yet", None)
     for holds in (True, False, None):
-        assert observed(Outcome("0.9", holds)) == Verdict(claim="It is so.", paper="1.0", ours="0.9", holds=holds)
-    assert observed(Outcome("0.9", True, 1)).ours == "0.9; preliminary, n = 1"
+        assert observed(Outcome("0.9", holds)) == expected("0.9", holds)
+    tested = observed(Outcome("0.9", True, 1, "gain 0.1"))
+    assert tested.ours == "0.9; gain 0.1; preliminary, n = 1" and tested.brief == "0.9 (1 seed)"
+    assert observed(Outcome("0.9", True, 3)).brief == "0.9 (3 seeds)"
     assert one(grid(), {}, undecided("It is so.", "1.0", "too small")) == observed(Outcome("too small", None))
 
 
@@ -324,3 +330,17 @@ def test_cells_of_a_grid_come_seed_by_seed_between_the_first_and_the_last_ones()
 
 def test_the_share_that_counts_is_that_of_the_rule() -> None:
     assert DELTA == 0.003
+
+
+def test_the_margin_of_a_comparison_is_a_share_of_the_worse_loss_with_the_interval_of_the_rule() -> None:
+    of, runs = grid("a", "b"), {"a": [0.9, 0.88, 0.86], "b": [1.0, 1.0, 1.0]}
+    claim = Better("", "", "a", "b")
+    margin = one(of, runs, claim).margin
+    assert margin is not None and margin.mean == pytest.approx(0.12) and margin.loss == 1.0
+    half = t_quantile(2) * 0.02 / math.sqrt(3)
+    assert margin.shares == pytest.approx((0.12, 0.12 - half, 0.12 + half))
+    assert gain_interval(of, made_up(of, runs), [claim], "a", "b") == pytest.approx(margin.shares)
+    assert gain_interval(of, made_up(of, {"a": [0.9]}), [claim], "a", "b") is None
+    single = one(of, {"a": [0.9], "b": [1.0]}, claim).margin
+    assert single is not None and single.shares == (pytest.approx(0.1), None, None)
+    assert gain_interval(of, made_up(of, {"a": [0.9], "b": [1.0]}), [claim], "a", "b") is None

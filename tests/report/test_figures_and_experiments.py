@@ -17,7 +17,7 @@ import pytest
 from helpers.page_reader import EVIL, read_page
 
 from mnemo.report import plots, style
-from mnemo.report.experiment_markdown import markdown_overview
+from mnemo.report.experiment_markdown import experiment_markdown, folded, verdict_table
 from mnemo.report.experiment_page import ExperimentPage, tally, write_experiment, write_overview
 from mnemo.report.figure import Figure
 from mnemo.report.files import csv_text
@@ -417,7 +417,7 @@ def test_a_page_without_anything_is_a_page(tmp_path: Path) -> None:
     page = read_page(write_experiment(bare, tmp_path))
     assert "No verdict yet." in page.text and "Covers" not in page.text and "figure" not in page.tags
     assert "0 experiments: no verdict yet." in read_page(write_overview([], tmp_path / "index.html")).text
-    assert "No verdict yet." in markdown_overview([(bare, "x.html")])
+    assert "No verdict yet." in experiment_markdown(bare, "x.json", "x").text
 
 
 def test_an_earlier_page_s_figures_go(tmp_path: Path) -> None:
@@ -524,29 +524,51 @@ def test_verdicts_are_counted(holds: list[bool | None], words: str) -> None:
 
 
 def test_markdown_says_the_same() -> None:
-    text = markdown_overview([(experiment(), "../results/rmt-copy/report.html")])
+    text, files = experiment_markdown(experiment(data="copy"), "../../results/rmt-copy/small/results.json", "rmt-copy")
     for words in (
-        "| [rmt-copy](#experiment-rmt-copy) | Recurrent Memory Transformer | Figure 4, Figure 7 | small |",
-        '<a id="experiment-rmt-copy"></a>\n\n## Copy over segments',
+        "# Copy over segments",
+        "Recurrent Memory Transformer, Figure 4, Figure 7. Budget small; copy.",
+        "1 of 3 claims holds, 1 does not at this budget, 1 is open.",
         "| It learns. | 1.0 | 0.99 ± 0.01 (2 seeds) | yes |",
         "| It scales. | yes | 2 of 9 cells | open |",
-        "**Accuracy**: Test set.\n\n| model | seed | accuracy |\n| --- | ---: | ---: |\n| RMT | 1 | 0.9877 |\n",
+        "### Accuracy\n\n| model | seed | accuracy |\n| --- | ---: | ---: |\n| RMT | 1 | 0.9877 |\n",
         "\n| MT | 2 | – |\n",
-        "![Accuracy](../results/rmt-copy/report-files/lines.svg)",
-        "[Best](../results/rmt-copy/report-files/bars.svg)",
-        "[The page](../results/rmt-copy/report.html)",
+        "Test set. [CSV](rmt-copy/table-1-accuracy.csv)",
+        '### Accuracy\n\n<figure class="results"><svg',
+        "By segments. [SVG](rmt-copy/lines.svg) · [CSV](rmt-copy/lines.csv)",
+        "```text\nabc\n  def\n",
+        "[All cells](../../results/rmt-copy/small/results.json)",
         "- Fewer steps.",
-        "Left out:\n\n- cells/x.json is not valid JSON",
-        "Cells: 7 of 9",
+        "## Left out\n\n- cells/x.json is not valid JSON",
+        "- Cells: 7 of 9",
     ):
         assert words in text, words
+    assert {"rmt-copy/lines.svg", "rmt-copy/lines.csv", "rmt-copy/table-1-accuracy.csv"} <= files.keys()
+    for figure in re.findall("<figure.*?</figure>", text, re.DOTALL):
+        assert "\n" not in figure  # an HTML block of Markdown ends at an empty line
+        ElementTree.fromstring(figure)
 
 
-def test_markdown_links_long_tables_and_escapes() -> None:
+def test_colours_of_markdown_figures_follow_the_page() -> None:
+    text = experiment_markdown(experiment(), "x.json", "x").text
+    (css,) = re.findall("<style>.*</style>", text)
+    used = set(re.findall(r"var\(--(\w+)\)", text))
+    for colors in (style.LIGHT, style.DARK):
+        assert all(f"--{name}:{colors[name]};" in css for name in used)
+    assert 'body[data-theme="dark"] figure.results{' in css
+    assert css.count("{") == css.count("}")
+
+
+def test_markdown_folds_long_tables_and_escapes() -> None:
     listed = Table("Long", ("a",), [(at,) for at in range(40)])
     rough = Verdict(claim="a|b <i>_x_</i>\n*y* $z$ `w` [l](m)", paper="- 1", ours="2. & ~3~", holds=False)
-    text = markdown_overview([(experiment(tables=[listed], verdicts=[rough]), "x/report.html")])
-    assert "**Long**: [40 rows](x/report-files/table-1-long.csv)" in text
-    assert r"| a\|b \<i\>\_x\_\</i\> \*y\* \$z\$ \`w\` \[l\](m) | \- 1 | 2\. \& \~3\~ | not at this budget |" in text
-    evil = markdown_overview([(evil_experiment(), "x/report.html")])
-    assert not re.search(r"(?<!\\)<(?!/?a\b)", evil) and "\x00" not in evil
+    text, files = experiment_markdown(experiment(tables=[listed]), "x.json", "x")
+    assert "<details>\n<summary>40 rows</summary>\n\n| a |" in text and "x/table-1-long.csv" in files
+    row = r"| a\|b \<i\>\_x\_\</i\> \*y\* \$z\$ \`w\` \[l\](m) | \- 1 | 2\. \& \~3\~ | not at this budget |"
+    assert row in verdict_table([rough])
+    assert "<summary>a &lt;b&gt;</summary>" in folded("a <b>", "")
+    evil = experiment_markdown(evil_experiment(), "x.json", "x").text
+    outside = re.sub(
+        "<figure.*?</figure>|<style>.*?</style>|^(`+)text.*?^\\1|`[^`\n]*`", "", evil, flags=re.DOTALL | re.MULTILINE
+    )
+    assert not re.search(r"(?<!\\)<(?!/?(details|summary)\b)", outside) and "\x00" not in evil

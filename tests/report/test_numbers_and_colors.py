@@ -21,9 +21,9 @@ values = st.lists(st.floats(-1e12, 1e12, allow_subnormal=False), min_size=1, max
 
 @given(values)
 def test_an_axis_holds_its_values_and_has_few_ticks(numbers: list[float]) -> None:
-    low, high = charts._limits(np.array(numbers))
+    low, high = charts.limits(np.array(numbers))
     assert low <= min(numbers) and max(numbers) <= high and low < high
-    ticks = charts._round_ticks(low, high)
+    ticks = charts.round_ticks(low, high)
     labels = number_text.tick_labels(ticks)
     assert len(ticks) <= 9 and all(low <= tick <= high for tick in ticks) and len(set(labels)) == len(labels)
 
@@ -45,7 +45,7 @@ def test_ticks_of_lengths_are_lengths_that_do_not_touch(lengths: list[int]) -> N
 
 
 def test_tick_labels() -> None:
-    assert charts._round_ticks(0.0, 10.0) == [0, 2, 4, 6, 8, 10]
+    assert charts.round_ticks(0.0, 10.0) == [0, 2, 4, 6, 8, 10]
     assert number_text.tick_labels([0.0, 0.25, 0.5]) == ["0.00", "0.25", "0.50"]
     assert number_text.tick_labels([0.0, 2500.0, 5000.0]) == ["0", "2,500", "5,000"]
     assert number_text.tick_labels([0.0, 50_000.0, 100_000.0]) == ["0", "50k", "100k"]

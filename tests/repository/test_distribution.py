@@ -18,7 +18,8 @@ from mnemo import __version__
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("mnemo", "tests", "tools", "examples", "docs", "results", ".ci", ".github")
 """Folders whose files the tests use."""
-LINK = re.compile(r"\[[^\]]*\]\((?!https?:)[^)]*\)")
+LINK = re.compile(r'\[[^\]]*\]\((?!https?:)[^)]*\)|(?:src|href)="(?!https?:)')
+"""Relative links and pictures, in Markdown or HTML."""
 
 
 def build(target: str, folder: Path) -> Path:

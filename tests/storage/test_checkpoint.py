@@ -263,7 +263,7 @@ def steps(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
-@pytest.mark.parametrize("left", [None, 0, 30, 200])
+@pytest.mark.parametrize("left", [None, 30, *(pytest.param(left, marks=pytest.mark.thorough) for left in (0, 200))])
 def test_lost_lines_do_not_block_resuming(name: str, left: int | None, tmp_path: Path) -> None:
     """A file that is missing or truncated keeps its whole lines, new ones are appended, and one note says so."""
     for folder in ("whole", "damaged"):

@@ -23,7 +23,7 @@ from mnemo.data.streams import Batch
 from mnemo.memory import XL, Compressive, MemoryTokens, Plan
 from mnemo.memory.state import leaves
 from mnemo.model import Model, ModelConfig
-from mnemo.model.embedding import EmbeddingConfig
+from mnemo.model.embedding import Bins, EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
 from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
@@ -273,11 +273,6 @@ REASONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "not compiled, no CUDA graph (LSTM layers run in fused kernels)": (MECHANISMS["lstm"], {"compile": True}, {}),
-    "compiled, no CUDA graph (an adaptive softmax looks at its targets)": (
-        {"embedding": EmbeddingConfig(cutoffs=(4,))},
-        {"compile": True},
-        {},
-    ),
     "compiled, no CUDA graph (bptt_memory replay draws dropout again)": (
         {"tokens": MemoryTokens(num=2)},
         {"compile": True, "bptt": 1, "bptt_memory": "replay"},
@@ -313,6 +308,50 @@ def test_an_adaptive_softmax_is_compiled_but_for_its_loss(reference_op: None) ->
     assert notes == []
 
 
+ADAPTIVE = {"embedding": EmbeddingConfig(cutoffs=(3, 6)), "memory": 4, "num_layers": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"accumulate": 2, "z_loss": 0.1},
+        pytest.param({"compile": True}, marks=pytest.mark.thorough),
+        pytest.param({"compile": "layers"}, marks=pytest.mark.thorough),
+    ],
+    ids=["plain", "parts", "compiled", "layers"],
+)
+@pytest.mark.parametrize("div_val", [1, 2])
+def test_an_adaptive_softmax_is_recorded_with_bins_of_fixed_sizes(
+    how: dict[str, Any], div_val: int, reference_op: None, layers_on_cpu: None
+) -> None:
+    torch._dynamo.reset()
+    notes: list[str] = []
+    config = TrainConfig(**{"batch": 12, "segment": 30, "compile": False, **how})
+    assert min(Bins((0, 3, 6, 11), (8, 8, 8), False).fixed_sizes(360)) < 360, "a bin does not hold all targets"
+    embedding = replace(ADAPTIVE["embedding"], div_val=div_val)
+    compare({**ADAPTIVE, "embedding": embedding}, config, recorder=Rerun(), backend="aot_eager", note=notes.append)
+    assert notes == []
+
+
+def test_an_update_with_too_many_rare_tokens_runs_without_the_recording() -> None:
+    """Its loss is exact, and a note names the reason once."""
+    notes: list[str] = []
+    config = TrainConfig(batch=12, segment=30, compile=False)
+    steps = inputs_of_updates(config, 4)
+    rare = [inputs.map(lambda batch: batch._replace(targets=batch.targets % 5 + 6)) for inputs in steps[1::2]]
+    steps[1::2] = rare
+    results = []
+    for recorder in (None, Rerun()):
+        model = tiny(**ADAPTIVE)
+        engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=recorder, note=notes.append)
+        results.append(trained(engine, steps, config))
+    same(results[1], results[0])
+    assert engine.not_recorded is None and len(notes) == 1 and "rare tokens" in notes[0]
+    assert not model.softmax.bins_fit(rare[0].batches[0].targets.flatten())
+
+
 def losses(folder: Path) -> Tensor:
     lines = [json.loads(line) for line in metrics(folder).splitlines()]
     return torch.tensor([line["loss"] for line in lines], dtype=torch.float64)
@@ -330,7 +369,12 @@ def test_compiled_and_recorded_runs_have_the_plain_loss_curve(
     assert (losses(tmp_path / "fast") - losses(tmp_path / "plain")).abs().max() < 1e-6  # learning rates are fp32
 
 
-@pytest.mark.parametrize("options", [{}, {"model": BPTT_MODEL, "bptt": 1}], ids=["xl", "sliding"])
+WITH_BINS = {"embedding": EmbeddingConfig(cutoffs=(2, 4))}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"model": BPTT_MODEL, "bptt": 1}, {"model": WITH_BINS}], ids=["xl", "sliding", "adaptive softmax"]
+)
 def test_a_recorded_run_resumes_bit_for_bit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +389,9 @@ def test_a_recorded_run_resumes_bit_for_bit(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"model": BPTT_MODEL, "bptt": 1}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"model": BPTT_MODEL, "bptt": 1}, {"accumulate": 2}, {"model": WITH_BINS}], ids=str
+)
 def test_a_cuda_graph_trains_like_the_plain_loop(options: dict[str, Any], tmp_path: Path) -> None:
     options = {**options, "model": {**options.get("model", {}), "dropout": DropoutConfig()}}
     for name, changes in {"plain": {"cuda_graph": False}, "graph": {}}.items():

@@ -14,7 +14,13 @@ author = "The Mnemo authors"
 copyright = "The Mnemo authors, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "tools.site.repository_links", "tools.site.docstrings"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "tools.site.repository_links",
+    "tools.site.docstrings",
+    "tools.site.side_bar",
+]
 root_doc = "index"
 exclude_patterns = ["docs/pictures"]
 nitpicky = False
@@ -34,6 +40,7 @@ python_maximum_signature_line_length = 90
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 highlight_language = "text"
+smartquotes_action = "q"  # quotation marks only: two hyphens begin an option of the command line
 
 html_theme = "furo"
 html_title = f"Mnemo {__version__}"

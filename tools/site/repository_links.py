@@ -52,7 +52,7 @@ def resolve_links(app: Sphinx, doctree: nodes.document) -> None:
     """Resolve links that MyST did not, because their target is not among the site's pages under that path."""
     page = HOME if app.env.docname == "index" else PurePosixPath(f"{app.env.docname}.md")
     linked = _linked_files(app)[app.env.docname] = set()
-    for node in list(doctree.findall(_is_open_link)):
+    for node in [node for node in doctree.findall(nodes.Element) if _is_open_link(node)]:
         target, _, anchor = node["reftarget"].partition("#")
         path = resolve(page, target)
         if not target or not (_root(app) / path).exists():
@@ -65,7 +65,7 @@ def resolve_links(app: Sphinx, doctree: nodes.document) -> None:
             linked.add(path)
 
 
-def _is_open_link(node: nodes.Node) -> bool:
+def _is_open_link(node: nodes.Element) -> bool:
     kinds = addnodes.pending_xref | addnodes.download_reference
     return isinstance(node, kinds) and node.get("reftype") == "myst" and node.get("refdomain") is None
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from tools.site.api_pages import with_api
 from tools.site.command_pages import with_commands
 from tools.site.navigation import HOME, INDEX, Chapter, Entry, chapters, contents, document
+from tools.site.result_pages import OVERVIEW, result_pages
 
 FOLDERS = ("docs/pictures",)
 MAKERS = {PurePosixPath("docs/api.md"): with_api, PurePosixPath("docs/command-line.md"): with_commands}
@@ -24,9 +25,18 @@ def stage(root: Path, folder: Path) -> None:
         text, made = make(texts[parent])
         texts[parent] = text + contents(tuple(made))
         texts.update({entry.page: page for entry, page in made.items()})
-    files = {Path(document(page) + ".md"): text.encode() for page, text in texts.items()}
+    files = _add_results(root, texts) if (root / "results").is_dir() else {}
+    files |= {Path(document(page) + ".md"): text.encode() for page, text in texts.items()}
     files |= {path.relative_to(root): path.read_bytes() for name in FOLDERS for path in (root / name).glob("*")}
     _write(folder, files)
+
+
+def _add_results(root: Path, texts: dict[PurePosixPath, str]) -> dict[Path, bytes]:
+    """Put the overview of the results in place of its short form, add a page for every experiment, return its files."""
+    made = result_pages(root)
+    texts[OVERVIEW] = _with_targets(made.overview) + contents(tuple(made.pages))
+    texts.update({entry.page: text for entry, text in made.pages.items()})
+    return made.files
 
 
 def pages(root: Path, order: list[Chapter]) -> list[PurePosixPath]:

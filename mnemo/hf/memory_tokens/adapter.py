@@ -22,7 +22,7 @@ from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
-LATER_OPTIONS = ("kind", "associative", "start")
+LATER_OPTIONS = ("kind", "associative", "start", "attend_previous")
 """Options that adapters of version 0.1.0 lack"""
 DESCRIPTION = "mnemo_adapter.json"
 MEMORY = "memory.safetensors"

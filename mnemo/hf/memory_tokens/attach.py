@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from mnemo.errors import MnemoError
 from mnemo.hf.memory_tokens.backbone import check_attention
 from mnemo.hf.memory_tokens.checks import (
+    check_checkpointing,
     check_kind,
     check_layers,
     check_positions,
@@ -52,6 +53,7 @@ def add_memory(
     wrap: tuple[int, int] | None = None,
     std: float | None = None,
     start: Start = "random",
+    attend_previous: bool = False,
 ) -> MemoryForCausalLM | MemoryForSequenceClassification:
     """Add memory to a causal language model, or memory tokens to an encoder with a classification head.
 
@@ -69,8 +71,8 @@ def add_memory(
     backward:  "checkpoint": store the activations of one segment at a time; "plain": store those of all segments
     wrap:      encoders: ids of the tokens around every segment, such as [CLS] and [SEP]
     std:       standard deviation of the initial memory; by default that of the embeddings
-    start:     "random": as published, which disturbs the backbone until the memory is trained; "overlap": the read
-               block starts as the last tokens of the segment before, so that an untrained memory does no harm
+    start:     "random" as published; "overlap": first the last tokens of the segment before, so as to do no harm
+    attend_previous: tokens also attend to the tokens of the previous segment, without gradient
     """
     check_kind(model)
     forget_gguf(model)
@@ -90,6 +92,7 @@ def add_memory(
         wrap=wrap,
         std=float(embedding_weight(model).detach().float().std()) if std is None else std,
         start=start,
+        attend_previous=attend_previous,
         dtype=model.dtype,
     )
     return _wrap(model, config)
@@ -127,8 +130,11 @@ def _check(model: Any, config: MemoryConfig, encoder: bool) -> None:
         raise MnemoError('an encoder reads and writes the same memory tokens: start="overlap" is for language models')
     if encoder and config.kind != "tokens":
         raise MnemoError("an associative memory is for language models: encoders have memory tokens")
+    if encoder and config.attend_previous:
+        raise MnemoError("attend_previous is for language models: encoders attend in both directions")
     if config.kind == "associative":
         check_layers(model, config)
+    check_checkpointing(model, config)
     if not encoder and config.wrap is not None:
         raise MnemoError("wrap is for encoders: a language model predicts across segment borders")
     check_attention(model, config)

@@ -20,10 +20,11 @@ from mnemo.hf.memory_tokens.backbone import CausalRows
 from mnemo.hf.memory_tokens.carried import Carried, carried, continued
 from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.overlap import OverlapMemory
+from mnemo.hf.memory_tokens.previous_segment import join_states, split_states
 from mnemo.hf.memory_tokens.split import first_length
 from mnemo.hf.memory_tokens.text_memory import TextMemory
 from mnemo.memory import TokensState
-from mnemo.memory.state import select, tree_map, tree_zip
+from mnemo.memory.state import State, select, tree_map, tree_zip
 
 
 class DecodingModel:
@@ -31,10 +32,17 @@ class DecodingModel:
 
     def __init__(self, backbone: Any, memory: Any, config: MemoryConfig, embed: Callable[..., Tensor]):
         self.rows, self.memory, self.config, self.embed = CausalRows(backbone, config), memory, config, embed
-        self.backbone_config = self.rows.body.config
 
-    def open(self) -> DynamicCache:
-        return DynamicCache(config=self.backbone_config)  # type: ignore[call-arg]
+    def first_state(self, batch: int) -> TokensState:
+        """Return the state at the start of a text."""
+        return self.memory.init(batch, self.rows.first_state(batch))
+
+    def open(self, state: TokensState) -> Any:
+        """Return the backbone's cache at the start of a segment."""
+        _, previous = split_states(state.inner)
+        if previous is None:
+            return DynamicCache(config=self.rows.body.config)  # type: ignore[call-arg]
+        return self.rows.open(previous, self.memory.initial)
 
     def read_rows(self, state: TokensState) -> Tensor:
         """Return the read block (B, m, D) of a segment; an associative memory has none."""
@@ -47,16 +55,24 @@ class DecodingModel:
     ) -> tuple[Tensor, Any]:
         """Return the hidden rows of `rows`, which follow the first `begin` rows of a segment of `room` tokens.
 
-        `written`: they are the write block. Also return the layers' memories after them; None if there are none.
+        `written`: they are the write block. Also return the layers' associative memories after them.
         """
         counts = torch.full_like(state.started, room)
+        memories, previous = split_states(state.inner)
         part = (rows, cache, begin, counts, self.memory.row_mask(counts, begin))
         if self.config.kind == "tokens":
             unread = state.started == 0 if self.config.start == "overlap" else None
-            return self.rows.feed(*part, unread), None
-        with self.memory.call(state.inner, self.config.tokens if written else 0) as call:  # type: ignore[operator]
-            hidden = self.rows.feed(*part)
+            return self.rows.feed(*part, unread, previous), memories
+        with self.memory.call(memories, self.config.tokens if written else 0) as call:  # type: ignore[operator]
+            hidden = self.rows.feed(*part, None, previous)
         return hidden, call.after
+
+    def layers_after(self, state: TokensState, cache: Any, room: int, memories: Any) -> State:
+        """Return the state of the layers after a segment of `room` tokens, whose rows are in the cache."""
+        _, previous = split_states(state.inner)
+        if previous is not None:
+            previous = self.rows.segment_in(cache, previous, torch.full_like(state.started, room))
+        return join_states(memories, previous)
 
 
 class Group:
@@ -92,7 +108,7 @@ class Group:
         if isinstance(model.memory, OverlapMemory):
             self._keep_tail(rows, model.memory)
         if self.count == 0:
-            self.cache, begin = model.open(), 0
+            self.cache, begin = model.open(self.state), 0
             rows = torch.cat([model.read_rows(self.state), rows], 1)
         hidden, _ = model.feed(rows, self.cache, begin, self.room, self.state, False)
         self.count += new
@@ -104,14 +120,17 @@ class Group:
 
     def _commit(self, model: DecodingModel) -> None:
         """Write the memory at the end of a full segment and discard the backbone's cache."""
+        memories, _ = split_states(self.state.inner)
+        written = model.memory.rows(self.state)  # the write block, (B, 0, D) without memory tokens
         if model.config.tokens:
-            rows, begin = model.memory.rows(self.state), model.config.num_read + self.count
-            written, memories = model.feed(rows, self.cache, begin, self.room, self.state, True)
-            if isinstance(model.memory, OverlapMemory):
-                assert self.tail is not None  # the segment has tokens
-                self.state = model.memory.carry(self.state, written, self.tail)
-            else:
-                self.state = model.memory.carry(self.state, written, memories)
+            begin = model.config.num_read + self.count
+            written, memories = model.feed(written, self.cache, begin, self.room, self.state, True)
+        inner = model.layers_after(self.state, self.cache, self.room, memories)
+        if isinstance(model.memory, OverlapMemory):
+            assert self.tail is not None  # the segment has tokens
+            self.state = model.memory.carry(self.state, written, self.tail, inner)
+        else:
+            self.state = model.memory.carry(self.state, written, inner)
         self.cache, self.count, self.room, self.tail = None, 0, model.config.segment, None
 
     def take(self, rows: list[int], members: list[int]) -> Group:
@@ -202,7 +221,7 @@ class MemoryCache(Cache):
             return
         segment, align = model.config.segment, model.config.align
         rooms = [first_length(length, segment, align) for length in lengths]
-        state = model.memory.init(len(lengths))
+        state = model.first_state(len(lengths))
         if self.memory is not None:
             state = continued(state, self.memory, repeat=True)  # several beams share one row of the given memory
         for room in dict.fromkeys(rooms):

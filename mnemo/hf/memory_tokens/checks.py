@@ -13,10 +13,11 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
 from mnemo.errors import MnemoError, one_line
-from mnemo.hf.memory_tokens.backbone import additive, body_of, first_position, logits_of
+from mnemo.hf.memory_tokens.backbone import additive, body_of, first_position, logits_of, takes_positions
 from mnemo.hf.memory_tokens.layer_memory import layers_of
 from mnemo.hf.memory_tokens.options import MemoryConfig
 from mnemo.hf.memory_tokens.position_ids import num_positions
+from mnemo.hf.memory_tokens.previous_segment import key_shape, rotary_frequencies, rotated_back
 
 
 def check_kind(model: Any) -> None:
@@ -63,17 +64,19 @@ def check_positions(model: Any, config: MemoryConfig, write: bool) -> None:
     text = model.config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
     num_written = config.tokens if write else 0
-    rows = num_positions(config.positions, config.segment, config.num_read, num_written)
+    before = config.segment if config.attend_previous else 0
+    rows = before + num_positions(config.positions, config.segment, config.num_read, num_written)
     if isinstance(limit, int) and limit > 0:
         limit -= first_position(model)
         if rows > limit:
-            room = limit - (rows - config.segment)
+            room = (limit - (rows - config.segment - before)) // (2 if before else 1)
+            previous = ", with the previous segment," if before else ""
             raise MnemoError(
-                f"segment {config.segment} and {config.tokens} memory tokens need {rows} positions, but the backbone "
-                f"has {limit}: " + (f"use segment={room} or less" if room > 0 else "use fewer memory tokens")
+                f"segment {config.segment} and {config.tokens} memory tokens{previous} need {rows} positions, but the "
+                f"backbone has {limit}: " + (f"use segment={room} or less" if room > 0 else "use fewer memory tokens")
             )
     window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
-    total = config.segment + config.num_read + num_written
+    total = before + config.segment + config.num_read + num_written
     if isinstance(window, int) and window < total:
         raise MnemoError(
             f"the backbone attends to the last {window} rows only, so {config.segment} tokens would not see the memory "
@@ -99,7 +102,11 @@ def check_layers(model: Any, config: MemoryConfig) -> None:
         config.associative_memory().check_width(embedding_weight(model).shape[1])
     except ValueError as error:
         raise MnemoError(str(error)) from None
-    if model.is_gradient_checkpointing:
+
+
+def check_checkpointing(model: Any, config: MemoryConfig) -> None:
+    """Refuse gradient checkpointing of single layers where it would compute something else."""
+    if model.is_gradient_checkpointing and (config.kind == "associative" or config.attend_previous):
         raise MnemoError(
             "gradient checkpointing of the backbone would compute its layers again without their memory: disable it, "
             'and use backward="checkpoint"'
@@ -125,10 +132,12 @@ class _Trial:
     def __init__(self, model: Any, embeddings: nn.Module) -> None:
         self.body = body_of(model)
         device = embedding_weight(model).device
-        self.tokens = torch.tensor([[0, 1]], device=device)
+        padding = getattr(model.config.get_text_config(), "pad_token_id", None)  # its embedding is often zero
+        a, b, c = [token for token in range(4) if token != padding][:3]
+        self.tokens = torch.tensor([[a, b]], device=device)
         self.rows: Tensor = embeddings(self.tokens)
-        self.others: Tensor = embeddings(torch.tensor([[0, 2]], device=device))
-        self.text: Tensor = embeddings(torch.tensor([[0, 1, 2, 1, 0]], device=device))
+        self.others: Tensor = embeddings(torch.tensor([[a, c]], device=device))
+        self.text: Tensor = embeddings(torch.tensor([[a, b, c, b, a]], device=device))
 
     def hidden(self, rows: Tensor, **options: Any) -> Tensor:
         if "use_cache" in inspect.signature(self.body.forward).parameters:
@@ -149,12 +158,20 @@ class _Trial:
         ]
         return torch.cat(pieces, 1), cache.get_seq_length()
 
+    def keys(self, first: int) -> list[Tensor]:
+        """Return the keys (1, h, T, d) of every layer if the text begins at position `first`."""
+        cache, num = DynamicCache(config=self.body.config), self.text.shape[1]  # type: ignore[call-arg]
+        places = torch.arange(first, first + num, device=self.text.device)[None]
+        options = {"position_ids": places} if takes_positions(self.body) else {}
+        self.body(inputs_embeds=self.text, past_key_values=cache, use_cache=True, **options)
+        return [layer.keys for layer in cache.layers]  # type: ignore[misc]
+
 
 def try_out(model: Any, config: MemoryConfig, causal: bool) -> None:
     """Run a few tokens to check that the model supports the chosen policies."""
     embeddings = input_embeddings(model)
     name = type(model).__name__
-    with quiet(model):
+    with quiet(model), torch.autocast(embedding_weight(model).device.type, enabled=False):
         trial = _Trial(model, embeddings)
         width, out = trial.rows.shape[-1], trial.hidden(trial.rows)
         if out.shape[-1] != width:
@@ -172,6 +189,8 @@ def try_out(model: Any, config: MemoryConfig, causal: bool) -> None:
             raise MnemoError(f"the logits of {name} are not its output embeddings of the last hidden state")
         if causal:
             _try_cache(trial, name)
+        if config.attend_previous:
+            _try_previous(trial, name)
         if config.mask == "block":
             _try_block(trial, model)
         if config.positions != "continue" and config.tokens:
@@ -202,6 +221,22 @@ def _try_cache(trial: _Trial, name: str) -> None:
         raise MnemoError(f"{name} gives other outputs with a cache than without: generated text would be wrong")
 
 
+def _try_previous(trial: _Trial, name: str) -> None:
+    """Check shapes of cached keys, and that keys at later positions can be moved to the first ones."""
+    num, distance = trial.text.shape[1], 3
+    keys = trial.keys(0)
+    expected = key_shape(trial.body.config, num)
+    if any(tuple(layer.shape[1:]) != expected for layer in keys):
+        raise MnemoError(f"{name} caches keys of another shape than {expected}: attend_previous is not supported")
+    frequencies = rotary_frequencies(trial.body)
+    if frequencies is None:
+        return
+    by = torch.tensor([distance], device=keys[0].device)
+    moved = [rotated_back(later, by, frequencies) for later in trial.keys(distance)]
+    if not all(_close(later, first) for later, first in zip(moved, keys, strict=True)):
+        raise MnemoError(f"the rotary positions of {name} differ from Llama's: attend_previous is not supported")
+
+
 def _try_block(trial: _Trial, model: Any) -> None:
     everything = torch.ones(1, 2, 2, dtype=torch.bool, device=trial.rows.device)
     try:
@@ -222,6 +257,5 @@ def _try_positions(trial: _Trial, policy: str, name: str) -> None:
         positions = torch.tensor([[0, second]], device=trial.rows.device)
         return trial.hidden(trial.rows, position_ids=positions, attention_mask=seen)
 
-    takes = "position_ids" in inspect.signature(trial.body.forward).parameters
-    if not takes or torch.equal(at(1), at(2)):
+    if not takes_positions(trial.body) or torch.equal(at(1), at(2)):
         raise MnemoError(f'{name} does not use position_ids: use positions="continue" instead of "{policy}"')

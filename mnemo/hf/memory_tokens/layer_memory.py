@@ -14,9 +14,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from mnemo.errors import MnemoError
+from mnemo.hf.memory_tokens.previous_segment import PreviousSegment, join_states, split_states
 from mnemo.memory import Associative, RecurrentMemory, TokensState, WriteTokens
 from mnemo.memory.associative.modules import Associations, AssociativeMemory, keep_unread, written_rows
 from mnemo.memory.protocol import Backbone
+from mnemo.memory.state import State
 from mnemo.ops import Blocks, Causal
 
 Memories = tuple[Associations, ...]
@@ -114,7 +116,8 @@ class _WriteHook:
 class AssociativeTokens(nn.Module):
     """Memory tokens after every segment, and the associative memory of each layer, which they write.
 
-    Has the interface of `RecurrentMemory`; a state's `inner` part holds the memories of the layers.
+    Has the interface of `RecurrentMemory`; a state's `inner` part holds the memories of the layers, and the previous
+    segment if they attend to it.
     """
 
     def __init__(self, tokens: WriteTokens, config: Associative, layers: nn.ModuleList, dim: int) -> None:
@@ -127,15 +130,15 @@ class AssociativeTokens(nn.Module):
     def initial(self) -> nn.Parameter:
         return self.tokens.initial
 
-    def init(self, batch: int) -> TokensState:
+    def init(self, batch: int, previous: PreviousSegment | None = None) -> TokensState:
         """Return the state before a text."""
         like: Any = self.initial
         memories = tuple(layer.init(batch, like.detach()) for layer in self.layers)  # type: ignore[operator]
-        return self.tokens.init(batch, memories)
+        return self.tokens.init(batch, join_states(memories, previous))
 
-    def init_unread(self, batch: int) -> TokensState:
+    def init_unread(self, batch: int, previous: PreviousSegment | None = None) -> TokensState:
         """Return the state before a text without the zeros of its empty memories; only `forward` accepts it."""
-        return self.tokens.init(batch, None)
+        return self.tokens.init(batch, previous)
 
     def rows(self, state: TokensState) -> Tensor:
         return self.tokens.rows(state)
@@ -143,7 +146,7 @@ class AssociativeTokens(nn.Module):
     def row_mask(self, lengths: Tensor, begun: int = 0) -> Causal | Blocks:
         return self.tokens.row_mask(lengths, begun)
 
-    def carry(self, state: TokensState, memory: Tensor, inner: Memories) -> TokensState:
+    def carry(self, state: TokensState, memory: Tensor, inner: State) -> TokensState:
         return self.tokens.carry(state, memory, inner)
 
     def forward(
@@ -161,11 +164,12 @@ class AssociativeTokens(nn.Module):
         """
 
         def run(
-            rows: Tensor, memories: Memories | None, /, *, mask: Any, positions: Tensor, lengths: Tensor | None
-        ) -> tuple[Tensor, Memories | None]:
+            rows: Tensor, inner: State, /, *, mask: Any, positions: Tensor, lengths: Tensor | None
+        ) -> tuple[Tensor, State]:
+            memories, previous = split_states(inner)
             with self.call(memories, self.tokens.num_written if write else 0, lengths) as call:
-                hidden, _ = backbone(rows, None, mask=mask, positions=positions, lengths=lengths)
-            return hidden, call.after
+                hidden, previous = backbone(rows, previous, mask=mask, positions=positions, lengths=lengths)
+            return hidden, join_states(call.after, previous)
 
         return self.tokens(embeddings, state, run, lengths)
 

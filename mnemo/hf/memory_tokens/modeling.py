@@ -41,8 +41,8 @@ class MemoryOutput(ModelOutput):
     logits: Tensor | None = None
     past_key_values: MemoryCache | None = None
     memory: Carried | None = None
-    """Memory tokens (B, m, D) after the last segment, or the associations of every layer; pass it to the next call to
-    continue the text"""
+    """Memory tokens (B, m, D) after the last segment, or the associations of every layer, with the last segment if the
+    next one attends to it; pass it to the next call to continue the text"""
 
 
 class _WithMemory(SafeFolder, PreTrainedModel):
@@ -69,6 +69,8 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         self.post_init()
 
     def _new_memory(self, dim: int) -> RecurrentMemory | AssociativeTokens | OverlapMemory:
+        if self.config.attend_previous:
+            self.supports_gradient_checkpointing = False  # of single layers: it disables their cache
         if self.config.start == "overlap":
             return OverlapMemory(self.config.memory_tokens(), dim)
         if self.config.kind == "tokens":
@@ -125,10 +127,16 @@ class _WithMemory(SafeFolder, PreTrainedModel):
     def _start(self, batch: int, memory: Carried | TextMemory | None) -> TokensState:
         if isinstance(memory, TextMemory):
             return memory.state
-        if memory is None and isinstance(self.memory_tokens, AssociativeTokens):
-            return self.memory_tokens.init_unread(batch)
-        state: TokensState = self.memory_tokens.init(batch)
-        return state if memory is None else continued(state, memory)
+        if memory is None:
+            return self.first_state(batch, unread=True)
+        return continued(self.first_state(batch), memory)
+
+    def first_state(self, batch: int, unread: bool = False) -> TokensState:
+        """Return the state at the start of a text; `unread`: without the zeros of empty associative memories."""
+        inner = None if self._encoder else CausalRows(self.backbone, self.config).first_state(batch)
+        if unread and isinstance(self.memory_tokens, AssociativeTokens):
+            return self.memory_tokens.init_unread(batch, inner)
+        return self.memory_tokens.init(batch, inner)  # type: ignore[operator]
 
     def _split(
         self, batch: int, width: int, mask: Tensor | None, segment: int, align: str, device: torch.device

@@ -81,6 +81,8 @@ class MemoryConfig(PreTrainedConfig):
     start: str = "random"
     """"random": random memory tokens, as published, which disturb the backbone until they are trained; "overlap": the
     read block starts as the last tokens of the segment before, to which a small gate adds the written memory"""
+    attend_previous: bool = False
+    """Tokens also attend to the tokens of the previous segment, whose keys and values are carried without gradient"""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -141,6 +143,8 @@ def check_options(config: MemoryConfig) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise MnemoError(f"{name}={value!r} must be a whole number of at least {least}")
+    if not isinstance(config.attend_previous, bool):
+        raise MnemoError(f"attend_previous={config.attend_previous!r} must be True or False")
     if config.kind == "associative":
         check_associative(config)
     elif config.associative is not None:
@@ -162,4 +166,6 @@ def check_associative(config: MemoryConfig) -> None:
     if config.mask != "causal":
         raise MnemoError('memory tokens of an associative memory see earlier rows only: use mask="causal"')
     if config.associative_memory().length:
-        raise MnemoError("length is for Mnemo's own models: a backbone has no Transformer-XL memory")
+        raise MnemoError(
+            "length is for Mnemo's own models: use attend_previous=True for attention to the previous segment"
+        )

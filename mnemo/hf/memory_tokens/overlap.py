@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.memory import MemoryTokens, RecurrentMemory, TokensState
+from mnemo.memory.state import State
 from mnemo.ops import Blocks, Causal
 
 FIRST_GATE = 0.1
@@ -36,8 +37,8 @@ class OverlapMemory(nn.Module):
     def initial(self) -> nn.Parameter:
         return self.tokens.initial
 
-    def init(self, batch: int) -> TokensState:
-        empty = self.tokens.init(batch)
+    def init(self, batch: int, inner: State = None) -> TokensState:
+        empty = self.tokens.init(batch, inner)
         return empty._replace(memory=torch.cat([empty.memory, empty.memory], 1))
 
     def rows(self, state: TokensState) -> Tensor:
@@ -58,7 +59,7 @@ class OverlapMemory(nn.Module):
     ) -> tuple[Tensor, TokensState]:
         """Return the hidden rows of embedded tokens (B, L, D) after a state, and the next state."""
 
-        def run(rows: Tensor, inner: None, /, *, mask: Any, positions: Tensor, lengths: Tensor | None) -> Any:
+        def run(rows: Tensor, inner: State, /, *, mask: Any, positions: Tensor, lengths: Tensor | None) -> Any:
             rows = torch.cat([self.read_rows(state), rows[:, self.tokens.num_read :]], 1)
             unread = state.started == 0
             return backbone(rows, inner, mask=mask, positions=positions, lengths=lengths, unread=unread)
@@ -75,9 +76,9 @@ class OverlapMemory(nn.Module):
         index = lengths[:, None] + torch.arange(num, device=rows.device)
         return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[2]))
 
-    def carry(self, state: TokensState, written: Tensor, tail: Tensor) -> TokensState:
+    def carry(self, state: TokensState, written: Tensor, tail: Tensor, inner: State) -> TokensState:
         """Return the state after a segment whose last rows are `tail`."""
-        after = self.tokens.carry(self._written(state), written, None)
+        after = self.tokens.carry(self._written(state), written, inner)
         return after._replace(memory=torch.cat([after.memory, tail], 1))
 
     def _written(self, state: TokensState) -> TokensState:

@@ -30,6 +30,11 @@ def position_ids(policy: str, index: Tensor, num_read: int, num_written: int, co
     return torch.where(in_write, after + num_read, torch.where(padded, 0, positions))
 
 
+def first_token(policy: str, num_read: int, num_written: int) -> int:
+    """Return the position of the first token of a segment."""
+    return {"continue": num_read, "tokens": 0, "fixed": num_read + num_written}[policy]
+
+
 def num_positions(policy: str, segment: int, num_read: int, num_written: int) -> int:
     """Return the number of positions that a full segment uses."""
     return segment + num_written + (0 if policy == "tokens" else num_read)

@@ -40,7 +40,7 @@ class SegmentReader:
     def _read_segment(self) -> None:
         size = self.model.config.segment
         segment, rest = torch.cat(self.pending, 1).tensor_split([size], 1)
-        state = self.model.memory_tokens.init(len(segment)) if self.state is None else self.state
+        state = self.model.first_state(len(segment)) if self.state is None else self.state
         _, self.state = self.model.memory_tokens(self.model._embed(segment), state, self.rows)
         self.pending, self.num_pending = [rest], self.num_pending - size
 
@@ -49,7 +49,7 @@ class SegmentReader:
             raise MnemoError("no tokens to read")
         opened = torch.cat(self.pending, 1).clone()
         self.model._embed(opened)  # checks the ids: they are read when the text is continued
-        state = self.model.memory_tokens.init(len(opened)) if self.state is None else self.state
+        state = self.model.first_state(len(opened)) if self.state is None else self.state
         return TextMemory(state, opened, self.num_tokens)
 
 

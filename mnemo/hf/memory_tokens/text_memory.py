@@ -62,6 +62,8 @@ class TextMemory:
 def fingerprint(model: Any) -> str:
     """Return a hash of the weights and of the options of the memory: a memory belongs to the model that wrote it."""
     options = {name: getattr(model.config, name) for name in BOUND_TO}
+    if model.config.attend_previous:  # left out otherwise: files of earlier versions stay valid
+        options["attend_previous"] = True
     sha = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         sha.update(name.encode())
@@ -101,12 +103,12 @@ def load_text_memory(path: Path, model: Any) -> TextMemory:
     expected = _expected(model, len(opened))
     check_tensors(tensors, expected, path)
     ordered = iter([tensors[name].to(model.device) for name in expected])
-    state = tree_map(lambda _: next(ordered), model.memory_tokens.init(1))
+    state = tree_map(lambda _: next(ordered), model.first_state(1))
     return TextMemory(state, opened.to(model.device), num_tokens)
 
 
 def _expected(model: Any, batch: int) -> dict[str, Tensor]:
-    return {STATE + name: leaf for name, leaf in leaves(model.memory_tokens.init(batch))}
+    return {STATE + name: leaf for name, leaf in leaves(model.first_state(batch))}
 
 
 def _check_metadata(path: Path, metadata: dict[str, str], model: Any) -> int:

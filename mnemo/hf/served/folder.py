@@ -128,7 +128,7 @@ class FolderSessions:
     def _memory(self, state: TextState | None) -> TextMemory:
         if state is not None:
             return memory_of(state)
-        return TextMemory(self.model.memory_tokens.init(1), torch.empty(1, 0, dtype=torch.int64), 0)
+        return TextMemory(self.model.first_state(1), torch.empty(1, 0, dtype=torch.int64), 0)
 
     def memory_use(self, state: TextState | None, on: bool) -> MemoryUse:
         memory = self._memory(state)

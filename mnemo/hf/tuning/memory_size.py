@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mnemo.hf.memory_tokens.carried import associations_of
 from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.layer_memory import AssociativeTokens, Memories
 
@@ -22,8 +23,9 @@ class GrowthRecord:
         self.sizes: list[dict[str, Any]] = []
 
     def add(self, segments: int, memory: Any) -> None:
-        if isinstance(memory, tuple) and segments & (segments - 1) == 0:
-            self.sizes.append({"segments": segments} | norms(memory))
+        memories = associations_of(memory)
+        if memories and segments & (segments - 1) == 0:
+            self.sizes.append({"segments": segments} | norms(memories))
 
 
 def norms(memories: Memories) -> dict[str, list[float]]:

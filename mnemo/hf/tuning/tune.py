@@ -134,7 +134,7 @@ def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
 
 
 def _with_memory(model: Any, options: Tuning) -> Any:
-    """Add memory, and LoRA weights if they are trained instead of the model's."""
+    """Add memory, and LoRA weights if they are trained instead of the model's; or freeze the model."""
     torch.manual_seed(options.seed)
     model = add_memory(
         model,
@@ -144,7 +144,10 @@ def _with_memory(model: Any, options: Tuning) -> Any:
         kind=options.memory,
         associative=Associative(bounded=True, row_size=typical_row_size(model)) if options.bounded else None,
         start=options.start,
+        attend_previous=options.attend_previous,
     )
+    if options.freeze:
+        memory_model(model).backbone.requires_grad_(False)
     if not options.lora:
         return model
     try:
@@ -221,9 +224,10 @@ def equal_batches(samples: int, most: int) -> int:
 
 
 def save(model: Any, tokenizer: Any, options: Tuning, results: list[Accuracy], steps: int) -> Path:
-    """Save the model with its tokenizer and card for `from_pretrained`; with LoRA only the trained weights."""
-    folder = options.out / (ADAPTER if options.lora else MODEL)
-    if options.lora:
+    """Save the model with its tokenizer and card; with LoRA or a frozen backbone only what was trained."""
+    only_trained = options.lora > 0 or options.freeze
+    folder = options.out / (ADAPTER if only_trained else MODEL)
+    if only_trained:
         save_adapter(model, folder)
     else:
         model.save_pretrained(folder)

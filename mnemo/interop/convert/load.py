@@ -19,7 +19,7 @@ from mnemo.interop.convert.infer_arguments import Arguments, check_types
 from mnemo.interop.convert.tensor_map import import_tensors
 from mnemo.interop.convert.transformer_xl import empty_model
 from mnemo.interop.convert.weight_files import WeightsFile
-from mnemo.memory.configuration import Start
+from mnemo.memory.configuration import Decoding, Start
 from mnemo.model import ModelConfig
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import RECIPE
@@ -37,9 +37,8 @@ WEIGHTS = (
 )
 """File names of weights in published folders; the first one that exists is loaded."""
 DEFAULT_SEGMENT = 128
-WRITES_BY_TOKEN = (
-    "transformers writes with segments of one token, this run with longer ones, which see more memory: its greedy text "
-    "is that of transformers only after a conversion with --segment 1"
+WRITES_BY_CALL = (
+    "text is written as by transformers 4: the prompt is one segment, then every token, which enters the memory at once"
 )
 
 
@@ -66,6 +65,8 @@ class ConvertedModel:
     format: str
     start: Start
     """Initial memory in the published code."""
+    decoding: Decoding = "segments"
+    """Segments of the published code when it continues a text."""
     notes: tuple[str, ...] = ()
 
 
@@ -93,6 +94,7 @@ def _load_run(path: Path, given: UserOptions) -> ConvertedModel:
         tokenizer=load_tokenizer(path),
         format="mnemo",
         start=run.start,
+        decoding=run.decoding,
     )
 
 
@@ -127,7 +129,7 @@ def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions)
     if known.start == "zeros":
         notes.append("the published code starts from a memory full of zeros, and so does the converted run")
     if known.name == "hf":
-        notes.append(WRITES_BY_TOKEN)
+        notes.append(WRITES_BY_CALL)
     return ConvertedModel(
         config=config,
         weights=weights,
@@ -135,6 +137,7 @@ def convert(known: Format, content: WeightsFile, path: Path, given: UserOptions)
         tokenizer=None if symbols is None else vocabulary.tokenizer(symbols),
         format=known.name,
         start=known.start,
+        decoding="calls" if known.name == "hf" else "segments",
         notes=tuple(notes),
     )
 

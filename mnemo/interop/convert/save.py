@@ -39,6 +39,8 @@ def write_run(model: ConvertedModel, dest: Path, *, source: Path, corpus: str, c
     except ValueError as error:
         raise MnemoError(f"configuration: {error}") from None
     origin = {"run": str(source.resolve()), "step": 0, "format": model.format, "starts_from": model.start}
+    if model.decoding != "segments":
+        origin["decoding"] = model.decoding
     check_free(dest)
     write_untrained_run(
         dest, RunHeader(recipe=recipe, corpus=corpus_info, source=origin), model.weights, model.tokenizer

@@ -6,7 +6,12 @@ softmax of the first bin also scores one cluster for each further bin, in the or
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+SPARE_ROWS = 64
+SPARE_SHARE = 1 / 8
+"""A bin of fixed size has room for its share of the targets by Zipf's law, an eighth of that, and this many rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,3 +66,17 @@ class Bins:
 
     def __len__(self) -> int:
         return len(self.widths)
+
+    def zipf_shares(self) -> list[float]:
+        """The share of tokens in each bin if the word of rank r has a frequency of 1 / r."""
+        below = [0.0, *(math.log(edge + 1) for edge in self.edges[1:])]
+        return [(high - low) / below[-1] for low, high in zip(below, below[1:], strict=False)]
+
+    def fixed_sizes(self, num_targets: int) -> list[int]:
+        """Rows of each further bin in a program whose shapes do not depend on the targets.
+
+        They depend on nothing but the configuration, so that a resumed run repeats every rounding. Texts have fewer
+        rare words than by Zipf's law, because vocabularies are closed.
+        """
+        wanted = [(1 + SPARE_SHARE) * share * num_targets + SPARE_ROWS for share in self.zipf_shares()[1:]]
+        return [min(num_targets, SPARE_ROWS * math.ceil(rows / SPARE_ROWS)) for rows in wanted]

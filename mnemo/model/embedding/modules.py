@@ -92,6 +92,7 @@ class Softmax(nn.Module):
         self.cap = cap
         bins, split = embedding.bins, embedding.split
         self.bins, self.split = bins, split
+        self.fixed_sizes = False  # if set, shapes do not depend on the targets, for which `bins_fit` must hold
         self.tied = config.tie_weights
         self.ties = config.ties()
         shapes = [tuple(table.shape) for table in embedding.tables]
@@ -153,16 +154,21 @@ class Softmax(nn.Module):
         if len(self.bins) == 1:
             return function(hidden, *head, targets)
         first = targets < self.bins.edges[1]
-        inner_edges = torch.tensor(self.bins.edges[1:-1], device=targets.device)
-        which = torch.bucketize(targets.contiguous(), inner_edges, right=True)
+        which = torch.stack([targets >= edge for edge in self.bins.edges[1:-1]]).sum(0)
         cluster = self.bins.edges[1] + which - 1
         total = function(hidden, *head, torch.where(first, targets, cluster))
-        for i in range(1, len(self.bins)):
-            rows = (which == i).nonzero().squeeze(1)
-            if rows.numel():
-                inside = targets[rows] - self.bins.edges[i]
+        sizes = self.bins.fixed_sizes(len(targets)) if self.fixed_sizes else [None] * (len(self.bins) - 1)
+        for i, size in enumerate(sizes, 1):
+            rows, inside = _members(which == i, targets - self.bins.edges[i], size)
+            if size is not None or rows.numel():
                 total = total.index_add(0, rows, function(hidden[rows], *self._bin(i, embedding), inside))
         return total
+
+    def bins_fit(self, targets: Tensor) -> bool:
+        """Whether every further bin has room for its targets (N,) in a program of fixed sizes."""
+        sizes = self.bins.fixed_sizes(targets.numel())
+        edges = zip(self.bins.edges[1:], self.bins.edges[2:], sizes, strict=False)
+        return all(int(((targets >= low) & (targets < high)).sum()) <= size for low, high, size in edges)
 
     def log_probabilities(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """(..., D) -> (..., V)."""
@@ -187,6 +193,23 @@ def _shapes_must_be_fixed(ids: Tensor) -> bool:
     """Whether ids have no values to branch on: in a compiled or recorded program, and on the meta device."""
     recording = ids.is_cuda and torch.cuda.is_current_stream_capturing()
     return torch.compiler.is_compiling() or ids.is_meta or recording
+
+
+def _members(mask: Tensor, targets: Tensor, size: int | None) -> tuple[Tensor, Tensor]:
+    """Indices of the rows of a bin, and their targets.
+
+    With a size, exactly so many: unused ones are row 0 with a target of -1, whose loss and gradient are zero.
+    """
+    if size is None:
+        rows = mask.nonzero().squeeze(1)
+        return rows, targets[rows]
+    places = mask.cumsum(0) - 1
+    slots = torch.where(mask & (places < size), places, size)
+    # All rows of other bins are written to one more slot, which is cut off.
+    rows = torch.zeros(size + 1, dtype=torch.int64, device=mask.device)
+    rows = rows.scatter(0, slots, torch.arange(len(mask), device=mask.device))[:size]
+    used = torch.arange(size, device=mask.device) < mask.sum()
+    return rows, torch.where(used, targets[rows], -1)
 
 
 def _projected(hidden: Tensor, projection: Tensor | None) -> Tensor:

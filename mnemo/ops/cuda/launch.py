@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -67,10 +68,14 @@ def tiles_for(q: Tensor) -> Tiles:
     if q.dtype == torch.float32:
         return EXACT
     tiles = WIDE if q.shape[-1] > 64 else SMALL
-    if not q.is_cuda:
-        return tiles
-    memory = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
-    return tiles if memory >= DEEP_MEMORY else tiles.shallow()
+    return tiles if shared_memory(q.device) >= DEEP_MEMORY else tiles.shallow()
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may use; in Triton's interpreter there is no limit."""
+    if device.type != "cuda":
+        return sys.maxsize
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class Entry(NamedTuple):
     self_test: Callable[[], Recipe] | None = None
     paper: float | None = None
     """Published value, at the published size."""
+    millions: float | None = None
+    """Published number of parameters."""
 
     def recipe(self, budget: Budget) -> Recipe | None:
         if budget == "paper":

@@ -241,7 +241,8 @@ def _longest(group: str, text: str) -> Observed:
         hardest = ratios({label: lengths[0].tokens for label, lengths in found.items()})
         first, *others = found.values()
         longer = [one.tokens - other.tokens for each in others for one, other in zip(first, each, strict=True)]
-        return decide(results.budget, f"{listed} (r = 0.1, 0.5, 1.0); at r = 0.1: {hardest}", longer, longer)
+        outcome = decide(results.budget, f"{listed} (r = 0.1, 0.5, 1.0)", longer, longer)
+        return outcome._replace(test="; ".join(filter(None, (f"at r = 0.1: {hardest}", outcome.test))))
 
     return Observed(text, f"{quoted} (r = 0.1): {ratios(paper)}", observe)
 
@@ -272,7 +273,7 @@ def decide(budget: Budget, ours: str, large: Sequence[int], not_negative: Sequen
         return Outcome(ours, False, 1)
     if min(large) >= needed and min(not_negative) >= 0:
         return Outcome(ours, True, 1)
-    return Outcome(f"{ours}; differences below {needed} tokens decide nothing", None, 1)
+    return Outcome(ours, None, 1, f"differences below {needed} tokens decide nothing")
 
 
 def tables(results: Results) -> list[Table]:

@@ -14,12 +14,14 @@ from starlette.routing import BaseRoute, Route
 
 from mnemo.errors import shorten
 from mnemo.papers import every_experiment
+from mnemo.papers.evidence import Evidence
 from mnemo.papers.experiment import Budget, Experiment
-from mnemo.papers.pages import INCOMPLETE, build_page, has_results, judged
+from mnemo.papers.headlines import headlines
+from mnemo.papers.main_figures import MainFigure, main_figures
+from mnemo.papers.pages import build_page, has_results, outline
 from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, load_grid
 from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.figure import Figure
-from mnemo.report.findings import Verdict
 from mnemo.report.svg import standalone
 from mnemo.serving.errors import not_found
 from mnemo.serving.studio.answers import NO_STORE, computed
@@ -36,7 +38,8 @@ class PaperPages:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._verdicts: dict[tuple[str, str], tuple[Stamp, list[Verdict]]] = {}
+        self._outlines: dict[tuple[str, str], tuple[Stamp, ExperimentPage]] = {}
+        self._main: tuple[list[Stamp], list[MainFigure]] | None = None
         self._pages: dict[tuple[str, str], tuple[Stamp, ExperimentPage]] = {}
         # Matplotlib draws figures, and must not be used by two threads at once.
         self._lock = threading.Lock()
@@ -44,6 +47,7 @@ class PaperPages:
     def routes(self) -> list[BaseRoute]:
         return [
             Route("/studio/api/papers", computed(self._list)),
+            Route("/studio/api/papers/main", computed(self._main_claims)),
             Route("/studio/api/paper", computed(self._detail)),
             Route("/studio/api/figure", computed(self._figure)),
         ]
@@ -68,21 +72,35 @@ class PaperPages:
         return next((grid_folder(folder, experiment.name, budget) for folder in found), None)
 
     def _entry(self, experiment: Experiment, budget: Budget) -> dict[str, Any]:
+        page = self._outline(experiment, budget)
         return {
-            "name": experiment.name,
-            "budget": budget,
-            "title": experiment.title,
-            "paper": experiment.paper,
-            "covers": list(experiment.covers),
-            "claim": experiment.claim,
-            "verdicts": [asdict(verdict) for verdict in self._judged(experiment, budget)],
+            "name": page.name,
+            "budget": page.budget,
+            "title": page.title,
+            "paper": page.paper,
+            "covers": list(page.covers),
+            "data": page.data,
+            "claim": page.claim,
+            "verdicts": [asdict(verdict) for verdict in page.verdicts],
         }
 
-    def _judged(self, experiment: Experiment, budget: Budget) -> list[Verdict]:
+    def _outline(self, experiment: Experiment, budget: Budget) -> ExperimentPage:
         key, stamp = (experiment.name, budget), self._stamp(experiment, budget)
-        if self._verdicts.get(key, (None,))[0] != stamp:
-            self._verdicts[key] = (stamp, list(_verdicts(experiment, self._load(experiment, budget))))
-        return self._verdicts[key][1]
+        if self._outlines.get(key, (None,))[0] != stamp:
+            self._outlines[key] = (stamp, outline(experiment, self._load(experiment, budget)))
+        return self._outlines[key][1]
+
+    def _main_claims(self, request: Request) -> Any:
+        with self._lock:
+            drawn, rows = self._main_figures(), headlines(Evidence(self._folders))
+        figures = [{"paper": each.paper, "main_claim": each.claim, **_figure(each.figure)} for each in drawn]
+        return {"figures": figures, "headlines": [row._asdict() for row in rows]}
+
+    def _main_figures(self) -> list[MainFigure]:
+        stamps = [self._stamp(*grid) for grid in self._grids()]
+        if self._main is None or self._main[0] != stamps:
+            self._main = (stamps, main_figures(Evidence(self._folders)))
+        return self._main[1]
 
     def _load(self, experiment: Experiment, budget: Budget) -> Found:
         grid = self._grid(experiment, budget)
@@ -114,6 +132,7 @@ class PaperPages:
             "title": page.title,
             "paper": page.paper,
             "covers": list(page.covers),
+            "data": page.data,
             "claim": page.claim,
             "verdicts": [asdict(verdict) for verdict in page.verdicts],
             "about_verdicts": page.about_verdicts,
@@ -126,25 +145,22 @@ class PaperPages:
             "command": f"mnemo reproduce {page.name} --budget {page.budget}",
         }
 
+    def _figures(self, request: Request) -> Sequence[Figure]:
+        """Figures of the named experiment; without a name those of the main claims."""
+        if "name" in request.query_params:
+            return self._page(request).figures
+        with self._lock:
+            return [each.figure for each in self._main_figures()]
+
     def _figure(self, request: Request) -> Any:
         slug = request.query_params.get("slug", "")
-        for figure in self._page(request).figures:
+        for figure in self._figures(request):
             if figure.slug == slug:
                 svg = standalone(figure.svg, dark=request.query_params.get("theme") == "dark")
                 # Opened as a page of its own, a picture could otherwise run scripts.
                 policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
                 return Response(svg, media_type="image/svg+xml", headers=NO_STORE | policy)
         raise not_found(f"there is no figure '{shorten(slug, 80)}'")
-
-
-def _verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
-    if found.results.budget == "self-test":
-        return []
-    try:
-        return list(experiment.verdicts(found.results))
-    except INCOMPLETE:
-        # Leaving out the incomplete results means drawing all figures, which takes longer.
-        return list(judged(experiment, found).verdicts)
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

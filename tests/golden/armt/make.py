@@ -8,6 +8,9 @@
 Their modules, imported from those folders, wrap small random backbones in float64: layers of Mnemo's own models here,
 models of transformers in `armt-hf`. Each file holds the weights, tokens of several segments, and what their code
 returns: the loss, logits of every segment, matrix and normaliser of every layer after every segment, all gradients.
+Files `*-previous` have their option `sliding_window`, attention to the previous segment: with one row, since in others
+their mask hides the first tokens of the previous segment, and for Llama with two segments, since from the third one on
+their keys have wrong positions.
 Names of weights are those of our models. `newest` is the last commit that changes their module, `paper` the commit of
 the default branch, whose keys are not scaled to length one.
 """
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from mnemo.config import to_json
 from mnemo.memory import XL, Associative, Plan, WriteTokens
@@ -50,8 +53,8 @@ SEGMENT, SEGMENTS, BATCH, VOCABULARY = 5, 4, 2, 11
 NAMES = {"W_mq": "query", "W_mk": "key", "W_mv": "value", "W_mb": "strength"}
 
 
-def import_theirs(folder: Path, name: str) -> Any:
-    """Import their module; packages that it only names are replaced by empty ones."""
+def import_theirs(folder: Path, name: str, package: str = "modeling_amt") -> Any:
+    """Import one of their modules; packages that it only names are replaced by empty ones."""
     stand_ins = {"wandb": {}, "munch": {"Munch": dict}, "baselines.rwkv.language_modeling": {"RWKVModel": _NoModel}}
     for module, contents in stand_ins.items():
         parts = module.split(".")
@@ -59,7 +62,7 @@ def import_theirs(folder: Path, name: str) -> Any:
             sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
         vars(sys.modules[module]).update(contents)
     sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location(name, folder / "modeling_amt" / "language_modeling.py")
+    spec = importlib.util.spec_from_file_location(name, folder / package / "language_modeling.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -134,7 +137,24 @@ class _OurBackbone(nn.Module):
         return types.SimpleNamespace(logits=logits, past_key_values=None, hidden_states=(hidden,))
 
 
-def wrap(theirs: Any, backbone: nn.Module, layers: str, single: type, options: dict[str, Any]) -> Any:
+def with_lists_as_cache(backbone: Any) -> None:
+    """Let a model of transformers 5 take and return keys and values as lists, as they expect it."""
+    forward = backbone.forward
+
+    def call(past_key_values: Any = None, **options: Any) -> Any:
+        cache: Any = DynamicCache(config=backbone.config)
+        for index, (keys, values) in enumerate(past_key_values or []):
+            cache.update(keys, values, index)
+        out = forward(past_key_values=cache, **options)
+        out.past_key_values = [[layer.keys, layer.values] for layer in cache.layers]
+        return out
+
+    backbone.forward = call
+
+
+def wrap(
+    theirs: Any, backbone: nn.Module, layers: str, single: type, options: dict[str, Any], previous: bool = False
+) -> Any:
     """Their memory around a backbone, with random weights in place of zeros."""
     *path, last = layers.split(".")
     owner = backbone.get_submodule(".".join(path))
@@ -152,7 +172,9 @@ def wrap(theirs: Any, backbone: nn.Module, layers: str, single: type, options: d
         nn.init.normal_(wrapped.W_mk.weight)
         nn.init.normal_(wrapped.W_mq.weight)
     cell.zero_mem()
-    return theirs.AssociativeRecurrentWrapper(cell, segment_size=SEGMENT, max_n_segments=SEGMENTS, k2=-1)
+    return theirs.AssociativeRecurrentWrapper(
+        cell, segment_size=SEGMENT, max_n_segments=SEGMENTS, k2=-1, sliding_window=previous
+    )
 
 
 def run(model: Any, tokens: Tensor) -> dict[str, Tensor]:
@@ -162,7 +184,10 @@ def run(model: Any, tokens: Tensor) -> dict[str, Tensor]:
 
     def keep(module: Any, _: Any, out: Any) -> None:
         prefix = f"seg{next(count)}/"
-        results[prefix + "logits"] = out["logits"].detach().clone()
+        results[prefix + "logits"] = (out[0] if isinstance(out, tuple) else out)["logits"].detach().clone()
+        if isinstance(out, tuple):  # memory tokens that are carried on
+            results[prefix + "memory"] = out[1].detach().clone()
+            return
         for index, layer in enumerate(cell.layers):
             results[f"{prefix}matrix.{index}"] = _with_heads(layer.W_mem, 4)
             if "z" in vars(layer):
@@ -271,14 +296,13 @@ BACKBONES = {
 def make_hugging_face(theirs: Any, name: str, options: dict[str, Any], frozen: bool) -> None:
     """A file for the tests of `mnemo.hf`, around a model of transformers."""
     torch.manual_seed(8)
-    config, kind, layers = BACKBONES[name.split("-")[0]]
-    backbone = kind(config).double()
-    names = {parameter: f"backbone.{key}" for key, parameter in backbone.named_parameters()}
-    model = wrap(theirs, backbone, layers, _Single, options)
+    previous = name.endswith("-previous")
+    config, backbone, names, layers = small_backbone(name, previous)
+    model = wrap(theirs, backbone, layers, _Single, options, previous)
     for parameter in names:
         parameter.requires_grad_(not frozen)
     cell = model.memory_cell
-    results = run(model, torch.randint(VOCABULARY, (BATCH, SEGMENT * SEGMENTS)))
+    results = run(model, some_tokens(name))
     weights: dict[str, Any] = {key: parameter for parameter, key in names.items()}
     weights |= {"memory_tokens.tokens.initial": cell.memory} | memory_weights(cell, "memory_tokens.layers.{}.")
     described = {
@@ -288,8 +312,38 @@ def make_hugging_face(theirs: Any, name: str, options: dict[str, Any], frozen: b
         "backbone": config.to_dict(),
         "associative": asdict(our_options(options, "newest")),
         "frozen": frozen,
+        "attend_previous": previous,
     }
     save(HERE.parent / "armt-hf" / f"{name}.safetensors", "armt-golden-hf-1", described, weights, results)
+
+
+def make_memory_tokens(theirs: Any, name: str) -> None:
+    """A file with their memory tokens that are carried on (RMT), and attention to the previous segment."""
+    torch.manual_seed(8)
+    config, backbone, names, _ = small_backbone(name, True)
+    cell = theirs.MemoryCell(backbone, 3).double()
+    model = theirs.RecurrentWrapper(cell, segment_size=SEGMENT, max_n_segments=SEGMENTS, k2=-1, sliding_window=True)
+    results = run(model, some_tokens(name))
+    weights = {key: parameter for parameter, key in names.items()} | {"memory_tokens.initial": cell.memory}
+    described = {"commit": COMMITS["newest"], "segment": SEGMENT, "backbone": config.to_dict(), "frozen": False}
+    described |= {"associative": None, "attend_previous": True}
+    save(HERE.parent / "armt-hf" / f"{name}.safetensors", "armt-golden-hf-1", described, weights, results)
+
+
+def small_backbone(name: str, previous: bool) -> tuple[Any, Any, dict[nn.Parameter, str], str]:
+    """The configuration of a backbone, a random one, our names of its weights, and where its layers are."""
+    config, kind, layers = BACKBONES[name.split("-")[0]]
+    backbone = kind(config).double()
+    if previous:
+        with_lists_as_cache(backbone)
+    return config, backbone, {each: f"backbone.{key}" for key, each in backbone.named_parameters()}, layers
+
+
+def some_tokens(name: str) -> Tensor:
+    """Tokens (rows, columns) of a file; see the top of this module."""
+    rows = 1 if name.endswith("-previous") else BATCH
+    segments = 2 if name == "llama-previous" else SEGMENTS
+    return torch.randint(VOCABULARY, (rows, SEGMENT * segments))
 
 
 def main() -> None:
@@ -303,6 +357,9 @@ def main() -> None:
     make_hugging_face(theirs, "llama", {}, False)
     make_hugging_face(theirs, "gpt2", {"n_heads": 2}, False)
     make_hugging_face(theirs, "llama-frozen", {}, True)
+    make_hugging_face(theirs, "llama-previous", {}, False)
+    make_hugging_face(theirs, "gpt2-previous", {}, False)
+    make_memory_tokens(import_theirs(newest, "rmt_newest", "modeling_rmt"), "gpt2-tokens-previous")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     old/bin/python tests/golden/transfo-xl-4.30/make.py
 
 Three folders as `save_pretrained` writes them (the pickled pytorch_model.bin of one, safetensors of the others), each
-with outputs.safetensors: what the model gave for two segments, from its default memory of zeros and from an empty one.
+with outputs.safetensors: what the model gave for two segments, from its default memory of zeros and from an empty one,
+and generated.safetensors: greedy tokens after prompts of several lengths, with the log-probabilities of every step.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
 }
 PICKLED = "adaptive"
+PROMPTS, NEW_TOKENS = (1, 5, 7, 11), 16
 
 
 def model_of(case: dict[str, Any]) -> TransfoXLLMHeadModel:
@@ -84,8 +86,29 @@ def make(name: str, case: dict[str, Any]) -> None:
         path.unlink()
 
 
+def write_generated(name: str) -> None:
+    """Continue prompts with `generate` of the saved model."""
+    model = TransfoXLLMHeadModel.from_pretrained(HERE / name).eval()
+    text = torch.randint(model.config.vocab_size, (1, 11), generator=torch.Generator().manual_seed(1))
+    result = {}
+    for length in PROMPTS:
+        out = model.generate(
+            text[:, :length],
+            max_length=length + NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=-1,  # never ends
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        result[f"{length}/tokens"] = out.sequences
+        result[f"{length}/log_probs"] = torch.stack(out.scores, 1)
+    save_file(result, HERE / name / "generated.safetensors", {"transformers": transformers.__version__})
+
+
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
     os.umask(0o022)
     for name, case in CASES.items():
         make(name, case)
+        write_generated(name)

@@ -44,7 +44,7 @@ READY = {
     "runs": ".uplot",
     "run": ".uplot",
     "memory": ".uplot",
-    "papers": ".experiment",
+    "papers": "section[aria-label='Main claims'] img[src^=blob]",
     "experiment": "figure img[src^=blob]",
 }
 """An element of each page that is there when its data are."""
@@ -53,7 +53,7 @@ HEIGHTS = {
     "run": 1000,
     "memory": 1320,
     "memory-dark": 1320,
-    "papers": 800,
+    "papers": 1150,
     "experiment": 1150,
     "runs-phone": 1100,
 }
@@ -74,7 +74,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     sweep = [score(memory, 1.16 - 0.02 * math.log2(1 + memory)) for memory in (0, 4, 8, 16, 24, 32)]
     write_result(runs / "with-memory", "sweep", kind="sweep", scores=sweep)
     write_result(runs / "with-memory", "score", kind="score", score=score(32, 1.06))
-    for name in ("xl-context-length", "rmt-copy", "long-number", "lamemo-ablation", "xl-ablation", "rmt-passkey"):
+    for name in (
+        "xl-context-length",
+        "xl-evaluation-speed",
+        "long-wikitext103",
+        "rmt-copy",
+        "lamemo-ablation",
+        "rmt-passkey",
+    ):
         shutil.copytree(ROOT / "results" / name, folder / "results" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -284,9 +291,12 @@ def test_memory_of_an_unusable_run_says_why(desktop: Watched) -> None:
 def test_experiments_are_found_and_opened(desktop: Watched) -> None:
     page = opened(desktop, "papers")
     expect(page.locator(".experiment")).to_have_count(6)
+    page.locator("section[aria-label='Main claims'] img[src^=blob]").first.wait_for()
+    expect(page.get_by_role("heading", name="Main numbers")).to_be_visible()
     page.get_by_label("Find an experiment").fill("copy symbols")
     expect(page.locator(".experiment")).to_have_count(1)
     page.get_by_role("link", name="Copy 24 symbols twice").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Copy 24 symbols twice")
     page.locator("figure img[src^=blob]").first.wait_for()
     assert page.locator("figure img").first.evaluate("image => image.complete && image.naturalWidth") > 100
     expect(page.locator(".verdicts tbody tr").first).to_contain_text("holds")

@@ -206,7 +206,9 @@ def test_memory_of_a_session(client: httpx2.Client) -> None:
 def test_papers(client: httpx2.Client) -> None:
     found = get(client, "papers")["experiments"]
     assert [(each["name"], each["budget"]) for each in found] == [("xl-context-length", "small")]
-    assert len(found[0]["verdicts"]) == 3
+    assert len(found[0]["verdicts"]) == 3 and found[0]["data"] == "WikiText-103 claim, measured on novels"
+    main = get(client, "papers/main")
+    assert [row["page"] for row in main["headlines"]] == ["xl-context-length"] and main["figures"] == []
     page = get(client, "paper", name="xl-context-length", budget="small")
     assert page["figures"] and page["tables"] and page["command"] == "mnemo reproduce xl-context-length --budget small"
     figure = {"name": "xl-context-length", "budget": "small", "slug": page["figures"][0]["slug"]}
@@ -223,6 +225,13 @@ def test_results_that_are_written_later_appear(client: httpx2.Client, folder: Pa
     target = folder / "none" / "laptop-xl" / "laptop"
     target.mkdir(parents=True)
     shutil.copy(source, target)
+    speed = folder / "none" / "xl-evaluation-speed" / "small"
+    speed.mkdir(parents=True)
+    shutil.copy(ROOT / "results" / "xl-evaluation-speed" / "small" / "results.json", speed)
+    assert [each["slug"] for each in get(client, "papers/main")["figures"]] == ["evaluation-speed"]
+    drawn = client.get("/studio/api/figure", params={"slug": "evaluation-speed", "theme": "dark"})
+    assert drawn.headers["content-type"].startswith("image/svg") and "1,874x" in drawn.text
+    assert refused(client.get("/studio/api/figure", params={"slug": "nosuch"}), 404)
     assert "laptop-xl" in {each["name"] for each in get(client, "papers")["experiments"]}
     shutil.rmtree(folder / "none")
     time.sleep(0.01)

@@ -8,6 +8,11 @@ import { Answer, Counts } from "./papers.js";
 
 const MOST_ROWS = 200; // rows of a table that are shown
 
+/** Figures with their captions; `of` names their experiment. */
+export function Figures({ figures, of }) {
+  return html`<div class="figures">${figures.map((figure) => html`<${Figure} key=${figure.slug} figure=${figure} of=${of} />`)}</div>`;
+}
+
 export default function Experiment({ name, budget }) {
   const { data, error } = useData(address("api/paper", { name, budget }));
   const back = html`<p class="small"><a href="/studio/papers">All experiments</a></p>`;
@@ -15,13 +20,13 @@ export default function Experiment({ name, budget }) {
   if (!data) return html`${back}<h1>${name}</h1><${Waiting} what="Drawing the figures" />`;
   return html`${back}
     <h1>${data.title}</h1>
-    <p class="lead">${data.paper}${data.covers.length > 0 && ` · ${data.covers.join(", ")}`} · budget ${data.budget}</p>
+    <p class="lead">${data.paper}${data.covers.length > 0 && ` · ${data.covers.join(", ")}`} · budget ${data.budget}${data.data && ` · ${data.data}`}</p>
     <section class="card"><div class="head"><h2>Claim</h2><span><${Counts} verdicts=${data.verdicts} /></span></div>
       <p>${data.claim}</p>
       ${data.verdicts.length > 0 ? html`<${Verdicts} verdicts=${data.verdicts} />` : html`<p class="muted">${data.about_verdicts || "No verdict yet."}</p>`}
     </section>
     ${data.problems.length > 0 && html`<${Notice} kind="warn">${data.problems.map((line, at) => html`<p key=${at}>${line}</p>`)}</${Notice}>`}
-    <div class="figures">${data.figures.map((figure) => html`<${Figure} key=${figure.slug} figure=${figure} of=${{ name, budget }} />`)}</div>
+    <${Figures} figures=${data.figures} of=${{ name, budget }} />
     ${data.tables.map((table, at) => html`<section key=${at} class="card"><h2>${table.title}</h2><${Table} ...${table} />
       ${table.caption && html`<p class="small muted">${table.caption}</p>`}</section>`)}
     ${data.samples.map((sample, at) => html`<section key=${at} class="card"><h2>${sample.title}</h2><pre class="small">${sample.text}</pre>
@@ -45,7 +50,7 @@ function Verdicts({ verdicts }) {
 function Figure({ figure, of }) {
   const picture = usePicture(address("api/figure", { ...of, slug: figure.slug, theme: useTheme() }));
   return html`<figure class="card">
-    <figcaption><h2>${figure.title}</h2></figcaption>
+    <figcaption><h2>${figure.main_claim ?? figure.title}</h2>${figure.paper && html`<p class="small muted">${figure.paper}</p>`}</figcaption>
     ${picture.error
       ? html`<${Notice} kind="bad">${picture.error.message}</${Notice}>`
       : html`<img src=${picture.url} alt=${figure.description} width=${figure.width} height=${figure.height} />`}

@@ -1,8 +1,8 @@
 // Papers: every experiment with stored results, its verdicts, figures and tables (?experiment=NAME&budget=BUDGET).
 import { html, useState } from "../html.js";
 import { address } from "../router.js";
-import { Badge, Command, Notice, useData, Waiting } from "../widgets.js";
-import Experiment from "./experiment.js";
+import { Badge, Command, Notice, Scroll, useData, Waiting } from "../widgets.js";
+import Experiment, { Figures } from "./experiment.js";
 
 const ANSWERS = [
   { holds: true, kind: "good", mark: "✓", words: "hold", one: "holds" },
@@ -42,6 +42,7 @@ function Overview() {
   const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
   const found = data.experiments.filter((each) => words.every((word) => JSON.stringify(each).toLowerCase().includes(word)));
   return html`${title}
+    <${MainClaims} />
     <${Tiles} experiments=${data.experiments} />
     <div class="fields"><div class="field"><label for="search">Find an experiment</label>
       <input id="search" type="search" value=${wanted} placeholder="enwik8, copy, look-ahead …" size="30"
@@ -51,6 +52,20 @@ function Overview() {
       ([paper, experiments]) => html`<section key=${paper} aria-label=${paper}><h2>${paper}</h2>
         <div class="cards">${experiments.map((each) => html`<${Card} key=${each.name + each.budget} experiment=${each} />`)}</div></section>`,
     )}`;
+}
+
+/** A figure for the main claim of each paper, and the main numbers, as far as they are among the results. */
+function MainClaims() {
+  const { data, error } = useData("/studio/api/papers/main");
+  if (error) return html`<${Notice} kind="bad">${error.message}</${Notice}>`;
+  if (!data) return html`<${Waiting} what="Drawing the main claims" />`;
+  return html`${data.figures.length > 0 && html`<section aria-label="Main claims"><${Figures} figures=${data.figures} of=${{}} /></section>`}
+    ${data.headlines.length > 0 && html`<section class="card"><h2>Main numbers</h2><${Scroll} label="Main numbers"><table class="stacked">
+      <thead><tr><th>Claim</th><th>Data</th><th>Paper</th><th>Ours</th><th>Holds?</th></tr></thead>
+      <tbody>${data.headlines.map(
+        (row, at) => html`<tr key=${at}><td class="wide">${row.claim}</td><td data-label="Data">${row.data}</td><td data-label="Paper">${row.paper}</td>
+          <td data-label="Ours">${row.ours}</td><td data-label="Holds?">${row.verdict}</td></tr>`,
+      )}</tbody></table></${Scroll}></section>`}`;
 }
 
 function Tiles({ experiments }) {
@@ -66,10 +81,10 @@ function Tiles({ experiments }) {
 }
 
 function Card({ experiment }) {
-  const { name, budget, title, covers, claim, verdicts } = experiment;
+  const { name, budget, title, covers, data, claim, verdicts } = experiment;
   return html`<article class="card experiment">
     <h3><a href=${address("papers", { experiment: name, budget })}>${title}</a></h3>
-    <p class="small muted">${[...covers, `budget ${budget}`].join(" · ")}</p>
+    <p class="small muted">${[...covers, data, `budget ${budget}`].filter(Boolean).join(" · ")}</p>
     <p class="small">${claim}</p>
     <p class="counts"><${Counts} verdicts=${verdicts} /></p>
   </article>`;

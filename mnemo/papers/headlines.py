@@ -1,0 +1,284 @@
+"""The headline rows of the overview: about a dozen claims with their data, the paper's number, ours and a verdict.
+
+A row is shown only if its claim holds, or if it reports a finding of our own; claims that do not hold at the budget of
+the stored results, and those that are open, are in the verdicts of their experiments. Every number comes from a stored
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from mnemo.papers.evidence import Evidence
+from mnemo.papers.experiment import Budget
+from mnemo.papers.lamemo.models import LAMEMO, TRANSFORMER_XL
+from mnemo.papers.main_figures import ARMT_PAPER, trained_length
+from mnemo.papers.xl.language_modelling import ENWIK8
+
+HOLDS, FINDING = "yes", "our finding"
+
+
+class Headline(NamedTuple):
+    claim: str
+    data: str
+    """What it was measured on, and what the paper's claim is about if that is something else."""
+    paper: str
+    ours: str
+    verdict: str
+    page: str
+    """Name of the experiment, or of a page of the documentation (`speed.md`)."""
+
+
+class Source(NamedTuple):
+    """A claim of an experiment whose verdict makes a row."""
+
+    experiment: str
+    budget: Budget
+    claim: str
+    """As the experiment words it."""
+    data: str
+
+
+class Claimed(NamedTuple):
+    """A row that is made from the first source whose claim holds."""
+
+    sentence: str
+    sources: tuple[Source, ...]
+
+    def __call__(self, evidence: Evidence) -> Headline | None:
+        for source in self.sources:
+            verdict = evidence.verdict(source.experiment, source.budget, source.claim)
+            if verdict is not None and verdict.holds:
+                return Headline(self.sentence, source.data, verdict.paper, verdict.brief, HOLDS, source.experiment)
+        return None
+
+
+def headlines(evidence: Evidence) -> list[Headline]:
+    """All rows whose evidence is stored."""
+    return [row for make in ROWS if (row := make(evidence)) is not None]
+
+
+def enwik8(evidence: Evidence) -> Headline | None:
+    run = evidence.measurement("h200-enwik8")
+    entry = next(each for each in ENWIK8.entries if each.name == "xl-12")
+    if run is None or entry.paper is None or run["test"]["1024, 1 row"] > entry.paper:
+        return None
+    ours = (
+        f"{run['test']['1024, 1 row']} bpc with {run['parameters'] / 1e6:.0f}M parameters after "
+        f"{run['training_seconds']:,.0f} s of training on one H200 (1 seed)"
+    )
+    return Headline(
+        "A 12-layer model with a memory reaches Transformer-XL's score, with today's optimizer in 15 minutes.",
+        "enwik8",
+        f"{entry.paper} bpc with {entry.millions:g}M parameters",
+        ours,
+        HOLDS,
+        "speedrun.md",
+    )
+
+
+def longer_memories(evidence: Evidence) -> Headline | None:
+    """LaMemo without dropout, in our code and in the authors'."""
+    verdict = evidence.verdict("lamemo-extrapolation", "small", "The gap grows with the memory.")
+    authors = evidence.measurement("lamemo-authors")
+    if verdict is None or authors is None:
+        return None
+    code = {model: authors["models"][model]["by_multiple"]["10"] for model in (LAMEMO, TRANSFORMER_XL)}
+    listed = ", ".join(f"{model} {bits:.3f}" for model, bits in code.items())
+    return Headline(
+        "Trained without dropout, LaMemo fails with memories longer than in training; the authors' code does, too.",
+        "novels (the paper: WikiText-103, with dropout)",
+        "gains up to a memory of 7 targets (Figure 5)",
+        f"{verdict.brief.partition(' against ')[0]}; the authors' code: {listed}",
+        FINDING,
+        "lamemo.md",
+    )
+
+
+def facts_in_books(evidence: Evidence) -> Headline | None:
+    measured = evidence.measurement("h200-babilong-bounded")
+    if measured is None:
+        return None
+    run = measured["runs"][0]
+    trained, shown = trained_length(run), {each["length"]: each for each in run["results"]}
+    longer = [f"{shown[length]['accuracy']:.1%} at {length:,}" for length in sorted(shown) if length >= trained]
+    published = {label: dict(points) for label, points in map(itemgetter("label", "points"), measured["published"])}
+    return Headline(
+        "With an associative memory, a small model finds facts in texts far longer than those of its training.",
+        f"BABILong qa1, SmolLM2-135M, trained on up to {trained:,} tokens for {run['options']['minutes']:g} minutes",
+        f"{published['ARMT'][131_072]:.1%} at 128k tokens, GPT-2 of 137M ({ARMT_PAPER})",
+        f"{', '.join(longer)} tokens (1 run)",
+        HOLDS,
+        "babilong.md",
+    )
+
+
+def parity(evidence: Evidence) -> Headline | None:
+    measured = evidence.measurement("parity")
+    if measured is None:
+        return None
+    passed = [each["error"] for each in measured["files"] if each["status"] == "passed"]
+    refused = [each for each in measured["files"] if each["status"] == "refused"]
+    if len(passed) + len(refused) < len(measured["files"]):
+        return None
+    return Headline(
+        f"Losses, memories and gradients equal those of the authors' code, to {measured['tolerance']:.0e}.".replace(
+            "e-0", "e-"
+        ),
+        "reference files of Transformer-XL, RMT, LaMemo, infinity-former and ARMT, float64",
+        "the same numbers",
+        f"{len(passed)} of {len(measured['files'])} files, worst error {max(passed):.0e}; {len(refused)} refused: they "
+        "need a defect of that code",
+        HOLDS,
+        "published-defects.md",
+    )
+
+
+def speed(evidence: Evidence) -> Headline | None:
+    measured = evidence.measurement("h200-inference")
+    if measured is None:
+        return None
+    cases = {each["case"]: each for each in measured["cases"]}
+    timed = {words: cases[name] for words, name in (("evaluation", "eval-long"), ("generation", "generate-long"))}
+    ours = [f"{words} {_speed(case, 'mnemo')} ({case['ratio']:.0f} times)" for words, case in timed.items()]
+    published = [f"{words} {_speed(case, 'published')}" for words, case in timed.items()]
+    return Headline(
+        "Evaluation and generation with a memory of 3,800 are over 30 times as fast as the published formulation.",
+        f"Transformer-XL base, random text, one {measured['machine']['name']}",
+        f"{', '.join(published)} (run on the same GPU)",
+        ", ".join(ours),
+        HOLDS,
+        "speed.md",
+    )
+
+
+def _speed(case: Mapping[str, Any], contender: str) -> str:
+    return f"{case['contenders'][contender]['tokens_per_second']:,.0f} tokens/s"
+
+
+ROWS: tuple[Callable[[Evidence], Headline | None], ...] = (
+    enwik8,
+    Claimed(
+        "A memory of earlier segments is better than none.",
+        (
+            Source("gpu-xl", "gpu", "Transformer-XL is better than the same model without memory.", "enwik8"),
+            Source(
+                "lamemo-novels",
+                "small",
+                "A memory of the last segment is better than none.",
+                "enwik8 claim, measured on novels",
+            ),
+            Source(
+                "laptop-xl", "laptop", "Transformer-XL's memory is better than none.", "enwik8 claim, measured on songs"
+            ),
+        ),
+    ),
+    Claimed(
+        "Evaluation that reuses the state is three orders of magnitude faster than a sliding window.",
+        (
+            Source(
+                "xl-evaluation-speed",
+                "small",
+                "At an attention length of 3,800, state reuse is three orders of magnitude faster.",
+                "random text: speed only",
+            ),
+        ),
+    ),
+    Claimed(
+        "Transformer-XL uses a longer context than recurrent networks.",
+        (
+            Source(
+                "xl-context-length",
+                "small",
+                "Transformer-XL uses a longer context than recurrent networks.",
+                "WikiText-103 claim, measured on novels (lengths in bytes, not words)",
+            ),
+        ),
+    ),
+    Claimed(
+        "Long memories in a sixth of the layers are as good as in all of them.",
+        (
+            Source(
+                "gpu-long-range",
+                "gpu",
+                "Long memories in a sixth of the layers, interleaved, are as good as in all.",
+                "enwik8",
+            ),
+            Source(
+                "long-wikitext103",
+                "small",
+                "Long memories in a sixth of the layers, interleaved, are as good as in all.",
+                "WikiText-103 claim, measured on WikiText-2",
+            ),
+            Source(
+                "laptop-long-range",
+                "laptop",
+                "A long memory in one layer of three is as good as in all.",
+                "enwik8 claim, measured on songs",
+            ),
+        ),
+    ),
+    Claimed(
+        "They halve the time of a training step.",
+        (
+            Source(
+                "long-profile",
+                "small",
+                "A sixth of the layers long range takes half the time per token or less, in the published formulation.",
+                "random text: speed only",
+            ),
+        ),
+    ),
+    Claimed(
+        "Memory tokens copy a sequence over 9 segments, where Transformer-XL with as many slots fails.",
+        (
+            Source(
+                "laptop-rmt",
+                "laptop",
+                "Transformer-XL is far below RMT (mean lower by 0.1 or more).",
+                "copy: 9 symbols (the paper: 24)",
+            ),
+        ),
+    ),
+    Claimed(
+        "They reverse a sequence over 4 segments, where Transformer-XL is far below.",
+        (
+            Source(
+                "rmt-reverse",
+                "small",
+                "Transformer-XL is far below RMT on reverse in 4 segments, also with the published depth of 4 layers "
+                "(mean lower by 0.1 or more).",
+                "reverse: 24 symbols, as published",
+            ),
+        ),
+    ),
+    Claimed(
+        "A memory that looks ahead is better than none.",
+        (
+            Source("gpu-lamemo", "gpu", "LaMemo is better than no memory.", "enwik8"),
+            Source(
+                "laptop-lamemo",
+                "laptop",
+                "A memory that looks ahead is better than none.",
+                "enwik8 claim, measured on songs (synthetic text)",
+            ),
+        ),
+    ),
+    Claimed(
+        "Looking ahead costs what the paper says.",
+        (
+            Source(
+                "lamemo-flops",
+                "small",
+                "LaMemo takes the published multiply-adds for a prediction, give or take 2%.",
+                "counted, not measured",
+            ),
+        ),
+    ),
+    longer_memories,
+    facts_in_books,
+    parity,
+    speed,
+)

@@ -1,0 +1,174 @@
+"""The overview of all results: docs/RESULTS.md is current, numbers come from files, no headline is a failed budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mnemo.papers import every_experiment, find_experiment
+from mnemo.papers.evidence import Evidence
+from mnemo.papers.experiment import Results
+from mnemo.papers.headlines import FINDING, HOLDS, ROWS, Claimed, Headline, Source, headlines
+from mnemo.papers.main_figures import PAIRINGS, MainFigure, main_figures
+from mnemo.papers.measured_on import measured_on, texts
+from mnemo.papers.overview import overview_markdown, site
+from mnemo.report.findings import Verdict
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [source for row in ROWS if isinstance(row, Claimed) for source in row.sources]
+
+
+@pytest.fixture(scope="module")
+def evidence() -> Evidence:
+    return Evidence([ROOT / "results"], ROOT / "docs" / "measurements")
+
+
+@pytest.fixture(scope="module")
+def rows(evidence: Evidence) -> list[Headline]:
+    return headlines(evidence)
+
+
+@pytest.fixture(scope="module")
+def figures(evidence: Evidence) -> list[MainFigure]:
+    return main_figures(evidence)
+
+
+def test_the_file_of_the_repository_is_current() -> None:
+    """`mnemo reproduce --out results --overview docs/RESULTS.md` writes it again."""
+    assert overview_markdown(ROOT / "results", ROOT / "docs") == (ROOT / "docs" / "RESULTS.md").read_text()
+
+
+def test_links_to_experiments_have_targets() -> None:
+    targets = set(re.findall(r'<a id="([\w-]+)">', (ROOT / "docs" / "RESULTS.md").read_text()))
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    linked = {target for page in pages for target in re.findall(r"RESULTS\.md#([\w-]+)", page.read_text())}
+    assert linked and linked <= targets
+
+
+def test_about_a_dozen_headlines_and_none_is_a_failure_of_budget(rows: list[Headline]) -> None:
+    assert 10 <= len(rows) <= 16
+    assert {row.verdict for row in rows} == {HOLDS, FINDING}
+    assert all(all(row) for row in rows)
+
+
+def test_numbers_of_headlines_are_those_of_the_measurements(rows: list[Headline]) -> None:
+    shown = {row.page: row for row in rows}
+    run = json.loads((ROOT / "docs" / "measurements" / "h200-enwik8.json").read_text())
+    assert shown["speedrun.md"].ours.startswith(f"{run['test']['1024, 1 row']} bpc with 38M parameters after 878 s")
+    files = json.loads((ROOT / "docs" / "measurements" / "parity.json").read_text())["files"]
+    assert shown["published-defects.md"].ours.startswith(f"46 of {len(files)} files, worst error 5e-12; 2 refused")
+    assert "(39 times)" in shown["speed.md"].ours and "(36 times)" in shown["speed.md"].ours
+    assert "1.7220 ± 0.0011" in shown["lamemo-novels"].ours and "(2 seeds)" in shown["lamemo-novels"].ours
+
+
+def test_parity_was_measured_with_every_reference_file_of_the_tests() -> None:
+    """`mnemo parity FOLDERS --json` has the errors; the tests hold a few of the files, and compare them again."""
+    measured = json.loads((ROOT / "docs" / "measurements" / "parity.json").read_text())
+    listed = {each["file"]: each for each in measured["files"]}
+    golden = ROOT / "tests" / "golden"
+    kept = [
+        path for name in ("armt", "lamemo", "rmt", "transformer-xl") for path in (golden / name).glob("*.safetensors")
+    ]
+    assert len(kept) > 10 and {f"{path.parent.name}/{path.name}" for path in kept} <= listed.keys()
+    assert all(each["error"] < measured["tolerance"] for each in listed.values() if each["status"] == "passed")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.experiment}: {source.claim[:20]}")
+def test_claims_of_headlines_are_claims_of_their_experiments(source: Source) -> None:
+    experiment = find_experiment(source.experiment)
+    known = [verdict.claim for verdict in experiment.verdicts(Results(budget=source.budget, cells=[]))]
+    assert source.claim in known
+
+
+def test_headlines_say_what_they_were_measured_on(evidence: Evidence) -> None:
+    """Where that is another text than the paper's, in the words of the experiments' own table."""
+    for source in SOURCES:
+        results = evidence.results(source.experiment, source.budget)
+        found = "" if results is None else measured_on(find_experiment(source.experiment), results)
+        assert found in source.data, source
+    songs = [source for source in SOURCES if source.budget == "laptop" and source.experiment != "laptop-rmt"]
+    assert songs and all("claim, measured on songs" in source.data for source in songs)
+
+
+def test_a_claim_that_does_not_hold_makes_no_headline(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"first": False, "second": None, "third": True}
+
+    def verdict(self: Evidence, name: str, budget: str, claim: str) -> Verdict | None:
+        return Verdict(claim=claim, paper="1", ours="2; gain 1", brief="2", holds=answers[name])
+
+    monkeypatch.setattr(Evidence, "verdict", verdict)
+    sources = [Source(name, "small", "C.", "novels") for name in answers]
+    nothing = Evidence([])
+    assert Claimed("S.", tuple(sources[:2]))(nothing) is None
+    assert Claimed("S.", tuple(sources))(nothing) == Headline("S.", "novels", "1", "2", HOLDS, "third")
+
+
+def test_every_paper_has_a_figure_with_its_values_and_ours(figures: list[MainFigure]) -> None:
+    papers = {experiment.paper for experiment in every_experiment().values()} - {"Beside the papers"}
+    assert papers < {each.paper for each in figures}
+    assert len({each.figure.slug for each in figures}) == len(figures)
+    for each in figures:
+        source = each.figure.numbers.headers.index("source")
+        assert {row[source] for row in each.figure.numbers.rows} == {"ours", "published"}, each.figure.slug
+
+
+def test_figures_show_the_stored_numbers(figures: list[MainFigure]) -> None:
+    shown = {each.figure.slug: each.figure.numbers.rows for each in figures}
+    assert ("Transformer-XL", "published", 3800, 1874, None, None) in shown["evaluation-speed"]
+    assert ("copy", "Transformer-XL", "published", 9, 0.278, pytest.approx(0.157), pytest.approx(0.399)) in shown[
+        "accuracy-by-segments"
+    ]
+    assert ("speedrun-enwik8", "ours", 38.052044, 1.0526, None, None) in shown["enwik8-by-size"]
+    (last,) = [row for row in shown["few-long-memories"] if row[:2] == ("the last sixth", "ours")]
+    # The verdict says: gain -0.0079 (-0.0137 to -0.0021) nats.
+    assert last[2:] == pytest.approx([100 * math.expm1(each) for each in (0.0079, 0.0021, 0.0137)], abs=6e-3)
+    (ahead,) = [row for row in shown["look-ahead"] if row[0] == "novels, memory 128"]
+    loss = 1.7220 * math.log(2)  # of Transformer-XL, in nats; the verdict says: gain -0.0382 (-0.0481 to -0.0283)
+    assert ahead[2:] == pytest.approx([100 * each / loss for each in (-0.0382, -0.0481, -0.0283)], abs=6e-3)
+    assert ("LaMemo", "published", 640, 5.008, None, None) in shown["longer-memories"]
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS, ids=lambda pairing: pairing.experiment)
+def test_pairings_are_claims_of_their_experiments(pairing: tuple[str, str, str, str]) -> None:
+    _, name, budget, claim = pairing
+    assert claim in [each.claim for each in find_experiment(name).verdicts(Results(budget=budget, cells=[]))]  # type: ignore[arg-type]
+
+
+def test_nothing_is_shown_without_results(tmp_path: Path) -> None:
+    nothing = Evidence([tmp_path], tmp_path)
+    assert headlines(nothing) == [] and main_figures(nothing) == []
+    assert overview_markdown(tmp_path, tmp_path) is None
+    with pytest.raises(KeyError, match="It is so"):
+        Evidence([ROOT / "results"]).verdict("xl-ptb", "small", "It is so.")
+
+
+def test_pages_of_the_site(tmp_path: Path) -> None:
+    for name in ("xl-evaluation-speed/small", "laptop-rmt/laptop"):
+        shutil.copytree(ROOT / "results" / name, tmp_path / "results" / name)
+    shutil.copytree(ROOT / "docs" / "measurements", tmp_path / "docs" / "measurements")
+    made = site(tmp_path / "results", tmp_path / "docs")
+    assert list(made.pages) == ["results/xl-evaluation-speed.md", "results/laptop-rmt.md"]
+    text = made.pages["results/laptop-rmt.md"]
+    assert text.startswith("# On a laptop: copying over many segments\n") and "Budget laptop; copy." in text
+    files = {f"results/{target}" for target in re.findall(r"\]\((laptop-rmt/[^)]+)\)", text)}
+    assert files and files <= made.files.keys()
+    assert "](../../results/laptop-rmt/laptop/results.json)" in text
+    order = ("## The papers' main claims", "<figure", "## Main numbers", "(results/laptop-rmt.md)", "<details>")
+    at = [made.overview.index(words) for words in order]
+    assert at == sorted(at) and '<a id="experiment-laptop-rmt"></a>' in made.overview
+    drawn = {f"{target}" for target in re.findall(r"\]\((results/files/[^)]+)\)", made.overview)}
+    assert "results/files/evaluation-speed.svg" in drawn and drawn <= made.files.keys()
+
+
+def test_data_of_cells() -> None:
+    small, paper = (find_experiment("rmt-language-model").cells(budget) for budget in ("small", "paper"))
+    assert (texts(small), texts(paper)) == ("novels", "WikiText-103, enwik8")
+    assert texts(find_experiment("laptop-xl").cells("laptop")) == "songs"
+    assert texts(find_experiment("rmt-half-memory").cells("small")) == "copy, reverse"
+    assert texts(find_experiment("lamemo-flops").cells("small")) == ""
+    assert texts([]) == ""

@@ -1,0 +1,111 @@
+"""The numbers of the README are those of the measurements, and its tree and commands are those of the repository."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from helpers.doc_pages import ROOT, blocks
+
+from mnemo.interop.parity import TOLERANCE
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FOLDERS = {
+    "XL": "transformer-xl",
+    "Lookahead": "lamemo",
+    "MemoryTokens": "rmt",
+    "Associative": "armt",
+    "Infinite": "infinite",
+}
+"""Folders of reference files by mechanism."""
+
+
+def measured(name: str) -> Any:
+    return json.loads((ROOT / "docs" / "measurements" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def headline(number: str) -> str:
+    """The row of the README's headline numbers that begins with this one."""
+    (row,) = re.findall(rf"^\| \*\*{re.escape(number)}\*\* \|.*$", README, re.MULTILINE)
+    return row
+
+
+def parity() -> dict[str, list[dict[str, Any]]]:
+    """Results of all reference files, by folder."""
+    found = defaultdict(list)
+    for result in measured("parity")["files"]:
+        found[result["file"].split("/")[0]].append(result)
+    return found
+
+
+def worst(results: list[dict[str, Any]]) -> float:
+    return max(result["error"] for result in results if result["status"] == "passed")
+
+
+def test_it_is_a_landing_page() -> None:
+    assert len(README.splitlines()) <= 140
+    assert "\n    make demo " in README and "\n    make test " in README
+    assert "3.11 to 3.13" in README and "not on a package index" in README
+    (block,) = blocks(ROOT / "README.md")
+    assert len([line for line in block.splitlines() if line]) == 6
+    assert len(re.findall(r"!\[", README)) == 1
+
+
+def test_the_tree_has_every_package() -> None:
+    listed = re.findall(r"^    mnemo/(\w+)/ ", README, re.MULTILINE)
+    packages = [path.name for path in (ROOT / "mnemo").iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert sorted(listed) == sorted(packages)
+
+
+def test_bits_per_character_of_enwik8() -> None:
+    found = measured("h200-enwik8")
+    row = headline(f"{found['test']['1024, 1 row']:.3f}")
+    assert f"after {found['training_seconds'] / 60:.1f} minutes of training" in row
+    assert "38M parameters" in row and "38,052,044 parameters, one seed" in found["what"]
+
+
+def test_speed_beside_the_published_formulation() -> None:
+    cases = {case["case"]: case for case in measured("h200-inference")["cases"]}
+    row = headline(f"{cases['eval-long']['ratio']:.0f}x")
+    assert f"{cases['generate-long']['ratio']:.0f}x in generation" in row
+    assert "bf16" in row and cases["eval-long"]["setting"]["memory"] == 3800
+    speed = (ROOT / "docs" / "speed.md").read_text()
+    ours, theirs = re.findall(r"Transformer-XL base: .*?\| ([\d,]+) \| .*? \| ([\d,]+),", speed)[0]
+    ratio = int(ours.replace(",", "")) / int(theirs.replace(",", ""))
+    assert f"{ratio:.0f}x in training" in row
+
+
+def test_answers_with_memory() -> None:
+    bounded, unbounded = measured("h200-babilong-bounded")["runs"][0], measured("h200-babilong")
+    runs = [{each["length"]: each["accuracy"] for each in run["results"]} for run in (bounded, unbounded)]
+    far = sorted(accuracies[65_536] for accuracies in runs)
+    row = headline(f"{100 * far[0]:.0f}-{100 * far[1]:.0f} %")
+    assert f"{100 * runs[0][131_072]:.0f} % at 131,072 tokens" in row
+    minutes = [round(run["options"]["minutes"]) for run in (bounded, unbounded)]
+    assert f"after {minutes[0]} to {minutes[1]} minutes" in row and "two runs" in row
+
+
+def test_parity_of_all_files() -> None:
+    results = [result for each in parity().values() for result in each]
+    row = headline("1e-9")
+    assert measured("parity")["tolerance"] == TOLERANCE == 1e-9
+    passed = [result for result in results if result["status"] == "passed"]
+    assert f"the worst of {len(passed)} reference files has {worst(results):.1e}".replace("e-0", "e-") in row
+    named = {result["file"].split("/")[1] for result in results}
+    kept = {
+        path.name for folder in FOLDERS.values() for path in (ROOT / "tests/golden").glob(f"{folder}/*.safetensors")
+    }
+    assert len(kept) >= 20 and kept <= named
+
+
+@pytest.mark.parametrize("mechanism", FOLDERS)
+def test_parity_in_the_table_of_memories(mechanism: str) -> None:
+    results = parity()[FOLDERS[mechanism]]
+    passed = sum(result["status"] == "passed" for result in results)
+    refused = sum(result["status"] == "refused" for result in results)
+    (row,) = re.findall(rf"^\| `{mechanism}` \|.*$", README, re.MULTILINE)
+    assert f"| {passed} of {len(results)}" in row and f"worst {worst(results):.0e}".replace("e-0", "e-") in row
+    assert passed + refused == len(results) and (f"; {refused} refused" in row) == (refused > 0)
