@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from mnemo.cli import main
 from mnemo.data.babilong import BabiLongData
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
+from mnemo.hf.tuning import trainer
 from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered
 from mnemo.hf.tuning.batches import BookDraw, Draw, build_task, check_room, collate
 from mnemo.hf.tuning.book_loss import book_loss
@@ -218,6 +220,24 @@ def test_minutes_end_training(tmp_path: Path) -> None:
     tuned = tune(options(out=tmp_path, steps=None, minutes=0.0, test=("2",)), say=lambda _: None)
     assert [result.segments for result in tuned.results] == [2]
     assert (tmp_path / "checkpoint-1").is_dir()
+
+
+def test_minutes_hold_if_the_last_stage_is_slower(monkeypatch: Any) -> None:
+    """Steps of 1 s, and of 8 s from step 41 on, shortly before the learning rate begins to fall."""
+    curriculum, clock = CurriculumState(), [0.0]
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[0])
+    some = options(minutes=2, steps=None, cooldown=0.5, check_every=40)
+    course = trainer._Course(
+        SimpleNamespace(options=some, curriculum=curriculum, samples=SimpleNamespace()), None, print
+    )
+    monkeypatch.setattr(course, "_check", lambda step: curriculum.record(step, 1.0, 0.9, 2))
+    state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
+    course.on_train_begin(None, state, control)
+    while not control.should_training_stop:
+        state.global_step += 1
+        clock[0] += 8 if curriculum.stage else 1
+        course.on_step_end(None, state, control)
+    assert 112 <= clock[0] <= 120
 
 
 @pytest.mark.parametrize("kind", ["tokens", "associative"])

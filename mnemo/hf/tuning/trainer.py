@@ -174,10 +174,13 @@ class _Course(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         step = state.global_step
+        stage = self.curriculum.stage
         if step % self.options.check_every == 0:
             self._check(step)
         now = time.monotonic()
         self._recent.append(now - self._last)
+        if self.curriculum.stage != stage:
+            self._recent.clear()  # the steps of a new stage are slower
         self._last = now
         self.curriculum.seconds = self._before + now - self._called
         self._plan_end(step)
@@ -193,9 +196,9 @@ class _Course(TrainerCallback):
         write_json(folder / DECISIONS, self.curriculum.as_dict())
 
     def _plan_end(self, step: int) -> None:
-        """Let the learning rate fall in the last part of the minutes, by the speed of recent steps."""
+        """Let the learning rate fall in the last part of the minutes, by the speed of recent steps of the stage."""
         options = self.options
-        if options.minutes is None or self.curriculum.cooldown is not None:
+        if options.minutes is None or self.curriculum.cooldown is not None or not self._recent:
             return
         total = 60 * options.minutes
         if self.curriculum.seconds >= total * (1 - options.cooldown):
