@@ -19,7 +19,7 @@ from mnemo.data.babilong import BabiLongData
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
 from mnemo.hf.tuning import trainer
-from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered
+from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered, up_to_mistake
 from mnemo.hf.tuning.batches import BookDraw, Draw, build_task, check_room, collate
 from mnemo.hf.tuning.book_loss import book_loss
 from mnemo.hf.tuning.curriculum import CurriculumState
@@ -380,6 +380,11 @@ def test_long_tests_describe_the_memory_and_the_answers(task: Any) -> None:
     assert len(found.strengths) == len(expected) and all(0 < strength < 1 for strength in found.strengths)
     assert [example["answer"] for example in found.examples] == [task.stories[number].answer for number in (0, 1)]
     assert found.seconds is not None and found.seconds > 0 and found.gigabytes is None
+    assert [up_to_mistake(list(ids), (3, 4, 5)) for ids in ((1, 3, 4, 5), (1, 3, 9, 5), (9, 4, 5))] == [
+        [3, 4, 5],
+        [3, 9],
+        [9],
+    ]
 
 
 def test_equal_batches() -> None:
