@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mnemo.ops import Attended, Blocks, Causal, Mask
+from mnemo.ops import AUTOCAST_DEVICES, Attended, Blocks, Causal, Mask
 
 
 class Relation(NamedTuple):
@@ -441,8 +441,7 @@ def widened(like: Tensor) -> Tensor:
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Autocast off, if the device has it."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+    return torch.autocast(device.type, enabled=False) if device.type in AUTOCAST_DEVICES else nullcontext()
 
 
 def fit_slots(rows: Tensor, num_slots: int, dim: int) -> Tensor:

@@ -28,6 +28,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     documented = (tmp_path / "site" / "docs" / "api" / "memories.html").read_text(encoding="utf-8")
     assert 'id="mnemo.XL.length"' in documented and "Slots of memory of each layer" in documented
     assert (tmp_path / "site" / "files" / "mnemo" / "ops" / "reference.py.html").is_file()
+    verb = (tmp_path / "site" / "docs" / "command-line" / "eval.html").read_text(encoding="utf-8")
+    assert re.search(r'toctree-l2 current[^>]*><a class="current reference internal" href="#">mnemo eval</a>', verb)
+    assert 'href="../own-text.html">Your own text</a>' in verb
     results = (tmp_path / "site" / "docs" / "RESULTS.html").read_text(encoding="utf-8")
     assert results.count('<figure class="results">') >= 5 and 'href="results/xl-ptb.html"' in results
     assert "<details>" in results and '<a id="experiment-long-profile"></a>' in results

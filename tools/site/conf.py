@@ -14,7 +14,13 @@ author = "The Mnemo authors"
 copyright = "The Mnemo authors, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "tools.site.repository_links", "tools.site.docstrings"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "tools.site.repository_links",
+    "tools.site.docstrings",
+    "tools.site.side_bar",
+]
 root_doc = "index"
 exclude_patterns = ["docs/pictures"]
 nitpicky = False

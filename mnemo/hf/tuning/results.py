@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import transformers
@@ -17,6 +18,9 @@ from mnemo.hf.tuning.accuracy import Accuracy
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.hf.tuning.trainer import Say
 from mnemo.recipes.tuning import Tuning
+
+if TYPE_CHECKING:
+    from mnemo.report.plots import Line
 
 RESULTS = "results.json"
 FIGURE = "accuracy"
@@ -84,30 +88,17 @@ def _plain(value: Any) -> Any:
 
 
 def draw_results(path: Path, target: Path | None = None) -> Path:
-    """Draw the figure of a file results.json, by default beside it; `published` points of others are optional."""
+    """Draw the figure of a file results.json, by default beside it."""
     from mnemo.report.files import write_text
-    from mnemo.report.plots import Line, line_figure
+    from mnemo.report.plots import line_figure
     from mnemo.report.svg import standalone
 
-    found = json.loads(path.read_text(encoding="utf-8"))
-    results, task = found["results"], found["options"]["task"]
-    kinds = (("with memory", "accuracy", "interval"), ("memory cut", "accuracy_cut", "interval_cut"))
-    lines = [
-        Line(
-            label,
-            [(result["length"], 100 * result[share]) for result in results],
-            [100 * result[interval][0] for result in results],
-            [100 * result[interval][1] for result in results],
-        )
-        for label, share, interval in kinds
-    ]
-    others = found.get("published", [])
-    lines += [Line(point["label"], [(point["length"], 100 * point["accuracy"])]) for point in others]
+    found = load_object(path)
     figure = line_figure(
         FIGURE,
-        f"BABILong {task}: accuracy by length",
+        f"BABILong {found['options']['task']}: accuracy by length",
         "Right answers and 95% intervals (Wilson). Memory cut: the last segment is read without the memory.",
-        lines,
+        [accuracy_line("with memory", found["results"]), accuracy_line("memory cut", found["results"], "_cut")],
         x_label="tokens",
         y_label="right answers, %",
         x_kind="doubling",
@@ -116,3 +107,12 @@ def draw_results(path: Path, target: Path | None = None) -> Path:
     target = path.with_name(f"{FIGURE}.svg") if target is None else target
     write_text(target, standalone(figure.svg))
     return target
+
+
+def accuracy_line(label: str, results: Sequence[dict[str, Any]], kind: Literal["", "_cut"] = "") -> Line:
+    """Return the accuracies in percent by length, with their intervals; "_cut": those with the memory cut."""
+    from mnemo.report.plots import Line
+
+    points = [(result["length"], 100 * result[f"accuracy{kind}"]) for result in results]
+    low, high = zip(*(result[f"interval{kind}"] for result in results), strict=True)
+    return Line(label, points, [100 * edge for edge in low], [100 * edge for edge in high])
