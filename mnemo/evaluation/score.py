@@ -52,14 +52,17 @@ class Score(Shown):
 
     @property
     def bits_per_token(self) -> float:
+        """Mean loss in bits; bits per character if tokens are characters or bytes."""
         return bits(self.loss)
 
     @property
     def perplexity(self) -> float:
+        """exp(loss), by token."""
         return perplexity(self.loss)
 
     @property
     def word_perplexity(self) -> float | None:
+        """Perplexity by word, from the mean number of tokens of a word; None if that is unknown."""
         return None if self.tokens_per_word is None else perplexity(self.loss * self.tokens_per_word)
 
     @property

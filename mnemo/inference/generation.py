@@ -66,8 +66,13 @@ def generate(
 ) -> Generated:
     """Continue every prompt (token ids, of any lengths) `continuations` times by `num_tokens`.
 
+    Return the generated `tokens` (prompts x continuations, num_tokens) and `text_state`, the state to continue from.
+    `mnemo.Run.generate` does the same for a text.
+
+    `segment`: the number of tokens after which an open segment is committed to the memory, as in training.
     `state`: the state before the prompts, with a row for each; a `TextState` can be continued without a prompt.
-    `segment`: the number of tokens after which an open segment is committed to the memory.
+    `temperature`: 0 takes the likeliest token. `top_k`, `top_p`: draw among the k likeliest tokens, or among the
+    likeliest whose probabilities add up to p. `on_token`: called with the step and the tokens (rows,) of each step.
     """
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check()

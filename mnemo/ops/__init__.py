@@ -76,7 +76,8 @@ def relative_attention(
 
     q (B, H, L, D); k, v (B, H, K, D); u, w (H, D). r (H, C, D) and bias (H, C) are in descending distance: the last
     column is distance -ahead, the first at least offset + L - 1. Query i is at the position of key `offset + i`.
-    `lengths` (B,): number of valid keys of a row, counted from the right.
+    `lengths` (B,): number of valid keys of a row, counted from the right. lse (B, H, L), the logarithm of the softmax's
+    sum, may be None unless `with_lse` is set. `impl`: "auto" takes fused kernels where they can run.
     """
     impl = _chosen if impl == "auto" else impl
     if impl not in IMPLEMENTATIONS:

@@ -89,7 +89,7 @@ def longer_memories(evidence: Evidence) -> Headline | None:
     listed = ", ".join(f"{model} {bits:.3f}" for model, bits in code.items())
     return Headline(
         "Trained without dropout, LaMemo fails with memories longer than in training; the authors' code does, too.",
-        "novels (the paper: WikiText-103, with dropout)",
+        "novels (the paper: WikiText-103, with dropout); m: memory length in multiples of the targets",
         "gains up to a memory of 7 targets (Figure 5)",
         f"{verdict.brief.partition(' against ')[0]}; the authors' code: {listed}",
         FINDING,
@@ -193,7 +193,7 @@ ROWS: tuple[Callable[[Evidence], Headline | None], ...] = (
                 "xl-context-length",
                 "small",
                 "Transformer-XL uses a longer context than recurrent networks.",
-                "WikiText-103 claim, measured on novels (lengths in bytes, not words)",
+                "WikiText-103 claim, measured on novels (lengths in bytes, not words; r: share of the hardest tokens)",
             ),
         ),
     ),
@@ -221,7 +221,7 @@ ROWS: tuple[Callable[[Evidence], Headline | None], ...] = (
         ),
     ),
     Claimed(
-        "They halve the time of a training step.",
+        "Long memories in a sixth of the layers halve the time of a training step.",
         (
             Source(
                 "long-profile",
@@ -243,7 +243,7 @@ ROWS: tuple[Callable[[Evidence], Headline | None], ...] = (
         ),
     ),
     Claimed(
-        "They reverse a sequence over 4 segments, where Transformer-XL is far below.",
+        "Memory tokens reverse a sequence over 4 segments, where Transformer-XL is far below.",
         (
             Source(
                 "rmt-reverse",
@@ -267,7 +267,7 @@ ROWS: tuple[Callable[[Evidence], Headline | None], ...] = (
         ),
     ),
     Claimed(
-        "Looking ahead costs what the paper says.",
+        "LaMemo needs as many multiply-adds for a prediction as the paper says.",
         (
             Source(
                 "lamemo-flops",

@@ -74,7 +74,7 @@ def overview_markdown(out: Path, beside: Path) -> str | None:
             else []
         ),
         "## All experiments",
-        "Links lead to the stored results of all cells.",
+        "Links lead to the stored results: every trained model and measurement with its settings.",
         markdown_table(("Experiment", "What it tests", "Data", "Verdicts"), [_row(*each) for each in linked]),
     ]
     return "\n\n".join(parts) + "\n"
@@ -84,15 +84,16 @@ def _lead(pages: Sequence[ExperimentPage]) -> str:
     verdicts = [verdict for page in pages for verdict in page.verdicts]
     return (
         f"Claims of the papers, measured again with this code: {plural(len(pages), 'experiment')}, {tally(verdicts)}. "
-        "[One rule](experiments.md#the-rule-for-verdicts) decides for all papers. A claim that does not hold at this "
-        "budget was tested with smaller models and far fewer steps than in its paper."
+        "[One rule](experiments.md#the-rule-for-verdicts) decides in all of them. *Open* means that the measurements "
+        "do not decide. *Not at this budget* means that the claim does not hold here, with smaller models and far "
+        "fewer steps than in its paper."
     )
 
 
 def _about_headlines() -> str:
     return (
-        "The claims that people cite, as far as they are decided. Those that are open, or do not hold at our budget, "
-        "are among the verdicts of each experiment."
+        "Well-known claims that hold in our experiments, and findings of our own. Claims that are open, or do not hold "
+        "at this budget, are listed with their experiment only. ± is the standard deviation over seeds."
     )
 
 

@@ -20,6 +20,11 @@ MOST_ROWS = 16
 """Longer tables are folded."""
 FOLDER = "files"
 """Of figures and tables, next to a page."""
+HOW_TO_READ = (
+    "± is the standard deviation over seeds. A gain is a mean difference, with its 95% interval in parentheses. "
+    '"Preliminary, n = 2": two seeds, where three are planned ([the rule](../experiments.md#the-rule-for-verdicts)).'
+)
+"""For a page in a folder of the documentation."""
 
 
 class MarkdownPage(NamedTuple):
@@ -35,10 +40,10 @@ def experiment_markdown(page: ExperimentPage, evidence: str, files: str) -> Mark
     command = f"mnemo reproduce {page.name} --budget {page.budget}"
     parts = [
         f"# {plain(page.title)}",
-        f"{plain(paper)}. Budget {plain(page.budget)}{f'; {plain(page.data)}' if page.data else ''}.",
+        f"{plain(paper)}. Budget: {plain(page.budget)}.{f' Data: {plain(page.data)}.' if page.data else ''}",
         f"The claim: {plain(page.claim)}",
         f"## Verdicts\n\n{plain(capitalised(outcome(page)))}.",
-        *([verdict_table(page.verdicts)] if page.verdicts else []),
+        *([verdict_table(page.verdicts), HOW_TO_READ] if page.verdicts else []),
         *(
             ["## Figures", figure_style(), *(figure_block(each, files) for each in page.figures)]
             if page.figures

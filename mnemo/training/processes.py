@@ -155,7 +155,10 @@ AnyWorld = Alone | Ranks
 
 @contextmanager
 def joined(device: str, timeout: float) -> Iterator[AnyWorld]:
-    """Connect to the other processes started by torchrun, if any; connection failures become one-line errors."""
+    """Connect to the other processes started by torchrun, if any; connection failures become one-line errors.
+
+    Yields an object with `rank` and `size`: 0 and 1 in a single process. `timeout`: seconds to wait for the others.
+    """
     if dist.is_available() and dist.is_initialized():
         yield Ranks(timeout) if dist.get_world_size() > 1 else Alone()
         return

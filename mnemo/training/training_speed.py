@@ -61,7 +61,7 @@ def zipf_tokens(vocab_size: int, shape: tuple[int, int], random: torch.Generator
 
 
 def training_speed(model: ModelConfig, config: TrainConfig, *, updates: int = 20, rounds: int = 5) -> TrainingSpeed:
-    """Time `rounds` rounds of `updates` updates each, after some updates of warm-up."""
+    """Time `rounds` rounds of `updates` updates each on random tokens, after some updates of warm-up."""
     updater = RandomUpdates(model, config)
     updater.run(3 + config.bptt)
     return updater.time(updates, rounds)

@@ -109,7 +109,7 @@ def test_a_claim_that_does_not_hold_makes_no_headline(monkeypatch: pytest.Monkey
 
 
 def test_every_paper_has_a_figure_with_its_values_and_ours(figures: list[MainFigure]) -> None:
-    papers = {experiment.paper for experiment in every_experiment().values()} - {"Beside the papers"}
+    papers = {experiment.paper for experiment in every_experiment().values()} - {"Further experiments"}
     assert papers < {each.paper for each in figures}
     assert len({each.figure.slug for each in figures}) == len(figures)
     for each in figures:
@@ -154,7 +154,7 @@ def test_pages_of_the_site(tmp_path: Path) -> None:
     made = site(tmp_path / "results", tmp_path / "docs")
     assert list(made.pages) == ["results/xl-evaluation-speed.md", "results/laptop-rmt.md"]
     text = made.pages["results/laptop-rmt.md"]
-    assert text.startswith("# On a laptop: copying over many segments\n") and "Budget laptop; copy." in text
+    assert text.startswith("# On a laptop: copying over many segments\n") and "Budget: laptop. Data: copy." in text
     files = {f"results/{target}" for target in re.findall(r"\]\((laptop-rmt/[^)]+)\)", text)}
     assert files and files <= made.files.keys()
     assert "](../../results/laptop-rmt/laptop/results.json)" in text

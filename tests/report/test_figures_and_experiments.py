@@ -527,7 +527,7 @@ def test_markdown_says_the_same() -> None:
     text, files = experiment_markdown(experiment(data="copy"), "../../results/rmt-copy/small/results.json", "rmt-copy")
     for words in (
         "# Copy over segments",
-        "Recurrent Memory Transformer, Figure 4, Figure 7. Budget small; copy.",
+        "Recurrent Memory Transformer, Figure 4, Figure 7. Budget: small. Data: copy.",
         "1 of 3 claims holds, 1 does not at this budget, 1 is open.",
         "| It learns. | 1.0 | 0.99 ± 0.01 (2 seeds) | yes |",
         "| It scales. | yes | 2 of 9 cells | open |",

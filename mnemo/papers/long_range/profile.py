@@ -41,7 +41,7 @@ class Cost(NamedTuple):
     @property
     def paper_saves(self) -> str:
         every, few = self.paper[24], self.paper[4]
-        return f"{every:g} / {few:g} {self.unit}: {every / few:.1f}x"
+        return f"{every:g} {self.unit} with 24 long-range layers, {few:g} with 4: {every / few:.1f}x"
 
 
 MEMORY = Cost(
