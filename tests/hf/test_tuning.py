@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from mnemo.cli import main
 from mnemo.data.babilong import BabiLongData
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
-from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered
-from mnemo.hf.tuning.batches import Draw, build_task, check_room, collate
+from mnemo.hf.tuning import trainer
+from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered, up_to_mistake
+from mnemo.hf.tuning.batches import BookDraw, Draw, build_task, check_room, collate
 from mnemo.hf.tuning.book_loss import book_loss
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.hf.tuning.results import draw_results
@@ -26,6 +28,8 @@ from mnemo.hf.tuning.trainer import build_optimizer
 from mnemo.hf.tuning.tune import compile_layers, equal_batches, load_model, speed, tune
 from mnemo.hf.tuning.zero_shot import NEW_TOKENS, prompt_of
 from mnemo.memory import Associative
+from mnemo.memory.associative import modules
+from mnemo.memory.protocol import full_precision
 from mnemo.recipes.tuning import Stage, Tuning
 
 transformers = pytest.importorskip("transformers")
@@ -218,6 +222,23 @@ def test_minutes_end_training(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint-1").is_dir()
 
 
+def test_minutes_hold_if_the_last_stage_is_slower(monkeypatch: Any) -> None:
+    """Steps of 1 s, and of 8 s from step 41 on, shortly before the learning rate begins to fall."""
+    curriculum, clock = CurriculumState(), [0.0]
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[0])
+    some = options(minutes=2, steps=None, cooldown=0.5, check_every=40)
+    stub: Any = SimpleNamespace(options=some, curriculum=curriculum, samples=SimpleNamespace())
+    course: Any = trainer._Course(stub, stub, print)
+    monkeypatch.setattr(course, "_check", lambda step: curriculum.record(step, 1.0, 0.9, 2))
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    course.on_train_begin(None, state, control)
+    while not control.should_training_stop:
+        state.global_step += 1
+        clock[0] += 8 if curriculum.stage else 1
+        course.on_step_end(None, state, control)
+    assert 112 <= clock[0] <= 120
+
+
 @pytest.mark.parametrize("kind", ["tokens", "associative"])
 def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     pytest.importorskip("peft")
@@ -298,6 +319,32 @@ def test_the_compiled_model_has_the_same_loss_gradients_and_memory(bounded: bool
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_one_graph_serves_the_memories_of_all_layers(device: str, monkeypatch: Any) -> None:
+    """Without a break, also where PyTorch cannot trace whether a device has autocast, as in version 2.11 on a GPU."""
+    monkeypatch.setattr(torch.amp, "is_autocast_available", torch.compiler.disable(torch.amp.is_autocast_available))
+    monkeypatch.setattr(modules, "full_precision", lambda _: full_precision(torch.device(device)))
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    layers = [modules.AssociativeMemory(Associative(key_dim=16, bounded=True), 32) for _ in range(10)]
+    rows, x = torch.randn(2, 4, 32), torch.randn(2, 20, 32)
+    names = ("write_first", "write", "add_read")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=device == "cpu"):
+        for layer in layers:
+            torch.nn.init.normal_(layer.value.weight)
+            first, write, read = (
+                torch.compile(getattr(layer, name), backend="aot_eager", dynamic=False, fullgraph=True)
+                for name in names
+            )
+            before = layer.write_first(rows)
+            found = first(rows), write(rows, before), read(x, before)
+            assert all(tensor.dtype == torch.float32 for tensor in (*found[0], *found[1]))
+            torch.testing.assert_close(found, (before, layer.write(rows, before), layer.add_read(x, before)))
+    assert counters["stats"]["unique_graphs"] == len(names) and not counters["graph_break"]
+
+
 def test_segments_that_no_other_reads_are_not_written() -> None:
     """The loss, its gradients and a memory that continues from an explicit empty one are those of the whole work."""
     model = new_memory(False)
@@ -332,6 +379,11 @@ def test_long_tests_describe_the_memory_and_the_answers(task: Any) -> None:
     assert len(found.strengths) == len(expected) and all(0 < strength < 1 for strength in found.strengths)
     assert [example["answer"] for example in found.examples] == [task.stories[number].answer for number in (0, 1)]
     assert found.seconds is not None and found.seconds > 0 and found.gigabytes is None
+    assert [up_to_mistake(list(ids), (3, 4, 5)) for ids in ((1, 3, 4, 5), (1, 3, 9, 5), (9, 4, 5))] == [
+        [3, 4, 5],
+        [3, 9],
+        [9],
+    ]
 
 
 def test_equal_batches() -> None:
@@ -352,6 +404,28 @@ def test_loss_on_books_with_memory_and_in_separate_segments(tmp_path: Path) -> N
     losses = json.loads((tmp_path / "results.json").read_text())["book_loss"]
     assert losses["before"]["memory"] == pytest.approx(losses["before"]["separate"], abs=1e-6)
     assert losses["after"]["separate"] != losses["before"]["separate"]
+
+
+def test_steps_on_books_keep_the_language(task: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [Stage(1, 96), Stage(4, 64)]
+    books = BookDraw(task.background, stages, 3, 0.25, 2, seed=0)
+    assert [step for step in range(12) if books.has(step)] == [3, 7, 11]
+    assert not any(BookDraw(task.background, stages, 3, 0.0, 2, seed=0).has(step) for step in range(99))
+    batch = books.micro_batch(3, 0, 1)
+    ids, labels = batch["input_ids"], batch["labels"]
+    assert ids.shape == (3, 128) and (batch["segments"], batch["segment"]) == (2, 64)  # at most two segments
+    tokens = "".join(f"<{token}>" for token in task.background.ids)
+    assert "".join(f"<{token}>" for token in ids[0, :32].tolist()) in tokens
+    kept = labels != IGNORED
+    assert torch.equal(labels[kept], ids[kept]) and 0.05 < float(kept.float().mean()) < 0.25
+    assert not torch.equal(books.micro_batch(3, 1, 1)["input_ids"], ids)
+    tune(options(out=tmp_path, steps=8, book_steps=0.5, test=("2:2",), book_loss=True), say=lambda _: None)
+    losses = json.loads((tmp_path / "results.json").read_text())["book_loss"]
+    assert losses["after"]["memory"] < losses["before"]["memory"] - 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["loss"] > 0 and line["book_loss"] > 0 for line in lines)
+    assert main(["tune", str(TINY_LLAMA), "--book-steps", "1"]) == 2
+    assert "--book-steps 1.0 is a share from 0 to below 1" in capsys.readouterr().err
 
 
 def test_zero_shot_prompts_fill_their_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

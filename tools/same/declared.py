@@ -224,4 +224,11 @@ DECLARED: tuple[Declared, ...] = (
         after="9b17fda",
         why="runs that are converted from TransfoXL write text as transformers 4 does, and say so",
     ),
+    Declared(
+        case="associative",
+        file="*",
+        field="*row_size",
+        after="9b17fda",
+        why="the size of rows that write to a bounded memory: a new field, which changes no number",
+    ),
 )

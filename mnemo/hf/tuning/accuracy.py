@@ -140,14 +140,23 @@ class Cost:
 
 
 def _example(sample: Sample, written: Sequence[int], written_cut: Sequence[int], decode: Any) -> dict[str, Any]:
-    count = len(sample.answer)
     return {
         "facts": list(sample.story.facts),
         "question": sample.story.question,
         "answer": sample.story.answer,
-        "written": decode(list(written)[-count:]),
-        "written_cut": decode(list(written_cut)[-count:]),
+        "written": decode(up_to_mistake(written, sample.answer)),
+        "written_cut": decode(up_to_mistake(written_cut, sample.answer)),
     }
+
+
+def up_to_mistake(written: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """Return the generated tokens of an answer, which end `written`, up to the first wrong one.
+
+    The tokens after it were computed from the right answer's beginning, which greedy decoding did not generate.
+    """
+    tokens = list(written)[-len(answer) :]
+    right = next((at for at, pair in enumerate(zip(tokens, answer, strict=True)) if pair[0] != pair[1]), len(tokens))
+    return tokens[: right + 1]
 
 
 class Answered(NamedTuple):

@@ -24,6 +24,8 @@ FULL_ROWS = 0.5
 MOST_ROWS = 4
 """Stages with shorter segments than others have up to this many times as many rows, since they cost less"""
 MANY = 2**40
+BOOK_LABELS = 0.125
+"""Share of tokens with a loss in text of books: logits of all tokens would use most of the GPU memory"""
 
 
 def build_task(data: BabiLongData, split: TaskSplit, tokenizer: Any, most: int | None = None) -> BabiLong:
@@ -82,7 +84,7 @@ class Draw:
             self.task.sample(one, length, self.seed, whole=True, facts_within=before_last if distant else None)
             for one, length, distant in zip(numbers, lengths, far.tolist(), strict=True)
         ]
-        return collate(samples) | {"segment": stage.tokens, "segments": stage.segments}
+        return collate(samples) | {"segment": stage.tokens, "segments": stage.segments, "books": False}
 
     def _lengths(self, stage: Stage, chance: np.random.Generator) -> list[int]:
         """Return tokens of each row. The first row fills its last segment, so that all batches have equal shapes."""
@@ -94,16 +96,45 @@ class Draw:
         return np.where(full, stage.length, drawn).tolist()
 
 
+class BookDraw:
+    """Text of books, in place of samples in an evenly spaced share of the steps, with labels at random tokens.
+
+    Texts have as many segments as samples of the stage, and at most `most`.
+    """
+
+    def __init__(
+        self, background: Background, stages: Sequence[Stage], rows: int, share: float, most: int | None, seed: int
+    ) -> None:
+        self.background, self.stages, self.rows, self.share, self.seed = background, stages, rows, share, seed
+        self.most = most
+
+    def has(self, step: int) -> bool:
+        """Return whether the step is on books."""
+        return int((step + 1) * self.share) > int(step * self.share)
+
+    def micro_batch(self, step: int, number: int, current: int) -> dict[str, Any]:
+        chance = np.random.default_rng((self.seed, step, number, MANY))
+        tokens = self.stages[current].tokens
+        segments = min(self.stages[current].segments, self.most or MANY)
+        firsts = chance.integers(len(self.background), size=self.rows).tolist()
+        texts = np.stack([self.background.span(first, segments * tokens)[0] for first in firsts])
+        ids = torch.from_numpy(texts).long()
+        labelled = torch.from_numpy(chance.random(texts.shape) < BOOK_LABELS)
+        labels = torch.where(labelled, ids, IGNORED)
+        return {"input_ids": ids, "labels": labels, "segment": tokens, "segments": segments, "books": True}
+
+
 class TrainingSamples(IterableDataset):
     """Micro-batches from the step at which training starts or continues; a recorded curriculum selects their stage."""
 
-    def __init__(self, draw: Draw, curriculum: CurriculumState, per_step: int) -> None:
-        self.draw, self.curriculum, self.per_step = draw, curriculum, per_step
+    def __init__(self, draw: Draw, books: BookDraw, curriculum: CurriculumState, per_step: int) -> None:
+        self.draw, self.books, self.curriculum, self.per_step = draw, books, curriculum, per_step
         self.first_step = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         step = self.first_step
         while True:
+            source = self.books if self.books.has(step) else self.draw
             for number in range(self.per_step):
-                yield self.draw.micro_batch(step, number, self.curriculum.stage_at(step))
+                yield source.micro_batch(step, number, self.curriculum.stage_at(step))
             step += 1

@@ -28,7 +28,7 @@ from mnemo.data.babilong.samples import BabiLong
 from mnemo.files.json_file import load_json, write_json
 from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.tuning.accuracy import accuracy_by_segments
-from mnemo.hf.tuning.batches import Draw, TrainingSamples
+from mnemo.hf.tuning.batches import BookDraw, Draw, TrainingSamples
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.recipes.tuning import Tuning
 
@@ -49,7 +49,10 @@ class MemoryTrainer(Trainer):
         stages = options.curriculum
         draw = Draw(train, stages, options.micro_batch, options.mix, options.far, options.seed)
         per_step = options.batch // options.micro_batch
-        samples = TrainingSamples(draw, self.curriculum, per_step)
+        # Each segment of a book has a loss, and those beyond the depth of the gradient would be read again for each.
+        most = None if options.bptt is None else options.bptt + 1
+        books = BookDraw(train.background, stages, options.micro_batch, options.book_steps, most, options.seed)
+        samples = TrainingSamples(draw, books, self.curriculum, per_step)
         optimizer = build_optimizer(model, options)
         scheduler = LambdaLR(optimizer, lambda step: self.curriculum.rate(step, options.warmup))
         super().__init__(
@@ -83,11 +86,11 @@ class MemoryTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         inputs = dict(inputs)
-        inner, segments = memory_model(model), inputs.pop("segments")
+        inner, segments, books = memory_model(model), inputs.pop("segments"), inputs.pop("books")
         inner.config.segment = inputs.pop("segment")
         inner.config.backward = "plain" if segments <= self.options.plain_segments else "checkpoint"
         loss = model(**inputs, return_memory=False, num_items_in_batch=num_items_in_batch).loss
-        self.course.add(loss.detach(), inputs["input_ids"].numel())
+        self.course.add(loss.detach(), inputs["input_ids"].numel(), books)
         return loss
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -153,12 +156,12 @@ class _Course(TrainerCallback):
         self.options, self.curriculum = trainer.options, trainer.curriculum
         self.paused = False
         self._losses: list[Tensor] = []
+        self._book_losses: list[Tensor] = []
         self._tokens = 0
-        self._steps_since = 0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def add(self, loss: Tensor, tokens: int) -> None:
-        self._losses.append(loss)
+    def add(self, loss: Tensor, tokens: int, books: bool) -> None:
+        (self._book_losses if books else self._losses).append(loss)
         self._tokens += tokens
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -171,11 +174,13 @@ class _Course(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         step = state.global_step
-        self._steps_since += 1
+        stage = self.curriculum.stage
         if step % self.options.check_every == 0:
             self._check(step)
         now = time.monotonic()
         self._recent.append(now - self._last)
+        if self.curriculum.stage != stage:
+            self._recent.clear()  # the steps of a new stage are slower
         self._last = now
         self.curriculum.seconds = self._before + now - self._called
         self._plan_end(step)
@@ -191,9 +196,9 @@ class _Course(TrainerCallback):
         write_json(folder / DECISIONS, self.curriculum.as_dict())
 
     def _plan_end(self, step: int) -> None:
-        """Let the learning rate fall in the last part of the minutes, by the speed of recent steps."""
+        """Let the learning rate fall in the last part of the minutes, by the speed of recent steps of the stage."""
         options = self.options
-        if options.minutes is None or self.curriculum.cooldown is not None:
+        if options.minutes is None or self.curriculum.cooldown is not None or not self._recent:
             return
         total = 60 * options.minutes
         if self.curriculum.seconds >= total * (1 - options.cooldown):
@@ -204,7 +209,6 @@ class _Course(TrainerCallback):
     def _check(self, step: int) -> None:
         options, curriculum = self.options, self.curriculum
         stage = options.curriculum[curriculum.stage]
-        loss = float(torch.stack(self._losses).sum()) / max(1, self._steps_since)
         seconds = time.monotonic() - self._since
         device = memory_model(self.trainer.model).device
         with precision_context(options, device), compiling(options, stage.tokens):
@@ -215,20 +219,31 @@ class _Course(TrainerCallback):
         line = {
             "step": step,
             "stage": str(stage),
-            "loss": loss,
+            "loss": self._mean(self._losses),
             "accuracy": found.share,
             "tokens_per_second": self._tokens / seconds,
             "rate": options.rate * curriculum.rate(step, options.warmup),
             "minutes": (self._before + time.monotonic() - self._called) / 60,
         }
+        if self._book_losses:
+            line["book_loss"] = self._mean(self._book_losses)
         promoted = curriculum.record(step, found.share, options.promote, len(options.curriculum))
         self._report(line, promoted)
-        self._losses, self._tokens, self._steps_since, self._since = [], 0, 0, time.monotonic()
+        self._losses, self._book_losses, self._tokens, self._since = [], [], 0, time.monotonic()
+
+    def _mean(self, losses: list[Tensor]) -> float | None:
+        """Return the mean loss of a step, from its micro-batches' shares of it; None without steps."""
+        steps = len(losses) // self.trainer.samples.per_step
+        return float(torch.stack(losses).sum()) / steps if steps else None
 
     def _report(self, line: dict[str, Any], promoted: bool) -> None:
         with (self.options.out / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        text = "step {step:>5}  {stage:>7}  loss {loss:.3f}  accuracy {accuracy:.3f}".format(**line)
+        loss = "-" if line["loss"] is None else f"{line['loss']:.3f}"
+        books = f"  books {line['book_loss']:.3f}" if "book_loss" in line else ""
+        text = "step {step:>5}  {stage:>7}  loss {loss}{books}  accuracy {accuracy:.3f}".format(
+            **line | {"loss": loss, "books": books}
+        )
         speed = "{tokens_per_second:>9,.0f} tokens/s  {minutes:.1f} min".format(**line)
         following = f"  next: {self.options.curriculum[self.curriculum.stage]}" if promoted else ""
         self.say(f"{text}  {speed}{following}")
