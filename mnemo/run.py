@@ -117,8 +117,10 @@ def open_run(run: str | Path | None = None, which: Which = "best", device: str |
     """Load a trained model as it was evaluated: with averaged weights if the run has begun to average them.
 
     `run`: a folder, a name under `runs`, or a model that comes with the package; None: the run that was trained last,
-    or that model if there is none. `which`: the checkpoint with the best validation loss, or the last one; before the
-    first evaluation the last one counts as the best. `device`: "cpu", "cuda", or "auto": a GPU if there is one.
+        or that model if there is none
+    `which`: the checkpoint with the best validation loss, or the last one; before the first evaluation the last one
+        counts as the best
+    `device`: "cpu", "cuda", or "auto": a GPU if there is one
     """
     loaded = run_folder.open_run(default_run() if run is None else run, which, device)
     return Run(loaded.path, loaded.recipe, loaded.model, loaded.step, loaded.corpus, loaded.start, loaded.decoding)

@@ -62,7 +62,7 @@ class Args:
     """Also divide a training step of the base model and of the speedrun into kernels; without --gpu-table, only these
     two rows are measured."""
     commit: str | None = None
-    """With --gpu-table and --profile: the measured commit, where git cannot be asked."""
+    """With --gpu-table and --profile: the measured commit, if it cannot be taken from git."""
     sessions: str = "1,8,64,256"
     """With --serving and --http: numbers of sessions that arrive at the same time, separated by commas."""
     rows: int | None = None

@@ -1,10 +1,10 @@
 """Test a claim of the papers: run its measurements, judge them, write a page.
 
 `mnemo reproduce --budget laptop` shows the main claim of every paper on two CPU cores, in at most 15 minutes.
-`mnemo reproduce --list` shows every experiment and its claim. The other budgets are small, a size that one GPU trains
-in minutes, paper, with the published hyperparameters, and self-test, two steps of everything: it shows that the code
-runs and says nothing about the claim. After an interruption the same command continues; finished cells are not run
-again.
+`mnemo reproduce --list` shows every experiment and its claim. The other budgets: small, a size that one GPU trains in
+minutes; gpu, the main claims on enwik8; paper, the published hyperparameters; self-test, two steps of everything, which
+shows that the code runs and says nothing about the claim. After an interruption the same command continues; finished
+cells are not run again.
 """
 
 from __future__ import annotations

@@ -58,14 +58,18 @@ def evaluate(
 ) -> Score:
     """Score one pass over `split`.
 
-    `segment` and `context`: used if the configuration has none; the context is tokens before each segment that are
-    encoded again and carry no loss. `documents="reset"`: segments end with their document, and the memory is emptied
-    there. `order="sentences"`: documents are sentences packed into rows, nothing is predicted across two of them, and
-    the memory is kept (One Billion Word). `limit`: only the first symbols. `no_memory`: no layer has a memory, the
-    short-range ones included. `sliding`: no memory, and every token predicted from its own window, the `segment` tokens
-    before it (how the vanilla model is scored); only the first window's tokens see less. `windows`: how many windows
-    are computed in one batch; None chooses a number that suits the device. `start="zeros"`: the memory is full of zeros
-    at first, which are attended to, as in TensorFlow and Hugging Face. `temperature`: divides the logits.
+    `segment`: tokens of a segment, if `config` has none
+    `context`: tokens before each segment that are encoded again and carry no loss, if `config` has none
+    `documents`: "reset": segments end with their document, and the memory is emptied there
+    `order`: "sentences": documents are sentences packed into rows; nothing is predicted across two of them, and the
+        memory is kept (One Billion Word)
+    `limit`: score only this many tokens from the beginning
+    `sliding`: no memory; every token is predicted from the `segment` tokens before it, as models without memory are
+        scored; only the tokens of the first window have fewer
+    `windows`: windows in one batch, with `sliding`; None chooses a number that suits the device
+    `no_memory`: no layer has a memory, the short-range ones included
+    `start`: "zeros": the memory is full of zeros at first, which are attended to, as in TensorFlow and Hugging Face
+    `temperature`: divides the logits
     """
     settings = replace(
         resolve(config, segment=segment, context=context, documents=documents, order=order, start=start),

@@ -16,12 +16,14 @@ FORMAT_VERSION = 1
 
 
 class MnemoConfig(PretrainedConfig):
-    """`model`: a `mnemo.ModelConfig`, or its JSON form by `mnemo.config.to_json`.
+    """Configuration of a `MnemoForCausalLM`.
 
-    `segment`: tokens of a segment; longer inputs are split inside the model.
-    `start`: memory at the start of a text: empty, or full of zeros that are attended to (as in TransfoXL).
+    `model`: a `mnemo.ModelConfig`, or its JSON form by `mnemo.config.to_json`
+    `segment`: tokens of a segment; longer inputs are split inside the model
+    `start`: memory at the start of a text: empty, or full of zeros that are attended to (as in TransfoXL)
     `decoding`: "segments": continued text fills segments of `segment` tokens; "calls": each call with a cache reads its
-    input as one segment, so that `generate` takes the prompt, then every token, as a segment (as TransfoXL did).
+        input as one segment, so that `generate` takes the prompt, then every token, as a segment (as TransfoXL did)
+
     The padding id is `vocab_size`, one more than the largest token id.
     """
 

@@ -21,7 +21,7 @@ PADDING = "<|padding|>"
 
 
 class MnemoTokenizer(PreTrainedTokenizer):
-    """`MnemoTokenizer.of(tokenizer)`, or `from_pretrained(FOLDER)`.
+    """Tokenizer of a model of Mnemo; `MnemoTokenizer.of(tokenizer)` or `from_pretrained(FOLDER)` makes one.
 
     Texts are tokenized exactly as in the core: no tokens are added at the start or the end, and names of special tokens
     in the text are ordinary text. The only additional token is padding, with the id `vocab_size`.

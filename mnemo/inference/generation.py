@@ -69,10 +69,12 @@ def generate(
     Return the generated `tokens` (prompts x continuations, num_tokens) and `text_state`, the state to continue from.
     `mnemo.Run.generate` does the same for a text.
 
-    `segment`: the number of tokens after which an open segment is committed to the memory, as in training.
-    `state`: the state before the prompts, with a row for each; a `TextState` can be continued without a prompt.
-    `temperature`: 0 takes the likeliest token. `top_k`, `top_p`: draw among the k likeliest tokens, or among the
-    likeliest whose probabilities add up to p. `on_token`: called with the step and the tokens (rows,) of each step.
+    `segment`: the number of tokens after which an open segment is committed to the memory, as in training
+    `state`: the state before the prompts, with a row for each; a `TextState` can be continued without a prompt
+    `temperature`: divides the logits; 0 takes the likeliest token
+    `top_k`: draw among the k likeliest tokens
+    `top_p`: draw among the likeliest tokens whose probabilities add up to p
+    `on_token`: called with the number and the tokens (rows,) of each step
     """
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check()

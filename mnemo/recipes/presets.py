@@ -66,8 +66,8 @@ PRESETS: dict[str, Preset] = {name: function for group in GROUPS.values() for na
 def preset(name: str) -> Recipe:
     """Return the recipe of a preset, given as `NAME` or `NAME@published`; for the name of a memory, its small preset.
 
-    Its evaluations' memory lengths hold for the preset's memory: if you change the memory, they become those of
-    training.
+    Some presets evaluate with a longer memory than they train with. If you change the memory, evaluations use the
+    memory length of training.
     """
     plain, at, suffix = full_name(name).partition("@")
     if at and suffix != "published":

@@ -43,7 +43,8 @@ def experiment_markdown(page: ExperimentPage, evidence: str, files: str) -> Mark
         f"{plain(paper)}. Budget: {plain(page.budget)}.{f' Data: {plain(page.data)}.' if page.data else ''}",
         f"The claim: {plain(page.claim)}",
         f"## Verdicts\n\n{plain(capitalised(outcome(page)))}.",
-        *([verdict_table(page.verdicts), HOW_TO_READ] if page.verdicts else []),
+        *([verdict_table(page.verdicts)] if page.verdicts else []),
+        *([HOW_TO_READ] if any("preliminary" in each.ours or "gain" in each.ours for each in page.verdicts) else []),
         *(
             ["## Figures", figure_style(), *(figure_block(each, files) for each in page.figures)]
             if page.figures

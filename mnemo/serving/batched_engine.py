@@ -32,11 +32,13 @@ MOST_LAYOUTS = 2
 
 
 class BatchedEngine(Engine):
-    """`segment`: the number of tokens after which an open segment is committed to the memory.
+    """Computes the texts of many jobs in shared batches, in a thread; `submit` takes a job.
 
-    `rows`: most texts that are written at the same time; 64 on a GPU and 8 on a CPU if left out.
-    `fixed`: compute all rows in every step, so that the numbers of a text do not depend on how many there are; if left
-    out, on a GPU. On a CPU, a step computes the rows that have a text.
+    `segment`: the number of tokens after which an open segment is committed to the memory
+    `rows`: largest number of texts that are written at the same time; by default 64 on a GPU and 8 on a CPU
+    `fixed`: compute all rows in every step, so that the numbers of a text do not depend on how many there are; by
+        default on a GPU only: on a CPU, a step computes the rows that have a text
+    `queue_limit`: largest number of waiting jobs; `submit` then raises `EngineFull`
     """
 
     def __init__(

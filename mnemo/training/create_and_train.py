@@ -46,9 +46,12 @@ def create_run(
 ) -> Path:
     """Check a recipe, and write a new run folder for it; `train` then trains that folder.
 
-    `data`: training data in place of the recipe's corpus. `preset`: name of the recipe, for the record.
-    `source`: a run whose best weights training starts from. `monitor`: receives notes and progress.
     Raise MnemoError if the folder is not empty, or if the recipe does not fit the data.
+
+    `data`: training data in place of the recipe's corpus
+    `preset`: name of the recipe, for the record
+    `source`: a run whose best weights training starts from
+    `monitor`: receives notes and progress
     """
     monitor, folder = monitor or Unwatched(), Path(folder)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -87,12 +90,15 @@ def train(
     """Train the run in `folder`, which `create_run` has made, from its last intact checkpoint or from the beginning.
 
     Return the last step, the best validation loss, and the signal that stopped the run, if any.
+    Processes started by torchrun train the run together.
 
-    `data`: training data in place of the recipe's corpus. `monitor`: receives notes, losses and progress.
-    `tracker`: receives every line of the metrics. `overrides`: new values of the recipe from here on, such as
-    `{"train.steps": 400, "train.optimizer.lr": 1e-4}`; the run keeps them. `rates`: how the learning rate goes on after
-    a change of steps or schedule. Processes started by torchrun train the run together; `world` is needed only if they
-    are already connected.
+    `data`: training data in place of the recipe's corpus
+    `monitor`: receives notes, losses and progress
+    `tracker`: receives every line of the metrics
+    `world`: the processes, if they are already connected
+    `overrides`: new values of the recipe from here on, such as `{"train.steps": 400, "train.optimizer.lr": 1e-4}`; the
+        run keeps them
+    `rates`: how the learning rate goes on after a change of steps or schedule
     """
     folder = Path(folder)
     header = load_header(folder)

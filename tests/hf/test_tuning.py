@@ -227,11 +227,10 @@ def test_minutes_hold_if_the_last_stage_is_slower(monkeypatch: Any) -> None:
     curriculum, clock = CurriculumState(), [0.0]
     monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[0])
     some = options(minutes=2, steps=None, cooldown=0.5, check_every=40)
-    course = trainer._Course(
-        SimpleNamespace(options=some, curriculum=curriculum, samples=SimpleNamespace()), None, print
-    )
+    stub: Any = SimpleNamespace(options=some, curriculum=curriculum, samples=SimpleNamespace())
+    course: Any = trainer._Course(stub, stub, print)
     monkeypatch.setattr(course, "_check", lambda step: curriculum.record(step, 1.0, 0.9, 2))
-    state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
     course.on_train_begin(None, state, control)
     while not control.should_training_stop:
         state.global_step += 1
