@@ -110,7 +110,7 @@ def facts_in_books(evidence: Evidence) -> Headline | None:
         f"BABILong qa1, SmolLM2-135M, trained on up to {trained:,} tokens for {run['options']['minutes']:g} minutes",
         f"{published['ARMT'][131_072]:.1%} at 128k tokens, GPT-2 of 137M ({ARMT_PAPER})",
         f"{', '.join(longer)} tokens (1 run)",
-        HOLDS,
+        FINDING,
         "babilong.md",
     )
 
