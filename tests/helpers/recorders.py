@@ -20,6 +20,7 @@ class Rerun:
         output = tree_map(torch.clone, function())
 
         def replay() -> None:
-            tree_zip(lambda old, new: old.copy_(new), output, function())
+            # Unlike a graph, a rerun has no gradient of an embedding's bin without tokens.
+            tree_zip(lambda old, new: old.zero_() if new is None else old.copy_(new), output, function())
 
         return output, replay

@@ -158,7 +158,7 @@ def test_text_written_in_rings_is_the_same(options: dict[str, Any], monkeypatch:
     model, seen = random_model(memory=PLAN), []
     prompts = [random_tokens(1, length, seed=length)[0] for length in (1, 4, 10)]
     expected = generate(model, prompts, num_tokens=15, segment=SEGMENT, seed=3, **options)
-    monkeypatch.setattr("mnemo.inference.ring_decoder.preferred", suits)
+    monkeypatch.setattr("mnemo.inference.ring_decoder.preferred", lambda model: suits(model.config))
     got = generate(
         model, prompts, num_tokens=15, segment=SEGMENT, seed=3, on_token=lambda _, t: seen.append(t), **options
     )
@@ -170,7 +170,7 @@ def test_text_written_in_rings_is_the_same(options: dict[str, Any], monkeypatch:
 
 def test_rings_report_an_output_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model(memory=3)
-    monkeypatch.setattr("mnemo.inference.ring_decoder.preferred", suits)
+    monkeypatch.setattr("mnemo.inference.ring_decoder.preferred", lambda model: suits(model.config))
     with torch.no_grad():
         model.softmax.biases[0][0] = float("nan")
     with pytest.raises(MnemoError, match="not finite"):
