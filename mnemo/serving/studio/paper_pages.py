@@ -72,17 +72,7 @@ class PaperPages:
         return next((grid_folder(folder, experiment.name, budget) for folder in found), None)
 
     def _entry(self, experiment: Experiment, budget: Budget) -> dict[str, Any]:
-        page = self._outline(experiment, budget)
-        return {
-            "name": page.name,
-            "budget": page.budget,
-            "title": page.title,
-            "paper": page.paper,
-            "covers": list(page.covers),
-            "data": page.data,
-            "claim": page.claim,
-            "verdicts": [asdict(verdict) for verdict in page.verdicts],
-        }
+        return _summary(self._outline(experiment, budget))
 
     def _outline(self, experiment: Experiment, budget: Budget) -> ExperimentPage:
         key, stamp = (experiment.name, budget), self._stamp(experiment, budget)
@@ -127,14 +117,7 @@ class PaperPages:
     def _detail(self, request: Request) -> Any:
         page = self._page(request)
         return {
-            "name": page.name,
-            "budget": page.budget,
-            "title": page.title,
-            "paper": page.paper,
-            "covers": list(page.covers),
-            "data": page.data,
-            "claim": page.claim,
-            "verdicts": [asdict(verdict) for verdict in page.verdicts],
+            **_summary(page),
             "about_verdicts": page.about_verdicts,
             "tables": [asdict(table) for table in page.tables],
             "figures": [_figure(figure) for figure in page.figures],
@@ -161,6 +144,20 @@ class PaperPages:
                 policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
                 return Response(svg, media_type="image/svg+xml", headers=NO_STORE | policy)
         raise not_found(f"there is no figure '{shorten(slug, 80)}'")
+
+
+def _summary(page: ExperimentPage) -> dict[str, Any]:
+    """What the list of experiments shows of each, and its page first."""
+    return {
+        "name": page.name,
+        "budget": page.budget,
+        "title": page.title,
+        "paper": page.paper,
+        "covers": list(page.covers),
+        "data": page.data,
+        "claim": page.claim,
+        "verdicts": [asdict(verdict) for verdict in page.verdicts],
+    }
 
 
 def _figure(figure: Figure) -> dict[str, Any]:
