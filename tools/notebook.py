@@ -45,7 +45,8 @@ def _figures() -> list[dict[str, Any]]:
     for number in pyplot.get_fignums():
         picture = io.BytesIO()
         figure = pyplot.figure(number)
-        figure.savefig(picture, format="png", dpi=DPI, bbox_inches="tight")
+        # Without the version of Matplotlib, which would change the file with every release.
+        figure.savefig(picture, format="png", dpi=DPI, bbox_inches="tight", metadata={"Software": None})
         pyplot.close(figure)
         data = {"image/png": base64.b64encode(picture.getvalue()).decode()}
         outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
