@@ -59,8 +59,7 @@ class Args:
     """Measure the table of required speeds on one GPU instead: rows start, op, base, 24x1024, long4, lamemo, rmt,
     speedrun, wikitext, generation. With --device cpu, tiny models only try the command."""
     profile: bool = False
-    """Also divide a training step of the base model and of the speedrun into kernels; without --gpu-table, only these
-    two rows are measured."""
+    """Also divide the step of each row into kernels; without --gpu-table and --what, the rows base and speedrun."""
     commit: str | None = None
     """With --gpu-table and --profile: the measured commit, if it cannot be taken from git."""
     sessions: str = "1,8,64,256"

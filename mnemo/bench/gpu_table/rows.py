@@ -93,7 +93,7 @@ ROWS = {
     )
 }
 PROFILED = ("base", "speedrun")
-"""Rows whose steps `--profile` divides into kernels."""
+"""Rows that `--profile` measures if none are named."""
 
 
 def find_rows(names: str | None) -> list[Row]:

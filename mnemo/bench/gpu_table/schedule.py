@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mnemo.bench.gpu_table.card import card_state
-from mnemo.bench.gpu_table.rows import BELOW, PROFILED, Row, waves
+from mnemo.bench.gpu_table.rows import BELOW, Row, waves
 from mnemo.bench.gpu_table.worker import RowFailed, RowProcess
 from mnemo.progress import ShowProgress, silent
 
@@ -97,10 +97,7 @@ def measure_rows(
     cores = os.cpu_count() or 1
     for wave in waves(list(rows), SHARE * gib):
         threads = min(cores, max(2, 2 * cores // len(wave)))
-        processes = [
-            RowProcess(row, device, miniature=miniature, profile=profile and row.name in PROFILED, threads=threads)
-            for row in wave
-        ]
+        processes = [RowProcess(row, device, miniature=miniature, profile=profile, threads=threads) for row in wave]
         try:
             for result in _wave(processes, profile, show):
                 yield replace(result, miniature=miniature)
@@ -121,7 +118,7 @@ def _wave(processes: Sequence[RowProcess], profile: bool, show: ShowProgress) ->
             bar.advance(note=process.row.name)
     yield from failed
     for process, prepared in ready:
-        yield _measured(process, prepared, profile and process.row.name in PROFILED)
+        yield _measured(process, prepared, profile)
         process.close()
 
 
