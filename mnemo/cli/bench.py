@@ -61,7 +61,7 @@ class Args:
     profile: bool = False
     """Also divide the step of each row into kernels; without --gpu-table and --what, the rows base and speedrun."""
     commit: str | None = None
-    """With --gpu-table and --profile: the measured commit, if it cannot be taken from git."""
+    """The measured commit, if it cannot be taken from git."""
     sessions: str = "1,8,64,256"
     """With --serving and --http: numbers of sessions that arrive at the same time, separated by commas."""
     rows: int | None = None
@@ -95,11 +95,11 @@ def run(args: Args) -> int:
     names = ",".join(SECTIONS) if args.what is None else args.what
     if not args.lookahead and args.curves is None:
         check_names(names)
-    from mnemo.bench import compare, machine
+    from mnemo.bench import compare
     from mnemo.storage.weights import pick_device
 
     device = pick_device(args.device)
-    record = {"format_version": FORMAT_VERSION, "machine": machine(device, args.threads)}
+    record = _record(args, device)
     if args.lookahead:
         return _lookahead(args, device, repeats, record)
     if args.curves is not None:
@@ -111,6 +111,14 @@ def run(args: Args) -> int:
     return _finish(results, args, record)
 
 
+def _record(args: Args, device: torch.device) -> dict[str, Any]:
+    from mnemo.bench import machine
+    from mnemo.bench.gpu_table.card import git_commit
+
+    about = {"machine": machine(device, args.threads), "commit": args.commit or git_commit()}
+    return {"format_version": FORMAT_VERSION} | about
+
+
 def _serving(args: Args, target: str) -> int:
     bench_serving.check_target(target)
     bench_serving.check_length(args.length)
@@ -119,12 +127,11 @@ def _serving(args: Args, target: str) -> int:
         raise MnemoError(f"--rows {args.rows} must be positive")
     import torch
 
-    from mnemo.bench import machine
     from mnemo.storage.weights import pick_device
 
     device = pick_device(args.device)
     torch.set_num_threads(args.threads)
-    record = {"format_version": FORMAT_VERSION, "machine": machine(device, args.threads)}
+    record = _record(args, device)
     found, curves = bench_serving.measure(target, device, counts, args.rows, args.length, record)
     bench_serving.save(found, curves, args.out)
     if args.json:

@@ -284,6 +284,7 @@ def test_bench_prints_a_table_and_json(
     assert all(name in table for name in tiny_cases) and "op tiny forward" in table
     saved = json.loads(out.read_text())
     assert saved["format_version"] == 1 and len(saved["cases"]) == 2 + len(tiny_cases)
+    assert "commit" in saved
     assert main(["bench", "--what", "eval", "--repeats", "3", "--threads", "1", "--json", "--device", "cpu"]) == 0
     data = json.loads(capsys.readouterr().out)
     (case,) = data["cases"]
