@@ -1,12 +1,10 @@
-"""The transformer layer: attention with relative positions, feed-forward, norms, dropout.
+"""The transformer layer: attention with relative positions, feed-forward. Norms and dropout are in `rows.py`.
 
 Shapes: B batch, T rows, L queries, K keys, D model width, H heads, d head size.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,73 +13,9 @@ from torch import Tensor, nn
 
 from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
-from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
+from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, row_operations
+from mnemo.ops import relative_attention, relative_attention_reference
 from mnemo.ops.projection import project_after
-
-ACTIVATIONS = {
-    "relu": functools.partial(F.relu, inplace=True),
-    "gelu": F.gelu,
-    "squared_relu": lambda x: F.relu(x, inplace=True).square(),
-}
-"""They may overwrite their argument: the output of a projection, whose gradient does not need it."""
-
-
-class Dropout(nn.Module):
-    """Ordinary or locked dropout on (..., T, D)."""
-
-    def __init__(self, rate: float, locked: bool = False) -> None:
-        super().__init__()
-        self.rate, self.locked = rate, locked
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return x
-        if not self.locked and x.device.type != "cpu":
-            return F.dropout(x, self.rate)
-        shape = (*x.shape[:-2], 1, x.shape[-1]) if self.locked else x.shape
-        return x * keep_mask(shape, self.rate, x)
-
-
-class LayerNorm(nn.LayerNorm):
-    """Computes in fp32 under autocast, and returns the type of its input, so that the residual stays in 16 bits."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).to(input.dtype)
-
-    def unscaled(self, x: Tensor) -> Tensor:
-        """The norm before its weight and bias."""
-        return F.layer_norm(x, self.normalized_shape, eps=self.eps).to(x.dtype)
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, in the type of x."""
-
-    bias = None
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
-
-    def unscaled(self, x: Tensor) -> Tensor:
-        """The norm before its weight."""
-        return F.rms_norm(x, self.weight.shape, eps=self.eps).to(x.dtype)
-
-
-NORMS: dict[NormKind, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
-
-
-def add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """The residual sum of rows x (..., D) and the output of a branch, and the norm of that sum."""
-    total = x + branch
-    return total, norm(total)
-
-
-AddNorm = Callable[[Tensor, Tensor, nn.Module], tuple[Tensor, Tensor]]
-"""As `add_norm`."""
 
 
 def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
@@ -173,14 +107,15 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(dim, inner_dim)
         self.outer = nn.Linear(inner_dim, dim)
-        self.activation = ACTIVATIONS[activation]
+        self.activation: Activation = activation
         self.drop_inner = Dropout(dropout.inner, dropout.locked)
         self.drop_outer = Dropout(dropout.feed_forward, dropout.locked)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rows: RowOperations) -> Branch:
         # As one matrix: with a batch dimension, the activation would overwrite a view, whose gradient is copied often.
-        inner = self.activation(self.inner(x.flatten(0, -2)))
-        return self.drop_outer(self.outer(self.drop_inner(inner.view(*x.shape[:-1], inner.shape[-1]))))
+        inner, bias = rows.project(self.inner, x.flatten(0, -2))
+        inner = rows.activate(inner, bias, self.activation, self.drop_inner, x.shape[:-1])
+        return Branch(*rows.project(self.outer, inner), self.drop_outer)
 
 
 class TransformerLayer(nn.Module):
@@ -212,8 +147,14 @@ class TransformerLayer(nn.Module):
         self.norm_feed_forward = NORMS[norm_kind](dim, norm_eps)
         self.drop = Dropout(dropout.projection, dropout.locked)
 
+    def _rows(self, x: Tensor, other: Tensor | None = None) -> RowOperations:
+        """Operations for rows x, with dropout if `other` is given: it distinguishes the masks of this call."""
+        drops = () if other is None else (self.drop, self.feed_forward.drop_inner, self.feed_forward.drop_outer)
+        kind, activation = self.norm_attention.kind, self.feed_forward.activation
+        return row_operations(x, x if other is None else other, kind, activation, drops)
+
     def _inner(self, rows: Tensor) -> Tensor:
-        return self.norm_attention(rows) if self.pre else rows
+        return self._rows(rows).norm(rows, self.norm_attention) if self.pre else rows
 
     def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if memory is None or memory.shape[1] == 0:
@@ -221,8 +162,9 @@ class TransformerLayer(nn.Module):
         if not self.pre:
             return self.attention.keys_values_after(memory, rows)
         # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
-        norm = self.norm_attention
-        return self.attention.keys_values_after(norm.unscaled(memory), norm.unscaled(rows), norm.weight, norm.bias)
+        norm, operations = self.norm_attention, self._rows(rows)
+        past, new = operations.unscaled(memory, norm), operations.unscaled(rows, norm)
+        return self.attention.keys_values_after(past, new, norm.weight, norm.bias)
 
     def queries(self, x: Tensor) -> Tensor:
         return self.attention.queries(self._inner(x))
@@ -247,17 +189,18 @@ class TransformerLayer(nn.Module):
         out = F.scaled_dot_product_attention(q, k, attention.split(v), attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
-    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, add_norm: AddNorm = add_norm) -> Tensor:
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
         """The layer's output for rows x (B, T, D) and their attention contexts (B, T, H * d).
 
-        `added` (B, T, D) joins the attention output. `add_norm`: a faster form of `layers.add_norm`.
+        `added` (B, T, D) joins the attention output.
         """
+        rows = self._rows(x, context)
         if self.gate is not None:
             context = self.gate(self._inner(x), context)
         attended = self.attention.output(context)
-        attended = self.drop(attended if added is None else attended + added)
+        branch = Branch(attended if added is None else attended + added, None, self.drop)
         if self.pre:
-            x, normed = add_norm(x, attended, self.norm_feed_forward)
-            return x + self.feed_forward(normed)
-        x = add_norm(x, attended, self.norm_attention)[1]
-        return add_norm(x, self.feed_forward(x), self.norm_feed_forward)[1]
+            x, normed = rows.add_norm(x, branch, self.norm_feed_forward)
+            return rows.add(x, self.feed_forward(normed, rows))
+        x = rows.normed_sum(x, branch, self.norm_attention)
+        return rows.normed_sum(x, self.feed_forward(x, rows), self.norm_feed_forward)
