@@ -31,6 +31,7 @@ pytestmark = pytest.mark.native
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 SEED, SITE, EPS = 123456789, 2, 1e-5
+add_norm: Any = row_operators.add_norm
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def assert_add_norm(inputs: dict[str, Tensor | None], rate: float, norm: str, us
     leaves: dict[str, Any] = {k: None if x is None else x.detach().requires_grad_() for k, x in inputs.items()}
     exact: dict[str, Any] = {k: None if x is None else x.detach().double().requires_grad_() for k, x in inputs.items()}
     seed = seed_tensor() if rate else None
-    got = row_operators.add_norm(*leaves.values(), seed, SITE, rate, norm, EPS, True)[:2]
+    got = add_norm(*leaves.values(), seed, SITE, rate, norm, EPS, True)[:2]
     want = exact_add_norm(**exact, rate=rate, norm=norm)
     pairs = {name: (a, b) for name, a, b in zip("tn", got, want, strict=True) if b is not None and name in uses}
     draws = [draw(*b.shape, seed=9 + place) for place, (_, b) in enumerate(pairs.values())]
@@ -170,7 +171,7 @@ def test_no_rows(norm: str) -> None:
         name: None if x is None else x.requires_grad_()
         for name, x in add_norm_inputs((0, 16), torch.float32, parts).items()
     }
-    total, normed, _, _ = row_operators.add_norm(*leaves.values(), seed_tensor(), SITE, 0.1, norm, EPS, True)
+    total, normed, _, _ = add_norm(*leaves.values(), seed_tensor(), SITE, 0.1, norm, EPS, True)
     loss = total.sum() + normed.sum()
     tables = [leaves[name] for name in ("branch_bias", "weight", "bias") if leaves[name] is not None]
     assert all(not gradient.any() for gradient in torch.autograd.grad(loss, tables, retain_graph=True))
@@ -213,7 +214,7 @@ def test_what_is_not_a_number_stays_visible() -> None:
     for kind in PLAIN_ACTIVATIONS:
         out = row_operators.activation(z, None, None, 0, 0.0, kind)
         assert bool(out[1, 3].isnan()) and int(out.isnan().sum()) == 1
-    total, normed, _, _ = row_operators.add_norm(z, z, None, None, None, None, 0, 0.0, "layer", EPS, True)
+    total, normed, _, _ = add_norm(z, z, None, None, None, None, 0, 0.0, "layer", EPS, True)
     assert bool(total[1, 3].isnan()) and bool(normed[1].isnan().all()) and int(normed.isnan().sum()) == 16
 
 
@@ -262,7 +263,7 @@ def test_results_are_the_same_bits_in_every_run() -> None:
     leaves = [x.requires_grad_() for x in inputs.values()]
 
     def gradients() -> tuple[Tensor, ...]:
-        total, normed, _, _ = row_operators.add_norm(*leaves, seed_tensor(), SITE, 0.2, "layer", EPS, True)
+        total, normed, _, _ = add_norm(*leaves, seed_tensor(), SITE, 0.2, "layer", EPS, True)
         return torch.autograd.grad((total * normed).sum(), leaves)
 
     assert all(torch.equal(a, b) for a, b in zip(gradients(), gradients(), strict=True))
@@ -287,7 +288,7 @@ def test_compilers_are_told_how_all_outputs_are_stored() -> None:
 
     def outputs(given: dict[str, Any], seed: Tensor) -> list[Tensor]:
         x, branch, branch_bias, weight, bias = given.values()
-        total, normed, mean, scale = row_operators.add_norm(*given.values(), seed, SITE, 0.2, "layer", EPS, True)
+        total, normed, mean, scale = add_norm(*given.values(), seed, SITE, 0.2, "layer", EPS, True)
         back = row_operators.add_norm_backward(
             total, normed, total, mean, scale, branch_bias, weight, bias, seed, SITE, 0.2, "layer"
         )
@@ -303,11 +304,10 @@ def test_compilers_are_told_how_all_outputs_are_stored() -> None:
 
 def layer(norm: str, kind: str, activation: str, rate: float = 0.0, locked: bool = False) -> TransformerLayer:
     torch.manual_seed(0)
-    made = TransformerLayer(
-        0, dim=24, num_heads=2, head_dim=8, inner_dim=56, norm=norm, norm_kind=kind, norm_eps=EPS, qk_norm=False,
-        head_gate=norm == "pre", activation=activation,
-        dropout=DropoutConfig(projection=rate, inner=rate, feed_forward=rate, locked=locked),
-    )  # type: ignore[arg-type]  # fmt: skip
+    dropout = DropoutConfig(projection=rate, inner=rate, feed_forward=rate, locked=locked)
+    options: Any = {"norm": norm, "norm_kind": kind, "norm_eps": EPS, "activation": activation, "dropout": dropout}
+    sizes = {"dim": 24, "num_heads": 2, "head_dim": 8, "inner_dim": 56}
+    made = TransformerLayer(0, **sizes, **options, qk_norm=False, head_gate=norm == "pre")
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return made.to(DEVICE)
@@ -360,18 +360,16 @@ def test_the_dropout_of_a_layer_comes_from_torchs_generator(norm: str) -> None:
 
 def test_the_sites_of_a_layer_have_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = layer("post", "layer", "relu", rate=0.5), []
-    real = row_operators.add_norm, row_operators.activation
 
-    def add_norm(*values: Any) -> Any:
-        seen.append(values[6])
-        return real[0](*values)
+    def observe(real: Any, place: int) -> Any:
+        def call(*values: Any) -> Any:
+            seen.append(values[place])
+            return real(*values)
 
-    def activation(*values: Any) -> Any:
-        seen.append(values[3])
-        return real[1](*values)
+        return call
 
-    monkeypatch.setattr(row_operators, "add_norm", add_norm)
-    monkeypatch.setattr(row_operators, "activation", activation)
+    monkeypatch.setattr(row_operators, "add_norm", observe(row_operators.add_norm, 6))
+    monkeypatch.setattr(row_operators, "activation", observe(row_operators.activation, 3))
     with using("fused"):
         made.finish(draw(2, 5, 24), draw(2, 5, 16))
     assert seen == [1, 2, 3]

@@ -120,17 +120,20 @@ class RowOperations(Protocol):
         ...
 
 
+def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias.to(x.dtype)
+
+
 class PlainRows:
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return linear(x), None
 
     def activate(self, x: Tensor, bias: Tensor | None, kind: Activation, drop: Dropout, shape: Sequence[int]) -> Tensor:
-        x = ACTIVATIONS[kind](x if bias is None else x + bias)
+        x = ACTIVATIONS[kind](_plus(x, bias))
         return drop(x.view(*shape, x.shape[-1]))
 
     def add(self, x: Tensor, branch: Branch) -> Tensor:
-        rows, bias, drop = branch
-        return x + drop(rows if bias is None else rows + bias)
+        return x + branch.drop(_plus(branch.rows, branch.bias))
 
     def add_norm(self, x: Tensor, branch: Branch, norm: Norm) -> tuple[Tensor, Tensor]:
         total = self.add(x, branch)
@@ -175,7 +178,7 @@ class FusedRows:
 
         rows, bias, drop = branch
         if drop.locked and drop.drops:  # one mask for all positions has no kernel
-            rows, bias = drop(rows if bias is None else rows + bias.to(rows.dtype)), None
+            rows, bias = drop(_plus(rows, bias)), None
         dtype = torch.promote_types(x.dtype, rows.dtype)
         seeded = self._dropout(drop)
         total, normed, _, _ = add_norm(x.to(dtype), rows.to(dtype), bias, *tables, *seeded, kind, eps, keep)

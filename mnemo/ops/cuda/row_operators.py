@@ -24,6 +24,11 @@ LARGEST_WIDTH = 8192
 """A tile of rows that are normalised holds whole rows."""
 
 
+def power_of_two(count: int) -> int:
+    """The smallest power of 2 that is not less."""
+    return 1 << (count - 1).bit_length()
+
+
 class Tiling(NamedTuple):
     """How much a program takes at once."""
 
@@ -36,7 +41,7 @@ class Tiling(NamedTuple):
 
     def whole_rows(self, width: int, num_rows: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are whole rows."""
-        block = triton.next_power_of_2(width)
+        block = power_of_two(width)
         chunk, rows = min(block, CHUNK), self.rows(block, num_rows)
         warps = max(self.warps, min(16, block // 512))
         tile = {"D": width, "CHUNKS": block // chunk, "CHUNK": chunk, "ROWS": rows, "FEW": rows >= warps}
@@ -45,11 +50,11 @@ class Tiling(NamedTuple):
 
     def columns(self, width: int, num_rows: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are parts of rows."""
-        block = min(BLOCK, triton.next_power_of_2(width))
+        block = min(BLOCK, power_of_two(width))
         return {"D": width, "BLOCK": block, "ROWS": self.rows(block, num_rows), "num_warps": self.warps}
 
     def rows(self, block: int, num_rows: int) -> int:
-        return max(1, min(self.elements // block, triton.next_power_of_2(num_rows)))
+        return max(1, min(self.elements // block, power_of_two(num_rows)))
 
 
 FORWARD = Tiling()
@@ -61,7 +66,7 @@ CHUNK = 256
 BLOCK = 512
 """Columns of a tile of activations"""
 INTERPRETED_PROCESSORS = 1
-SUM_ROWS, SUM_BLOCK = 128, 32
+SUM_ROWS, SUM_BLOCK, SUM_WARPS = 256, 32, 8
 
 
 def processors(device: torch.device) -> int:
@@ -92,7 +97,14 @@ def totals(parts: Tensor, tables: Sequence[Tensor | None]) -> list[Tensor]:
     if any(present.values()):
         grid = (triton.cdiv(parts.shape[2], SUM_BLOCK), 3)
         kernels.sum_rows_kernel[grid](
-            parts, *found, parts.shape[1], **present, D=parts.shape[2], BLOCK=SUM_BLOCK, ROWS=SUM_ROWS
+            parts,
+            *found,
+            parts.shape[1],
+            **present,
+            D=parts.shape[2],
+            BLOCK=SUM_BLOCK,
+            ROWS=SUM_ROWS,
+            num_warps=SUM_WARPS,
         )
     return found
 
