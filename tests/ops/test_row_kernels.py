@@ -313,13 +313,14 @@ def layer(norm: str, kind: str, activation: str, rate: float = 0.0, locked: bool
     return made.to(DEVICE)
 
 
-def outcome(made: TransformerLayer, impl: str, memory: int = 4) -> dict[str, Tensor]:
-    """Keys, values, queries, the output and all gradients of a layer."""
+def outcome(made: TransformerLayer, impl: str, memory: int = 4, shared: bool = False) -> dict[str, Tensor]:
+    """Keys, values, queries, the output and all gradients of a layer; `shared`: with one norm for all of them."""
     x, context = draw(2, 5, 24, seed=1).requires_grad_(), draw(2, 5, 16, seed=2).requires_grad_()
     past = draw(2, memory, 24, seed=3)
     with using(impl):  # type: ignore[arg-type]
-        keys, values = made.keys_values(x, past)
-        queries, out = made.queries(x), made.finish(x, context)
+        normed = made.shared_norm(x) if shared else None
+        keys, values = made.keys_values(x, past, normed)
+        queries, out = made.queries(x, normed), made.finish(x, context, normed=normed)
     outputs = {"keys": keys, "values": values, "queries": queries, "out": out}
     weights = [draw(*y.shape, seed=4) for y in outputs.values()]
     used = {name: p for name, p in made.named_parameters() if not name.startswith("attention.norm")}
@@ -333,6 +334,17 @@ def test_a_layer_with_kernels_equals_the_plain_one(norm: str, kind: str, activat
     made = layer(norm, kind, activation)
     want = outcome(made, "eager")
     for name, got in outcome(made, "fused").items():
+        assert relative_error(got, want[name]) < 2e-6, name
+
+
+@pytest.mark.parametrize("memory", [0, 4])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_one_norm_serves_queries_keys_and_gate(kind: str, memory: int) -> None:
+    made = layer("pre", kind, "relu")
+    want = outcome(made, "eager", memory)
+    with using("eager"):
+        assert made.shared_norm(draw(2, 5, 24)) is None
+    for name, got in outcome(made, "fused", memory, shared=True).items():
         assert relative_error(got, want[name]) < 2e-6, name
 
 

@@ -24,6 +24,17 @@ def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
     return torch.func.functional_call(module, weights, (x,))
 
 
+def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """linear(x * scale + shift) without a bias of its own; (D,) tables, of which a scale of None means neither.
+
+    They are multiplied into the weight, which has fewer rows.
+    """
+    if scale is None:
+        return linear(x)
+    weight = linear.weight
+    return F.linear(x, weight * scale, None if shift is None else weight @ shift)
+
+
 class Attention(nn.Module):
     """Multi-head attention. One product gives keys and values; queries and keys may be normalised, head by head."""
 
@@ -45,11 +56,12 @@ class Attention(nn.Module):
         """(B, T, H * d) -> (B, H, T, d)."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.norm_query(self.split(self.drop_qkv(self.query(x))))
+    def queries(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """Queries of rows x, times `scale` (D,) plus `shift` (D,); so with keys and values."""
+        return self.norm_query(self.split(self.drop_qkv(scaled_linear(self.query, x, scale, shift))))
 
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
+    def keys_values(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        keys, values = self.drop_qkv(scaled_linear(self.key_value, x, scale, shift)).chunk(2, -1)
         return self.norm_key(self.split(keys)), self.split(values)
 
     def keys_values_after(
@@ -96,9 +108,9 @@ class HeadGate(nn.Module):
         super().__init__()
         self.linear = nn.Linear(dim, num_heads, bias=False)
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        """x (B, L, D), context (B, L, H * d)."""
-        gate = torch.sigmoid(self.linear(x))
+    def forward(self, x: Tensor, context: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """x (B, L, D), times `scale` (D,) plus `shift` (D,); context (B, L, H * d)."""
+        gate = torch.sigmoid(scaled_linear(self.linear, x, scale, shift))
         return (context.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
 
 
@@ -153,24 +165,37 @@ class TransformerLayer(nn.Module):
         kind, activation = self.norm_attention.kind, self.feed_forward.activation
         return row_operations(x, x if other is None else other, kind, activation, drops)
 
-    def _inner(self, rows: Tensor) -> Tensor:
-        return self._rows(rows).norm(rows, self.norm_attention) if self.pre else rows
+    def shared_norm(self, x: Tensor) -> Tensor | None:
+        """The norm of rows x before its weights, once for queries, keys and gate, which then multiply the weights into
+        their own; None where that is not faster, or there is no norm before them."""
+        rows = self._rows(x) if self.pre else None
+        return rows.unscaled(x, self.norm_attention) if rows is not None and rows.shares_norms else None
 
-    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _inner(self, x: Tensor, normed: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What enters the projections, and the scale and shift that it still needs. `normed`: of `shared_norm`."""
+        if normed is not None:
+            return normed, self.norm_attention.weight, self.norm_attention.bias
+        return self._rows(x).norm(x, self.norm_attention) if self.pre else x, None, None
+
+    def keys_values(
+        self, rows: Tensor, memory: Tensor | None = None, normed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if memory is None or memory.shape[1] == 0:
-            return self.attention.keys_values(self._inner(rows))
+            return self.attention.keys_values(*self._inner(rows, normed))
         if not self.pre:
             return self.attention.keys_values_after(memory, rows)
         # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
         norm, operations = self.norm_attention, self._rows(rows)
-        past, new = operations.unscaled(memory, norm), operations.unscaled(rows, norm)
-        return self.attention.keys_values_after(past, new, norm.weight, norm.bias)
+        new = operations.unscaled(rows, norm) if normed is None else normed
+        return self.attention.keys_values_after(operations.unscaled(memory, norm), new, norm.weight, norm.bias)
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.attention.queries(self._inner(x))
+    def queries(self, x: Tensor, normed: Tensor | None = None) -> Tensor:
+        return self.attention.queries(*self._inner(x, normed))
 
-    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        return self.attention(self.queries(x), keys, values, scope)
+    def attend(
+        self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope, normed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.attention(self.queries(x, normed), keys, values, scope)
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
@@ -189,14 +214,15 @@ class TransformerLayer(nn.Module):
         out = F.scaled_dot_product_attention(q, k, attention.split(v), attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
-    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, normed: Tensor | None = None) -> Tensor:
         """The layer's output for rows x (B, T, D) and their attention contexts (B, T, H * d).
 
-        `added` (B, T, D) joins the attention output.
+        `added` (B, T, D) joins the attention output. `normed`: `shared_norm` of x.
         """
         rows = self._rows(x, context)
         if self.gate is not None:
-            context = self.gate(self._inner(x), context)
+            inner, *tables = self._inner(x, normed)
+            context = self.gate(inner, context, *tables)
         attended = self.attention.output(context)
         branch = Branch(attended if added is None else attended + added, None, self.drop)
         if self.pre:

@@ -93,6 +93,11 @@ class Branch(NamedTuple):
 
 
 class RowOperations(Protocol):
+    @property
+    def shares_norms(self) -> bool:
+        """Whether one norm for several projections is faster than a norm for each."""
+        ...
+
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The projection of rows, and its bias if that is still to be added."""
         ...
@@ -125,6 +130,8 @@ def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class PlainRows:
+    shares_norms = False
+
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return linear(x), None
 
@@ -151,6 +158,8 @@ class PlainRows:
 
 class FusedRows:
     """`seed` (1,): of the dropout of this call; each use of it has its own number, `site`."""
+
+    shares_norms = True
 
     def __init__(self, seed: Tensor | None = None) -> None:
         self.seed, self.site = seed, 0
