@@ -387,15 +387,16 @@ def test_the_sites_of_a_layer_have_masks_of_their_own(monkeypatch: pytest.Monkey
     assert seen == [1, 2, 3]
 
 
-def test_locked_dropout_uses_one_mask_for_all_positions() -> None:
-    rows = layer_rows.FusedRows()
-    drop = layer_rows.Dropout(0.5, locked=True)
-    x, zero = torch.ones(2, 6, 32, device=DEVICE), torch.zeros(2, 6, 32, device=DEVICE)
-    bias = torch.zeros(32, device=DEVICE)
-    added = rows.add(zero, layer_rows.Branch(x, bias, drop))
-    active = rows.activate(x.flatten(0, 1), bias, "relu", drop, (2, 6))
-    for out in (added, active):
-        assert torch.equal(out, out[:, :1].expand_as(out)) and 0 < float((out == 0).float().mean()) < 1
+def test_locked_dropout_runs_in_plain_pytorch() -> None:
+    made, x, context = layer("post", "layer", "relu", rate=0.5, locked=True), draw(2, 5, 24), draw(2, 5, 16)
+    found = []
+    for impl in ("eager", "fused"):
+        torch.manual_seed(1)
+        with using(impl):  # type: ignore[arg-type]
+            found.append(made.finish(x, context))
+    assert torch.equal(*found)
+    with using("fused"):
+        assert isinstance(made.eval()._rows(x, context), layer_rows.FusedRows)
 
 
 def test_gradients_accumulate() -> None:

@@ -223,8 +223,11 @@ class TransformerLayer(nn.Module):
         if self.gate is not None:
             inner, *tables = self._inner(x, normed)
             context = self.gate(inner, context, *tables)
-        attended = self.attention.output(context)
-        branch = Branch(attended if added is None else attended + added, None, self.drop)
+        attended = self.attention.output(rows.flat(context))
+        branch = Branch(attended if added is None else attended + rows.flat(added), None, self.drop)
+        return self._after_attention(rows.flat(x), branch, rows).view(x.shape)
+
+    def _after_attention(self, x: Tensor, branch: Branch, rows: RowOperations) -> Tensor:
         if self.pre:
             x, normed = rows.add_norm(x, branch, self.norm_feed_forward)
             return rows.add(x, self.feed_forward(normed, rows))

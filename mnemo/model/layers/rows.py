@@ -98,6 +98,10 @@ class RowOperations(Protocol):
         """Whether one norm for several projections is faster than a norm for each."""
         ...
 
+    def flat(self, x: Tensor) -> Tensor:
+        """Rows (B, T, D) in the shape for the operations of a layer, (B, T, D) or (B * T, D)."""
+        ...
+
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The projection of rows, and its bias if that is still to be added."""
         ...
@@ -132,6 +136,9 @@ def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
 class PlainRows:
     shares_norms = False
 
+    def flat(self, x: Tensor) -> Tensor:
+        return x  # locked dropout needs to know the positions
+
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return linear(x), None
 
@@ -164,18 +171,21 @@ class FusedRows:
     def __init__(self, seed: Tensor | None = None) -> None:
         self.seed, self.site = seed, 0
 
+    def flat(self, x: Tensor) -> Tensor:
+        # So torch's compiler can add gradients of a product and of a residual inside of the product.
+        return x.flatten(0, -2)
+
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return F.linear(x, linear.weight), linear.bias
 
     def activate(self, x: Tensor, bias: Tensor | None, kind: Activation, drop: Dropout, shape: Sequence[int]) -> Tensor:
         from mnemo.ops.cuda.row_operators import activation
 
-        out = activation(x, bias, *self._dropout(drop), kind).view(*shape, x.shape[-1])
-        return drop(out) if drop.locked else out
+        return activation(x, bias, *self._dropout(drop), kind).view(*shape, x.shape[-1])
 
     def _dropout(self, drop: Dropout) -> tuple[Tensor | None, int, float]:
         """Seed, site and rate of a dropout inside of a kernel."""
-        if drop.locked or not drop.drops:
+        if not drop.drops:
             return None, 0, 0.0
         self.site += 1
         return self.seed, self.site, drop.rate
@@ -186,8 +196,6 @@ class FusedRows:
         from mnemo.ops.cuda.row_operators import add_norm
 
         rows, bias, drop = branch
-        if drop.locked and drop.drops:  # one mask for all positions has no kernel
-            rows, bias = drop(_plus(rows, bias)), None
         dtype = torch.promote_types(x.dtype, rows.dtype)
         seeded = self._dropout(drop)
         total, normed, _, _ = add_norm(x.to(dtype), rows.to(dtype), bias, *tables, *seeded, kind, eps, keep)
@@ -222,9 +230,13 @@ def row_operations(
     x: Tensor, other: Tensor, norm: NormKind, activation: Activation, drops: Sequence[Dropout]
 ) -> RowOperations:
     """The fastest operations for rows x (..., D) and the dropouts of one call, which x and `other` distinguish."""
+    dropping = [drop for drop in drops if drop.drops]
+    # Locked dropout, one mask for all positions, has no kernel.
+    if any(drop.locked for drop in dropping):
+        return PLAIN
     if row_obstacle(x.device, x.dtype, x.shape[-1], norm, activation) is not None:
         return PLAIN
-    if not any(drop.drops and not drop.locked for drop in drops):
+    if not dropping:
         return FusedRows()
     from mnemo.ops.cuda.operator import draw_seed
 
