@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
@@ -25,7 +25,7 @@ from mnemo.memory.kv_buffer import KeyValues
 from mnemo.memory.protocol import Relation
 from mnemo.memory.state import State, select
 from mnemo.model.embedding.modules import TokenEmbedding
-from mnemo.model.layers.modules import TransformerLayer, add_norm, rotate
+from mnemo.model.layers.modules import TransformerLayer, rotate
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
 from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
@@ -230,7 +230,7 @@ class Rings:
         x = embed(self.model.embedding, tokens)
         for index, layer in enumerate(self.layers):
             context = self._attend(index, layer, x)[:, None]
-            x = layer.finish(x, context, add_norm=fused_add_norm)
+            x = layer.finish(x, context)
         self._advance()
         return x
 
@@ -337,13 +337,6 @@ def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
         x = rows if x is None else torch.where((ids >= begin)[..., None], rows, x)
     assert x is not None
     return x * embedding.dim**0.5
-
-
-def fused_add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """As `layers.add_norm`, in one kernel where there is one: for layer norms."""
-    if not (decode_kernels.supports(x) and isinstance(norm, nn.LayerNorm)):
-        return add_norm(x, branch, norm)
-    return decode_kernels.add_norm(x, branch, norm.weight, norm.bias, norm.eps)
 
 
 def _device(model: Model) -> torch.device:

@@ -38,6 +38,7 @@ from mnemo.model.positions.modules import ProjectedPositions, StoredPositions
 from mnemo.model.stages import attending_layers, build_stages, recomputed, stage_layers
 from mnemo.ops import Attended, Blocks, Causal, call_obstacle, kernel_obstacle
 from mnemo.ops.projection import compute_dtype
+from mnemo.ops.rows import row_obstacle
 
 if TYPE_CHECKING:
     from mnemo.inference.decoder import Decoder
@@ -374,3 +375,8 @@ def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.d
     """Why the model's attention cannot run in fused kernels on a device; None if it can."""
     ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
     return call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)
+
+
+def rows_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the model's norms, dropout and activations cannot run in fused kernels on a device; None if they can."""
+    return row_obstacle(device, dtype, config.dim, config.norm_kind, config.activation)

@@ -55,6 +55,11 @@ def using(impl: Implementation) -> Iterator[None]:
         _chosen = before
 
 
+def chosen() -> Implementation:
+    """The implementation of calls with impl="auto"."""
+    return _chosen
+
+
 def relative_attention(
     q: Tensor,
     k: Tensor,

@@ -19,7 +19,7 @@ from torch import Tensor
 from mnemo.data.streams import Batch
 from mnemo.inference.cuda_graph import CudaRecorder, Recorder
 from mnemo.memory.state import State
-from mnemo.model import Model, attention_obstacle
+from mnemo.model import Model, attention_obstacle, rows_obstacle
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.training.compiled_loss import CompiledLoss, against_compiling, is_adaptive, with_fixed_bins
 from mnemo.training.mean_norm import MeanNorm
@@ -99,6 +99,7 @@ class Engine:
         self.device = next(model.parameters()).device
         computed = state_dtype(config.precision) or next(model.parameters()).dtype
         self.not_fused = attention_obstacle(model.config, self.device, computed)
+        self.plain_rows = rows_obstacle(model.config, self.device, computed)
         self._note, self._uneven, self._unrecordable = note, uneven, unrecordable
         if recorder is None and self.device.type == "cuda":
             recorder = CudaRecorder(self.device, warmup_calls=WARMUP_UPDATES)
@@ -116,7 +117,8 @@ class Engine:
         if self.device.type != "cuda":
             return self._how()
         fused = "fused attention" if self.not_fused is None else f"plain attention ({self.not_fused})"
-        return f"{fused}, {self._how()}"
+        plain_rows = "" if self.plain_rows is None else f", plain norms and activations ({self.plain_rows})"
+        return f"{fused}{plain_rows}, {self._how()}"
 
     def _how(self) -> str:
         if self.not_compiled is not None and self.not_compiled == self.not_recorded:

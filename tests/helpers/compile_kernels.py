@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mnemo.ops import Causal, KeyLimit
-from mnemo.ops.cuda import decode_kernels, launch
+from mnemo.ops.cuda import decode_kernels, launch, row_operators
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.dispatch import fused_attention
 
@@ -101,13 +101,30 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
     decode_kernels.attend(
         zeros(3, 2, size), zeros(3, 2, size), zeros(3, 2, size), zeros(2, 3, 2, 70, size), table, at, at
     )
-    decode_kernels.add_norm(zeros(3, size), zeros(3, size), zeros(size), zeros(size), 1e-5)
     cursors, lengths = torch.zeros(5, 4, 3, dtype=torch.int64), torch.ones(4, 1, dtype=torch.int64)
     places, slots, valid, limits, counts = cursors
     decode_kernels.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
 
 
+def compile_rows(dtype: torch.dtype, width: int, norm: str, activation: str, rate: float) -> None:
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype).requires_grad_()
+
+    seed, rows = torch.zeros(1, dtype=torch.int64), (64, width)
+    x, branch = zeros(*rows, dtype=dtype), zeros(*rows, dtype=dtype)
+    tables = zeros(width), zeros(width), zeros(width) if norm == "layer" else None
+    total, normed, _, _ = row_operators.add_norm(x, branch, *tables, seed, 1, rate, norm, 1e-5, True)
+    (total.sum() + normed.sum()).backward()
+    z = zeros(64, 4 * width, dtype=dtype)
+    row_operators.activation(z, zeros(4 * width), seed, 2, rate, activation).sum().backward()
+
+
 def compile_further_variants() -> None:
+    compile_rows(HALF, 512, "rms", "squared_relu", 0.1)
+    compile_rows(HALF, 410, "layer", "gelu", 0.1)
+    compile_rows(HALF, 1024, "none", "relu", 0.1)
+    compile_rows(torch.float32, 512, "layer", "gelu", 0.0)
+    compile_rows(torch.float16, 8192, "rms", "relu", 0.0)
     compile_attention(HALF, 64, "lengths", dropout=0.1)
     compile_attention(HALF, 41, "limit")
     compile_attention(HALF, 128, "causal", dropout=0.1)
@@ -122,6 +139,7 @@ if __name__ == "__main__":
     compile_instead_of_running(int(sys.argv[1]))
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
     compile_decoding(HALF, 64)
+    compile_rows(HALF, 512, "layer", "relu", 0.1)
     if sys.argv[2:] == ["all"]:
         compile_further_variants()
     if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:

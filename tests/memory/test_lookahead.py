@@ -21,7 +21,7 @@ from mnemo.memory import XL, Lookahead, LookaheadState, Plan
 from mnemo.memory.lookahead.modules import LookaheadStage, coefficient
 from mnemo.memory.state import leaves, tree_map
 from mnemo.model import Model, ModelConfig
-from mnemo.model.layers import modules as layer_modules
+from mnemo.model.layers import rows as layer_rows
 from mnemo.model.positions import Relative, Rotary, Shaw
 from mnemo.model.positions.modules import sinusoids
 from mnemo.ops import Causal, KeyLimit
@@ -117,7 +117,7 @@ def test_each_direction_has_its_own_dropout_mask(lengths: dict, monkeypatch: pyt
     reference = Reference("lamemo-golden-1", config, tensors)
     model = lamemo.load(reference, Lookahead(length=config["mem_len"], refresh_last=True, window="current"))
     left = iter([mask for both in masks for mask in both])
-    monkeypatch.setattr(layer_modules, "keep_mask", lambda shape, rate, like: next(left)[: shape[0]].flip(0))
+    monkeypatch.setattr(layer_rows, "keep_mask", lambda shape, rate, like: next(left)[: shape[0]].flip(0))
     model.positions.drop.rate = 0.5  # type: ignore[union-attr]
     lamemo.compare(reference, model.train())
     assert max(reference.errors.values()) <= PARITY, reference.worst

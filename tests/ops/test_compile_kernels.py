@@ -21,8 +21,12 @@ KERNELS = {
     "sum_kernel",
     "_attend_part",
     "_put_together",
-    "_add_norm",
     "_advance",
+    "add_norm_kernel",
+    "add_norm_backward_kernel",
+    "sum_rows_kernel",
+    "activation_kernel",
+    "activation_backward_kernel",
 }
 
 

@@ -45,7 +45,7 @@ PATTERNS = (
     ("softmax and loss", r"softmax|nll|logsumexp|cross_entropy|logaddexp"),
     (
         "norms, dropout, residuals, activations",
-        r"norm|dropout|rand|rsqrt|bernoulli|philox|add|mean|relu|gelu|sigmoid|silu|tanh|pow|threshold",
+        r"norm|sum_rows|activation|dropout|rand|rsqrt|bernoulli|philox|add|mean|relu|gelu|sigmoid|silu|tanh|pow|threshold",
     ),
     ("embedding", r"embedding|index|gather|scatter"),
     (COPIES, r"copy|clone|cat|memcpy|memset|fill|zero|slice|transpose|permute|view"),

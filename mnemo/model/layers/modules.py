@@ -1,12 +1,10 @@
-"""The transformer layer: attention with relative positions, feed-forward, norms, dropout.
+"""The transformer layer: attention with relative positions, feed-forward. Norms and dropout are in `rows.py`.
 
 Shapes: B batch, T rows, L queries, K keys, D model width, H heads, d head size.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,79 +13,26 @@ from torch import Tensor, nn
 
 from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
-from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
+from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, row_operations
+from mnemo.ops import relative_attention, relative_attention_reference
 from mnemo.ops.projection import project_after
-
-ACTIVATIONS = {
-    "relu": functools.partial(F.relu, inplace=True),
-    "gelu": F.gelu,
-    "squared_relu": lambda x: F.relu(x, inplace=True).square(),
-}
-"""They may overwrite their argument: the output of a projection, whose gradient does not need it."""
-
-
-class Dropout(nn.Module):
-    """Ordinary or locked dropout on (..., T, D)."""
-
-    def __init__(self, rate: float, locked: bool = False) -> None:
-        super().__init__()
-        self.rate, self.locked = rate, locked
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return x
-        if not self.locked and x.device.type != "cpu":
-            return F.dropout(x, self.rate)
-        shape = (*x.shape[:-2], 1, x.shape[-1]) if self.locked else x.shape
-        return x * keep_mask(shape, self.rate, x)
-
-
-class LayerNorm(nn.LayerNorm):
-    """Computes in fp32 under autocast, and returns the type of its input, so that the residual stays in 16 bits."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).to(input.dtype)
-
-    def unscaled(self, x: Tensor) -> Tensor:
-        """The norm before its weight and bias."""
-        return F.layer_norm(x, self.normalized_shape, eps=self.eps).to(x.dtype)
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, in the type of x."""
-
-    bias = None
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
-
-    def unscaled(self, x: Tensor) -> Tensor:
-        """The norm before its weight."""
-        return F.rms_norm(x, self.weight.shape, eps=self.eps).to(x.dtype)
-
-
-NORMS: dict[NormKind, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
-
-
-def add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """The residual sum of rows x (..., D) and the output of a branch, and the norm of that sum."""
-    total = x + branch
-    return total, norm(total)
-
-
-AddNorm = Callable[[Tensor, Tensor, nn.Module], tuple[Tensor, Tensor]]
-"""As `add_norm`."""
 
 
 def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
     """module(x) with a gradient for x and none for weights."""
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     return torch.func.functional_call(module, weights, (x,))
+
+
+def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """linear(x * scale + shift) without a bias of its own; (D,) tables, of which a scale of None means neither.
+
+    They are multiplied into the weight, which has fewer rows.
+    """
+    if scale is None:
+        return linear(x)
+    weight = linear.weight
+    return F.linear(x, weight * scale, None if shift is None else weight @ shift)
 
 
 class Attention(nn.Module):
@@ -111,11 +56,12 @@ class Attention(nn.Module):
         """(B, T, H * d) -> (B, H, T, d)."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.norm_query(self.split(self.drop_qkv(self.query(x))))
+    def queries(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """Queries of rows x, times `scale` (D,) plus `shift` (D,); so with keys and values."""
+        return self.norm_query(self.split(self.drop_qkv(scaled_linear(self.query, x, scale, shift))))
 
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
+    def keys_values(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        keys, values = self.drop_qkv(scaled_linear(self.key_value, x, scale, shift)).chunk(2, -1)
         return self.norm_key(self.split(keys)), self.split(values)
 
     def keys_values_after(
@@ -162,9 +108,9 @@ class HeadGate(nn.Module):
         super().__init__()
         self.linear = nn.Linear(dim, num_heads, bias=False)
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        """x (B, L, D), context (B, L, H * d)."""
-        gate = torch.sigmoid(self.linear(x))
+    def forward(self, x: Tensor, context: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        """x (B, L, D), times `scale` (D,) plus `shift` (D,); context (B, L, H * d)."""
+        gate = torch.sigmoid(scaled_linear(self.linear, x, scale, shift))
         return (context.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
 
 
@@ -173,14 +119,15 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(dim, inner_dim)
         self.outer = nn.Linear(inner_dim, dim)
-        self.activation = ACTIVATIONS[activation]
+        self.activation: Activation = activation
         self.drop_inner = Dropout(dropout.inner, dropout.locked)
         self.drop_outer = Dropout(dropout.feed_forward, dropout.locked)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rows: RowOperations) -> Branch:
         # As one matrix: with a batch dimension, the activation would overwrite a view, whose gradient is copied often.
-        inner = self.activation(self.inner(x.flatten(0, -2)))
-        return self.drop_outer(self.outer(self.drop_inner(inner.view(*x.shape[:-1], inner.shape[-1]))))
+        inner, bias = rows.project(self.inner, x.flatten(0, -2))
+        inner = rows.activate(inner, bias, self.activation, self.drop_inner, x.shape[:-1])
+        return Branch(*rows.project(self.outer, inner), self.drop_outer)
 
 
 class TransformerLayer(nn.Module):
@@ -212,23 +159,43 @@ class TransformerLayer(nn.Module):
         self.norm_feed_forward = NORMS[norm_kind](dim, norm_eps)
         self.drop = Dropout(dropout.projection, dropout.locked)
 
-    def _inner(self, rows: Tensor) -> Tensor:
-        return self.norm_attention(rows) if self.pre else rows
+    def _rows(self, x: Tensor, other: Tensor | None = None) -> RowOperations:
+        """Operations for rows x, with dropout if `other` is given: it distinguishes the masks of this call."""
+        drops = () if other is None else (self.drop, self.feed_forward.drop_inner, self.feed_forward.drop_outer)
+        kind, activation = self.norm_attention.kind, self.feed_forward.activation
+        return row_operations(x, x if other is None else other, kind, activation, drops)
 
-    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def shared_norm(self, x: Tensor) -> Tensor | None:
+        """The norm of rows x before its weights, once for queries, keys and gate, which then multiply the weights into
+        their own; None where that is not faster, or there is no norm before them."""
+        rows = self._rows(x) if self.pre else None
+        return rows.unscaled(x, self.norm_attention) if rows is not None and rows.shares_norms else None
+
+    def _inner(self, x: Tensor, normed: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """What enters the projections, and the scale and shift that it still needs. `normed`: of `shared_norm`."""
+        if normed is not None:
+            return normed, self.norm_attention.weight, self.norm_attention.bias
+        return self._rows(x).norm(x, self.norm_attention) if self.pre else x, None, None
+
+    def keys_values(
+        self, rows: Tensor, memory: Tensor | None = None, normed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if memory is None or memory.shape[1] == 0:
-            return self.attention.keys_values(self._inner(rows))
+            return self.attention.keys_values(*self._inner(rows, normed))
         if not self.pre:
             return self.attention.keys_values_after(memory, rows)
         # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
-        norm = self.norm_attention
-        return self.attention.keys_values_after(norm.unscaled(memory), norm.unscaled(rows), norm.weight, norm.bias)
+        norm, operations = self.norm_attention, self._rows(rows)
+        new = operations.unscaled(rows, norm) if normed is None else normed
+        return self.attention.keys_values_after(operations.unscaled(memory, norm), new, norm.weight, norm.bias)
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.attention.queries(self._inner(x))
+    def queries(self, x: Tensor, normed: Tensor | None = None) -> Tensor:
+        return self.attention.queries(*self._inner(x, normed))
 
-    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        return self.attention(self.queries(x), keys, values, scope)
+    def attend(
+        self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope, normed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.attention(self.queries(x, normed), keys, values, scope)
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
@@ -247,17 +214,22 @@ class TransformerLayer(nn.Module):
         out = F.scaled_dot_product_attention(q, k, attention.split(v), attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
-    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, add_norm: AddNorm = add_norm) -> Tensor:
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, normed: Tensor | None = None) -> Tensor:
         """The layer's output for rows x (B, T, D) and their attention contexts (B, T, H * d).
 
-        `added` (B, T, D) joins the attention output. `add_norm`: a faster form of `layers.add_norm`.
+        `added` (B, T, D) joins the attention output. `normed`: `shared_norm` of x.
         """
+        rows = self._rows(x, context)
         if self.gate is not None:
-            context = self.gate(self._inner(x), context)
-        attended = self.attention.output(context)
-        attended = self.drop(attended if added is None else attended + added)
+            inner, *tables = self._inner(x, normed)
+            context = self.gate(inner, context, *tables)
+        attended = self.attention.output(rows.flat(context))
+        branch = Branch(attended if added is None else attended + rows.flat(added), None, self.drop)
+        return self._after_attention(rows.flat(x), branch, rows).view(x.shape)
+
+    def _after_attention(self, x: Tensor, branch: Branch, rows: RowOperations) -> Tensor:
         if self.pre:
-            x, normed = add_norm(x, attended, self.norm_feed_forward)
-            return x + self.feed_forward(normed)
-        x = add_norm(x, attended, self.norm_attention)[1]
-        return add_norm(x, self.feed_forward(x), self.norm_feed_forward)[1]
+            x, normed = rows.add_norm(x, branch, self.norm_feed_forward)
+            return rows.add(x, self.feed_forward(normed, rows))
+        x = rows.normed_sum(x, branch, self.norm_attention)
+        return rows.normed_sum(x, self.feed_forward(x, rows), self.norm_feed_forward)

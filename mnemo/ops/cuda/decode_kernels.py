@@ -1,4 +1,4 @@
-"""Triton kernels of a decoded token: attention, residual sums with their norms, and advancing the cursors.
+"""Triton kernels of a decoded token: attention, and advancing the cursors.
 
 In attention, the keys of a row are divided into parts, whose sums a second kernel combines; one program loads the keys,
 values and positions of one head and part, each once. Shapes as in `decode_attention`.
@@ -192,23 +192,6 @@ if triton is not None:
         tl.store(out_ptr + row_head * D + dims, context.to(out_ptr.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def _add_norm(x_ptr, y_ptr, weight_ptr, bias_ptr, sum_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
-        dims = tl.arange(0, BLOCK_D)
-        inside = dims < D
-        place = tl.program_id(0) * D + dims
-        x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        x += tl.load(y_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        total = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + place, total, mask=inside)
-        x = total.to(tl.float32)
-        centred = tl.where(inside, x - tl.sum(x, 0) / D, 0.0)
-        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + eps)
-        weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + dims, mask=inside, other=0.0).to(tl.float32)
-        out = centred * scale * weight + bias
-        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
-
-    @triton.jit
     def _advance(
         places_ptr,
         slots_ptr,
@@ -237,15 +220,6 @@ if triton is not None:
         tl.store(lengths_ptr + index, length, mask=inside)
         tl.store(counts_ptr + index, count, mask=inside)
         tl.store(limits_ptr + index, tl.minimum(length + count + 1, window), mask=inside)
-
-
-def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum x + y and its layer norm, rows (..., D)."""
-    x, y = x.contiguous(), y.contiguous()
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    size, kernel = x.shape[-1], cast(Any, _add_norm)
-    kernel[(x.numel() // size,)](x, y, weight, bias, total, out, eps, D=size, BLOCK_D=_power_of_two(size))
-    return total, out
 
 
 def advance(

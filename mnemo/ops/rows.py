@@ -1,0 +1,30 @@
+"""Whether residual sums, norms, dropout and activations run in fused kernels. The plain path is `model.layers.rows`."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from mnemo import ops
+
+
+def row_obstacle(device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str) -> str | None:
+    """Why rows of a width are not computed in fused kernels; None if they are. `mnemo.ops.using` applies to them too.
+
+    The first call for a device tests the kernels of a norm and an activation.
+    """
+    impl = ops.chosen()
+    if impl not in ("auto", "fused"):
+        return f"{impl} was chosen"
+    interpreted = impl == "fused" and os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != "cuda" and not interpreted:
+        return f"fused kernels need a CUDA device, not {device.type}"
+    if not ops.HAS_TRITON:
+        return "Triton is not installed"
+    from mnemo.ops.cuda.row_dispatch import device_obstacle, rows_obstacle
+
+    refused = rows_obstacle(dtype, width)
+    if refused is not None or interpreted:
+        return refused
+    return device_obstacle(device, dtype, width, norm, activation)
