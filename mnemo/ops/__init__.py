@@ -55,6 +55,11 @@ def using(impl: Implementation) -> Iterator[None]:
         _chosen = before
 
 
+def chosen() -> Implementation:
+    """The implementation that calls with impl="auto" use."""
+    return _chosen
+
+
 def relative_attention(
     q: Tensor,
     k: Tensor,

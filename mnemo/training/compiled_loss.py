@@ -23,7 +23,7 @@ from mnemo.model.positions.modules import RelativePositions
 from mnemo.training.weight_update import SegmentLoss, loss_terms, segment_loss
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
-LAYER_METHODS = ("keys_values", "attend", "finish")
+LAYER_METHODS = ("keys_values", "attend", "attend_after", "finish")
 """Together nearly all of a layer's work."""
 
 

@@ -18,6 +18,7 @@ from mnemo.ops import Causal, KeyLimit
 from mnemo.ops.cuda import decode_kernels, launch
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.dispatch import fused_attention
+from mnemo.ops.cuda.place_heads import place_heads
 
 COMPILED: set[str] = set()
 SEARCHED: set[str] = set()
@@ -107,7 +108,18 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
     decode_kernels.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
 
 
+def compile_heads(dtype: torch.dtype, size: int, *, norm: bool = True, rotary: bool = True) -> None:
+    rows = torch.zeros(2, 32, 2 * size, dtype=dtype).requires_grad_()
+    weight = torch.ones(size).requires_grad_() if norm else None
+    cos, sin = [torch.zeros(48, size // 2, dtype=dtype) if rotary else None] * 2
+    place_heads(rows, 2, weight, 1e-5, cos, sin, 16).sum().backward()
+
+
 def compile_further_variants() -> None:
+    for dtype in (HALF, torch.float32):
+        compile_heads(dtype, 128)
+        compile_heads(dtype, 41, rotary=False)
+        compile_heads(dtype, 64, norm=False)
     compile_attention(HALF, 64, "lengths", dropout=0.1)
     compile_attention(HALF, 41, "limit")
     compile_attention(HALF, 128, "causal", dropout=0.1)
@@ -122,6 +134,7 @@ if __name__ == "__main__":
     compile_instead_of_running(int(sys.argv[1]))
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
     compile_decoding(HALF, 64)
+    compile_heads(HALF, 64)
     if sys.argv[2:] == ["all"]:
         compile_further_variants()
     if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:

@@ -23,6 +23,8 @@ KERNELS = {
     "_put_together",
     "_add_norm",
     "_advance",
+    "place_heads_kernel",
+    "place_heads_backward_kernel",
 }
 
 

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
+from mnemo.ops.heads import place_heads
 from mnemo.ops.projection import project_after
+from mnemo.ops.rotary import rotate
 
 ACTIVATIONS = {
     "relu": functools.partial(F.relu, inplace=True),
@@ -90,6 +92,10 @@ def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
     return torch.func.functional_call(module, weights, (x,))
 
 
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines (P, d / 2) of positions."""
+
+
 class Attention(nn.Module):
     """Multi-head attention. One product gives keys and values; queries and keys may be normalised, head by head."""
 
@@ -111,15 +117,25 @@ class Attention(nn.Module):
         """(B, T, H * d) -> (B, H, T, d)."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self.norm_query(self.split(self.drop_qkv(self.query(x))))
+    def place(self, rows: Tensor, norm: nn.Module, rotary: Rotary | None, offset: int = 0) -> Tensor:
+        """(B, T, H * d) -> (B, H, T, d), normalised, and rotated by the angles of positions from `offset` on."""
+        weight, eps = (norm.weight, norm.eps) if isinstance(norm, RMSNorm) else (None, 0.0)
+        return place_heads(rows, self.num_heads, weight, eps, rotary, offset)
 
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def queries(self, x: Tensor, rotary: Rotary | None = None, offset: int = 0) -> Tensor:
+        return self.place(self.drop_qkv(self.query(x)), self.norm_query, rotary, offset)
+
+    def keys_values(self, x: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:
         keys, values = self.drop_qkv(self.key_value(x)).chunk(2, -1)
-        return self.norm_key(self.split(keys)), self.split(values)
+        return self.place(keys, self.norm_key, rotary), self.split(values)
 
     def keys_values_after(
-        self, memory: Tensor, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+        self,
+        memory: Tensor,
+        x: Tensor,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+        rotary: Rotary | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of constant rows (B, M, D) and of rows x after them, times `scale` (D,) plus `shift` (D,)."""
         weight = self.key_value.weight
@@ -127,16 +143,16 @@ class Attention(nn.Module):
         if shift is not None:
             moved = zip(pair, (weight @ shift).to(pair[0].dtype).chunk(2), strict=True)
             pair = tuple(part + by for part, by in moved)
-        keys, values = (self.split(self.drop_qkv(part)) for part in pair)
-        return self.norm_key(keys), values
+        keys, values = (self.drop_qkv(part) for part in pair)
+        return self.place(keys, self.norm_key, rotary), self.split(values)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L)."""
+        """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L).
+
+        Queries and keys are rotated already, if positions are rotary.
+        """
         offset = k.shape[2] - q.shape[2] if scope.offset is None else scope.offset
-        r, u, w, bias, rotary, ahead = scope.relation.to(q.dtype)
-        if rotary is not None:
-            end = offset + q.shape[2]
-            q, k = rotate(q, (rotary[0][offset:end], rotary[1][offset:end])), rotate(k, rotary)
+        r, u, w, bias, _, ahead = scope.relation.to(q.dtype)
         see = {"bias": bias, "offset": offset, "ahead": ahead, "mask": scope.mask, "lengths": scope.lengths}
         rate = self.rate if self.training else 0.0
         if scope.record is not None:
@@ -146,13 +162,6 @@ class Attention(nn.Module):
         else:
             out, lse = relative_attention(q, k, v, r, u, w, **see, dropout=rate, with_lse=scope.with_lse)
         return out.transpose(1, 2).flatten(2), lse
-
-
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate pairs (x_i, x_{i + d/2}) of (B, H, T, d) by each position's angles."""
-    cos, sin = rotary
-    left, right = x.chunk(2, -1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
 class HeadGate(nn.Module):
@@ -215,20 +224,35 @@ class TransformerLayer(nn.Module):
     def _inner(self, rows: Tensor) -> Tensor:
         return self.norm_attention(rows) if self.pre else rows
 
-    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def keys_values(
+        self, rows: Tensor, memory: Tensor | None = None, rotary: Rotary | None = None
+    ) -> tuple[Tensor, Tensor]:
         if memory is None or memory.shape[1] == 0:
-            return self.attention.keys_values(self._inner(rows))
+            return self.attention.keys_values(self._inner(rows), rotary)
         if not self.pre:
-            return self.attention.keys_values_after(memory, rows)
+            return self.attention.keys_values_after(memory, rows, rotary=rotary)
         # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
         norm = self.norm_attention
-        return self.attention.keys_values_after(norm.unscaled(memory), norm.unscaled(rows), norm.weight, norm.bias)
+        inner = norm.unscaled(memory), norm.unscaled(rows)
+        return self.attention.keys_values_after(*inner, norm.weight, norm.bias, rotary)
 
     def queries(self, x: Tensor) -> Tensor:
         return self.attention.queries(self._inner(x))
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        return self.attention(self.queries(x), keys, values, scope)
+        rotary = scope.relation.to(keys.dtype).rotary
+        keys = keys if rotary is None else rotate(keys, rotary)
+        return self._attend(x, keys, values, scope)
+
+    def attend_after(self, x: Tensor, memory: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        # Keys are normalised and rotated in one pass, which `keys_values` followed by `attend` cannot do.
+        return self._attend(x, *self.keys_values(x, memory, scope.relation.rotary), scope)
+
+    def _attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        """`attend` with keys that are rotated already, if positions are rotary."""
+        offset = keys.shape[2] - x.shape[1] if scope.offset is None else scope.offset
+        queries = self.attention.queries(self._inner(x), scope.relation.rotary, offset)
+        return self.attention(queries, keys, values, scope)
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
