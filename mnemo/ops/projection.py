@@ -16,6 +16,9 @@ from torch import Tensor
 
 from mnemo.ops import AUTOCAST_DEVICES
 
+TILE_ROWS = 128
+"""Rows of a tile of a matrix product: with a multiple of them, a batched product computes no more than an ordinary one"""
+
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which autocast computes products of x; the type of x without autocast."""
@@ -54,5 +57,13 @@ class _ProjectBehind(torch.autograd.Function):
         rows = torch.cat([memory, x], 1).flatten(0, 1)
         by_weight = torch.cat([gradient.flatten(0, 1).t() @ rows for gradient in gradients])
         parts = zip(gradients, weight.chunk(2), strict=True)
-        first, second = (gradient[:, memory.shape[1] :] @ half for gradient, half in parts)
+        first, second = (_segment_product(gradient[:, memory.shape[1] :], half) for gradient, half in parts)
         return None, first + second, by_weight
+
+
+def _segment_product(rows: Tensor, weight: Tensor) -> Tensor:
+    """(B, L, W) @ (W, D) for the last rows of a larger tensor, which are not one matrix in memory."""
+    if rows.is_cuda and rows.shape[1] % TILE_ROWS == 0:
+        # A batched product reads them where they are, and an ordinary one from a copy.
+        return torch.bmm(rows, weight.expand(len(rows), -1, -1))
+    return rows @ weight
