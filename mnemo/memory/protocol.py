@@ -129,6 +129,10 @@ class Layer(Protocol):
         """`attend` with the keys and values of constant rows `memory` (B, M, D) and of x after them."""
         ...
 
+    def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
+        """`attend_after` and `finish`: the layer's output (B, L, D)."""
+        ...
+
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts of x over the first lengths[b] `rows`, without positions and with constant weights."""
         ...

@@ -48,14 +48,13 @@ class XLStage(Stage):
         length = (state.length + (num_new if segment.lengths is None else segment.lengths)).clamp(max=num_slots)
         scope = segment.scope(self.layer, num_slots, num_slots + num_new, state.length + num_new)
         if isinstance(state, XLState):
-            context, _ = self.layer.attend_after(x, state.hidden, scope)
             after = XLState(remember(state.hidden, x, segment.lengths), length)
-        else:
-            (keys, values), after = state.append(KeyValues(*self.layer.keys_values(x)), length)
-            if segment.lengths is not None:
-                newest = (num_slots, segment.lengths, num_new, 2)
-                after = KeyValueCache(keep_newest(keys, *newest), keep_newest(values, *newest), length)
-            context, _ = self.layer.attend(x, keys, values, scope)
+            return self.layer.output_after(x, state.hidden, scope), after
+        (keys, values), after = state.append(KeyValues(*self.layer.keys_values(x)), length)
+        if segment.lengths is not None:
+            newest = (num_slots, segment.lengths, num_new, 2)
+            after = KeyValueCache(keep_newest(keys, *newest), keep_newest(values, *newest), length)
+        context, _ = self.layer.attend(x, keys, values, scope)
         return self.layer.finish(x, context), after
 
     def extent(self, state: XLState | KeyValueCache) -> Extent:

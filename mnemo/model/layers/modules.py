@@ -254,6 +254,9 @@ class TransformerLayer(nn.Module):
         queries = self.attention.queries(self._inner(x), scope.relation.rotary, offset)
         return self.attention(queries, keys, values, scope)
 
+    def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
+        return self.finish(x, self.attend_after(x, memory, scope)[0])
+
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
         with gradients for x and `rows`, and none for weights."""
