@@ -111,7 +111,7 @@ def _by_layer(model: Model, plain: SegmentLoss, backend: str) -> SegmentLoss:
 
 
 def _methods(model: Model) -> dict[nn.Module, tuple[str, ...]]:
-    """The methods to compile: whole stages without weights besides their layer's, whole layers or their parts, the loss.
+    """The methods to compile: whole stages without weights besides their layer's, layers or their parts, the loss.
 
     A compiled stage or layer saves the copies, sums and random draws at the borders of its parts. If every layer has
     its own weights for positions, each stage would be compiled separately.
