@@ -19,6 +19,7 @@ from mnemo.ops.cuda import decode_kernels, launch
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.dispatch import fused_attention
 from mnemo.ops.cuda.place_heads import place_heads
+from mnemo.training.muon import step_in_kernels
 
 COMPILED: set[str] = set()
 SEARCHED: set[str] = set()
@@ -115,6 +116,12 @@ def compile_heads(dtype: torch.dtype, size: int, *, norm: bool = True, rotary: b
     place_heads(rows, 2, weight, 1e-5, cos, sin, 16).sum().backward()
 
 
+def compile_muon() -> None:
+    for shape, parts in (((256, 128), 2), ((512, 128), 1), ((40, 30), 1)):
+        tensors = [torch.zeros(shape) for _ in range(3)]
+        step_in_kernels(tensors, tensors, tensors, [parts] * 3, lr=tensors[0][0, 0], momentum=0.9, weight_decay=0.1)
+
+
 def compile_further_variants() -> None:
     for dtype in (HALF, torch.float32):
         compile_heads(dtype, 128)
@@ -135,6 +142,7 @@ if __name__ == "__main__":
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
     compile_decoding(HALF, 64)
     compile_heads(HALF, 64)
+    compile_muon()
     if sys.argv[2:] == ["all"]:
         compile_further_variants()
     if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:

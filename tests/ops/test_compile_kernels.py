@@ -25,6 +25,8 @@ KERNELS = {
     "_advance",
     "place_heads_kernel",
     "place_heads_backward_kernel",
+    "direction_kernel",
+    "step_kernel",
 }
 
 
