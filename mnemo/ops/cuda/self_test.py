@@ -70,9 +70,9 @@ def passed_before(name: str, device: torch.device, dtype: torch.dtype, size: int
 
 def note_passed(name: str, device: torch.device, dtype: torch.dtype, size: int) -> None:
     """Note a passed test for later processes, if the file can be written."""
-    if device.type != "cuda":
+    if device.type != "cuda" or (key := _key(name, device, dtype, size)) in (noted := _load()):
         return
-    passed = [*_load(), _key(name, device, dtype, size)][-MOST_PASSED:]
+    passed = [*noted, key][-MOST_PASSED:]
     with suppress(OSError):
         path = passed_file()
         path.parent.mkdir(parents=True, exist_ok=True)
