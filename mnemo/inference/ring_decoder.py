@@ -25,10 +25,11 @@ from mnemo.memory.kv_buffer import KeyValues
 from mnemo.memory.protocol import Relation
 from mnemo.memory.state import State, select
 from mnemo.model.embedding.modules import TokenEmbedding
-from mnemo.model.layers.modules import TransformerLayer, rotate
+from mnemo.model.layers.modules import TransformerLayer
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
 from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
+from mnemo.ops.rotary import rotate
 
 if TYPE_CHECKING:
     from mnemo.model import Model, ModelConfig, Output

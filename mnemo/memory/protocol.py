@@ -113,34 +113,31 @@ class Layer(Protocol):
     num_heads: int
     head_dim: int
 
-    def shared_norm(self, x: Tensor) -> Tensor | None:
-        """What the methods below may be given as `normed`, to compute a norm of the same rows x once: (B, L, D).
-
-        None where that is not faster. It never changes what they compute.
-        """
-        ...
-
-    def queries(self, x: Tensor, normed: Tensor | None = None) -> Tensor:
+    def queries(self, x: Tensor) -> Tensor:
         """(B, L, D) -> (B, H, L, d)."""
         ...
 
-    def keys_values(
-        self, rows: Tensor, memory: Tensor | None = None, normed: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def keys_values(self, rows: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, M + T, d) of constant rows `memory` (B, M, D) and of `rows` (B, T, D) after them."""
         ...
 
-    def attend(
-        self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope, normed: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         """Contexts (B, L, H * d) of the rows x, before the output projection; their log-sum-exp (B, H, L)."""
+        ...
+
+    def attend_after(self, x: Tensor, memory: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        """`attend` with the keys and values of constant rows `memory` (B, M, D) and of x after them."""
+        ...
+
+    def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
+        """`attend_after` and `finish`: the layer's output (B, L, D)."""
         ...
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts of x over the first lengths[b] `rows`, without positions and with constant weights."""
         ...
 
-    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, normed: Tensor | None = None) -> Tensor:
+    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None) -> Tensor:
         """Output projection, residuals, norms and feed-forward; `added` (B, L, D) joins the projected contexts."""
         ...
 

@@ -37,6 +37,7 @@ from mnemo.model.positions import modules as positions
 from mnemo.model.positions.modules import ProjectedPositions, StoredPositions
 from mnemo.model.stages import attending_layers, build_stages, recomputed, stage_layers
 from mnemo.ops import Attended, Blocks, Causal, call_obstacle, kernel_obstacle
+from mnemo.ops.heads import heads_obstacle
 from mnemo.ops.projection import compute_dtype
 from mnemo.ops.rows import row_obstacle
 
@@ -374,7 +375,10 @@ def evaluating(model: Model) -> Iterator[None]:
 def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the model's attention cannot run in fused kernels on a device; None if it can."""
     ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
-    return call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)
+    refused = call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)
+    if refused is None:
+        heads_obstacle(device, dtype, config.head_dim)  # tests these kernels too, which is impossible while compiling
+    return refused
 
 
 def rows_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -56,7 +56,7 @@ def using(impl: Implementation) -> Iterator[None]:
 
 
 def chosen() -> Implementation:
-    """The implementation of calls with impl="auto"."""
+    """The implementation that calls with impl="auto" use."""
     return _chosen
 
 

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from mnemo.ops import AUTOCAST_DEVICES
 
+TILE_ROWS = 128
+"""Rows of a tile of a product: for multiples of it, a batched product computes no more than an ordinary one"""
+
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which autocast computes products of x; the type of x without autocast."""
@@ -31,6 +34,8 @@ def project_after(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Te
     memory, x, weight = memory.detach().to(dtype), x.to(dtype), weight.to(dtype)
     if not torch.is_grad_enabled():
         return _products(torch.cat([memory, x], 1), weight)
+    if x.is_cuda:
+        return project_rows(memory, x, weight)[:2]
     return _ProjectBehind.apply(memory, x, weight)  # type: ignore[return-value]
 
 
@@ -56,3 +61,58 @@ class _ProjectBehind(torch.autograd.Function):
         parts = zip(gradients, weight.chunk(2), strict=True)
         first, second = (gradient[:, memory.shape[1] :] @ half for gradient, half in parts)
         return None, first + second, by_weight
+
+
+@torch.library.custom_op("mnemo::project_rows", mutates_args=())
+def project_rows(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for a GPU; also returns the joined rows, so that the backward pass need not join them again.
+
+    An operator, because torch's cache of compiled graphs takes no graph with an autograd function.
+    """
+    rows = torch.cat([memory, x], 1)
+    return *_products(rows, weight), rows
+
+
+@project_rows.register_fake
+def _(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    batch, num_rows, width = len(x), memory.shape[1] + x.shape[1], weight.shape[0] // 2
+    first = x.new_empty(batch, num_rows, width)
+    return first, torch.empty_like(first), x.new_empty(batch, num_rows, x.shape[2])
+
+
+@torch.library.custom_op("mnemo::project_rows_backward", mutates_args=())
+def project_rows_backward(
+    by_keys: Tensor, by_values: Tensor, rows: Tensor, weight: Tensor, length: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the last `length` rows, and of the weight."""
+    by_keys, by_values = by_keys.contiguous(), by_values.contiguous()
+    by_weight, flat = torch.empty_like(weight), rows.flatten(0, 1)
+    for gradient, half in zip((by_keys, by_values), by_weight.chunk(2), strict=True):
+        torch.mm(gradient.flatten(0, 1).t(), flat, out=half)
+    for_keys, for_values = weight.chunk(2)
+    keys, values = by_keys[:, -length:], by_values[:, -length:]
+    if length % TILE_ROWS:
+        return keys @ for_keys + values @ for_values, by_weight
+    # The last rows of every text are no matrix, so an ordinary product would copy them. A batched one reads them in
+    # place, and the second one adds itself to the first.
+    batch = len(keys)
+    by_x = torch.bmm(keys, for_keys.expand(batch, -1, -1))
+    return by_x.baddbmm_(values, for_values.expand(batch, -1, -1)), by_weight
+
+
+@project_rows_backward.register_fake
+def _(by_keys: Tensor, by_values: Tensor, rows: Tensor, weight: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    return rows.new_empty(len(rows), length, rows.shape[2]), torch.empty_like(weight)
+
+
+def _save_rows(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(output[2], inputs[2])
+    ctx.length = inputs[1].shape[1]
+
+
+def _backward(ctx: Any, by_keys: Tensor, by_values: Tensor, _: Any) -> tuple[None, Tensor, Tensor]:
+    return None, *project_rows_backward(by_keys, by_values, *ctx.saved_tensors, ctx.length)
+
+
+project_rows.register_autograd(_backward, setup_context=_save_rows)

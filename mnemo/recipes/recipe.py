@@ -200,8 +200,8 @@ class TrainConfig:
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
     compile: bool | Literal["layers"] | None = None
-    """Compile forward pass and loss with torch.compile; by default on a GPU only. layers: on a GPU, compile one layer
-    for all layers, which compiles faster."""
+    """Compile forward pass and loss with torch.compile, as one graph; layers: on a GPU, compile one layer for all,
+    which is faster to compile. By default on a GPU only: layers for Transformer-XL's memory, else one graph."""
     cuda_graph: bool = True
     """On a GPU, replay whole updates as one CUDA graph while their shapes stay the same."""
     recompute: Literal["none", "layer"] = "none"

@@ -59,7 +59,6 @@ def speedrun_novels() -> Recipe:
             ),
             schedule=ScheduleConfig(kind="linear", warmup=200),
             precision="bf16",
-            compile=True,
             log_every=100,
             eval_every=4000,
             checkpoint_every=4000,

@@ -25,6 +25,8 @@ from mnemo.training.weight_update import SegmentLoss, loss_terms, segment_loss
 COMPILERS = ("torch._dynamo", "torch._inductor")
 LAYER_METHODS = ("keys_values", "attend", "finish")
 """Together nearly all of a layer's work."""
+WHOLE_LAYER = ("output_after",)
+"""All of a layer's work, for mechanisms that need no part of it by itself."""
 
 
 def against_compiling(model: Model) -> str | None:
@@ -109,18 +111,18 @@ def _by_layer(model: Model, plain: SegmentLoss, backend: str) -> SegmentLoss:
 
 
 def _methods(model: Model) -> dict[nn.Module, tuple[str, ...]]:
-    """The methods to compile: whole stages without weights besides their layer's, parts of other layers, the loss.
+    """The methods to compile: whole stages without weights besides their layer's, layers or their parts, the loss.
 
-    A compiled stage saves the copies, sums and random draws at the borders of its parts. If every layer has its own
-    weights for positions, each stage would be compiled separately.
+    A compiled stage or layer saves the copies, sums and random draws at the borders of its parts. If every layer has
+    its own weights for positions, each stage would be compiled separately.
     """
     plan, memories = model.config.memory, model.config.memory.memories(model.config.num_layers)
     shared = isinstance(model.positions, RelativePositions) and model.positions.config.shared_projection
-    found: dict[nn.Module, tuple[str, ...]] = {}
-    if shared:
-        groups = zip(model.stages, stage_layers(plan, model.config.num_layers), strict=True)
-        found |= {stage: ("forward",) for stage, group in groups if memories[group[0]].traits.key_value_cache}
-    whole = {stage.layer for stage in found}
+    groups = zip(model.stages, stage_layers(plan, model.config.num_layers), strict=True)
+    single = [stage for stage, group in groups if memories[group[0]].traits.key_value_cache]
+    found: dict[nn.Module, tuple[str, ...]] = {stage: ("forward",) for stage in single} if shared else {}
+    whole = {stage.layer for stage in single}
+    found |= {} if shared else {layer: WHOLE_LAYER for layer in whole}
     found |= {layer: LAYER_METHODS for layer in model.layers() if layer not in whole}
     if shared and len(whole) < model.config.num_layers:
         found[model.positions] = ("shared",)

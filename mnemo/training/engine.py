@@ -65,9 +65,19 @@ def choose_forward(
     if reason is not None:
         return partial(segment_loss, recompute=recompute, z_loss=config.z_loss), reason
     length = config.context + config.segment
-    by_layer = config.compile == "layers"
+    by_layer = compiles_layers(model, config)
     options: dict[str, Any] = {"backend": backend, "by_layer": by_layer, "z_loss": config.z_loss}
     return CompiledLoss(model, length=length, recompute=recompute, note=note, **options), None
+
+
+def compiles_layers(model: Model, config: TrainConfig) -> bool:
+    """Whether layers are compiled one for all, and not all of them as one graph.
+
+    That is the default where layers are nearly all of a step's work: it compiles many times faster.
+    """
+    memories = model.config.memory.memories(model.config.num_layers)
+    whole = model.config.tokens is None and all(memory.traits.key_value_cache for memory in memories)
+    return config.compile == "layers" or (config.compile is None and whole)
 
 
 class Engine:
@@ -123,7 +133,7 @@ class Engine:
     def _how(self) -> str:
         if self.not_compiled is not None and self.not_compiled == self.not_recorded:
             return f"not compiled, no CUDA graph ({self.not_compiled})"
-        how = "layers compiled" if self.config.compile == "layers" else "compiled"
+        how = "layers compiled" if compiles_layers(self.model, self.config) else "compiled"
         compiled = how if self.not_compiled is None else f"not compiled ({self.not_compiled})"
         recorded = "one CUDA graph" if self.not_recorded is None else f"no CUDA graph ({self.not_recorded})"
         return f"{compiled}, {recorded}"

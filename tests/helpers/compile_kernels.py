@@ -18,6 +18,8 @@ from mnemo.ops import Causal, KeyLimit
 from mnemo.ops.cuda import decode_kernels, launch, row_operators
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.dispatch import fused_attention
+from mnemo.ops.cuda.place_heads import place_heads
+from mnemo.training.muon import step_in_kernels
 
 COMPILED: set[str] = set()
 SEARCHED: set[str] = set()
@@ -119,12 +121,29 @@ def compile_rows(dtype: torch.dtype, width: int, norm: str, activation: str, rat
     row_operators.activation(z, zeros(4 * width), seed, 2, rate, activation).sum().backward()
 
 
+def compile_heads(dtype: torch.dtype, size: int, *, norm: bool = True, rotary: bool = True) -> None:
+    rows = torch.zeros(2, 32, 2 * size, dtype=dtype).requires_grad_()
+    weight = torch.ones(size).requires_grad_() if norm else None
+    cos, sin = [torch.zeros(48, size // 2, dtype=dtype) if rotary else None] * 2
+    place_heads(rows, 2, weight, 1e-5, cos, sin, 16).sum().backward()
+
+
+def compile_muon() -> None:
+    for shape, parts in (((256, 128), 2), ((512, 128), 1), ((40, 30), 1)):
+        tensors = [torch.zeros(shape) for _ in range(3)]
+        step_in_kernels(tensors, tensors, tensors, [parts] * 3, lr=tensors[0][0, 0], momentum=0.9, weight_decay=0.1)
+
+
 def compile_further_variants() -> None:
     compile_rows(HALF, 512, "rms", "squared_relu", 0.1)
     compile_rows(HALF, 410, "layer", "gelu", 0.1)
     compile_rows(HALF, 1024, "none", "relu", 0.1)
     compile_rows(torch.float32, 512, "layer", "gelu", 0.0)
     compile_rows(torch.float16, 8192, "rms", "relu", 0.0)
+    for dtype in (HALF, torch.float32):
+        compile_heads(dtype, 128)
+        compile_heads(dtype, 41, rotary=False)
+        compile_heads(dtype, 64, norm=False)
     compile_attention(HALF, 64, "lengths", dropout=0.1)
     compile_attention(HALF, 41, "limit")
     compile_attention(HALF, 128, "causal", dropout=0.1)
@@ -140,6 +159,8 @@ if __name__ == "__main__":
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
     compile_decoding(HALF, 64)
     compile_rows(HALF, 512, "layer", "relu", 0.1)
+    compile_heads(HALF, 64)
+    compile_muon()
     if sys.argv[2:] == ["all"]:
         compile_further_variants()
     if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:

@@ -164,7 +164,7 @@ def test_one_layer_is_transformer_xl_with_its_gradients() -> None:
 def both_sides(model: Model, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """One softmax over all T rows (B, T, D), in the first layer: contexts (B, T, H, d), log-sum-exps (B, T, H)."""
     layer, size = model.layers()[0], inputs.shape[1]
-    q, (k, v) = layer.attention.queries(inputs), layer.keys_values(inputs)
+    q, (k, v) = layer.queries(inputs), layer.keys_values(inputs)
     weights = model.state_dict()
     u, past, ahead = (weights[name].view(2, 6) for name in ("positions.u", "positions.v", "stages.0.v_minus"))
     index = torch.arange(size)

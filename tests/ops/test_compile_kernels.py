@@ -27,6 +27,10 @@ KERNELS = {
     "sum_rows_kernel",
     "activation_kernel",
     "activation_backward_kernel",
+    "place_heads_kernel",
+    "place_heads_backward_kernel",
+    "direction_kernel",
+    "step_kernel",
 }
 
 

@@ -377,6 +377,7 @@ def test_kernels_that_err_are_not_trusted(monkeypatch, error):
     monkeypatch.setattr(dispatch, "_errors", errors)
     monkeypatch.setattr(dispatch, "OFF", None)
     monkeypatch.setattr(dispatch, "_tested", set())
+    monkeypatch.setenv("MNEMO_TEST_KERNELS", "1")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with pytest.warns(UserWarning, match="going on slower"):
         assert dispatch.device_obstacle(DEVICE, torch.float32, 16)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mnemo.memory.protocol import keep_newest, remember
 from mnemo.model import Model, ModelConfig
-from mnemo.ops.projection import compute_dtype, project_after
+from mnemo.ops.projection import TILE_ROWS, compute_dtype, project_after, project_rows
 
 
 def operands(memory: int = 6, rows: int = 3, dim: int = 4, width: int = 10) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,6 +32,18 @@ def test_it_is_the_product_of_all_rows() -> None:
         assert_close(a, b)
     with torch.no_grad():
         assert_close(torch.cat(project_after(memory, x, weight), -1), expected)
+
+
+@pytest.mark.parametrize("rows", [3, TILE_ROWS])
+def test_the_operator_for_gpus_computes_the_same(rows: int) -> None:
+    memory, x, weight = operands(memory=5, rows=rows)
+    expected, found = torch.cat(project_after(memory, x, weight)), torch.cat(project_rows(memory, x, weight)[:2])
+    assert_close(found, expected)
+    slope = torch.randn(expected.shape, dtype=torch.float64)
+    for a, b in zip(*(torch.autograd.grad(y, (x, weight), slope) for y in (found, expected)), strict=True):
+        assert_close(a, b)
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(project_rows, (memory, x, weight), test_utils=tests)
 
 
 def test_no_gradient_is_computed_for_the_memory() -> None:

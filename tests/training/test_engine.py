@@ -120,7 +120,8 @@ def test_compiled_training_is_the_plain_training(name: str, how: Any, reference_
 SHARED = Relative(shared_projection=True)
 BY_LAYER: dict[str, tuple[dict[str, Any], int]] = {
     "stages": ({"positions": SHARED}, 2),
-    "parts": ({}, 4),
+    "layers": ({}, 2),
+    "parts": ({"memory": Plan(long=Compressive(length=7))}, 4),
     "mixed": ({"positions": SHARED, "memory": Plan(long=Compressive(length=7), short=XL(length=7), num_long=2)}, 6),
 }
 """Options of a model, and how many functions are compiled for all of its layers and the loss."""

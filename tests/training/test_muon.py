@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mnemo.model import Model
 from mnemo.recipes.recipe import OptimizerConfig
+from mnemo.training import muon
 from mnemo.training.muon import ITERATIONS, Muon, orthogonal, orthogonal_updates
 from mnemo.training.optimizers import build_optimizer, layer_matrices, set_learning_rate
 
@@ -163,3 +164,37 @@ def test_a_restored_optimizer_goes_on_alike() -> None:
 def test_rates_and_momentum_are_checked(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(kind="muon", **change)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("rate_on_device", [False, True])
+def test_the_step_in_kernels_is_the_plain_step(rate_on_device: bool) -> None:
+    pytest.importorskip("triton")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shapes, parts = (
+        [(8, 20), (70, 12), (8, 20), (40, 20), (12, 9), (20, 8)] + [(6, 6)] * 17,
+        [1, 1, 1, 2, 1, 1] + [1] * 17,
+    )
+    generator = torch.Generator().manual_seed(0)
+    params, grads, momenta = (
+        [torch.randn(shape, generator=generator).to(device) for shape in shapes] for _ in range(3)
+    )
+    expected = [tensor.clone() for tensor in params], [tensor.clone() for tensor in momenta]
+    lr = torch.tensor(0.1, device=device) if rate_on_device else 0.1
+    muon.step_in_kernels(params, grads, momenta, parts, lr=lr, momentum=0.8, weight_decay=0.5)
+    for index, (parameter, momentum) in enumerate(zip(*expected, strict=True)):
+        momentum.lerp_(grads[index], 0.2)
+        update = orthogonal_updates([torch.lerp(grads[index], momentum, 0.8)], [parts[index]])[0]
+        torch.testing.assert_close(momenta[index], momentum)
+        want = parameter * 0.95 - 0.1 * update
+        # The kernels' updates are rounded to bf16 before and in the iteration.
+        assert float((params[index] - want).norm() / (0.1 * update).norm()) < muon.TOLERANCE
+    assert muon._failure(device, torch.float32, 0) is None
+
+
+def test_kernels_take_plain_single_precision_on_a_gpu_only() -> None:
+    takes = pytest.importorskip("mnemo.ops.cuda.muon_kernels").takes
+    matrix = torch.zeros(8, 8)
+    assert takes(matrix) and takes(torch.nn.Parameter(matrix)) and not muon.kernels_fit([matrix])
+    for other in (matrix.double(), matrix.t()[1:], matrix.flatten()[1:50].view(7, 7), matrix[0]):
+        assert not takes(other)

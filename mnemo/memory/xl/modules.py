@@ -46,18 +46,16 @@ class XLStage(Stage):
     ) -> tuple[Tensor, XLState | KeyValueCache]:
         num_new, num_slots = x.shape[1], self.extent(state).slots
         length = (state.length + (num_new if segment.lengths is None else segment.lengths)).clamp(max=num_slots)
-        normed = self.layer.shared_norm(x)
-        if isinstance(state, XLState):
-            keys, values = self.layer.keys_values(x, state.hidden, normed)
-            after = XLState(remember(state.hidden, x, segment.lengths), length)
-        else:
-            (keys, values), after = state.append(KeyValues(*self.layer.keys_values(x, normed=normed)), length)
-            if segment.lengths is not None:
-                newest = (num_slots, segment.lengths, num_new, 2)
-                after = KeyValueCache(keep_newest(keys, *newest), keep_newest(values, *newest), length)
         scope = segment.scope(self.layer, num_slots, num_slots + num_new, state.length + num_new)
-        context, _ = self.layer.attend(x, keys, values, scope, normed)
-        return self.layer.finish(x, context, normed=normed), after
+        if isinstance(state, XLState):
+            after = XLState(remember(state.hidden, x, segment.lengths), length)
+            return self.layer.output_after(x, state.hidden, scope), after
+        (keys, values), after = state.append(KeyValues(*self.layer.keys_values(x)), length)
+        if segment.lengths is not None:
+            newest = (num_slots, segment.lengths, num_new, 2)
+            after = KeyValueCache(keep_newest(keys, *newest), keep_newest(values, *newest), length)
+        context, _ = self.layer.attend(x, keys, values, scope)
+        return self.layer.finish(x, context), after
 
     def extent(self, state: XLState | KeyValueCache) -> Extent:
         slots = state.hidden.shape[1] if isinstance(state, XLState) else state.keys.shape[2]

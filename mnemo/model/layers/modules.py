@@ -5,7 +5,7 @@ Shapes: B batch, T rows, L queries, K keys, D model width, H heads, d head size.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,9 @@ from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, row_operations
 from mnemo.ops import relative_attention, relative_attention_reference
+from mnemo.ops.heads import place_heads
 from mnemo.ops.projection import project_after
+from mnemo.ops.rotary import rotate
 
 
 def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
@@ -24,15 +26,25 @@ def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
     return torch.func.functional_call(module, weights, (x,))
 
 
-def scaled_linear(linear: nn.Linear, x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
-    """linear(x * scale + shift) without a bias of its own; (D,) tables, of which a scale of None means neither.
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines (P, d / 2) of positions."""
 
-    They are multiplied into the weight, which has fewer rows.
-    """
-    if scale is None:
-        return linear(x)
-    weight = linear.weight
-    return F.linear(x, weight * scale, None if shift is None else weight @ shift)
+
+class Inputs(NamedTuple):
+    """What enters the projections of a layer: rows * scale + shift. A scale of None means neither of the two."""
+
+    rows: Tensor
+    """(B, L, D)"""
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    """(D,) each: weights of a norm, which are multiplied into those of a projection because that has fewer rows"""
+
+    def project(self, linear: nn.Linear) -> Tensor:
+        """By a linear layer without a bias of its own."""
+        if self.scale is None:
+            return linear(self.rows)
+        weight = linear.weight
+        return F.linear(self.rows, weight * self.scale, None if self.shift is None else weight @ self.shift)
 
 
 class Attention(nn.Module):
@@ -56,16 +68,25 @@ class Attention(nn.Module):
         """(B, T, H * d) -> (B, H, T, d)."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
-    def queries(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        """Queries of rows x, times `scale` (D,) plus `shift` (D,); so with keys and values."""
-        return self.norm_query(self.split(self.drop_qkv(scaled_linear(self.query, x, scale, shift))))
+    def place(self, rows: Tensor, norm: nn.Module, rotary: Rotary | None, offset: int = 0) -> Tensor:
+        """(B, T, H * d) -> (B, H, T, d), normalised, and rotated by the angles of positions from `offset` on."""
+        weight, eps = (norm.weight, norm.eps) if isinstance(norm, RMSNorm) else (None, 0.0)
+        return place_heads(rows, self.num_heads, weight, eps, rotary, offset)
 
-    def keys_values(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        keys, values = self.drop_qkv(scaled_linear(self.key_value, x, scale, shift)).chunk(2, -1)
-        return self.norm_key(self.split(keys)), self.split(values)
+    def queries(self, x: Inputs, rotary: Rotary | None = None, offset: int = 0) -> Tensor:
+        return self.place(self.drop_qkv(x.project(self.query)), self.norm_query, rotary, offset)
+
+    def keys_values(self, x: Inputs, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:
+        keys, values = self.drop_qkv(x.project(self.key_value)).chunk(2, -1)
+        return self.place(keys, self.norm_key, rotary), self.split(values)
 
     def keys_values_after(
-        self, memory: Tensor, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+        self,
+        memory: Tensor,
+        x: Tensor,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+        rotary: Rotary | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of constant rows (B, M, D) and of rows x after them, times `scale` (D,) plus `shift` (D,)."""
         weight = self.key_value.weight
@@ -73,16 +94,16 @@ class Attention(nn.Module):
         if shift is not None:
             moved = zip(pair, (weight @ shift).to(pair[0].dtype).chunk(2), strict=True)
             pair = tuple(part + by for part, by in moved)
-        keys, values = (self.split(self.drop_qkv(part)) for part in pair)
-        return self.norm_key(keys), values
+        keys, values = (self.drop_qkv(part) for part in pair)
+        return self.place(keys, self.norm_key, rotary), self.split(values)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L)."""
+        """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L).
+
+        Queries and keys are rotated already, if positions are rotary.
+        """
         offset = k.shape[2] - q.shape[2] if scope.offset is None else scope.offset
-        r, u, w, bias, rotary, ahead = scope.relation.to(q.dtype)
-        if rotary is not None:
-            end = offset + q.shape[2]
-            q, k = rotate(q, (rotary[0][offset:end], rotary[1][offset:end])), rotate(k, rotary)
+        r, u, w, bias, _, ahead = scope.relation.to(q.dtype)
         see = {"bias": bias, "offset": offset, "ahead": ahead, "mask": scope.mask, "lengths": scope.lengths}
         rate = self.rate if self.training else 0.0
         if scope.record is not None:
@@ -94,13 +115,6 @@ class Attention(nn.Module):
         return out.transpose(1, 2).flatten(2), lse
 
 
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate pairs (x_i, x_{i + d/2}) of (B, H, T, d) by each position's angles."""
-    cos, sin = rotary
-    left, right = x.chunk(2, -1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-
-
 class HeadGate(nn.Module):
     """A factor between 0 and 1 for the context of each head, from the row of the query (Qiu et al., 2025)."""
 
@@ -108,9 +122,9 @@ class HeadGate(nn.Module):
         super().__init__()
         self.linear = nn.Linear(dim, num_heads, bias=False)
 
-    def forward(self, x: Tensor, context: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        """x (B, L, D), times `scale` (D,) plus `shift` (D,); context (B, L, H * d)."""
-        gate = torch.sigmoid(scaled_linear(self.linear, x, scale, shift))
+    def forward(self, x: Inputs, context: Tensor) -> Tensor:
+        """Rows x (B, L, D), context (B, L, H * d)."""
+        gate = torch.sigmoid(x.project(self.linear))
         return (context.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
 
 
@@ -165,37 +179,62 @@ class TransformerLayer(nn.Module):
         kind, activation = self.norm_attention.kind, self.feed_forward.activation
         return row_operations(x, x if other is None else other, kind, activation, drops)
 
-    def shared_norm(self, x: Tensor) -> Tensor | None:
-        """The norm of rows x before its weights, once for queries, keys and gate, which then multiply the weights into
-        their own; None where that is not faster, or there is no norm before them."""
+    def _shared_norm(self, x: Tensor) -> Tensor | None:
+        """The norm of rows x before its weights, once for queries, keys and gate; None where that is not faster."""
         rows = self._rows(x) if self.pre else None
         return rows.unscaled(x, self.norm_attention) if rows is not None and rows.shares_norms else None
 
-    def _inner(self, x: Tensor, normed: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What enters the projections, and the scale and shift that it still needs. `normed`: of `shared_norm`."""
+    def _inner(self, x: Tensor, normed: Tensor | None = None) -> Inputs:
+        """What enters the projections. `normed`: of `_shared_norm`."""
         if normed is not None:
-            return normed, self.norm_attention.weight, self.norm_attention.bias
-        return self._rows(x).norm(x, self.norm_attention) if self.pre else x, None, None
+            return Inputs(normed, self.norm_attention.weight, self.norm_attention.bias)
+        return Inputs(self._rows(x).norm(x, self.norm_attention) if self.pre else x)
 
     def keys_values(
-        self, rows: Tensor, memory: Tensor | None = None, normed: Tensor | None = None
+        self,
+        rows: Tensor,
+        memory: Tensor | None = None,
+        rotary: Rotary | None = None,
+        normed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if memory is None or memory.shape[1] == 0:
-            return self.attention.keys_values(*self._inner(rows, normed))
+            return self.attention.keys_values(self._inner(rows, normed), rotary)
         if not self.pre:
-            return self.attention.keys_values_after(memory, rows)
+            return self.attention.keys_values_after(memory, rows, rotary=rotary)
         # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
         norm, operations = self.norm_attention, self._rows(rows)
         new = operations.unscaled(rows, norm) if normed is None else normed
-        return self.attention.keys_values_after(operations.unscaled(memory, norm), new, norm.weight, norm.bias)
+        past = operations.unscaled(memory, norm)
+        return self.attention.keys_values_after(past, new, norm.weight, norm.bias, rotary)
 
-    def queries(self, x: Tensor, normed: Tensor | None = None) -> Tensor:
-        return self.attention.queries(*self._inner(x, normed))
+    def queries(self, x: Tensor) -> Tensor:
+        return self.attention.queries(self._inner(x))
 
-    def attend(
-        self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope, normed: Tensor | None = None
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        rotary = scope.relation.to(keys.dtype).rotary
+        keys = keys if rotary is None else rotate(keys, rotary)
+        return self._attend(self._inner(x), keys, values, scope)
+
+    def attend_after(self, x: Tensor, memory: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        return self._attend_after(x, memory, scope, self._shared_norm(x))
+
+    def _attend_after(
+        self, x: Tensor, memory: Tensor, scope: Scope, normed: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        return self.attention(self.queries(x, normed), keys, values, scope)
+        # Keys are normalised and rotated in one pass, which `keys_values` followed by `attend` cannot do.
+        keys, values = self.keys_values(x, memory, scope.relation.rotary, normed)
+        return self._attend(self._inner(x, normed), keys, values, scope)
+
+    def _attend(self, x: Inputs, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        """`attend` with keys that are rotated already, if positions are rotary."""
+        offset = keys.shape[2] - x.rows.shape[1] if scope.offset is None else scope.offset
+        queries = self.attention.queries(x, scope.relation.rotary, offset)
+        return self.attention(queries, keys, values, scope)
+
+    def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
+        normed = self._shared_norm(x)
+        context, _ = self._attend_after(x, memory, scope, normed)
+        return self.finish(x, context, normed=normed)
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
@@ -217,12 +256,11 @@ class TransformerLayer(nn.Module):
     def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, normed: Tensor | None = None) -> Tensor:
         """The layer's output for rows x (B, T, D) and their attention contexts (B, T, H * d).
 
-        `added` (B, T, D) joins the attention output. `normed`: `shared_norm` of x.
+        `added` (B, T, D) joins the attention output. `normed`: `_shared_norm` of x.
         """
         rows = self._rows(x, context)
         if self.gate is not None:
-            inner, *tables = self._inner(x, normed)
-            context = self.gate(inner, context, *tables)
+            context = self.gate(self._inner(x, normed), context)
         attended = self.attention.output(rows.flat(context))
         branch = Branch(attended if added is None else attended + rows.flat(added), None, self.drop)
         return self._after_attention(rows.flat(x), branch, rows).view(x.shape)

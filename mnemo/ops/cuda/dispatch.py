@@ -13,6 +13,7 @@ from mnemo.errors import one_line
 from mnemo.ops.cpu.eager import relative_attention_eager
 from mnemo.ops.cuda.operator import draw_seed
 from mnemo.ops.cuda.operator import relative_attention as operator
+from mnemo.ops.cuda.self_test import note_passed, passed_before
 from mnemo.ops.masks import Causal, KeyLimit, Mask
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -104,8 +105,11 @@ def device_obstacle(device: torch.device, dtype: torch.dtype, size: int) -> str 
     key = (device.index or 0, dtype, head_size(size))
     if OFF is None and key not in _tested and not torch.cuda.is_current_stream_capturing():
         _tested.add(key)
-        problem = failure(device, dtype, head_size(size))
-        if problem is not None:
+        test = ("attention", device, dtype, head_size(size))
+        problem = None if passed_before(*test) else failure(*test[1:])
+        if problem is None:
+            note_passed(*test)
+        else:
             OFF = f"the kernels fail their test on {device}, {dtype}: {problem}"
             warnings.warn(f"fused attention is off, going on slower: {OFF}", stacklevel=2)
     return OFF
