@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, kept, key_range, visible
+from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, head_and_row, kept, key_range, visible
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def key_value_kernel(
     the tile, so that it needs no mask.
     """
     j0 = tl.program_id(0) * BN
-    head = tl.program_id(1)
-    b, h = head // num_heads, head % num_heads
+    b, h = head_and_row(tl.program_id(1), num_heads)
+    head = b * num_heads + h
     keys = j0 + tl.arange(0, BN)[:, None]
     k = K.load([b, h, j0, 0]).reshape([BN, D])
     v = V.load([b, h, j0, 0]).reshape([BN, D])
@@ -227,7 +227,7 @@ def distance_kernel(
 ):  # fmt: skip
     """Both products of dS by distance. Programs that read the same residue run at the same time: the second of them
     finds it in the cache."""
-    tile, group = tl.program_id(0), tl.program_id(1)
+    tile, group = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
     num_columns = (pitch + RBN - 1) // RBN
     if tile < num_columns:  # those of the most rows first
         relation(
@@ -252,8 +252,8 @@ def query_kernel(
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i0 = tile * BM
-    head = tl.program_id(1)
-    b, h = head // num_heads, head % num_heads
+    b, h = head_and_row(tl.program_id(1), num_heads)
+    head = b * num_heads + h
     rows, dims = i0 + tl.arange(0, BM), tl.arange(0, D)
     inside = rows < num_rows
     low, high = 0, 0

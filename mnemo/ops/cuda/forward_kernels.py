@@ -54,6 +54,17 @@ def key_range(first_row, low, high, num_keys, offset, window, SPANS: tl.constexp
 
 
 @triton.jit
+def head_and_row(number, num_heads):
+    """Head and batch row of a program, head by head.
+
+    A buffer of scores is larger than the GPU's cache. Each kernel begins with the heads that the one before it ended
+    with, so that their scores are still there: position scores and dk, dv go up, outputs and sums by distance go down.
+    """
+    batch = tl.num_programs(1) // num_heads
+    return number % batch, number // batch
+
+
+@triton.jit
 def mixed_bits(x):
     """A bijection of 32 bits in which every bit depends on every other: `lowbias32` of Chris Wellons."""
     x ^= x >> 16
@@ -123,11 +134,12 @@ def position_kernel(
     QW, R, BIAS, X, FLAG, BEGIN, batch, num_rows, num_keys, num_columns, group_rows, pitch, first, pad, first_column,
     offset, ahead, window, scale, LIMIT,
     LIMITED: tl.constexpr, AGAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BEGINS: tl.constexpr, WINDOW: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """X of some rows of one residue, long rows first, and zeros where no pair attends, as the backward pass needs.
 
-    AGAIN: only if the buffer has been overwritten.
+    UNIT: columns that kernels of the backward pass read at once. AGAIN: only if the buffer has been overwritten.
     """
     group, m0 = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     h, residue = group // 8, group % 8
@@ -152,8 +164,9 @@ def position_kernel(
     end = pitch
     if LIMITED:
         end = column_end(m, residue, LIMIT, batch, num_rows, num_keys, offset, ahead, first, pitch)
+        end = tl.minimum(pitch, (end + UNIT - 1) // UNIT * UNIT)
     clear, mixed = tl.max(lowest), tl.min(highest)
-    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), end, BN, num_stages=STAGES):
+    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, UNIT), end, BN, num_stages=STAGES):
         r = R.load([h, p0 - shift, 0]).reshape([BN, D])
         x = tl.dot(qw, r.T, input_precision=PRECISION)
         p = p0 + tl.arange(0, BN)
@@ -169,16 +182,19 @@ def position_kernel(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window, scale, rate,
-    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    Q, U, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window, scale, rate,
+    HAS_U: tl.constexpr, BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Online softmax; tiles of queries from the last to the first: long rows first."""
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
-    head = tl.program_id(1)
-    b, h = head // num_heads, head % num_heads
+    b, h = head_and_row(tl.num_programs(1) - 1 - tl.program_id(1), num_heads)
+    head = b * num_heads + h
     rows = i0 + tl.arange(0, BM)
     q = Q.load([b, h, i0, 0]).reshape([BM, D])
+    if HAS_U:
+        q = (q.to(tl.float32) + tl.load(U + h * D + tl.arange(0, D)).to(tl.float32)).to(q.dtype)
     low, high = 0, 0
     if BEGINS:
         low = tl.load(BEGIN + b)

@@ -31,29 +31,45 @@ class Tile(NamedTuple):
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
+    """Most registers of a thread, so that more programs run at once"""
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Tile sizes of every kernel: queries x keys, or rows x distances in kernels that go by distance."""
 
-    position: Tile = Tile(64, 64, 4, 3)
-    """A multiple of the tiles of the kernels that load by distance, which skip the tiles that it skips"""
+    position: Tile = Tile(64, 64, 4, 4)
     forward: Tile = Tile(64, 64, 4, 3)
-    key_value: Tile = Tile(64, 64, 4, 3)
+    key_value: Tile = Tile(32, 64, 4, 4)
     position_query: Tile = Tile(64, 64, 4, 3)
+    """At most the rows of `position`, as in `relation`; as many warps as that, with which it shares a kernel"""
     query: Tile = Tile(64, 64, 4, 3)
     """Keys: a part of those of `key_value`, which writes whole tiles"""
-    relation: Tile = Tile(64, 64, 4, 3)
-    """As many warps as `position_query`: both run in one kernel"""
+    relation: Tile = Tile(64, 128, 4, 3)
+    add_in_forward: bool = False
+    """Whether the forward kernel adds q + u itself: a sum in registers saves shared memory"""
+
+    @property
+    def unit(self) -> int:
+        """Columns that all kernels by distance skip or read at once."""
+        return max(self.position.columns, self.position_query.columns, self.relation.columns)
 
     def shallow(self) -> Tiles:
         """For devices with little shared memory."""
-        return Tiles(**{name: tile._replace(stages=1) for name, tile in vars(self).items()})
+        tiles = {name: value for name, value in vars(self).items() if isinstance(value, Tile)}
+        return replace(self, **{name: tile._replace(stages=1) for name, tile in tiles.items()})
 
 
 SMALL = Tiles()
-WIDE = replace(SMALL, key_value=Tile(64, 64, 4, 2))
+PLAIN = replace(SMALL, key_value=Tile(32, 64, 4, 3, registers=128))
+"""Calls without positions"""
+WIDE = Tiles(
+    position=Tile(64, 64, 4, 3),
+    key_value=Tile(32, 64, 4, 3),
+    position_query=Tile(64, 64, 4, 4),
+    add_in_forward=True,
+)
 """Heads of 128"""
 EXACT = Tiles(
     position=Tile(64, 32, 4, 1),
@@ -68,10 +84,10 @@ DEEP_MEMORY = 160 * 1024
 """Least bytes of shared memory of a processor for which loads are staged several tiles ahead"""
 
 
-def tiles_for(q: Tensor) -> Tiles:
+def tiles_for(q: Tensor, positions: bool) -> Tiles:
     if q.dtype == torch.float32:
         return EXACT
-    tiles = WIDE if q.shape[-1] > 64 else SMALL
+    tiles = WIDE if q.shape[-1] > 64 else SMALL if positions else PLAIN
     return tiles if shared_memory(q.device) >= DEEP_MEMORY else tiles.shallow()
 
 
@@ -188,12 +204,12 @@ def kept_queries(call: Arguments, scores: Tensor) -> Prepared:
     return Prepared(call.q if call.u is None else content.view(call.q.shape), position.view(rows, call.q.shape[3]))
 
 
-def new_queries(call: Arguments) -> Prepared:
-    """Uninitialised tensors for the queries plus biases that a call has."""
+def new_queries(call: Arguments, content: bool) -> Prepared:
+    """Uninitialised tensors for the queries plus biases that a call has; `content`: whether q + u is needed."""
     q, rows = call.q, call.layout.num_rows
     position = None if call.r is None else torch.empty(rows, q.shape[3], dtype=q.dtype, device=q.device)
-    content = q if call.u is None else torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    return Prepared(content, position)
+    add = content and call.u is not None
+    return Prepared(torch.empty(q.shape, dtype=q.dtype, device=q.device) if add else q, position)
 
 
 def prepare(call: Arguments, ready: Prepared) -> None:
@@ -211,10 +227,10 @@ def prepare(call: Arguments, ready: Prepared) -> None:
     )  # fmt: skip
 
 
-def position_scores(call: Arguments, position: Tensor, scores: Tensor, tile: Tile, again: bool) -> None:
+def position_scores(call: Arguments, position: Tensor, scores: Tensor, tiles: Tiles, again: bool) -> None:
     """Fill a buffer with position scores, scaled for powers of 2."""
     assert call.r is not None
-    layout = call.layout
+    layout, tile = call.layout, tiles.position
     grid = (layout.group_rows // tile.rows, layout.heads * RESIDUES)
     forward.position_kernel[grid](
         matrix(position, tile.rows, call.q.shape[3]), table(call.r, tile.columns), call.bias,
@@ -223,8 +239,8 @@ def position_scores(call: Arguments, position: Tensor, scores: Tensor, tile: Til
         layout.first, layout.pad, call.first_column, call.offset, call.ahead, call.window, call.root * LOG2E,
         call.limit, LIMITED=call.limit is not None, AGAIN=again,
         HAS_BIAS=call.bias is not None, BEGINS=call.begin is not None, WINDOW=call.window > 0,
-        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
-        num_warps=tile.warps,
+        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, UNIT=tiles.unit, PRECISION=call.precision,
+        STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -247,20 +263,23 @@ def heads_inside(x: Tensor, length: int | None = None) -> Tensor:
 
 def attend(call: Arguments, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Outputs (B, H, L, D), log-sum-exps (B, H, L) and the position scores, to `keep` for the backward pass or not."""
-    q, tiles = call.q, tiles_for(call.q)
+    q, tiles = call.q, tiles_for(call.q, call.r is not None)
     tile, scores = tiles.forward, None if call.r is None else new_scores(call, keep)
-    ready = new_queries(call) if scores is None or not keep else kept_queries(call, scores)
+    # With spans, ptxas reuses the registers of a sum in the kernel too early.
+    add = tiles.add_in_forward and call.u is not None and call.low is None
+    ready = new_queries(call, content=not add) if scores is None or not keep else kept_queries(call, scores)
     prepare(call, ready)
     if scores is not None and ready.position is not None:
-        position_scores(call, ready.position, scores, tiles.position, again=False)
+        position_scores(call, ready.position, scores, tiles, again=False)
     out = heads_inside(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1])
     forward.forward_kernel[grid](
-        blocks(ready.content, tile.rows), blocks(call.k, tile.columns), blocks(call.v, tile.columns),
+        blocks(q if add else ready.content, tile.rows), call.u, blocks(call.k, tile.columns),
+        blocks(call.v, tile.columns),
         by_key(call, scores, tile), blocks(out, tile.rows), lse, call.begin, call.low, call.high, call.seed,
         **call.place(), scale=call.root * LOG2E, rate=call.rate,
-        BEGINS=call.begin is not None, **call.modes(),
+        HAS_U=add, BEGINS=call.begin is not None, **call.modes(),
         DROPOUT=call.rate > 0, HAS_X=scores is not None,
         D=q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
@@ -282,15 +301,15 @@ def differentiate(
     call: Arguments, out: Tensor, lse: Tensor, scores: Tensor | None, d_out: Tensor, d_lse: Tensor | None
 ) -> Gradients:
     """Gradients; `scores` of `attend`, if kept, are overwritten, and computed again if they were overwritten before."""
-    tiles, kept = tiles_for(call.q), scores is not None
+    tiles, kept = tiles_for(call.q, call.r is not None), scores is not None
     if scores is None:
-        scores, ready = new_scores(call), new_queries(call)
+        scores, ready = new_scores(call), new_queries(call, content=True)
         prepare(call, ready)
     else:
         ready = kept_queries(call, scores)
     content, position = ready
     if position is not None:
-        position_scores(call, position, scores, tiles.position, again=kept)
+        position_scores(call, position, scores, tiles, again=kept)
     shift, delta = _statistics(call, out, lse, d_out, d_lse)
     dk, dv = _key_value(call, content, scores, d_out, shift, delta, tiles)
     del ready, content  # free memory early
@@ -334,7 +353,7 @@ def _key_value(
         BEGINS=call.begin is not None, **call.modes(), LIMITED=call.limit is not None, DROPOUT=call.rate > 0,
         HAS_X=positions is not None,
         D=call.q.shape[3], BM=tile.rows, BN=tile.columns, UNIT=max(tile.rows, tiles.query.rows),
-        PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps,
+        PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps, maxnreg=tile.registers,
     )  # fmt: skip
     return dk, dv
 
