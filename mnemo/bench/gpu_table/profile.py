@@ -33,10 +33,9 @@ ATTENTION = {
     "forward_kernel": ("attention forward", 2),
     "delta_kernel": ("attention backward: preparation", 0),
     "key_value_kernel": ("attention backward: dk, dv", 4),
-    "position_query_kernel": ("attention backward: dq", 1),
-    "query_kernel": ("attention backward: dq", 1),
-    "relation_kernel": ("attention backward: dr", 1),
-    "sum_kernel": ("attention backward: dr", 0),
+    "distance_kernel": ("attention backward: dr, dq by distance", 2),
+    "query_kernel": ("attention backward: dq by key", 1),
+    "sum_kernel": ("attention backward: sums", 0),
 }
 """Group of each attention kernel, and its matrix products per pair of query and key."""
 COPIES, OPTIMIZER, GAPS = "copies and casts", "optimizer and clipping", "gaps between kernels"

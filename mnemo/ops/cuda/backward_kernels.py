@@ -1,9 +1,10 @@
 """Triton kernels of the backward pass. The gradient dS of the scores takes the place of the position scores X.
 
-    key_value_kernel        dK, dV; X -> dS                         over keys, tiles of queries inside
-    position_query_kernel   dq += dS r, dw                          over rows sorted by residue, distances inside
-    query_kernel            dq += dS k, du                          over queries, tiles of keys inside
-    relation_kernel         dr = dS^T (q + w), residue by residue   over distances, rows sorted by residue inside
+    key_value_kernel    dK, dV; X -> dS                         over keys, tiles of queries inside
+    distance_kernel     dq = dS r, dw                           over rows sorted by residue, distances inside
+                        dr = dS^T (q + w), residue by residue   over distances, rows sorted by residue inside
+    query_kernel        dq += dS k, du                          over queries, tiles of keys inside
+    sum_kernel          dr, du, dw                              the parts of the kernels above
 
 The buffer holds zeros for pairs that do not attend (see `position_kernel`), so loads by distance need no mask.
 """
@@ -16,80 +17,128 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, kept, key_ranges, visible
+from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, head_and_row, kept, key_range, visible
 
 
 @triton.jit
 def delta_kernel(
-    O, DO, DLSE, DELTA, stride_ob, stride_oh, stride_ol, stride_db, stride_dh, stride_dl, num_heads, num_rows,
+    O, DO, LSE, DLSE, SHIFT, DELTA, stride_ob, stride_oh, stride_ol, stride_db, stride_dh, stride_dl, num_heads,
+    num_rows, padded_rows,
     HAS_DLSE: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The mean of the probabilities' gradients, weighted by them, minus the gradient of the log-sum-exp."""
+    """DELTA, the mean of the probabilities' gradients, weighted by them, minus the gradient of the log-sum-exp; SHIFT,
+    the log-sum-exp for powers of 2. Rows after the last have no probabilities: infinity and zero."""
     head = tl.program_id(1)
     b, h = (head // num_heads).to(tl.int64), head % num_heads
-    rows, dims = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None], tl.arange(0, D)[None, :]
-    inside = rows < num_rows
-    o = tl.load(O + b * stride_ob + h * stride_oh + rows * stride_ol + dims, mask=inside, other=0.0).to(tl.float32)
-    do = tl.load(DO + b * stride_db + h * stride_dh + rows * stride_dl + dims, mask=inside, other=0.0).to(tl.float32)
-    delta = tl.sum(o * do, 1)[:, None]
-    place = head * num_rows + rows
+    rows, dims = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)[None, :]
+    inside, at = rows < num_rows, rows[:, None]
+    o = tl.load(O + b * stride_ob + h * stride_oh + at * stride_ol + dims, mask=inside[:, None], other=0.0)
+    do = tl.load(DO + b * stride_db + h * stride_dh + at * stride_dl + dims, mask=inside[:, None], other=0.0)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        delta -= tl.load(DLSE + place, mask=inside, other=0.0)
-    tl.store(DELTA + place, delta, mask=inside)
+        delta -= tl.load(DLSE + head * num_rows + rows, mask=inside, other=0.0)
+    lse = tl.load(LSE + head * num_rows + rows, mask=inside, other=float("inf"))
+    tl.store(SHIFT + head * padded_rows + rows, lse * LOG2E)
+    tl.store(DELTA + head * padded_rows + rows, delta)
 
 
 @triton.jit
-def sum_kernel(PARTS, TOTAL, num_parts, stride_h, stride_n, D: tl.constexpr, BM: tl.constexpr):
-    """Sums of the parts of each head, in the type of the result."""
-    h, dims = tl.program_id(0), tl.arange(0, D)[None, :]
+def add_parts(PARTS, TOTAL, h, num_parts, stride_h, stride_n, D: tl.constexpr, BM: tl.constexpr):
+    """The sum of the parts of a head, in the type of the result."""
+    dims = tl.arange(0, D)
     total = tl.zeros((BM, D), tl.float32)
     for begin in range(0, num_parts, BM):
         parts = (begin + tl.arange(0, BM))[:, None]
         total += tl.load(PARTS + h * stride_h + parts * stride_n + dims, mask=parts < num_parts, other=0.0)
-    tl.store(TOTAL + h * D + tl.arange(0, D), tl.sum(total, 0).to(TOTAL.dtype.element_ty))
+    tl.store(TOTAL + h * D + dims, tl.sum(total, 0).to(TOTAL.dtype.element_ty))
 
 
 @triton.jit
-def query_ranges(first_key, low, num_rows, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Tiles of queries that see a tile of keys: [begin, clear) needs a mask, [clear, end) none."""
+def sum_kernel(
+    DU_PARTS, DU, DW_PARTS, DW, DR_PARTS, DR, num_u, stride_uh, stride_un, num_w, stride_wh, stride_wn, num_columns,
+    unused, pad, pitch,
+    HAS_U: tl.constexpr, HAS_W: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Program 0 of a head adds up du, program 1 dw, and each further one BM columns of dr."""
+    tile, h = tl.program_id(0), tl.program_id(1)
+    if tile == 0:
+        if HAS_U:
+            add_parts(DU_PARTS, DU, h, num_u, stride_uh, stride_un, D, BM)
+    elif tile == 1:
+        if HAS_W:
+            add_parts(DW_PARTS, DW, h, num_w, stride_wh, stride_wn, D, BM)
+    else:
+        columns, dims = (tile - 2) * BM + tl.arange(0, BM)[:, None], tl.arange(0, D)[None, :]
+        inside = (columns >= unused) & (columns < num_columns)
+        total = tl.zeros((BM, D), tl.float32)
+        for residue in tl.static_range(8):  # each residue begins a column later
+            place = (h * 8 + residue).to(tl.int64) * pitch + columns - unused + pad + residue
+            total += tl.load(DR_PARTS + place * D + dims, mask=inside, other=0.0).to(tl.float32)
+        tl.store(DR + (h * num_columns + columns) * D + dims, total.to(DR.dtype.element_ty), columns < num_columns)
+
+
+@triton.jit
+def query_range(first_key, low, num_rows, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
+                UNIT: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Tiles of queries that see a tile of keys, [begin, end) in whole units; those from `clear` on need no mask."""
     begin, clear, end = 0, num_rows, num_rows
     if not SPANS:
-        begin = tl.maximum(0, first_key - offset) // BM * BM
-        clear = (tl.maximum(0, first_key + BN - 1 - offset) + BM - 1) // BM * BM
+        begin = tl.maximum(0, first_key - offset) // UNIT * UNIT
+        clear = first_key + BN - 1 - offset
         if WINDOW:
-            end = tl.minimum(end, first_key + BN - 1 + window - offset)
+            end = tl.minimum(end, (first_key + BN - 1 + window - offset + UNIT - 1) // UNIT * UNIT)
             clear = end
         if first_key + BN <= low:
             end = begin
         if (first_key < low) | (first_key + BN > num_keys):
             clear = end
-        clear = tl.minimum(tl.maximum(clear, begin), tl.maximum(end, begin))
     return begin, clear, end
 
 
 @triton.jit
-def add_key_value(
-    dk, dv, k, v, Q, DO, LSE, DELTA, X, DS, b, h, j0, begin, end, keys, low, num_rows, num_keys, offset, window,
-    scale, seed, rate, head, LOW, HIGH,
-    MASKED: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+def key_value_kernel(
+    Q, K, V, DO, X, DS, FLAG, DK, DV, SHIFT, DELTA, BEGIN, LOW, HIGH, LIMIT, SEED, padded_rows, num_heads, num_rows,
+    num_keys, offset, window, scale, root, rate,
+    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, LIMITED: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Scores are transposed here, (BN, BM), so that both products with queries read them from registers."""
+    """Scores are transposed here, (BN, BM), so that both products with queries read them from registers.
+
+    UNIT: a number of queries that `query_kernel` reads at once. Zeros are written for all of them if one sees a key of
+    the tile, so that it needs no mask.
+    """
+    j0 = tl.program_id(0) * BN
+    b, h = head_and_row(tl.program_id(1), num_heads)
+    head = b * num_heads + h
+    keys = j0 + tl.arange(0, BN)[:, None]
+    k = K.load([b, h, j0, 0]).reshape([BN, D])
+    v = V.load([b, h, j0, 0]).reshape([BN, D])
+    low, seed = 0, 0
+    if BEGINS:
+        low = tl.load(BEGIN + b)
+    if DROPOUT:
+        seed = tl.load(SEED)
+    begin, clear, end = query_range(j0, low, num_rows, num_keys, offset, window, SPANS, WINDOW, UNIT, BN)
+    if LIMITED:
+        end = tl.where(j0 >= tl.load(LIMIT), begin, end)
+    dk = tl.zeros([BN, D], tl.float32)
+    dv = tl.zeros([BN, D], tl.float32)
     for i0 in tl.range(begin, end, BM, num_stages=STAGES):
         rows = i0 + tl.arange(0, BM)
-        inside = rows < num_rows
         q = Q.load([b, h, i0, 0]).reshape([BM, D])
         do = DO.load([b, h, i0, 0]).reshape([BM, D])
-        lse = tl.load(LSE + head * num_rows + rows, mask=inside, other=float("inf")) * LOG2E
-        delta = tl.load(DELTA + head * num_rows + rows, mask=inside, other=0.0)
+        shift = tl.load(SHIFT + head * padded_rows + rows)
+        delta = tl.load(DELTA + head * padded_rows + rows)
         s = tl.dot(k, q.T, input_precision=PRECISION)
         if HAS_X:
             x = X.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN]).T
-            p = tl.exp2(s * scale + (x - lse[None, :]))
+            p = tl.exp2(s * scale + (x - shift[None, :]))
         else:
-            p = tl.exp2(s * scale - lse[None, :])
-        if MASKED:
+            p = tl.exp2(s * scale - shift[None, :])
+        if i0 < clear:
+            inside = rows < num_rows
             if SPANS:
                 first = tl.load(LOW + b * num_rows + rows, mask=inside, other=num_keys)[None, :]
                 last = tl.load(HIGH + b * num_rows + rows, mask=inside, other=0)[None, :]
@@ -105,50 +154,9 @@ def add_key_value(
             dv = tl.dot((p * factor).to(do.dtype), do, dv, input_precision=PRECISION)
         else:
             dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-        ds = p * (dp - delta[None, :])
-        if MASKED:
-            ds = tl.where(seen, ds, 0.0)
-        ds = ds.to(q.dtype)
+        ds = (p * (dp - delta[None, :])).to(q.dtype)
         DS.store([h, b, i0 // 8, 0, j0], ds.T.reshape([1, 1, BM // 8, 8, BN]))
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-    return dk, dv
-
-
-@triton.jit
-def key_value_kernel(
-    Q, K, V, DO, X, DS, FLAG, DK, DV, LSE, DELTA, BEGIN, LOW, HIGH, LIMIT, SEED, num_heads, num_rows, num_keys,
-    offset, window, scale, root, rate,
-    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, LIMITED: tl.constexpr,
-    DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    j0 = tl.program_id(0) * BN
-    head = tl.program_id(1)
-    b, h = head // num_heads, head % num_heads
-    keys = j0 + tl.arange(0, BN)[:, None]
-    k = K.load([b, h, j0, 0]).reshape([BN, D])
-    v = V.load([b, h, j0, 0]).reshape([BN, D])
-    low, seed = 0, 0
-    if BEGINS:
-        low = tl.load(BEGIN + b)
-    if DROPOUT:
-        seed = tl.load(SEED)
-    begin, clear, end = query_ranges(j0, low, num_rows, num_keys, offset, window, SPANS, WINDOW, BM, BN)
-    if LIMITED:
-        clear = tl.where(j0 >= tl.load(LIMIT), begin, clear)
-    dk = tl.zeros([BN, D], tl.float32)
-    dv = tl.zeros([BN, D], tl.float32)
-    dk, dv = add_key_value(
-        dk, dv, k, v, Q, DO, LSE, DELTA, X, DS, b, h, j0, begin, clear, keys, low, num_rows, num_keys, offset,
-        window, scale, seed, rate, head, LOW, HIGH,
-        True, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
-    )  # fmt: skip
-    if not SPANS:
-        dk, dv = add_key_value(
-            dk, dv, k, v, Q, DO, LSE, DELTA, X, DS, b, h, j0, clear, end, keys, low, num_rows, num_keys, offset,
-            window, scale, seed, rate, head, LOW, HIGH,
-            False, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
-        )  # fmt: skip
     if (j0 == 0) & (head == 0):
         tl.store(FLAG, 0)
     DK.store([b, h, j0, 0], (dk * root).to(DK.dtype).reshape([1, 1, BN, D]))
@@ -156,15 +164,15 @@ def key_value_kernel(
 
 
 @triton.jit
-def position_query_kernel(
-    DX, R, DQ, DW, stride_b, stride_h, stride_l, batch, num_rows, group_rows, pitch, first, pad, first_column, root,
-    num_keys, offset, ahead, LIMIT,
+def position_query(
+    DX, R, DQ, DW, tile, num_tiles, group, stride_b, stride_h, stride_l, batch, num_rows, group_rows, pitch, first, pad,
+    first_column, root, num_keys, offset, ahead, LIMIT,
     LIMITED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(1)
+    """dS r of some rows of one residue, and their sum."""
     h, residue = group // 8, group % 8
-    m0 = tl.program_id(0) * BM
+    m0 = tile * BM
     shift = residue + pad - first_column
     acc = tl.zeros([BM, D], tl.float32)
     end = pitch
@@ -182,18 +190,17 @@ def position_query_kernel(
     tl.store(
         DQ + (b * stride_b + h * stride_h + i * stride_l)[:, None] + dims, acc.to(DQ.dtype.element_ty), mask=inside
     )
-    place = (group * tl.num_programs(0) + tl.program_id(0)) * D + dims
-    tl.store(DW + place, tl.sum(tl.where(inside, acc, 0.0), 0))
+    tl.store(DW + (group * num_tiles + tile) * D + dims, tl.sum(tl.where(inside, acc, 0.0), 0))
 
 
 @triton.jit
-def relation_kernel(
-    DX, QW, DR, batch, group_rows, pitch, first, root, num_rows, num_keys, offset, ahead, LIMIT,
+def relation(
+    DX, QW, DR, tile, group, batch, group_rows, pitch, first, root, num_rows, num_keys, offset, ahead, LIMIT,
     LIMITED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """dS^T (q + w) of one residue, by column."""
-    group, p0 = tl.program_id(1), tl.program_id(0) * BN
+    p0 = tile * BN
     begin = tl.maximum(0, (first - p0 - BN + 1 + 7) // 8) * batch // BM * BM
     end = group_rows
     if LIMITED:
@@ -212,18 +219,28 @@ def relation_kernel(
 
 
 @triton.jit
-def add_query(acc, DS, K, rows, b, h, i0, begin, end, low, high, num_keys, offset, window,
-              MASKED: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    for j0 in tl.range(begin, end, BN, num_stages=STAGES):
-        ds = DS.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN])
-        if MASKED:
-            keys = j0 + tl.arange(0, BN)[None, :]
-            seen = visible(rows[:, None], keys, low, high, num_keys, offset, window, SPANS, WINDOW)
-            ds = tl.where(seen, ds, 0.0)
-        k = K.load([b, h, j0, 0]).reshape([BN, D])
-        acc = tl.dot(ds, k, acc, input_precision=PRECISION)
-    return acc
+def distance_kernel(
+    QDX, R, DQ, DW, RDX, QW, DR, stride_b, stride_h, stride_l, batch, num_rows, group_rows, pitch, first, pad,
+    first_column, root, num_keys, offset, ahead, LIMIT,
+    LIMITED: tl.constexpr, D: tl.constexpr, QBM: tl.constexpr, QBN: tl.constexpr, RBM: tl.constexpr,
+    RBN: tl.constexpr, PRECISION: tl.constexpr, QSTAGES: tl.constexpr, RSTAGES: tl.constexpr,
+):  # fmt: skip
+    """Both products of dS by distance. Programs that read the same residue run at the same time: the second of them
+    finds it in the cache."""
+    tile, group = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    num_columns = (pitch + RBN - 1) // RBN
+    if tile < num_columns:  # those of the most rows first
+        relation(
+            RDX, QW, DR, num_columns - 1 - tile, group, batch, group_rows, pitch, first, root, num_rows, num_keys,
+            offset, ahead, LIMIT, LIMITED, D, RBM, RBN, PRECISION, RSTAGES,
+        )  # fmt: skip
+    else:
+        num_tiles = tl.num_programs(0) - num_columns
+        position_query(
+            QDX, R, DQ, DW, tl.num_programs(0) - 1 - tile, num_tiles, group, stride_b, stride_h, stride_l, batch,
+            num_rows, group_rows, pitch, first, pad, first_column, root, num_keys, offset, ahead, LIMIT,
+            LIMITED, D, QBM, QBN, PRECISION, QSTAGES,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -235,8 +252,8 @@ def query_kernel(
 ):  # fmt: skip
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i0 = tile * BM
-    head = tl.program_id(1)
-    b, h = head // num_heads, head % num_heads
+    b, h = head_and_row(tl.program_id(1), num_heads)
+    head = b * num_heads + h
     rows, dims = i0 + tl.arange(0, BM), tl.arange(0, D)
     inside = rows < num_rows
     low, high = 0, 0
@@ -245,16 +262,12 @@ def query_kernel(
     if SPANS:
         low = tl.load(LOW + b * num_rows + rows, mask=inside, other=num_keys)
         high = tl.load(HIGH + b * num_rows + rows, mask=inside, other=0)
-    begin, clear, mixed, end = key_ranges(i0, low, high, num_keys, offset, window, SPANS, WINDOW, BM, BN)
+    begin, _, _, end = key_range(i0, low, high, num_keys, offset, window, SPANS, WINDOW, BM, BN)
     acc = tl.zeros([BM, D], tl.float32)
-    if BEGINS or SPANS or WINDOW:
-        acc = add_query(acc, DS, K, rows, b, h, i0, begin, clear, low, high, num_keys, offset, window,
-                        True, SPANS, WINDOW, D, BM, BN, PRECISION, STAGES)  # fmt: skip
-    if not SPANS:
-        acc = add_query(acc, DS, K, rows, b, h, i0, clear, mixed, low, high, num_keys, offset, window,
-                        False, SPANS, WINDOW, D, BM, BN, PRECISION, STAGES)  # fmt: skip
-        acc = add_query(acc, DS, K, rows, b, h, i0, mixed, end, low, high, num_keys, offset, window,
-                        True, SPANS, WINDOW, D, BM, BN, PRECISION, STAGES)  # fmt: skip
+    for j0 in tl.range(begin, end, BN, num_stages=STAGES):
+        ds = DS.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN])
+        k = K.load([b, h, j0, 0]).reshape([BN, D])
+        acc = tl.dot(ds, k, acc, input_precision=PRECISION)
     acc = tl.where(inside[:, None], acc * root, 0.0)
     tl.store(DU + (tile * tl.num_programs(1) + head) * D + dims, tl.sum(acc, 0))
     place = DQ + (b.to(tl.int64) * stride_b + h * stride_h + rows * stride_l)[:, None] + dims

@@ -35,23 +35,33 @@ def visible(rows, keys, low, high, num_keys, offset, window, SPANS: tl.constexpr
 
 
 @triton.jit
-def key_ranges(first_row, low, high, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
-               BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Tiles of keys that a tile of queries sees: [begin, clear) and [mixed, end) need a mask, [clear, mixed) none."""
+def key_range(first_row, low, high, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Tiles of keys that a tile of queries sees, [begin, end); those of [clear, mixed) need no mask."""
     if SPANS:
         end = tl.minimum(tl.max(high), num_keys)
         begin, clear, mixed = tl.min(low) // BN * BN, end, end
     else:
         end = tl.minimum(num_keys, first_row + BM + offset)
         first = tl.maximum(low, 0)
-        first_clear = first
+        clear = first
         if WINDOW:
             first = tl.maximum(first, first_row + offset - window + 1)
-            first_clear = tl.maximum(first_clear, first_row + BM + offset - window)
+            clear = tl.maximum(clear, first_row + BM + offset - window)
         begin = tl.minimum(first, end) // BN * BN
-        mixed = tl.maximum(begin, tl.minimum(num_keys, first_row + offset + 1) // BN * BN)
-        clear = tl.minimum(mixed, (first_clear + BN - 1) // BN * BN)
+        mixed = tl.minimum(num_keys, first_row + offset + 1) - BN + 1
     return begin, clear, mixed, end
+
+
+@triton.jit
+def head_and_row(number, num_heads):
+    """Head and batch row of a program, head by head.
+
+    A buffer of scores is larger than the GPU's cache. Each kernel begins with the heads that the one before it ended
+    with, so that their scores are still there: position scores and dk, dv go up, outputs and sums by distance go down.
+    """
+    batch = tl.num_programs(1) // num_heads
+    return number % batch, number // batch
 
 
 @triton.jit
@@ -124,11 +134,12 @@ def position_kernel(
     QW, R, BIAS, X, FLAG, BEGIN, batch, num_rows, num_keys, num_columns, group_rows, pitch, first, pad, first_column,
     offset, ahead, window, scale, LIMIT,
     LIMITED: tl.constexpr, AGAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BEGINS: tl.constexpr, WINDOW: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """X of some rows of one residue, long rows first, and zeros where no pair attends, as the backward pass needs.
 
-    AGAIN: only if the buffer has been overwritten.
+    UNIT: columns that kernels of the backward pass read at once. AGAIN: only if the buffer has been overwritten.
     """
     group, m0 = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     h, residue = group // 8, group % 8
@@ -153,7 +164,9 @@ def position_kernel(
     end = pitch
     if LIMITED:
         end = column_end(m, residue, LIMIT, batch, num_rows, num_keys, offset, ahead, first, pitch)
-    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, BN), end, BN, num_stages=STAGES):
+        end = tl.minimum(pitch, (end + UNIT - 1) // UNIT * UNIT)
+    clear, mixed = tl.max(lowest), tl.min(highest)
+    for p0 in tl.range(first_tile(m0 + BM - 1, batch, first, UNIT), end, BN, num_stages=STAGES):
         r = R.load([h, p0 - shift, 0]).reshape([BN, D])
         x = tl.dot(qw, r.T, input_precision=PRECISION)
         p = p0 + tl.arange(0, BN)
@@ -162,56 +175,22 @@ def position_kernel(
             inside = (columns >= 0) & (columns < num_columns)
             x += tl.load(BIAS + h * num_columns + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
         x = tl.minimum(tl.maximum(x * scale, -LARGEST), LARGEST)
-        seen = (p[None, :] >= lowest[:, None]) & (p[None, :] <= highest[:, None])
-        X.store([group * group_rows + m0, p0], tl.where(seen, x, 0.0).to(X.dtype))
-
-
-@triton.jit
-def attend(
-    acc, total, largest, q, K, V, X, b, h, i0, begin, end, rows, low, high, num_rows, num_keys, offset, window,
-    scale, seed, rate, head,
-    MASKED: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Online softmax over the keys [begin, end)."""
-    for j0 in tl.range(begin, end, BN, num_stages=STAGES):
-        keys = j0 + tl.arange(0, BN)[None, :]
-        k = K.load([b, h, j0, 0]).reshape([BN, D])
-        s = tl.dot(q, k.T, input_precision=PRECISION) * scale
-        if HAS_X:
-            s += X.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN])
-        if MASKED:
-            seen = visible(rows[:, None], keys, low, high, num_keys, offset, window, SPANS, WINDOW)
-            s = tl.where(seen, s, float("-inf"))
-        new = tl.maximum(largest, tl.max(s, 1))
-        if MASKED:
-            reference = tl.where(new == float("-inf"), 0.0, new)
-        else:
-            reference = new
-        p = tl.exp2(s - reference[:, None])
-        shrink = tl.exp2(largest - reference)
-        total = total * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None]
-        if DROPOUT:
-            p = p * kept(seed, head, rows[:, None], keys, num_rows, rate)
-        v = V.load([b, h, j0, 0]).reshape([BN, D])
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-        largest = new
-    return acc, total, largest
+        if (p0 < clear) | (p0 + BN > mixed + 1):  # other tiles need no mask
+            x = tl.where((p[None, :] >= lowest[:, None]) & (p[None, :] <= highest[:, None]), x, 0.0)
+        X.store([group * group_rows + m0, p0], x.to(X.dtype))
 
 
 @triton.jit
 def forward_kernel(
-    Q, U, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window,
-    scale, rate,
+    Q, U, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window, scale, rate,
     HAS_U: tl.constexpr, BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
     HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of queries from the last to the first: long rows first."""
+    """Online softmax; tiles of queries from the last to the first: long rows first."""
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
-    head = tl.program_id(1)
-    b, h = head // num_heads, head % num_heads
+    b, h = head_and_row(tl.num_programs(1) - 1 - tl.program_id(1), num_heads)
+    head = b * num_heads + h
     rows = i0 + tl.arange(0, BM)
     q = Q.load([b, h, i0, 0]).reshape([BM, D])
     if HAS_U:
@@ -226,24 +205,30 @@ def forward_kernel(
     seed = 0
     if DROPOUT:
         seed = tl.load(SEED)
-    begin, clear, mixed, end = key_ranges(i0, low, high, num_keys, offset, window, SPANS, WINDOW, BM, BN)
+    begin, clear, mixed, end = key_range(i0, low, high, num_keys, offset, window, SPANS, WINDOW, BM, BN)
     acc = tl.zeros([BM, D], tl.float32)
     total = tl.zeros([BM], tl.float32)
     largest = tl.full([BM], float("-inf"), tl.float32)
-    if BEGINS or SPANS or WINDOW:
-        acc, total, largest = attend(
-            acc, total, largest, q, K, V, X, b, h, i0, begin, clear, rows, low, high, num_rows, num_keys, offset,
-            window, scale, seed, rate, head, True, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
-        )  # fmt: skip
-    if not SPANS:
-        acc, total, largest = attend(
-            acc, total, largest, q, K, V, X, b, h, i0, clear, mixed, rows, low, high, num_rows, num_keys, offset,
-            window, scale, seed, rate, head, False, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
-        )  # fmt: skip
-        acc, total, largest = attend(
-            acc, total, largest, q, K, V, X, b, h, i0, mixed, end, rows, low, high, num_rows, num_keys, offset,
-            window, scale, seed, rate, head, True, SPANS, WINDOW, DROPOUT, HAS_X, D, BM, BN, PRECISION, STAGES,
-        )  # fmt: skip
+    for j0 in tl.range(begin, end, BN, num_stages=STAGES):
+        keys = j0 + tl.arange(0, BN)[None, :]
+        k = K.load([b, h, j0, 0]).reshape([BN, D])
+        s = tl.dot(q, k.T, input_precision=PRECISION) * scale
+        if HAS_X:
+            s += X.load([h, b, i0 // 8, 0, j0]).reshape([BM, BN])
+        if (j0 < clear) | (j0 >= mixed):
+            seen = visible(rows[:, None], keys, low, high, num_keys, offset, window, SPANS, WINDOW)
+            s = tl.where(seen, s, float("-inf"))
+        new = tl.maximum(largest, tl.max(s, 1))
+        reference = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2(s - reference[:, None])
+        shrink = tl.exp2(largest - reference)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        if DROPOUT:
+            p = p * kept(seed, head, rows[:, None], keys, num_rows, rate)
+        v = V.load([b, h, j0, 0]).reshape([BN, D])
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        largest = new
     total = tl.where(total == 0.0, 1.0, total)  # of queries that see no key: zeros, and a log-sum-exp of -inf
     O.store([b, h, i0, 0], (acc / total[:, None]).to(O.dtype).reshape([1, 1, BM, D]))
     tl.store(LSE + head * num_rows + rows, (largest + tl.log2(total)) * LN2, mask=rows < num_rows)

@@ -20,8 +20,10 @@ from mnemo.ops.cuda import forward_kernels as forward
 from mnemo.ops.cuda.score_layout import RESIDUES, Layout
 
 LOG2E = 1.4426950408889634
-KEPT_BYTES = 200 * 2**20
-"""Position scores of a call are kept for the backward pass up to this size."""
+KEPT_BYTES = 300 * 2**20
+"""Position scores of a call, and the queries plus biases, are kept for the backward pass up to this size."""
+QUERY_TILE = 128
+"""Statistics of queries are padded to a multiple of this many, at least the queries of any tile."""
 
 
 class Tile(NamedTuple):
@@ -29,27 +31,45 @@ class Tile(NamedTuple):
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
+    """Most registers of a thread, so that more programs run at once"""
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Tile sizes of every kernel: queries x keys, or rows x distances in kernels that go by distance."""
 
-    position: Tile = Tile(64, 64, 4, 3)
-    """A multiple of the tiles of the kernels that load by distance, which skip the tiles that it skips"""
+    position: Tile = Tile(64, 64, 4, 4)
     forward: Tile = Tile(64, 64, 4, 3)
-    key_value: Tile = Tile(64, 64, 4, 3)
+    key_value: Tile = Tile(32, 64, 4, 4)
     position_query: Tile = Tile(64, 64, 4, 3)
+    """At most the rows of `position`, as in `relation`; as many warps as that, with which it shares a kernel"""
     query: Tile = Tile(64, 64, 4, 3)
-    relation: Tile = Tile(64, 64, 4, 3)
+    """Keys: a part of those of `key_value`, which writes whole tiles"""
+    relation: Tile = Tile(64, 128, 4, 3)
+    add_in_forward: bool = False
+    """Whether the forward kernel adds q + u itself: a sum in registers saves shared memory"""
+
+    @property
+    def unit(self) -> int:
+        """Columns that all kernels by distance skip or read at once."""
+        return max(self.position.columns, self.position_query.columns, self.relation.columns)
 
     def shallow(self) -> Tiles:
         """For devices with little shared memory."""
-        return Tiles(**{name: tile._replace(stages=1) for name, tile in vars(self).items()})
+        tiles = {name: value for name, value in vars(self).items() if isinstance(value, Tile)}
+        return replace(self, **{name: tile._replace(stages=1) for name, tile in tiles.items()})
 
 
 SMALL = Tiles()
-WIDE = replace(SMALL, key_value=Tile(64, 64, 4, 2))
+PLAIN = replace(SMALL, key_value=Tile(32, 64, 4, 3, registers=128))
+"""Calls without positions"""
+WIDE = Tiles(
+    position=Tile(64, 64, 4, 3),
+    key_value=Tile(32, 64, 4, 3),
+    position_query=Tile(64, 64, 4, 4),
+    add_in_forward=True,
+)
 """Heads of 128"""
 EXACT = Tiles(
     position=Tile(64, 32, 4, 1),
@@ -64,10 +84,10 @@ DEEP_MEMORY = 160 * 1024
 """Least bytes of shared memory of a processor for which loads are staged several tiles ahead"""
 
 
-def tiles_for(q: Tensor) -> Tiles:
+def tiles_for(q: Tensor, positions: bool) -> Tiles:
     if q.dtype == torch.float32:
         return EXACT
-    tiles = WIDE if q.shape[-1] > 64 else SMALL
+    tiles = WIDE if q.shape[-1] > 64 else SMALL if positions else PLAIN
     return tiles if shared_memory(q.device) >= DEEP_MEMORY else tiles.shallow()
 
 
@@ -161,39 +181,56 @@ class Prepared(NamedTuple):
     """q + w sorted by residue, (rows, D)"""
 
 
-def prepare(call: Arguments, content: bool) -> Prepared:
-    """Queries plus biases; `content`: whether q + u is needed."""
-    q, layout, rows = call.q, call.layout, 64
-    add = content and call.u is not None
-    queries = torch.empty(q.shape, dtype=q.dtype, device=q.device) if add else q
-    position = None
-    if call.r is not None:
-        position = torch.empty(layout.num_rows, q.shape[3], dtype=q.dtype, device=q.device)
-    if not add and position is None:
-        return Prepared(q, None)
-    grid = (triton.cdiv(layout.residue_rows * RESIDUES, rows), layout.batch * layout.heads)
-    forward.prepare_kernel[grid](
-        q, call.u, call.w, queries, position, *q.stride()[:3], layout.batch, layout.heads, layout.num_queries,
-        layout.residue_rows, layout.group_rows, HAS_U=add, HAS_W=call.w is not None, HAS_X=position is not None,
-        PAD=layout.group_rows > layout.batch * layout.residue_rows, D=q.shape[3], BM=rows,
-    )  # fmt: skip
-    return Prepared(queries, position)
-
-
 def keep_scores(call: Arguments) -> bool:
     """Whether position scores are kept for the backward pass, or computed again there."""
-    return call.r is not None and call.layout.num_elements * call.score_dtype.itemsize <= KEPT_BYTES
+    return call.r is not None and _kept_elements(call) * call.score_dtype.itemsize <= KEPT_BYTES
 
 
-def new_scores(call: Arguments) -> Tensor:
-    """An uninitialised buffer of scores."""
-    return torch.empty(call.layout.num_elements, dtype=call.score_dtype, device=call.q.device)
+def _kept_elements(call: Arguments) -> int:
+    return call.layout.num_elements + call.layout.num_rows * call.q.shape[3] + call.q.numel() * (call.u is not None)
 
 
-def position_scores(call: Arguments, position: Tensor, scores: Tensor, tile: Tile, again: bool) -> None:
+def new_scores(call: Arguments, keep: bool = False) -> Tensor:
+    """An uninitialised buffer of scores; to be kept, with space for the prepared queries after them."""
+    size = _kept_elements(call) if keep else call.layout.num_elements
+    return torch.empty(size, dtype=call.score_dtype, device=call.q.device)
+
+
+def kept_queries(call: Arguments, scores: Tensor) -> Prepared:
+    """The prepared queries in a buffer of scores that is kept."""
+    rows = call.layout.num_rows
+    after = scores[call.layout.num_elements :].view(call.q.dtype)
+    position, content = after.split([rows * call.q.shape[3], after.numel() - rows * call.q.shape[3]])
+    return Prepared(call.q if call.u is None else content.view(call.q.shape), position.view(rows, call.q.shape[3]))
+
+
+def new_queries(call: Arguments, content: bool) -> Prepared:
+    """Uninitialised tensors for the queries plus biases that a call has; `content`: whether q + u is needed."""
+    q, rows = call.q, call.layout.num_rows
+    position = None if call.r is None else torch.empty(rows, q.shape[3], dtype=q.dtype, device=q.device)
+    add = content and call.u is not None
+    return Prepared(torch.empty(q.shape, dtype=q.dtype, device=q.device) if add else q, position)
+
+
+def prepare(call: Arguments, ready: Prepared) -> None:
+    """Compute the queries plus biases."""
+    q, layout, rows = call.q, call.layout, 64
+    add = ready.content is not q
+    if not add and ready.position is None:
+        return
+    grid = (triton.cdiv(layout.residue_rows * RESIDUES, rows), layout.batch * layout.heads)
+    forward.prepare_kernel[grid](
+        q, call.u, call.w, ready.content, ready.position, *q.stride()[:3], layout.batch, layout.heads,
+        layout.num_queries, layout.residue_rows, layout.group_rows, HAS_U=add, HAS_W=call.w is not None,
+        HAS_X=ready.position is not None, PAD=layout.group_rows > layout.batch * layout.residue_rows,
+        D=q.shape[3], BM=rows,
+    )  # fmt: skip
+
+
+def position_scores(call: Arguments, position: Tensor, scores: Tensor, tiles: Tiles, again: bool) -> None:
     """Fill a buffer with position scores, scaled for powers of 2."""
     assert call.r is not None
-    layout = call.layout
+    layout, tile = call.layout, tiles.position
     grid = (layout.group_rows // tile.rows, layout.heads * RESIDUES)
     forward.position_kernel[grid](
         matrix(position, tile.rows, call.q.shape[3]), table(call.r, tile.columns), call.bias,
@@ -202,8 +239,8 @@ def position_scores(call: Arguments, position: Tensor, scores: Tensor, tile: Til
         layout.first, layout.pad, call.first_column, call.offset, call.ahead, call.window, call.root * LOG2E,
         call.limit, LIMITED=call.limit is not None, AGAIN=again,
         HAS_BIAS=call.bias is not None, BEGINS=call.begin is not None, WINDOW=call.window > 0,
-        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
-        num_warps=tile.warps,
+        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, UNIT=tiles.unit, PRECISION=call.precision,
+        STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -224,23 +261,25 @@ def heads_inside(x: Tensor, length: int | None = None) -> Tensor:
     return x.new_empty(batch, rows if length is None else length, heads, size).transpose(1, 2)
 
 
-def attend(call: Arguments) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Outputs (B, H, L, D), log-sum-exps (B, H, L) and the position scores."""
-    q, tiles = call.q, tiles_for(call.q)
-    # With spans, a single loop uses q + u, and ptxas reuses the registers of that sum too early: compute it before.
-    apart = call.low is not None
-    ready, tile, scores = prepare(call, content=apart), tiles.forward, None
-    if ready.position is not None:
-        scores = new_scores(call)
-        position_scores(call, ready.position, scores, tiles.position, again=False)
+def attend(call: Arguments, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Outputs (B, H, L, D), log-sum-exps (B, H, L) and the position scores, to `keep` for the backward pass or not."""
+    q, tiles = call.q, tiles_for(call.q, call.r is not None)
+    tile, scores = tiles.forward, None if call.r is None else new_scores(call, keep)
+    # With spans, ptxas reuses the registers of a sum in the kernel too early.
+    add = tiles.add_in_forward and call.u is not None and call.low is None
+    ready = new_queries(call, content=not add) if scores is None or not keep else kept_queries(call, scores)
+    prepare(call, ready)
+    if scores is not None and ready.position is not None:
+        position_scores(call, ready.position, scores, tiles, again=False)
     out = heads_inside(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1])
     forward.forward_kernel[grid](
-        blocks(ready.content, tile.rows), call.u, blocks(call.k, tile.columns), blocks(call.v, tile.columns),
+        blocks(q if add else ready.content, tile.rows), call.u, blocks(call.k, tile.columns),
+        blocks(call.v, tile.columns),
         by_key(call, scores, tile), blocks(out, tile.rows), lse, call.begin, call.low, call.high, call.seed,
         **call.place(), scale=call.root * LOG2E, rate=call.rate,
-        HAS_U=call.u is not None and not apart, BEGINS=call.begin is not None, **call.modes(),
+        HAS_U=add, BEGINS=call.begin is not None, **call.modes(),
         DROPOUT=call.rate > 0, HAS_X=scores is not None,
         D=q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
@@ -262,81 +301,90 @@ def differentiate(
     call: Arguments, out: Tensor, lse: Tensor, scores: Tensor | None, d_out: Tensor, d_lse: Tensor | None
 ) -> Gradients:
     """Gradients; `scores` of `attend`, if kept, are overwritten, and computed again if they were overwritten before."""
-    tiles, ready = tiles_for(call.q), prepare(call, content=True)
-    kept, scores = scores is not None, new_scores(call) if scores is None else scores
-    (content, position), dr, dw, dbias = ready, None, None, None
+    tiles, kept = tiles_for(call.q, call.r is not None), scores is not None
+    if scores is None:
+        scores, ready = new_scores(call), new_queries(call, content=True)
+        prepare(call, ready)
+    else:
+        ready = kept_queries(call, scores)
+    content, position = ready
     if position is not None:
-        position_scores(call, position, scores, tiles.position, again=kept)
-    delta = _delta(call, out, d_out, d_lse)
-    dk, dv = _key_value(call, content, scores, d_out, lse, delta, tiles.key_value)
+        position_scores(call, position, scores, tiles, again=kept)
+    shift, delta = _statistics(call, out, lse, d_out, d_lse)
+    dk, dv = _key_value(call, content, scores, d_out, shift, delta, tiles)
     del ready, content  # free memory early
-    d_scores = scores.view(call.q.dtype)
-    if position is not None:
-        dr, dbias = _relation(call, d_scores, position, tiles.relation)
+    d_scores, dq = scores.view(call.q.dtype), heads_inside(call.q)
+    distance = None if position is None else _by_distance(call, d_scores, position, dq, tiles)
     del position
-    dq = heads_inside(call.q)
-    if call.r is not None:
-        dw = _position_query(call, d_scores, dq, tiles.position_query)
-    du = _query(call, d_scores, dq, tiles.query)
-    return Gradients(dq, dk, dv, dr, _total(du, call.u), _total(dw, call.w), dbias)
+    du_parts = _query(call, d_scores, dq, tiles.query)
+    dr, du, dw = _sums(call, distance, du_parts)
+    dbias = None if call.bias is None else _bias_gradient(call, d_scores)
+    return Gradients(dq, dk, dv, dr, du, dw, dbias)
 
 
-def _total(parts: Tensor | None, table: Tensor | None) -> Tensor | None:
-    """The gradient of a table (H, D) from its parts (H, N, D)."""
-    if parts is None or table is None:
-        return None
-    total = torch.empty_like(table)
-    backward.sum_kernel[(parts.shape[0],)](
-        parts, total, parts.shape[1], *parts.stride()[:2], D=parts.shape[2], BM=32
+def _statistics(
+    call: Arguments, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of every query (B * H, padded L): its log-sum-exp for powers of 2, and the mean gradient of its probabilities."""
+    batch, heads, rows, size = out.shape
+    shape = (batch * heads, triton.cdiv(rows, QUERY_TILE) * QUERY_TILE)
+    shift, delta = (torch.empty(shape, dtype=torch.float32, device=out.device) for _ in range(2))
+    backward.delta_kernel[(shape[1] // 64, shape[0])](
+        out, d_out, lse, d_lse, shift, delta, *out.stride()[:3], *d_out.stride()[:3], heads, rows, shape[1],
+        HAS_DLSE=d_lse is not None, D=size, BM=64,
     )  # fmt: skip
-    return total
-
-
-def _delta(call: Arguments, out: Tensor, d_out: Tensor, d_lse: Tensor | None) -> Tensor:
-    delta = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
-    grid = (triton.cdiv(out.shape[2], 64), out.shape[0] * out.shape[1])
-    backward.delta_kernel[grid](
-        out, d_out, d_lse, delta, *out.stride()[:3], *d_out.stride()[:3], out.shape[1], out.shape[2],
-        HAS_DLSE=d_lse is not None, D=out.shape[3], BM=64,
-    )  # fmt: skip
-    return delta
+    return shift, delta
 
 
 def _key_value(
-    call: Arguments, content: Tensor, scores: Tensor, d_out: Tensor, lse: Tensor, delta: Tensor, tile: Tile
+    call: Arguments, content: Tensor, scores: Tensor, d_out: Tensor, shift: Tensor, delta: Tensor, tiles: Tiles
 ) -> tuple[Tensor, Tensor]:
     """dk and dv; the gradient of the scores overwrites the position scores."""
+    tile = tiles.key_value
     dk, dv = heads_inside(call.k), heads_inside(call.v)
     grid = (triton.cdiv(call.k.shape[2], tile.columns), call.q.shape[0] * call.q.shape[1])
     positions = by_key(call, scores, tile) if call.r is not None else None
     backward.key_value_kernel[grid](
         blocks(content, tile.rows), blocks(call.k, tile.columns), blocks(call.v, tile.columns),
         blocks(d_out, tile.rows), positions, by_key(call, scores.view(call.q.dtype), tile), call.layout.flag(scores),
-        blocks(dk, tile.columns), blocks(dv, tile.columns), lse, delta, call.begin, call.low, call.high, call.limit,
-        call.seed,
+        blocks(dk, tile.columns), blocks(dv, tile.columns), shift, delta, call.begin, call.low, call.high, call.limit,
+        call.seed, shift.shape[1],
         **call.place(), scale=call.root * LOG2E, root=call.root, rate=call.rate,
         BEGINS=call.begin is not None, **call.modes(), LIMITED=call.limit is not None, DROPOUT=call.rate > 0,
         HAS_X=positions is not None,
-        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
-        num_warps=tile.warps,
+        D=call.q.shape[3], BM=tile.rows, BN=tile.columns, UNIT=max(tile.rows, tiles.query.rows),
+        PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps, maxnreg=tile.registers,
     )  # fmt: skip
     return dk, dv
 
 
-def _position_query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
-    """Parts of dw; writes the part of dq that comes from positions."""
+class DistanceParts(NamedTuple):
+    """Parts of gradients that come from products by distance."""
+
+    dw: Tensor
+    """(H, N, D), to be added up"""
+    dr: Tensor
+    """(H * 8, pitch, D) for the residues of each head"""
+
+
+def _by_distance(call: Arguments, d_scores: Tensor, position: Tensor, dq: Tensor, tiles: Tiles) -> DistanceParts:
+    """Parts of dw and dr; writes the part of dq that comes from positions."""
     assert call.r is not None
-    layout = call.layout
-    grid = (layout.group_rows // tile.rows, layout.heads * RESIDUES)
-    sums = torch.empty(layout.heads, RESIDUES * grid[0], dq.shape[3], dtype=torch.float32, device=dq.device)
-    backward.position_query_kernel[grid](
-        matrix(layout.by_distance(d_scores), tile.rows, tile.columns), table(call.r, tile.columns), dq, sums,
+    layout, size, rows, columns = call.layout, dq.shape[3], tiles.position_query, tiles.relation
+    scores, groups, num_tiles = layout.by_distance(d_scores), layout.heads * RESIDUES, layout.group_rows // rows.rows
+    dw = torch.empty(layout.heads, RESIDUES * num_tiles, size, dtype=torch.float32, device=dq.device)
+    dr = torch.empty(groups, layout.pitch, size, dtype=dq.dtype, device=dq.device)
+    grid = (triton.cdiv(layout.pitch, columns.columns) + num_tiles, groups)
+    backward.distance_kernel[grid](
+        matrix(scores, rows.rows, rows.columns), table(call.r, rows.columns), dq, dw,
+        matrix(scores, columns.rows, columns.columns), matrix(position, columns.rows, size), dr,
         *dq.stride()[:3], layout.batch, layout.num_queries, layout.group_rows, layout.pitch, layout.first, layout.pad,
         call.first_column, call.root, layout.num_keys, call.offset, call.ahead, call.limit,
-        LIMITED=call.limit is not None, D=dq.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision,
-        STAGES=tile.stages, num_warps=tile.warps,
+        LIMITED=call.limit is not None, D=size, QBM=rows.rows, QBN=rows.columns, RBM=columns.rows,
+        RBN=columns.columns, PRECISION=call.precision, QSTAGES=rows.stages, RSTAGES=columns.stages,
+        num_warps=columns.warps,
     )  # fmt: skip
-    return sums
+    return DistanceParts(dw, dr)
 
 
 def _query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
@@ -353,35 +401,30 @@ def _query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
     return sums.transpose(0, 1)
 
 
-def _relation(call: Arguments, d_scores: Tensor, position: Tensor, tile: Tile) -> tuple[Tensor, Tensor | None]:
-    """dr and the gradient of the bias."""
-    assert call.r is not None
-    layout, (heads, columns, size) = call.layout, call.r.shape
-    groups, scores = heads * RESIDUES, layout.by_distance(d_scores)
-    parts = torch.empty(groups, layout.pitch, size, dtype=call.q.dtype, device=position.device)
-    backward.relation_kernel[(triton.cdiv(layout.pitch, tile.columns), groups)](
-        matrix(scores, tile.rows, tile.columns), matrix(position, tile.rows, size), parts, layout.batch,
-        layout.group_rows, layout.pitch, layout.first, call.root, layout.num_queries, layout.num_keys, call.offset,
-        call.ahead, call.limit, LIMITED=call.limit is not None, D=size, BM=tile.rows, BN=tile.columns,
-        PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps,
+def _sums(
+    call: Arguments, distance: DistanceParts | None, du_parts: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dr, du and dw from their parts."""
+    dw_parts, dr_parts = distance or (du_parts, None)
+    dr, du, dw = (None if x is None else torch.empty_like(x) for x in (call.r, call.u, call.w))
+    if dr is None and du is None:
+        return None, None, None if call.w is None else torch.zeros_like(call.w)
+    heads, columns, size = (*du_parts.shape[:1], 0, du_parts.shape[2]) if dr is None else dr.shape
+    layout, rows = call.layout, 32
+    backward.sum_kernel[(2 + triton.cdiv(columns, rows), heads)](
+        du_parts, du, dw_parts, dw, dr_parts, dr, du_parts.shape[1], *du_parts.stride()[:2], dw_parts.shape[1],
+        *dw_parts.stride()[:2], columns, columns - layout.num_distances, layout.pad, layout.pitch,
+        HAS_U=du is not None, HAS_W=dw is not None, D=size, BM=rows,
     )  # fmt: skip
-    unused = columns - layout.num_distances
-    dr = _shifted_sum(layout, parts)
-    dr = F.pad(dr, (0, 0, unused, 0)) if unused else dr
-    if call.bias is None:
-        return dr, None
-    whole = (
-        layout.clean(scores, call.offset + call.ahead, call.limit)
-        .view(groups, layout.group_rows, -1)
-        .sum(1, dtype=torch.float32)
-    )
-    dbias = _shifted_sum(layout, whole[..., None])[..., 0] * call.root
-    return dr, F.pad(dbias, (unused, 0)).to(call.bias)
+    return dr, du, dw
 
 
-def _shifted_sum(layout: Layout, parts: Tensor) -> Tensor:
-    """Sums of (H * 8, pitch, N) over residues by distance, (H, distances, N); each residue begins a column later."""
-    pitch, size = parts.shape[1:]
-    shape = (layout.heads, RESIDUES, layout.num_distances, size)
-    strides = (RESIDUES * pitch * size, pitch * size + size, size, 1)
-    return parts.as_strided(shape, strides, layout.pad * size).sum(1)
+def _bias_gradient(call: Arguments, d_scores: Tensor) -> Tensor:
+    """Sums over queries by residue, whose columns begin one later each, then over residues."""
+    assert call.r is not None and call.bias is not None
+    layout = call.layout
+    scores = layout.clean(layout.by_distance(d_scores), call.offset + call.ahead, call.limit)
+    sums = scores.view(layout.heads * RESIDUES, layout.group_rows, -1).sum(1, dtype=torch.float32)
+    shape = (layout.heads, RESIDUES, layout.num_distances)
+    total = sums.as_strided(shape, (RESIDUES * layout.pitch, layout.pitch + 1, 1), layout.pad).sum(1)
+    return F.pad(total * call.root, (call.r.shape[1] - layout.num_distances, 0)).to(call.bias)

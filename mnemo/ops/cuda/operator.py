@@ -59,18 +59,17 @@ def _(q, k):
 )
 def relative_attention(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, log-sum-exps, and position scores for the backward pass; no scores if it computes them again."""
-    arguments, keep = _aligned_arguments(values[:-1]), values[-1]
-    out, lse, scores = launch.attend(arguments)
-    if scores is None or not keep or not launch.keep_scores(arguments):
-        scores = arguments.q.new_empty(0)
-    return out, lse, scores
+    arguments = _aligned_arguments(values[:-1])
+    keep = values[-1] and launch.keep_scores(arguments)
+    out, lse, scores = launch.attend(arguments, keep)
+    return out, lse, scores if keep and scores is not None else arguments.q.new_empty(0)
 
 
 @relative_attention.register_fake
 def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     arguments, keep = Arguments(*values[:-1]), values[-1]
     q = arguments.q
-    scores = launch.new_scores(arguments) if keep and launch.keep_scores(arguments) else q.new_empty(0)
+    scores = launch.new_scores(arguments, True) if keep and launch.keep_scores(arguments) else q.new_empty(0)
     return launch.heads_inside(q), q.new_empty(q.shape[:3], dtype=torch.float32), scores
 
 

@@ -71,7 +71,7 @@ class Layout:
 
     def by_distance(self, scores: Tensor) -> Tensor:
         """The view (rows, pitch) of a buffer."""
-        return scores[:-SLACK].view(self.num_rows, self.pitch)
+        return scores[: self.num_rows * self.pitch].view(self.num_rows, self.pitch)
 
     def by_key(self, scores: Tensor) -> Tensor:
         """The view (H, B, i // 8, i % 8, K) of a buffer."""
@@ -96,4 +96,5 @@ class Layout:
 
     def flag(self, scores: Tensor) -> Tensor:
         """(1,) int32: not 0 while the buffer holds position scores."""
-        return scores[-SLACK:].view(torch.int32)[:1]
+        end = self.num_rows * self.pitch
+        return scores[end : end + SLACK].view(torch.int32)[:1]
