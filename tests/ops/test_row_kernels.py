@@ -318,9 +318,9 @@ def outcome(made: TransformerLayer, impl: str, memory: int = 4, shared: bool = F
     x, context = draw(2, 5, 24, seed=1).requires_grad_(), draw(2, 5, 16, seed=2).requires_grad_()
     past = draw(2, memory, 24, seed=3)
     with using(impl):  # type: ignore[arg-type]
-        normed = made.shared_norm(x) if shared else None
-        keys, values = made.keys_values(x, past, normed)
-        queries, out = made.queries(x, normed), made.finish(x, context, normed=normed)
+        normed = made._shared_norm(x) if shared else None
+        keys, values = made.keys_values(x, past, normed=normed)
+        queries, out = made.attention.queries(made._inner(x, normed)), made.finish(x, context, normed=normed)
     outputs = {"keys": keys, "values": values, "queries": queries, "out": out}
     weights = [draw(*y.shape, seed=4) for y in outputs.values()]
     used = {name: p for name, p in made.named_parameters() if not name.startswith("attention.norm")}
@@ -343,7 +343,7 @@ def test_one_norm_serves_queries_keys_and_gate(kind: str, memory: int) -> None:
     made = layer("pre", kind, "relu")
     want = outcome(made, "eager", memory)
     with using("eager"):
-        assert made.shared_norm(draw(2, 5, 24)) is None
+        assert made._shared_norm(draw(2, 5, 24)) is None
     for name, got in outcome(made, "fused", memory, shared=True).items():
         assert relative_error(got, want[name]) < 2e-6, name
 
