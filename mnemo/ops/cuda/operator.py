@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mnemo.ops.cuda import launch
+from mnemo.ops.cuda.compile_together import compile_attention
 from mnemo.ops.cuda.launch import Arguments
 
 SCHEMA_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "SymInt", "float": "float"}
@@ -60,6 +61,8 @@ def _(q, k):
 def relative_attention(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, log-sum-exps, and position scores for the backward pass; no scores if it computes them again."""
     arguments, keep = _aligned_arguments(values[:-1]), values[-1]
+    if keep:
+        compile_attention(arguments)
     out, lse, scores = launch.attend(arguments)
     if scores is None or not keep or not launch.keep_scores(arguments):
         scores = arguments.q.new_empty(0)
