@@ -41,7 +41,7 @@ def compile_attention(call: Arguments) -> None:
         return
     _seen.add(kind)
     # A kernel that cannot be compiled fails again, and is reported, where it is launched.
-    with launches_only_compile(), suppress(Exception):
+    with suppress(Exception), launches_only_compile():
         out, lse, scores = launch.attend(call)
         launch.differentiate(call, out, lse, scores if launch.keep_scores(call) else None, out, None)
 
