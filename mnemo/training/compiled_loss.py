@@ -20,6 +20,7 @@ from mnemo.data.streams import Batch
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, stage_layers
 from mnemo.model.positions.modules import RelativePositions
+from mnemo.ops.sources import sources_hash
 from mnemo.training.weight_update import SegmentLoss, loss_terms, segment_loss
 
 COMPILERS = ("torch._dynamo", "torch._inductor")
@@ -154,6 +155,8 @@ def _compiled_class(kind: type, names: tuple[str, ...], backend: str) -> type:
 
 
 def _compile(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    # Graphs in torch's caches contain backward passes of Mnemo's operators, but are found by their forward passes only.
+    torch.compiler.config.cache_key_tag = f"mnemo {sources_hash()}"
     return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mnemo.data.streams import Batch
+from mnemo.inference.cuda_graph import Recorder
 from mnemo.model import ModelConfig
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.storage.weights import build_model, pick_device
@@ -70,12 +71,19 @@ def training_speed(model: ModelConfig, config: TrainConfig, *, updates: int = 20
 class RandomUpdates:
     """Updates of a new model on random tokens."""
 
-    def __init__(self, model: ModelConfig, config: TrainConfig, draw: DrawTokens = uniform_tokens) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: TrainConfig,
+        draw: DrawTokens = uniform_tokens,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.device = pick_device(config.device)
         torch.manual_seed(config.seed)
         built = build_model(model, config.precision).to(self.device).train()
         scaler = gradient_scaler(config.precision, self.device)
-        self.engine = Engine(built, build_optimizer(built, config.optimizer), config, scaler=scaler)
+        optimizer = build_optimizer(built, config.optimizer)
+        self.engine = Engine(built, optimizer, config, scaler=scaler, recorder=recorder)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.config, self.vocab_size, self._draw = config, model.vocab_size, draw

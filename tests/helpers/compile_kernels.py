@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from mnemo.ops import Causal, KeyLimit
 from mnemo.ops.cuda import decode_kernels, launch, row_operators
+from mnemo.ops.cuda.compile_together import launches_only_compile
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.dispatch import fused_attention
 from mnemo.ops.cuda.place_heads import place_heads
@@ -94,6 +95,15 @@ def compile_attention(
         (out.sum() + lse.sum()).backward()
 
 
+def compile_at_once() -> None:
+    """What a first call does: launches compile kernels in threads; after that nothing is left to compile."""
+    rows, table = torch.zeros(2, 2, 64, 64, dtype=HALF), torch.zeros(2, 64, 64, dtype=HALF)
+    call = launch.Arguments(rows, rows, rows, table, *[None] * 8, 0, 0, 0, 0.0, 0.125)
+    with launches_only_compile():
+        out, lse, scores = launch.attend(call)
+        launch.differentiate(call, out, lse, scores, out, None)
+
+
 def compile_decoding(dtype: torch.dtype, size: int) -> None:
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -157,6 +167,7 @@ def compile_further_variants() -> None:
 if __name__ == "__main__":
     compile_instead_of_running(int(sys.argv[1]))
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
+    compile_at_once()
     compile_decoding(HALF, 64)
     compile_rows(HALF, 512, "layer", "relu", 0.1)
     compile_heads(HALF, 64)

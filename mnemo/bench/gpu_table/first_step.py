@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 from mnemo.errors import MnemoError
 
@@ -26,6 +28,7 @@ def measure_start(device: str, miniature: bool) -> tuple[dict[str, float], dict[
 
 def _start(device: str, miniature: bool, caches: str) -> dict[str, float]:
     own = {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TRITON_CACHE_DIR": f"{caches}/triton"}
+    own |= {"XDG_CACHE_HOME": caches}  # passed tests of kernels
     begin = time.time()
     command = [sys.executable, "-m", __name__, device, str(int(miniature)), str(begin)]
     done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=SECONDS)
@@ -36,19 +39,46 @@ def _start(device: str, miniature: bool, caches: str) -> dict[str, float]:
 
 
 def first_step(device: str, miniature: bool, begin: float) -> dict[str, float]:
-    """Seconds since `begin` when modules were imported, the model built, and the first update done."""
-    found = {}
+    """Seconds since `begin` at the end of each phase.
+
+    Modules are imported, kernels tested, the model is built, its update compiled and warmed up, recorded, and done for
+    the first time. An update that is not recorded has no phases of its own for that.
+    """
+    found: dict[str, float] = {}
+
+    def end(phase: str) -> None:
+        found[phase] = time.time() - begin
+
     import torch
 
     from mnemo.bench.gpu_table.work import case_training
+    from mnemo.inference.cuda_graph import CudaRecorder
+    from mnemo.model import attention_obstacle
+    from mnemo.training.precision import state_dtype
+    from mnemo.training.recorded_update import WARMUP_UPDATES
     from mnemo.training.training_speed import RandomUpdates
 
-    found["imported"] = time.time() - begin
-    work = case_training("xl-base", torch.device(device), miniature)
-    updates = RandomUpdates(work.model, work.config, work.draw)
-    found["built"] = time.time() - begin
+    class TimedRecorder(CudaRecorder):
+        def warm(self, function: Callable[[], Any]) -> None:
+            super().warm(function)
+            torch.cuda.synchronize(self.device)
+            end("compiled")
+
+        def record(self, function: Callable[[], Any]) -> Any:
+            recorded = super().record(function)
+            end("recorded")
+            return recorded
+
+    end("imported")
+    place = torch.device(device)
+    work = case_training("xl-base", place, miniature)
+    attention_obstacle(work.model, place, state_dtype(work.config.precision) or torch.float32)
+    end("tested")
+    recorder = TimedRecorder(place, warmup_calls=WARMUP_UPDATES) if place.type == "cuda" else None
+    updates = RandomUpdates(work.model, work.config, work.draw, recorder)
+    end("built")
     updates.run(1)
-    found["first_step"] = time.time() - begin
+    end("first_step")
     return found
 
 

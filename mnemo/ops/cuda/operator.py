@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mnemo.ops.cuda import launch
+from mnemo.ops.cuda.compile_together import compile_attention
 from mnemo.ops.cuda.launch import Arguments
 
 SCHEMA_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "SymInt", "float": "float"}
@@ -60,6 +61,8 @@ def _(q, k):
 def relative_attention(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs, log-sum-exps, and position scores for the backward pass; no scores if it computes them again."""
     arguments = _aligned_arguments(values[:-1])
+    if values[-1]:
+        compile_attention(arguments)
     keep = values[-1] and launch.keep_scores(arguments)
     out, lse, scores = launch.attend(arguments, keep)
     return out, lse, scores if keep and scores is not None else arguments.q.new_empty(0)

@@ -1,8 +1,8 @@
 """Tests of kernels before their first use on a device, and a record of those that passed in earlier processes.
 
 A test compiles kernels and compares their results with plain PyTorch, which takes seconds. Passed tests are noted in a
-JSON file, under a hash of everything that they depend on: the sources of all kernels, the versions of torch, Triton and
-the driver, and the GPU. A later process with the same hash skips the test. `MNEMO_TEST_KERNELS=1` repeats all tests.
+JSON file, under a hash of everything that they depend on: the sources of this package, the versions of torch, Triton
+and the driver, and the GPU. A later process with the same hash skips the test; with `MNEMO_TEST_KERNELS=1`, none does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from mnemo.errors import MnemoError, one_line
 from mnemo.files.json_file import load_json, write_json
+from mnemo.ops.sources import sources_hash
 
 MOST_PASSED = 1000
 """Passed tests in a file; when there are more, the oldest are removed."""
@@ -95,7 +96,7 @@ def _load() -> list[str]:
 
 
 def _key(name: str, device: torch.device, dtype: torch.dtype, size: int) -> str:
-    parts = [name, str(dtype), str(size), _gpu(device.index or 0), _sources()]
+    parts = [name, str(dtype), str(size), _gpu(device.index or 0), sources_hash(), _compilers()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -107,13 +108,9 @@ def _gpu(index: int) -> str:
 
 
 @cache
-def _sources() -> str:
-    """A hash of all files of this folder, and the versions of the compilers."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+def _compilers() -> str:
+    """The versions of everything that makes programs of the sources."""
+    versions = [torch.__version__, str(torch.version.cuda), str(sys.version_info[:2])]
     with suppress(PackageNotFoundError):
-        digest.update(version("triton").encode())
-    compiler = os.environ.get("TRITON_PTXAS_PATH", "")
-    digest.update(f"{torch.__version__} {torch.version.cuda} {sys.version_info[:2]} {compiler}".encode())
-    return digest.hexdigest()
+        versions.append(version("triton"))
+    return " ".join([*versions, os.environ.get("TRITON_PTXAS_PATH", "")])
