@@ -131,6 +131,12 @@ def test_blocks_of_memory_tokens(sees):
     assert_equal(tensors, offset=cached, ahead=memory - 1, mask=mask)
 
 
+def test_blocks_without_positions_see_ahead() -> None:
+    rows = 2 * 40 + 26
+    mask = Blocks(40, 40, lengths(26, 14))
+    assert_equal(inputs(rows, rows, rows, parts=""), offset=0, mask=mask)
+
+
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float16  # the interpreter has no bf16 products
 SEEN: dict[str, dict[str, Any]] = {
     "all": {},

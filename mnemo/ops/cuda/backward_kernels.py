@@ -78,12 +78,14 @@ def sum_kernel(
 
 
 @triton.jit
-def query_range(first_key, low, num_rows, num_keys, offset, window, SPANS: tl.constexpr, WINDOW: tl.constexpr,
-                UNIT: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def query_range(first_key, low, num_rows, num_keys, offset, ahead, window, SPANS: tl.constexpr,
+                WINDOW: tl.constexpr, UNIT: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     """Tiles of queries that see a tile of keys, [begin, end) in whole units; those from `clear` on need no mask."""
-    begin, clear, end = 0, num_rows, num_rows
+    before = first_key - offset
+    if SPANS:
+        before -= ahead
+    begin, clear, end = tl.maximum(0, before) // UNIT * UNIT, num_rows, num_rows
     if not SPANS:
-        begin = tl.maximum(0, first_key - offset) // UNIT * UNIT
         clear = first_key + BN - 1 - offset
         if WINDOW:
             end = tl.minimum(end, (first_key + BN - 1 + window - offset + UNIT - 1) // UNIT * UNIT)
@@ -97,8 +99,8 @@ def query_range(first_key, low, num_rows, num_keys, offset, window, SPANS: tl.co
 
 @triton.jit
 def key_value_kernel(
-    Q, K, V, DO, X, DS, FLAG, DK, DV, SHIFT, DELTA, BEGIN, LOW, HIGH, LIMIT, SEED, padded_rows, num_heads, num_rows,
-    num_keys, offset, window, scale, root, rate,
+    Q, K, V, DO, X, DS, FLAG, DK, DV, SHIFT, DELTA, BEGIN, LOW, HIGH, LIMIT, SEED, padded_rows, ahead, num_heads,
+    num_rows, num_keys, offset, window, scale, root, rate,
     BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, LIMITED: tl.constexpr,
     DROPOUT: tl.constexpr, HAS_X: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -120,7 +122,7 @@ def key_value_kernel(
         low = tl.load(BEGIN + b)
     if DROPOUT:
         seed = tl.load(SEED)
-    begin, clear, end = query_range(j0, low, num_rows, num_keys, offset, window, SPANS, WINDOW, UNIT, BN)
+    begin, clear, end = query_range(j0, low, num_rows, num_keys, offset, ahead, window, SPANS, WINDOW, UNIT, BN)
     if LIMITED:
         end = tl.where(j0 >= tl.load(LIMIT), begin, end)
     dk = tl.zeros([BN, D], tl.float32)
@@ -137,16 +139,13 @@ def key_value_kernel(
             p = tl.exp2(s * scale + (x - shift[None, :]))
         else:
             p = tl.exp2(s * scale - shift[None, :])
-        if i0 < clear:
-            inside = rows < num_rows
-            if SPANS:
-                first = tl.load(LOW + b * num_rows + rows, mask=inside, other=num_keys)[None, :]
-                last = tl.load(HIGH + b * num_rows + rows, mask=inside, other=0)[None, :]
-                seen = (keys >= first) & (keys < last)
-            else:
-                seen = visible(rows[None, :], keys, low, 0, num_keys, offset, window, False, WINDOW)
-                seen = seen & inside[None, :]
-            p = tl.where(seen, p, 0.0)
+        if SPANS:
+            first = tl.load(LOW + b * num_rows + rows, mask=rows < num_rows, other=num_keys)[None, :]
+            last = tl.load(HIGH + b * num_rows + rows, mask=rows < num_rows, other=0)[None, :]
+            p = tl.where((keys >= first) & (keys < last), p, 0.0)
+        elif i0 < clear:
+            seen = visible(rows[None, :], keys, low, 0, num_keys, offset, window, False, WINDOW)
+            p = tl.where(seen & (rows < num_rows)[None, :], p, 0.0)
         dp = tl.dot(v, do.T, input_precision=PRECISION)
         if DROPOUT:
             factor = kept(seed, head, rows[None, :], keys, num_rows, rate)

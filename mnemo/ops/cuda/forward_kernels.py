@@ -40,7 +40,7 @@ def key_range(first_row, low, high, num_keys, offset, window, SPANS: tl.constexp
     """Tiles of keys that a tile of queries sees, [begin, end); those of [clear, mixed) need no mask."""
     if SPANS:
         end = tl.minimum(tl.max(high), num_keys)
-        begin, clear, mixed = tl.min(low) // BN * BN, end, end
+        begin, clear, mixed = tl.min(low) // BN * BN, end, end  # of all tiles, for they depend on rows
     else:
         end = tl.minimum(num_keys, first_row + BM + offset)
         first = tl.maximum(low, 0)
@@ -206,6 +206,9 @@ def forward_kernel(
     if DROPOUT:
         seed = tl.load(SEED)
     begin, clear, mixed, end = key_range(i0, low, high, num_keys, offset, window, SPANS, WINDOW, BM, BN)
+    if SPANS:
+        clear = tl.max(tl.where(inside, low, 0))
+        mixed = tl.min(tl.where(inside, high, num_keys)) - BN + 1
     acc = tl.zeros([BM, D], tl.float32)
     total = tl.zeros([BM], tl.float32)
     largest = tl.full([BM], float("-inf"), tl.float32)

@@ -145,6 +145,11 @@ class Arguments:
         assert self.r is not None
         return self.r.shape[1] - self.layout.num_distances
 
+    @property
+    def reach(self) -> int:
+        """No query sees a key that is farther ahead; only tables of positions tell."""
+        return self.k.shape[2] if self.r is None else self.ahead
+
     def modes(self) -> dict[str, bool]:
         return {"SPANS": self.low is not None, "WINDOW": self.window > 0}
 
@@ -348,7 +353,7 @@ def _key_value(
         blocks(content, tile.rows), blocks(call.k, tile.columns), blocks(call.v, tile.columns),
         blocks(d_out, tile.rows), positions, by_key(call, scores.view(call.q.dtype), tile), call.layout.flag(scores),
         blocks(dk, tile.columns), blocks(dv, tile.columns), shift, delta, call.begin, call.low, call.high, call.limit,
-        call.seed, shift.shape[1],
+        call.seed, shift.shape[1], call.reach,
         **call.place(), scale=call.root * LOG2E, root=call.root, rate=call.rate,
         BEGINS=call.begin is not None, **call.modes(), LIMITED=call.limit is not None, DROPOUT=call.rate > 0,
         HAS_X=positions is not None,
