@@ -21,6 +21,7 @@ from mnemo.inference.sampling import sample, uniform_draws
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
+from mnemo.ops.cuda import decode_kernels
 from mnemo.progress import ShowProgress, silent
 
 NOT_FINITE = "the model's output is not finite: its weights are damaged or its training diverged"
@@ -161,10 +162,16 @@ class TokenWriter:
 
     def _step(self) -> Tensor:
         logits = self.model.logits(Output(self.hidden[:, None], {}))[:, 0]
-        self.finite &= torch.isfinite(logits.amax(-1)).all()
-        tokens = sample(logits, self.draw, self.sampling)
+        tokens = self._choose(logits)
         self.hidden.copy_(self.decoder.feed_single(tokens[:, None]).hidden[:, -1])
         return tokens
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        """A token for each row of logits (R, V)."""
+        if self.sampling.temperature == 0 and decode_kernels.can_take(logits):
+            return decode_kernels.take_likeliest(logits, self.finite)
+        self.finite &= torch.isfinite(logits.amax(-1)).all()
+        return sample(logits, self.draw, self.sampling)
 
     def check(self) -> None:
         """Raise MnemoError if any logits so far were not finite."""

@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mnemo.inference import fused_layers
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.inference.fused_layers import run_layers
 from mnemo.memory import KeyValueCache
 from mnemo.memory.kv_buffer import KeyValues
 from mnemo.memory.protocol import Relation
@@ -29,6 +31,7 @@ from mnemo.model.layers.modules import TransformerLayer, add_norm, rotate
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
 from mnemo.ops.cuda import decode_kernels
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
+from mnemo.ops.cuda.decode_kernels import Parts, attend_parts
 
 if TYPE_CHECKING:
     from mnemo.model import Model, ModelConfig, Output
@@ -228,22 +231,36 @@ class Rings:
     def feed(self, tokens: Tensor) -> Tensor:
         """Read a token (B, 1) of every row; return the last layer's rows (B, 1, D)."""
         x = embed(self.model.embedding, tokens)
-        for index, layer in enumerate(self.layers):
-            context = self._attend(index, layer, x)[:, None]
-            x = layer.finish(x, context, add_norm=fused_add_norm)
+        if fused_layers.suit(self.model, self.projections[0], x):
+            activation, attend = self.model.config.activation, self._attend_in_parts
+            x = run_layers(self.layers, self.projections, attend, fused_add_norm, activation, x[:, 0])[:, None]
+        else:
+            for index, layer in enumerate(self.layers):
+                x = layer.finish(x, self._attend(index, layer, x)[:, None], add_norm=fused_add_norm)
         self._advance()
         return x
 
     def _attend(self, index: int, layer: TransformerLayer, x: Tensor) -> Tensor:
         """Contexts (B, H * d) of a token's rows x (B, 1, D)."""
-        attention = layer.attention
         projected = F.linear(layer.norm_attention(x) if layer.pre else x, self.projections[index])
-        q, k, v = projected.view(len(x), 3, attention.num_heads, attention.head_dim).unbind(1)
+        return decode_attention(*self._attention_inputs(index, projected))
+
+    def _attend_in_parts(self, index: int, projected: Tensor) -> Tensor | Parts:
+        """The same for projected queries, keys and values (B, 3 * H * d), with the kernels."""
+        given = self._attention_inputs(index, projected)
+        return attend_parts(*given) if decode_kernels.suit(self.buffers[index]) else decode_attention(*given)
+
+    def _attention_inputs(
+        self, index: int, projected: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Table, Tensor, Tensor]:
+        """The arguments of `decode_attention`."""
+        attention = self.layers[index].attention
+        q, k, v = projected.view(len(projected), 3, attention.num_heads, attention.head_dim).unbind(1)
         q, k = attention.norm_query(q), attention.norm_key(k)
         if self.rotary is not None:
             place = self.places[index][:, None]
             q, k = (self.rotary.to(part[:, :, None], place)[:, :, 0] for part in (q, k))
-        return decode_attention(q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index])
+        return q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index]
 
     def _advance(self) -> None:
         """Move every row on by one slot; full segments become memory."""

@@ -6,6 +6,7 @@ Triton's interpreter takes programs that its compiler refuses, such as a variabl
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mnemo.ops import Causal, KeyLimit
-from mnemo.ops.cuda import decode_kernels, launch
+from mnemo.ops.cuda import decode_kernels, decode_projection, launch
 from mnemo.ops.cuda.decode_attention import Table
+from mnemo.ops.cuda.decode_kernels import Parts
+from mnemo.ops.cuda.decode_projection import Norm, project, project_normed, project_parts
 from mnemo.ops.cuda.dispatch import fused_attention
 
 COMPILED: set[str] = set()
@@ -53,6 +56,8 @@ def compile_instead_of_running(capability: int) -> None:
     driver.set_active(AbsentGPU(capability))  # type: ignore[arg-type]
     run, memory = JITFunction.run, SHARED_MEMORY[capability]
     launch.shared_memory = lambda device: memory
+    if capability >= 90:
+        decode_kernels.early = decode_projection.early = lambda x: {"EARLY": True, "launch_pdl": True}
 
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
         kernel: Any = run(self, *args, warmup=True, **options)
@@ -101,10 +106,22 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
     decode_kernels.attend(
         zeros(3, 2, size), zeros(3, 2, size), zeros(3, 2, size), zeros(2, 3, 2, 70, size), table, at, at
     )
+    compile_projections(zeros)
     decode_kernels.add_norm(zeros(3, size), zeros(3, size), zeros(size), zeros(size), 1e-5)
     cursors, lengths = torch.zeros(5, 4, 3, dtype=torch.int64), torch.ones(4, 1, dtype=torch.int64)
     places, slots, valid, limits, counts = cursors
     decode_kernels.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
+
+
+def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
+    """Of one row and of several, with everything that may come before and after."""
+    norm = Norm(zeros(96), zeros(96), 1e-5)
+    for batch in (1, 3):
+        project(zeros(batch, 96), zeros(40, 96), zeros(40), "gelu")
+        project_normed(zeros(batch, 96), zeros(batch, 96), norm, zeros(40, 96), zeros(40), "relu", keep_sum=False)
+    parts = Parts(torch.zeros(2 * 5, 64), torch.zeros(2 * 5, 2), 5)
+    project_parts(parts, 1, zeros(40, 128))
+    decode_kernels.take_likeliest(zeros(3, 204), torch.ones((), dtype=torch.bool))
 
 
 def compile_further_variants() -> None:
