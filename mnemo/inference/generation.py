@@ -21,7 +21,7 @@ from mnemo.inference.sampling import sample, uniform_draws
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
-from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda import decode_rows
 from mnemo.progress import ShowProgress, silent
 
 NOT_FINITE = "the model's output is not finite: its weights are damaged or its training diverged"
@@ -168,8 +168,8 @@ class TokenWriter:
 
     def _choose(self, logits: Tensor) -> Tensor:
         """A token for each row of logits (R, V)."""
-        if self.sampling.temperature == 0 and decode_kernels.can_take(logits):
-            return decode_kernels.take_likeliest(logits, self.finite)
+        if self.sampling.temperature == 0 and decode_rows.can_take(logits):
+            return decode_rows.take_likeliest(logits, self.finite)
         self.finite &= torch.isfinite(logits.amax(-1)).all()
         return sample(logits, self.draw, self.sampling)
 

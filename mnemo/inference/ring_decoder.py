@@ -29,7 +29,7 @@ from mnemo.memory.state import State, select
 from mnemo.model.embedding.modules import TokenEmbedding
 from mnemo.model.layers.modules import TransformerLayer, add_norm, rotate
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
-from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda import decode_kernels, decode_rows
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
 from mnemo.ops.cuda.decode_kernels import Parts, attend_parts
 
@@ -265,7 +265,7 @@ class Rings:
     def _advance(self) -> None:
         """Move every row on by one slot; full segments become memory."""
         if decode_kernels.supports(self.buffers[0]):
-            decode_kernels.advance(*self.cursors, self.memory, self.window, self.segment)
+            decode_rows.advance(*self.cursors, self.memory, self.window, self.segment)
             return
         self.counts += 1
         full = self.counts == self.segment
@@ -360,7 +360,7 @@ def fused_add_norm(x: Tensor, branch: Tensor, norm: nn.Module) -> tuple[Tensor, 
     """As `layers.add_norm`, in one kernel where there is one: for layer norms."""
     if not (decode_kernels.supports(x) and isinstance(norm, nn.LayerNorm)):
         return add_norm(x, branch, norm)
-    return decode_kernels.add_norm(x, branch, norm.weight, norm.bias, norm.eps)
+    return decode_rows.add_norm(x, branch, norm.weight, norm.bias, norm.eps)
 
 
 def _device(model: Model) -> torch.device:

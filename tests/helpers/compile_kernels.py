@@ -16,7 +16,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mnemo.ops import Causal, KeyLimit
-from mnemo.ops.cuda import decode_kernels, decode_projection, launch
+from mnemo.ops.cuda import decode_kernels, decode_projection, decode_rows, launch
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.decode_kernels import Parts
 from mnemo.ops.cuda.decode_projection import Norm, project, project_normed, project_parts
@@ -107,10 +107,10 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
         zeros(3, 2, size), zeros(3, 2, size), zeros(3, 2, size), zeros(2, 3, 2, 70, size), table, at, at
     )
     compile_projections(zeros)
-    decode_kernels.add_norm(zeros(3, size), zeros(3, size), zeros(size), zeros(size), 1e-5)
+    decode_rows.add_norm(zeros(3, size), zeros(3, size), zeros(size), zeros(size), 1e-5)
     cursors, lengths = torch.zeros(5, 4, 3, dtype=torch.int64), torch.ones(4, 1, dtype=torch.int64)
     places, slots, valid, limits, counts = cursors
-    decode_kernels.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
+    decode_rows.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
 
 
 def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
@@ -121,7 +121,7 @@ def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
         project_normed(zeros(batch, 96), zeros(batch, 96), norm, zeros(40, 96), zeros(40), "relu", keep_sum=False)
     parts = Parts(torch.zeros(2 * 5, 64), torch.zeros(2 * 5, 2), 5)
     project_parts(parts, 1, zeros(40, 128))
-    decode_kernels.take_likeliest(zeros(3, 204), torch.ones((), dtype=torch.bool))
+    decode_rows.take_likeliest(zeros(3, 204), torch.ones((), dtype=torch.bool))
 
 
 def compile_further_variants() -> None:

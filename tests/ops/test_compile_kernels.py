@@ -23,6 +23,9 @@ KERNELS = {
     "_put_together",
     "_add_norm",
     "_advance",
+    "_take_likeliest",
+    "_project_row",
+    "_project_rows",
 }
 
 

@@ -1,13 +1,15 @@
-"""Triton kernels of a decoded token: attention, residual sums with their norms, and advancing the cursors.
+"""Triton kernels of a decoded token's attention, and whether kernels of decoding can be used.
 
-In attention, the keys of a row are divided into parts, whose sums a second kernel combines; one program loads the keys,
-values and positions of one head and part, each once. Shapes as in `decode_attention`.
+The keys of a row are divided into parts, whose sums a second kernel combines. A program goes through the distances of
+a part, and loads their positions once for the keys and values of several rows. Shapes as in `decode_attention`; G rows
+of a program, N keys of a tile.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -33,8 +35,6 @@ EARLY_START = True
 """Whether kernels start before the last one has ended, and load weights meanwhile."""
 LOG2_E = 1.4426950408889634
 LARGEST_HEAD = 256
-LARGEST_VOCABULARY = 16384
-"""Logits of a row that one program compares"""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """Types of the kernels, and the largest relative difference of each from plain PyTorch in float32."""
 
@@ -49,14 +49,25 @@ _found: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels agree with plain PyTorch there: one test, and one warning with the reason if not."""
-    if (device, dtype) not in _found:
+    return trusted(_found, device, dtype, _failure, "decoding runs in plain PyTorch, which is slower")
+
+
+def trusted(
+    found: dict[tuple[torch.device, torch.dtype], bool],
+    device: torch.device,
+    dtype: torch.dtype,
+    failure: Callable[[torch.device, torch.dtype], str | None],
+    otherwise: str,
+) -> bool:
+    """Whether kernels have passed their test; `found` keeps the result."""
+    if (device, dtype) not in found:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return True  # recorded work has run before
-        problem = _failure(device, dtype)
-        _found[device, dtype] = problem is None
+        problem = failure(device, dtype)
+        found[device, dtype] = problem is None
         if problem is not None:
-            warnings.warn(f"decoding runs in plain PyTorch, which is slower: {problem}", stacklevel=2)
-    return _found[device, dtype]
+            warnings.warn(f"{otherwise}: {problem}", stacklevel=3)
+    return found[device, dtype]
 
 
 def _failure(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -351,103 +362,6 @@ if triton is not None:
         sums = tl.load(sums_ptr + place, mask=there[:, None] & inside[None, :], other=0.0)
         context = tl.sum(sums * weight[:, None], 0) / tl.sum(totals * weight, 0)  # type: ignore[operator]
         tl.store(out_ptr + row_head * D + dims, context.to(out_ptr.dtype.element_ty), mask=inside)
-
-    @triton.jit
-    def _add_norm(x_ptr, y_ptr, weight_ptr, bias_ptr, sum_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
-        dims = tl.arange(0, BLOCK_D)
-        inside = dims < D
-        place = tl.program_id(0) * D + dims
-        x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        x += tl.load(y_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        total = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + place, total, mask=inside)
-        x = total.to(tl.float32)
-        centred = tl.where(inside, x - tl.sum(x, 0) / D, 0.0)
-        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + eps)
-        weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + dims, mask=inside, other=0.0).to(tl.float32)
-        out = centred * scale * weight + bias
-        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
-
-    @triton.jit
-    def _take_likeliest(logits_ptr, tokens_ptr, finite_ptr, V: tl.constexpr, BLOCK_V: tl.constexpr):
-        row, ids = tl.program_id(0), tl.arange(0, BLOCK_V)
-        logits = tl.load(logits_ptr + row * V + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
-        unknown = tl.max((logits != logits).to(tl.int32), 0)
-        largest = tl.max(logits, 0)
-        if (unknown > 0) | (tl.abs(largest) == float("inf")):
-            tl.store(finite_ptr, 0)
-        tl.store(tokens_ptr + row, tl.argmax(logits, 0, tie_break_left=True).to(tl.int64))
-
-    @triton.jit
-    def _advance(
-        places_ptr,
-        slots_ptr,
-        lengths_ptr,
-        limits_ptr,
-        counts_ptr,
-        memory_ptr,
-        window_ptr,
-        segment,
-        batch,
-        total,
-        BLOCK: tl.constexpr,
-    ):
-        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = index < total
-        memory = tl.load(memory_ptr + index // batch, mask=inside, other=1)
-        window = tl.load(window_ptr + index // batch, mask=inside, other=1)
-        place = tl.load(places_ptr + index, mask=inside, other=0) + 1
-        count = tl.load(counts_ptr + index, mask=inside, other=0) + 1
-        length = tl.load(lengths_ptr + index, mask=inside, other=0)
-        full = count == segment
-        length = tl.where(full, tl.minimum(length + segment, memory), length)
-        count = tl.where(full, 0, count)
-        tl.store(places_ptr + index, place, mask=inside)
-        tl.store(slots_ptr + index, place % (memory + segment), mask=inside)
-        tl.store(lengths_ptr + index, length, mask=inside)
-        tl.store(counts_ptr + index, count, mask=inside)
-        tl.store(limits_ptr + index, tl.minimum(length + count + 1, window), mask=inside)
-
-
-def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum x + y and its layer norm, rows (..., D)."""
-    x, y = x.contiguous(), y.contiguous()
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    size, kernel = x.shape[-1], cast(Any, _add_norm)
-    kernel[(x.numel() // size,)](x, y, weight, bias, total, out, eps, D=size, BLOCK_D=power_of_two(size))
-    return total, out
-
-
-def can_take(logits: Tensor) -> bool:
-    """Whether `take_likeliest` supports logits (B, V)."""
-    return supports(logits) and logits.shape[-1] <= LARGEST_VOCABULARY
-
-
-def take_likeliest(logits: Tensor, finite: Tensor) -> Tensor:
-    """The likeliest token of each row (B,), the first of equals; `finite` becomes false if a row has none."""
-    batch, size = logits.shape
-    tokens = torch.empty(batch, dtype=torch.int64, device=logits.device)
-    block, kernel = power_of_two(size), cast(Any, _take_likeliest)
-    kernel[(batch,)](logits.contiguous(), tokens, finite.view(torch.uint8), V=size, BLOCK_V=block)
-    return tokens
-
-
-def advance(
-    places: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    limits: Tensor,
-    counts: Tensor,
-    memory: Tensor,
-    window: Tensor,
-    segment: int,
-) -> None:
-    """Advance the cursors (N, B) of all layers by one token; `memory` and `window` are (N, 1)."""
-    num_layers, batch = places.shape
-    total, kernel = num_layers * batch, cast(Any, _advance)
-    grid = (-(-total // 128),)
-    kernel[grid](places, slots, lengths, limits, counts, memory, window, segment, batch, total, BLOCK=128)
 
 
 class Parts(NamedTuple):

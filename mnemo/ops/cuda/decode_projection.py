@@ -8,12 +8,15 @@ Shapes: B rows, K inputs, N outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mnemo.ops.cuda.decode_kernels import INTERPRETED, Parts, early, power_of_two, supports
+from mnemo.errors import one_line
+from mnemo.ops.cuda.decode_kernels import INTERPRETED, TOLERANCE, Parts, early, power_of_two, supports, trusted
 
 try:
     import triton  # type: ignore[import-not-found]
@@ -26,13 +29,11 @@ except ImportError:
 LARGEST_WIDTH = 1024
 """Inputs of a product whose rows are computed in the same kernel"""
 LARGEST_ROWS = 16
-ROW_BLOCK = 16
-"""Rows of a program, the smallest matrix of the tensor cores; a single row is multiplied without them"""
+ROW_BLOCK, OUTPUTS, LARGEST_BLOCK = 16, 16, 2048
+"""Rows, outputs and inputs of a program on the tensor cores, which a single row does not use"""
 PROGRAMS = 128
 TILE = 8192
 """Weights of a program's tile"""
-SPLIT = 4
-"""Parts of the inputs that warps multiply at the same time"""
 Activation = Literal["relu", "gelu", "squared_relu"]
 
 
@@ -45,10 +46,40 @@ class Norm(NamedTuple):
 
 
 def suit(x: Tensor, batch: int, width: int) -> bool:
-    """Whether the kernels support `batch` rows of this width, in the type of x."""
-    if INTERPRETED and x.dtype == torch.bfloat16:
-        return False  # Triton's interpreter multiplies the bits of bf16 as integers
-    return supports(x) and batch <= LARGEST_ROWS and width <= LARGEST_WIDTH
+    """Whether the kernels support `batch` rows of this width, in the type and on the device of x."""
+    if not supports(x) or batch > LARGEST_ROWS or width > LARGEST_WIDTH:
+        return False
+    if INTERPRETED:
+        return x.dtype != torch.bfloat16  # Triton's interpreter multiplies the bits of bf16 as integers
+    return works(x.device, x.dtype)
+
+
+_found: dict[tuple[torch.device, torch.dtype], bool] = {}
+
+
+def works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels agree with plain PyTorch there: one test, and one warning with the reason if not."""
+    return trusted(_found, device, dtype, _failure, "few rows are decoded by more kernels, which is slower")
+
+
+def _failure(device: torch.device, dtype: torch.dtype) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    x, branch, gain, shift, weight = draw(3, 128), draw(3, 128), draw(128), draw(128), draw(48, 128)
+    total = (x + branch).float()
+    normed = F.layer_norm(total, (128,), gain.float(), shift.float(), 1e-5) @ weight.float().T
+    try:
+        several, norm = project(x, weight), Norm(gain, shift, 1e-5)
+        one = project_normed(x[:1], branch[:1], norm, weight, keep_sum=False)[1]
+        all_rows = project_normed(x, branch, norm, weight, keep_sum=False)[1]
+    except Exception as error:  # any compiler error: other kernels are used instead
+        return f"{type(error).__name__}: {one_line(error)}"
+    pairs = ((several, x.float() @ weight.float().T), (one, normed[:1]), (all_rows, normed))
+    error = max(float((got.float() - want).norm() / want.norm()) for got, want in pairs)
+    return None if error < TOLERANCE[dtype] else f"its kernels are off by {error:.1e}"
 
 
 def sums_parts(batch: int, head_dim: int) -> bool:
@@ -59,11 +90,20 @@ def sums_parts(batch: int, head_dim: int) -> bool:
 if triton is not None:
 
     @triton.jit
+    def _gain_and_shift(gain_ptr, shift_ptr, K: tl.constexpr, BLOCK_K: tl.constexpr, HAS_SHIFT: tl.constexpr):
+        at = tl.arange(0, BLOCK_K)
+        gain = tl.load(gain_ptr + at, mask=at < K, other=0.0).to(tl.float32)
+        shift = gain
+        if HAS_SHIFT:
+            shift = tl.load(shift_ptr + at, mask=at < K, other=0.0).to(tl.float32)
+        return gain, shift
+
+    @triton.jit
     def _normed_rows(
         x_ptr,
         branch_ptr,
-        gain_ptr,
-        shift_ptr,
+        gain,
+        shift,
         carry_ptr,
         rows,
         batch,
@@ -82,7 +122,6 @@ if triton is not None:
         if HAS_BRANCH:
             x += tl.load(branch_ptr + place, mask=known, other=0.0).to(tl.float32)
             x = x.to(carry_ptr.dtype.element_ty).to(tl.float32)
-        gain = tl.load(gain_ptr + at, mask=at < K, other=0.0).to(tl.float32)
         if HAS_SHIFT:
             centred = tl.where(known, x - (tl.sum(x, 1) / K)[:, None], 0.0)
         else:
@@ -90,7 +129,7 @@ if triton is not None:
         scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / K + eps)
         normed = centred * scale[:, None] * gain[None, :]
         if HAS_SHIFT:
-            normed += tl.load(shift_ptr + at, mask=at < K, other=0.0).to(tl.float32)[None, :]
+            normed += shift[None, :]
         if tl.program_id(0) == 0:
             kept = x if KEEP_SUM else normed
             tl.store(carry_ptr + place, kept.to(carry_ptr.dtype.element_ty), mask=known)
@@ -170,6 +209,8 @@ if triton is not None:
         y = tl.zeros((BLOCK_N,), tl.float32)
         if HAS_BIAS:
             y = tl.load(bias_ptr + outs, mask=outs < N, other=0.0).to(tl.float32)
+        if SOURCE == "norm":
+            gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
         if EARLY:
             wait_for_last()
         if SOURCE == "norm":
@@ -177,8 +218,8 @@ if triton is not None:
             x = _normed_rows(
                 x_ptr,
                 branch_ptr,
-                gain_ptr,
-                shift_ptr,
+                gain,
+                shift,
                 carry_ptr,
                 rows,
                 batch,
@@ -224,7 +265,7 @@ if triton is not None:
         ACTIVATION: tl.constexpr,
         EARLY: tl.constexpr,
     ):
-        """Several rows; each warp multiplies its part of the inputs, so that no warp has a long chain of products."""
+        """Several rows. Each warp multiplies its part of the inputs, so that no warp has a long chain of products."""
         if EARLY:
             let_next_start()
         rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -237,14 +278,16 @@ if triton is not None:
         y = tl.zeros((BLOCK_N,), tl.float32)
         if HAS_BIAS:
             y = tl.load(bias_ptr + outs, mask=outs < N, other=0.0).to(tl.float32)
+        if SOURCE == "norm":
+            gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
         if EARLY:
             wait_for_last()
         if SOURCE == "norm":
             x = _normed_rows(
                 x_ptr,
                 branch_ptr,
-                gain_ptr,
-                shift_ptr,
+                gain,
+                shift,
                 carry_ptr,
                 rows,
                 batch,
@@ -273,9 +316,21 @@ if triton is not None:
         tl.store(target, y.to(out_ptr.dtype.element_ty), mask=(rows < batch)[:, None] & (outs < N)[None, :])
 
 
+class _Rows(NamedTuple):
+    """What the rows of a product are computed from."""
+
+    kind: Literal["plain", "norm", "parts"]
+    batch: int
+    x: Tensor | None = None
+    branch: Tensor | None = None
+    norm: Norm | None = None
+    keep_sum: bool = False
+    parts: Parts | None = None
+
+
 def project(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """The activation of x W^T + bias, for rows x (B, K) and weights (N, K)."""
-    return _launch(len(x), weight, bias, activation, source="plain", x=x)[1]
+    return _product(_Rows("plain", len(x), x), weight, bias, activation)[1]
 
 
 def project_normed(
@@ -289,85 +344,74 @@ def project_normed(
     keep_sum: bool,
 ) -> tuple[Tensor, Tensor]:
     """As `project`, of the norm of the residual sum x + branch; the first result is that norm, or the sum."""
-    source: dict[str, Any] = {"x": x, "branch": branch, "norm": norm, "keep_sum": keep_sum}
-    carry, out = _launch(len(x), weight, bias, activation, source="norm", **source)
-    assert carry is not None
-    return carry, out
+    return _product(_Rows("norm", len(x), x, branch, norm, keep_sum), weight, bias, activation)
 
 
 def project_parts(parts: Parts, batch: int, weight: Tensor) -> Tensor:
     """As `project`, of attention's contexts (B, H * d), which consist of parts; best for one row."""
-    return _launch(batch, weight, None, None, source="parts", parts=parts)[1]
+    return _product(_Rows("parts", batch, parts=parts), weight, None, None)[1]
 
 
-def _launch(
-    batch: int,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: Activation | None,
-    *,
-    source: str,
-    x: Tensor | None = None,
-    branch: Tensor | None = None,
-    norm: Norm | None = None,
-    keep_sum: bool = False,
-    parts: Parts | None = None,
-) -> tuple[Tensor | None, Tensor]:
+def _product(rows: _Rows, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> tuple[Tensor, Tensor]:
+    """Normed rows or residual sums, unless rows are given, and the product."""
     num_outputs, width = weight.shape
-    out = torch.empty(batch, num_outputs, dtype=weight.dtype, device=weight.device)
-    carry = torch.empty(batch, width, dtype=weight.dtype, device=weight.device) if norm is not None else None
-    shift, gain = (None, None) if norm is None else (norm.shift, norm.gain)
-    rows = [weight if one is None else one.contiguous() for one in (x, branch, gain, shift)]
-    rows.append(weight if carry is None else carry)
+    out, norm = weight.new_empty(rows.batch, num_outputs), rows.norm
+    carry = weight.new_empty(rows.batch if norm else 0, width)
+    gain, shift, eps = norm or (None, None, 0.0)
+    # Arguments that a kernel does not use are replaced by any pointer.
+    inputs = [weight if one is None else one.contiguous() for one in (rows.x, rows.branch, gain, shift)]
+    outputs = (weight, weight if bias is None else bias, out, eps, rows.batch)
     options = {
         "K": width,
         "N": num_outputs,
-        "SOURCE": source,
-        "HAS_BRANCH": branch is not None,
+        "SOURCE": rows.kind,
+        "HAS_BRANCH": rows.branch is not None,
         "HAS_SHIFT": shift is not None,
-        "KEEP_SUM": keep_sum,
+        "KEEP_SUM": rows.keep_sum,
         "HAS_BIAS": bias is not None,
         "ACTIVATION": activation,
         **early(weight),
     }
-    weights = (weight, weight if bias is None else bias, out)
-    eps = 0.0 if norm is None else norm.eps
-    if batch == 1 or parts is not None:
-        block_k = power_of_two(width)
-        block_n = max(1, min(TILE // block_k, _floor_power_of_two(num_outputs // PROGRAMS)))
-        sums, stats, num_parts = parts or (weight, weight, 1)
-        grid = (-(-num_outputs // block_n), batch)
-        cast(Any, _project_row)[grid](
-            *rows,
-            sums,
-            stats,
-            *weights,
-            eps,
-            batch,
-            num_parts,
-            HEAD=sums.shape[-1],
-            BLOCK_K=block_k,
-            BLOCK_N=block_n,
-            BLOCK_S=power_of_two(num_parts),
-            num_warps=8 if source == "parts" else 4,
-            **options,
-        )
-    else:
-        block_k = max(power_of_two(width) if source == "norm" else min(512, power_of_two(width)), 16 * SPLIT)
-        grid = (-(-num_outputs // 16), -(-batch // ROW_BLOCK))
-        cast(Any, _project_rows)[grid](
-            *rows,
-            *weights,
-            eps,
-            batch,
-            BLOCK_K=block_k,
-            BLOCK_M=ROW_BLOCK,
-            BLOCK_N=16,
-            PARTS=SPLIT,
-            num_warps=SPLIT,
-            **options,
-        )
+    launch = _multiply_row if rows.batch == 1 or rows.parts is not None else _multiply_rows
+    launch(rows, (*inputs, carry), outputs, options)
     return carry, out
+
+
+def _multiply_row(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], options: dict[str, Any]) -> None:
+    """Row by row; as many programs as keep a GPU busy."""
+    weight, num_outputs = outputs[0], options["N"]
+    block_k = power_of_two(options["K"])
+    block_n = max(1, min(TILE // block_k, _floor_power_of_two(num_outputs // PROGRAMS)))
+    sums, stats, num_parts = rows.parts or (weight, weight, 1)
+    cast(Any, _project_row)[(-(-num_outputs // block_n), rows.batch)](
+        *inputs,
+        sums,
+        stats,
+        *outputs,
+        num_parts,
+        HEAD=sums.shape[-1],
+        BLOCK_K=block_k,
+        BLOCK_N=block_n,
+        BLOCK_S=power_of_two(num_parts),
+        num_warps=8 if rows.kind == "parts" else 4,
+        **options,
+    )
+
+
+def _multiply_rows(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], options: dict[str, Any]) -> None:
+    """All rows at once, on the tensor cores."""
+    block_k = max(min(LARGEST_BLOCK, power_of_two(options["K"])), 128)
+    warps = 8 if block_k == LARGEST_BLOCK else 4
+    cast(Any, _project_rows)[(-(-options["N"] // OUTPUTS), -(-rows.batch // ROW_BLOCK))](
+        *inputs,
+        *outputs,
+        BLOCK_K=block_k,
+        BLOCK_M=ROW_BLOCK,
+        BLOCK_N=OUTPUTS,
+        PARTS=warps,
+        num_warps=warps,
+        **options,
+    )
 
 
 def _floor_power_of_two(value: int) -> int:

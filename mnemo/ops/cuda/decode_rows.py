@@ -1,0 +1,119 @@
+"""Small Triton kernels of a decoded token: residual sums with their norms, likeliest tokens, advancing the cursors."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mnemo.ops.cuda.decode_kernels import power_of_two, supports
+
+try:
+    import triton  # type: ignore[import-not-found]
+    import triton.language as tl  # type: ignore[import-not-found]
+except ImportError:
+    triton = None
+
+LARGEST_VOCABULARY = 16384
+"""Logits of a row that one program compares"""
+
+
+if triton is not None:
+
+    @triton.jit
+    def _add_norm(x_ptr, y_ptr, weight_ptr, bias_ptr, sum_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
+        dims = tl.arange(0, BLOCK_D)
+        inside = dims < D
+        place = tl.program_id(0) * D + dims
+        x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        x += tl.load(y_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        total = x.to(sum_ptr.dtype.element_ty)
+        tl.store(sum_ptr + place, total, mask=inside)
+        x = total.to(tl.float32)
+        centred = tl.where(inside, x - tl.sum(x, 0) / D, 0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + eps)
+        weight = tl.load(weight_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + dims, mask=inside, other=0.0).to(tl.float32)
+        out = centred * scale * weight + bias
+        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _take_likeliest(logits_ptr, tokens_ptr, finite_ptr, V: tl.constexpr, BLOCK_V: tl.constexpr):
+        row, ids = tl.program_id(0), tl.arange(0, BLOCK_V)
+        logits = tl.load(logits_ptr + row * V + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
+        unknown = tl.max((logits != logits).to(tl.int32), 0)
+        largest = tl.max(logits, 0)
+        if (unknown > 0) | (tl.abs(largest) == float("inf")):
+            tl.store(finite_ptr, 0)
+        tl.store(tokens_ptr + row, tl.argmax(logits, 0, tie_break_left=True).to(tl.int64))
+
+    @triton.jit
+    def _advance(
+        places_ptr,
+        slots_ptr,
+        lengths_ptr,
+        limits_ptr,
+        counts_ptr,
+        memory_ptr,
+        window_ptr,
+        segment,
+        batch,
+        total,
+        BLOCK: tl.constexpr,
+    ):
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = index < total
+        memory = tl.load(memory_ptr + index // batch, mask=inside, other=1)
+        window = tl.load(window_ptr + index // batch, mask=inside, other=1)
+        place = tl.load(places_ptr + index, mask=inside, other=0) + 1
+        count = tl.load(counts_ptr + index, mask=inside, other=0) + 1
+        length = tl.load(lengths_ptr + index, mask=inside, other=0)
+        full = count == segment
+        length = tl.where(full, tl.minimum(length + segment, memory), length)
+        count = tl.where(full, 0, count)
+        tl.store(places_ptr + index, place, mask=inside)
+        tl.store(slots_ptr + index, place % (memory + segment), mask=inside)
+        tl.store(lengths_ptr + index, length, mask=inside)
+        tl.store(counts_ptr + index, count, mask=inside)
+        tl.store(limits_ptr + index, tl.minimum(length + count + 1, window), mask=inside)
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum x + y and its layer norm, rows (..., D)."""
+    x, y = x.contiguous(), y.contiguous()
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    size, kernel = x.shape[-1], cast(Any, _add_norm)
+    kernel[(x.numel() // size,)](x, y, weight, bias, total, out, eps, D=size, BLOCK_D=power_of_two(size))
+    return total, out
+
+
+def can_take(logits: Tensor) -> bool:
+    """Whether `take_likeliest` supports logits (B, V)."""
+    return supports(logits) and logits.shape[-1] <= LARGEST_VOCABULARY
+
+
+def take_likeliest(logits: Tensor, finite: Tensor) -> Tensor:
+    """The likeliest token of each row (B,), the first of equals; `finite` becomes false if a row has none."""
+    batch, size = logits.shape
+    tokens = torch.empty(batch, dtype=torch.int64, device=logits.device)
+    block, kernel = power_of_two(size), cast(Any, _take_likeliest)
+    kernel[(batch,)](logits.contiguous(), tokens, finite.view(torch.uint8), V=size, BLOCK_V=block)
+    return tokens
+
+
+def advance(
+    places: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    counts: Tensor,
+    memory: Tensor,
+    window: Tensor,
+    segment: int,
+) -> None:
+    """Advance the cursors (N, B) of all layers by one token; `memory` and `window` are (N, 1)."""
+    num_layers, batch = places.shape
+    total, kernel = num_layers * batch, cast(Any, _advance)
+    grid = (-(-total // 128),)
+    kernel[grid](places, slots, lengths, limits, counts, memory, window, segment, batch, total, BLOCK=128)
