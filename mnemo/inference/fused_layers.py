@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from mnemo.model import Output
 from mnemo.model.layers import Activation
 from mnemo.model.layers.modules import AddNorm, LayerNorm, RMSNorm, TransformerLayer
 from mnemo.ops.cuda import decode_projection
@@ -29,7 +30,7 @@ Attend = Callable[[int, Tensor], Tensor | Parts]
 
 
 def suit(model: Model, weights: Tensor, x: Tensor) -> bool:
-    """Whether the kernels support all layers of a model for rows x (B, 1, D), and nothing is cast on the way."""
+    """Whether the kernels support all layers of a model for rows x (B, ..., D), and nothing is cast on the way."""
     config = model.config
     width = max(config.dim, config.num_heads * config.head_dim)
     plain = not config.head_gate and not torch.is_autocast_enabled(x.device.type)
@@ -60,6 +61,14 @@ def run_layers(
     if branch is None:
         return carry
     return carry + branch if layers[-1].pre else add_norm(carry, branch, layers[-1].norm_feed_forward)[1]
+
+
+def fused_logits(model: Model, hidden: Tensor) -> Tensor:
+    """Logits (B, V) of hidden rows (B, D), in one kernel for few rows."""
+    product = model.softmax.only_product(model.embedding)
+    if product is None or not suit(model, product[0], hidden):
+        return model.logits(Output(hidden[:, None], {}))[:, 0]
+    return project(hidden, *product)
 
 
 def _output(layer: TransformerLayer, context: Tensor | Parts, batch: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.inference.fused_layers import fused_logits
 from mnemo.inference.ring_decoder import RingDecoder
 from mnemo.inference.sampling import sample, uniform_draws
 from mnemo.inference.sampling_options import Sampling
@@ -154,15 +155,15 @@ class TokenWriter:
     @torch.no_grad()
     def write(self, draw: Tensor) -> Tensor:
         """Choose and feed the tokens (R,) at `draw` (R,), uniform in [0, 1)."""
-        self.draw.copy_(draw)
+        if self.sampling.temperature > 0:
+            self.draw.copy_(draw)
         tokens = self.step().clone()
         if self.waits:
             self.check()
         return tokens
 
     def _step(self) -> Tensor:
-        logits = self.model.logits(Output(self.hidden[:, None], {}))[:, 0]
-        tokens = self._choose(logits)
+        tokens = self._choose(fused_logits(self.model, self.hidden))
         self.hidden.copy_(self.decoder.feed_single(tokens[:, None]).hidden[:, -1])
         return tokens
 

@@ -346,6 +346,9 @@ def _table(relation: Relation, dtype: torch.dtype) -> Table:
 def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
     """As the embedding does, but without looking up which bins occur: that would wait for the device."""
     if not embedding.split:
+        plain = not (embedding.training or embedding.bins.projected) and ids.device == embedding.tables[0].device
+        if plain and decode_kernels.supports(embedding.tables[0]) and not torch.is_autocast_enabled(ids.device.type):
+            return decode_rows.look_up(ids, embedding.tables[0], embedding.dim**0.5)
         return embedding(ids)
     x = None
     for index, (table, projection) in enumerate(zip(embedding.tables, embedding.projections, strict=True)):

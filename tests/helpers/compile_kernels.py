@@ -57,7 +57,7 @@ def compile_instead_of_running(capability: int) -> None:
     run, memory = JITFunction.run, SHARED_MEMORY[capability]
     launch.shared_memory = lambda device: memory
     if capability >= 90:
-        decode_kernels.early = decode_projection.early = lambda x: {"EARLY": True, "launch_pdl": True}
+        decode_kernels.early = decode_projection.early = lambda x: {"EARLY": 1, "launch_pdl": True}
 
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
         kernel: Any = run(self, *args, warmup=True, **options)
@@ -121,6 +121,7 @@ def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
         project_normed(zeros(batch, 96), zeros(batch, 96), norm, zeros(40, 96), zeros(40), "relu", keep_sum=False)
     parts = Parts(torch.zeros(2 * 5, 64), torch.zeros(2 * 5, 2), 5)
     project_parts(parts, 1, zeros(40, 128))
+    decode_rows.look_up(torch.zeros(3, 1, dtype=torch.int64), zeros(9, 40), 2.0)
     decode_rows.take_likeliest(zeros(3, 204), torch.ones((), dtype=torch.bool))
 
 

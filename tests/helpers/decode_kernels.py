@@ -101,6 +101,11 @@ def check_projected_parts() -> None:
     assert_close(project_parts(parts, batch, weight), want)
 
 
+def check_embedding() -> None:
+    ids, table = torch.randint(9, (3, 1)), torch.randn(9, 40)
+    assert_close(decode_rows.look_up(ids, table, 3.0), F.embedding(ids, table) * 3)
+
+
 def check_choice() -> None:
     """The first of the likeliest tokens; rows without one are reported."""
     logits, finite = torch.randn(3, 37), torch.ones((), dtype=torch.bool)
@@ -151,5 +156,6 @@ if __name__ == "__main__":
     check_norms()
     check_projections()
     check_projected_parts()
+    check_embedding()
     check_choice()
     check_rings()

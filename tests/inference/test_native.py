@@ -149,6 +149,7 @@ def test_decode_kernels() -> None:
         decode_checks.check_norms()
         decode_checks.check_projections()
         decode_checks.check_projected_parts()
+        decode_checks.check_embedding()
         decode_checks.check_choice()
 
 

@@ -24,6 +24,7 @@ KERNELS = {
     "_add_norm",
     "_advance",
     "_take_likeliest",
+    "_look_up",
     "_project_row",
     "_project_rows",
 }

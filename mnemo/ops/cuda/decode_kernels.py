@@ -28,10 +28,8 @@ except ImportError:
     triton = None
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PROGRAMS = 512
-"""Number of programs that keep a GPU busy."""
 LARGEST_PARTS = 32
-EARLY_START = True
+EARLY_START = 0
 """Whether kernels start before the last one has ended, and load weights meanwhile."""
 LOG2_E = 1.4426950408889634
 LARGEST_HEAD = 256
@@ -216,7 +214,7 @@ if triton is not None:
         STAGES: tl.constexpr,
         EARLY: tl.constexpr,
     ):
-        if EARLY:
+        if EARLY == 1:
             let_next_start()
         part, head = tl.program_id(0), tl.program_id(1)
         num_parts, heads = tl.num_programs(0), tl.num_programs(1)
@@ -239,6 +237,8 @@ if triton is not None:
         )
         if EARLY:
             wait_for_last()
+        if EARLY == 2:
+            let_next_start()
         vector = head * D + dims
         known = there[:, None] & inside[None, :]
         q = tl.load(q_ptr + texts[:, None] * stride_q + vector[None, :], mask=known, other=0.0).to(tl.float32)
@@ -348,9 +348,12 @@ if triton is not None:
         BLOCK_S: tl.constexpr,
         EARLY: tl.constexpr,
     ):
-        if EARLY:
+        if EARLY == 1:
             let_next_start()
+        if EARLY:
             wait_for_last()
+        if EARLY == 2:
+            let_next_start()
         row_head = tl.program_id(0)
         dims, parts = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
         inside, there = dims < D, parts < num_parts
@@ -387,12 +390,16 @@ class Tiling(NamedTuple):
 
 
 def tiling(batch: int, heads: int, num_slots: int, block_d: int, item_bytes: int) -> Tiling:
-    """Tiles of about 8 KiB of keys, and parts enough to fill the GPU."""
-    group = 1 if batch < 8 else 2
-    block = max(16, 4096 // block_d // group // max(1, item_bytes // 2))
+    """Measured on an H200: few texts need many programs at once; many texts need loads ahead and shared positions."""
+    wide = block_d * item_bytes > 128
+    group, block, programs, stages = (1, 128, 256, 1) if batch == 1 else (1, 64, 512, 1)
+    if batch >= 8:
+        group, block, programs, stages = 2, 32, 256, 1 if wide else 3
+    if wide:
+        block = max(16, block * 128 // (block_d * item_bytes))
     tiles = -(-num_slots // block)
-    wanted = PROGRAMS // (heads * -(-batch // group))
-    return Tiling(group, block, max(1, min(tiles, wanted, LARGEST_PARTS)), 4, 1)
+    parts = min(tiles, LARGEST_PARTS, programs // (heads * -(-batch // group)))
+    return Tiling(group, block, max(1, parts), 4, stages)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: Tensor, limits: Tensor) -> Tensor:
@@ -476,11 +483,11 @@ def attend_parts(
     return out if parts == 1 else Parts(sums, stats, parts)
 
 
-def early(x: Tensor) -> dict[str, bool]:
+def early(x: Tensor) -> dict[str, Any]:
     """Options of a kernel that starts while the one before it ends: on Hopper and later."""
     if not (EARLY_START and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)):
-        return {"EARLY": False}
-    return {"EARLY": True, "launch_pdl": True}
+        return {"EARLY": 0}
+    return {"EARLY": EARLY_START, "launch_pdl": True}
 
 
 def _heads_together(x: Tensor) -> Tensor:

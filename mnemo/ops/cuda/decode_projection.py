@@ -31,9 +31,10 @@ LARGEST_WIDTH = 1024
 LARGEST_ROWS = 16
 ROW_BLOCK, OUTPUTS, LARGEST_BLOCK = 16, 16, 2048
 """Rows, outputs and inputs of a program on the tensor cores, which a single row does not use"""
-PROGRAMS = 128
-TILE = 8192
-"""Weights of a program's tile"""
+ROW_PROGRAMS, ROW_TILE, ROW_WARPS = 384, 2048, 1
+"""Programs of the product of a single row, and weights of one of them; one warp needs no barriers"""
+PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS = 128, 8192, 8
+"""The same if the row consists of parts, which every program adds up"""
 Activation = Literal["relu", "gelu", "squared_relu"]
 
 
@@ -200,7 +201,7 @@ if triton is not None:
         EARLY: tl.constexpr,
     ):
         """One row, multiplied without tensor cores. Weights are loaded while the last kernel ends."""
-        if EARLY:
+        if EARLY == 1:
             let_next_start()
         row = tl.program_id(1)
         at, outs = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -213,6 +214,8 @@ if triton is not None:
             gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
         if EARLY:
             wait_for_last()
+        if EARLY == 2:
+            let_next_start()
         if SOURCE == "norm":
             rows = row + tl.arange(0, 1)
             x = _normed_rows(
@@ -266,7 +269,7 @@ if triton is not None:
         EARLY: tl.constexpr,
     ):
         """Several rows. Each warp multiplies its part of the inputs, so that no warp has a long chain of products."""
-        if EARLY:
+        if EARLY == 1:
             let_next_start()
         rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
         outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -282,6 +285,8 @@ if triton is not None:
             gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
         if EARLY:
             wait_for_last()
+        if EARLY == 2:
+            let_next_start()
         if SOURCE == "norm":
             x = _normed_rows(
                 x_ptr,
@@ -380,8 +385,11 @@ def _product(rows: _Rows, weight: Tensor, bias: Tensor | None, activation: Activ
 def _multiply_row(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], options: dict[str, Any]) -> None:
     """Row by row; as many programs as keep a GPU busy."""
     weight, num_outputs = outputs[0], options["N"]
+    programs, tile, warps = ROW_PROGRAMS, ROW_TILE, ROW_WARPS
+    if rows.parts is not None:
+        programs, tile, warps = PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS
     block_k = power_of_two(options["K"])
-    block_n = max(1, min(TILE // block_k, _floor_power_of_two(num_outputs // PROGRAMS)))
+    block_n = max(1, min(tile // block_k, _floor_power_of_two(num_outputs // programs)))
     sums, stats, num_parts = rows.parts or (weight, weight, 1)
     cast(Any, _project_row)[(-(-num_outputs // block_n), rows.batch)](
         *inputs,
@@ -393,7 +401,7 @@ def _multiply_row(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], op
         BLOCK_K=block_k,
         BLOCK_N=block_n,
         BLOCK_S=power_of_two(num_parts),
-        num_warps=8 if rows.kind == "parts" else 4,
+        num_warps=warps,
         **options,
     )
 

@@ -39,6 +39,13 @@ if triton is not None:
         tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
     @triton.jit
+    def _look_up(ids_ptr, table_ptr, out_ptr, factor, D: tl.constexpr, BLOCK_D: tl.constexpr):
+        row, dims = tl.program_id(0), tl.arange(0, BLOCK_D)
+        at = tl.load(ids_ptr + row) * D + dims
+        x = tl.load(table_ptr + at, mask=dims < D, other=0.0).to(tl.float32) * factor
+        tl.store(out_ptr + row * D + dims, x.to(out_ptr.dtype.element_ty), mask=dims < D)
+
+    @triton.jit
     def _take_likeliest(logits_ptr, tokens_ptr, finite_ptr, V: tl.constexpr, BLOCK_V: tl.constexpr):
         row, ids = tl.program_id(0), tl.arange(0, BLOCK_V)
         logits = tl.load(logits_ptr + row * V + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
@@ -86,6 +93,14 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> 
     size, kernel = x.shape[-1], cast(Any, _add_norm)
     kernel[(x.numel() // size,)](x, y, weight, bias, total, out, eps, D=size, BLOCK_D=power_of_two(size))
     return total, out
+
+
+def look_up(ids: Tensor, table: Tensor, factor: float) -> Tensor:
+    """Rows (..., D) of a table (V, D), times a factor."""
+    size, kernel = table.shape[1], cast(Any, _look_up)
+    out = table.new_empty(*ids.shape, size)
+    kernel[(ids.numel(),)](ids.contiguous(), table, out, factor, D=size, BLOCK_D=power_of_two(size))
+    return out
 
 
 def can_take(logits: Tensor) -> bool:
