@@ -92,7 +92,7 @@ ROWS = {
         ),
     )
 }
-PROFILED = ("base", "speedrun")
+PROFILED = ("base", "speedrun", "generation")
 """Rows whose steps `--profile` divides into kernels."""
 
 
