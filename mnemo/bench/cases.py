@@ -64,6 +64,13 @@ class Case:
             return self.batch * self.new_tokens
         return self.batch * self.segment * (self.num_segments if self.section == "evaluation" else 1 + self.bptt)
 
+    @property
+    def ring_bytes(self) -> float:
+        """Bytes of cached keys and values that generating one token of every text reads."""
+        slots = sum(length + self.segment for length in self.plan().lengths(self.num_layers))
+        item = 2 if self.precision == "bf16" else 4
+        return 2.0 * item * slots * self.num_heads * self.head_dim * self.batch
+
     def plan(self) -> Plan:
         if self.mechanism == "lookahead":
             return Plan(long=Lookahead(length=self.memory).published())

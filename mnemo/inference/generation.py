@@ -16,11 +16,13 @@ from torch import Tensor
 from mnemo.errors import MnemoError
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.inference.fused_layers import fused_logits
 from mnemo.inference.ring_decoder import RingDecoder
 from mnemo.inference.sampling import sample, uniform_draws
 from mnemo.inference.sampling_options import Sampling
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, evaluating
+from mnemo.ops.cuda import decode_rows
 from mnemo.progress import ShowProgress, silent
 
 NOT_FINITE = "the model's output is not finite: its weights are damaged or its training diverged"
@@ -153,18 +155,24 @@ class TokenWriter:
     @torch.no_grad()
     def write(self, draw: Tensor) -> Tensor:
         """Choose and feed the tokens (R,) at `draw` (R,), uniform in [0, 1)."""
-        self.draw.copy_(draw)
+        if self.sampling.temperature > 0:
+            self.draw.copy_(draw)
         tokens = self.step().clone()
         if self.waits:
             self.check()
         return tokens
 
     def _step(self) -> Tensor:
-        logits = self.model.logits(Output(self.hidden[:, None], {}))[:, 0]
-        self.finite &= torch.isfinite(logits.amax(-1)).all()
-        tokens = sample(logits, self.draw, self.sampling)
+        tokens = self._choose(fused_logits(self.model, self.hidden))
         self.hidden.copy_(self.decoder.feed_single(tokens[:, None]).hidden[:, -1])
         return tokens
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        """A token for each row of logits (R, V)."""
+        if self.sampling.temperature == 0 and decode_rows.can_take(logits):
+            return decode_rows.take_likeliest(logits, self.finite)
+        self.finite &= torch.isfinite(logits.amax(-1)).all()
+        return sample(logits, self.draw, self.sampling)
 
     def check(self) -> None:
         """Raise MnemoError if any logits so far were not finite."""

@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mnemo.inference import fused_layers
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
+from mnemo.inference.fused_layers import run_layers
 from mnemo.memory import KeyValueCache
 from mnemo.memory.kv_buffer import KeyValues
 from mnemo.memory.protocol import Relation
@@ -27,8 +29,9 @@ from mnemo.memory.state import State, select
 from mnemo.model.embedding.modules import TokenEmbedding
 from mnemo.model.layers.modules import TransformerLayer
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
-from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda import decode_kernels, decode_rows
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
+from mnemo.ops.cuda.decode_kernels import Parts, attend_parts
 from mnemo.ops.rotary import rotate
 
 if TYPE_CHECKING:
@@ -229,27 +232,41 @@ class Rings:
     def feed(self, tokens: Tensor) -> Tensor:
         """Read a token (B, 1) of every row; return the last layer's rows (B, 1, D)."""
         x = embed(self.model.embedding, tokens)
-        for index, layer in enumerate(self.layers):
-            context = self._attend(index, layer, x)[:, None]
-            x = layer.finish(x, context)
+        if fused_layers.suit(self.model, self.projections[0], x):
+            activation, attend = self.model.config.activation, self._attend_in_parts
+            x = run_layers(self.layers, self.projections, attend, activation, x[:, 0])[:, None]
+        else:
+            for index, layer in enumerate(self.layers):
+                x = layer.finish(x, self._attend(index, layer, x)[:, None])
         self._advance()
         return x
 
     def _attend(self, index: int, layer: TransformerLayer, x: Tensor) -> Tensor:
         """Contexts (B, H * d) of a token's rows x (B, 1, D)."""
-        attention = layer.attention
         projected = F.linear(layer.norm_attention(x) if layer.pre else x, self.projections[index])
-        q, k, v = projected.view(len(x), 3, attention.num_heads, attention.head_dim).unbind(1)
+        return decode_attention(*self._attention_inputs(index, projected))
+
+    def _attend_in_parts(self, index: int, projected: Tensor) -> Tensor | Parts:
+        """The same for projected queries, keys and values (B, 3 * H * d), with the kernels."""
+        given = self._attention_inputs(index, projected)
+        return attend_parts(*given) if decode_kernels.suit(self.buffers[index]) else decode_attention(*given)
+
+    def _attention_inputs(
+        self, index: int, projected: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Table, Tensor, Tensor]:
+        """The arguments of `decode_attention`."""
+        attention = self.layers[index].attention
+        q, k, v = projected.view(len(projected), 3, attention.num_heads, attention.head_dim).unbind(1)
         q, k = attention.norm_query(q), attention.norm_key(k)
         if self.rotary is not None:
             place = self.places[index][:, None]
             q, k = (self.rotary.to(part[:, :, None], place)[:, :, 0] for part in (q, k))
-        return decode_attention(q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index])
+        return q, k, v, self.buffers[index], self.tables[index], self.slots[index], self.limits[index]
 
     def _advance(self) -> None:
         """Move every row on by one slot; full segments become memory."""
         if decode_kernels.supports(self.buffers[0]):
-            decode_kernels.advance(*self.cursors, self.memory, self.window, self.segment)
+            decode_rows.advance(*self.cursors, self.memory, self.window, self.segment)
             return
         self.counts += 1
         full = self.counts == self.segment
@@ -330,6 +347,9 @@ def _table(relation: Relation, dtype: torch.dtype) -> Table:
 def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
     """As the embedding does, but without looking up which bins occur: that would wait for the device."""
     if not embedding.split:
+        plain = not (embedding.training or embedding.bins.projected) and ids.device == embedding.tables[0].device
+        if plain and decode_kernels.supports(embedding.tables[0]) and not torch.is_autocast_enabled(ids.device.type):
+            return decode_rows.look_up(ids, embedding.tables[0], embedding.dim**0.5)
         return embedding(ids)
     x = None
     for index, (table, projection) in enumerate(zip(embedding.tables, embedding.projections, strict=True)):

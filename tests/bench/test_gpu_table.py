@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mnemo.bench.gpu_table import first_step, work
+from mnemo.bench.gpu_table import first_step, profile, work
 from mnemo.bench.gpu_table.card import describe, parse_state
 from mnemo.bench.gpu_table.profile import (
     GAPS,
@@ -86,7 +86,7 @@ def test_every_row_is_measured_in_miniature(name: str, monkeypatch: pytest.Monke
     found = row.measure()
     assert found.values and set(found.values) <= set(ROWS[name].goals)
     assert all(value > 0 for value in found.values.values())
-    assert (row.profile() is not None) == isinstance(row, work.Training)
+    assert (row.profile() is not None) == isinstance(row, (work.Training, work.Generation))
 
 
 def test_the_time_to_the_first_step_is_measured_by_phase() -> None:
@@ -238,6 +238,22 @@ def test_a_profile_has_the_gaps_of_replays_and_the_groups_of_the_plain_pass() ->
     assert "without the graph" in hidden.step and "without" not in found.step
     table = markdown(found.to_json())
     assert "| attention forward | 0.060 |" in table and "| step (compiled) |" in table
+
+
+def test_a_profile_of_generated_tokens_counts_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [kernel("_attend_part", 0.0, 30.0), kernel("_add_norm", 30.0, 10.0)]
+    two += [kernel("_attend_part", 60.0, 30.0), kernel("_project_row", 90.0, 10.0)]
+    monkeypatch.setattr(profile, "traced", lambda *_: two)
+    monkeypatch.setattr(profile, "find_gpu_of", lambda _: GPUS["h200"])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    size = GPUS["h200"].bandwidth * 15e-6
+    found = profile.profile_tokens(lambda: None, 2, size, size, torch.device("cuda"))
+    attention = next(group for group in found.groups if group.name == "attention to the memory")
+    assert attention.milliseconds == pytest.approx(0.03) and attention.launches == 1
+    assert attention.limit == pytest.approx(0.5) and attention.megabytes == pytest.approx(size / 1e6)
+    assert found.milliseconds == pytest.approx(0.05) and found.groups[-1].milliseconds == pytest.approx(0.01)
+    table = markdown({"by_texts": {"16": found.to_json()}})
+    assert "16 texts" in table and "| attention to the memory | 0.030 | 60% | 1 |" in table
 
 
 def test_kernels_are_listed_longest_first() -> None:

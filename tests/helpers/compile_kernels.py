@@ -6,6 +6,7 @@ Triton's interpreter takes programs that its compiler refuses, such as a variabl
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mnemo.ops import Causal, KeyLimit
-from mnemo.ops.cuda import decode_kernels, launch, row_operators
+from mnemo.ops.cuda import decode_kernels, decode_projection, decode_rows, launch, row_operators
 from mnemo.ops.cuda.compile_together import launches_only_compile
 from mnemo.ops.cuda.decode_attention import Table
+from mnemo.ops.cuda.decode_kernels import Parts
+from mnemo.ops.cuda.decode_projection import Norm, project, project_normed, project_parts
 from mnemo.ops.cuda.dispatch import fused_attention
 from mnemo.ops.cuda.place_heads import place_heads
 from mnemo.training.muon import step_in_kernels
@@ -56,6 +59,8 @@ def compile_instead_of_running(capability: int) -> None:
     driver.set_active(AbsentGPU(capability))  # type: ignore[arg-type]
     run, memory = JITFunction.run, SHARED_MEMORY[capability]
     launch.shared_memory = lambda device: memory
+    if capability >= 90:
+        decode_kernels.early = decode_projection.early = lambda x: {"EARLY": 1, "launch_pdl": True}
 
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
         kernel: Any = run(self, *args, warmup=True, **options)
@@ -100,7 +105,7 @@ def compile_at_once() -> None:
     rows, table = torch.zeros(2, 2, 64, 64, dtype=HALF), torch.zeros(2, 64, 64, dtype=HALF)
     call = launch.Arguments(rows, rows, rows, table, *[None] * 8, 0, 0, 0, 0.0, 0.125)
     with launches_only_compile():
-        out, lse, scores = launch.attend(call)
+        out, lse, scores = launch.attend(call, True)
         launch.differentiate(call, out, lse, scores, out, None)
 
 
@@ -113,9 +118,22 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
     decode_kernels.attend(
         zeros(3, 2, size), zeros(3, 2, size), zeros(3, 2, size), zeros(2, 3, 2, 70, size), table, at, at
     )
+    compile_projections(zeros)
     cursors, lengths = torch.zeros(5, 4, 3, dtype=torch.int64), torch.ones(4, 1, dtype=torch.int64)
     places, slots, valid, limits, counts = cursors
-    decode_kernels.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
+    decode_rows.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
+
+
+def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
+    """Of one row and of several, with everything that may come before and after."""
+    norm = Norm(zeros(96), zeros(96), 1e-5)
+    for batch in (1, 3):
+        project(zeros(batch, 96), zeros(40, 96), zeros(40), "gelu")
+        project_normed(zeros(batch, 96), zeros(batch, 96), norm, zeros(40, 96), zeros(40), "relu", keep_sum=False)
+    parts = Parts(torch.zeros(2 * 5, 64), torch.zeros(2 * 5, 2), 5)
+    project_parts(parts, 1, zeros(40, 128))
+    decode_rows.look_up(torch.zeros(3, 1, dtype=torch.int64), zeros(9, 40), 2.0)
+    decode_rows.take_likeliest(zeros(3, 204), torch.ones((), dtype=torch.bool))
 
 
 def compile_rows(dtype: torch.dtype, width: int, norm: str, activation: str, rate: float) -> None:

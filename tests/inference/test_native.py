@@ -145,7 +145,12 @@ def test_decode_kernels() -> None:
     assert decode_kernels.supports(torch.zeros(1, device="cuda"))
     with torch.device("cuda"):
         decode_checks.check_attention()
+        decode_checks.check_tilings()
         decode_checks.check_norms()
+        decode_checks.check_projections()
+        decode_checks.check_projected_parts()
+        decode_checks.check_embedding()
+        decode_checks.check_choice()
 
 
 def on_both(function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:

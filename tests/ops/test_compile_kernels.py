@@ -30,6 +30,10 @@ KERNELS = {
     "place_heads_backward_kernel",
     "direction_kernel",
     "step_kernel",
+    "_take_likeliest",
+    "_look_up",
+    "_project_row",
+    "_project_rows",
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from mnemo.ops import Blocks, Causal, KeyLimit, Mask, call_obstacle, kernel_obstacle, relative_attention
-from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda import decode_kernels, decode_projection
 from mnemo.ops.cuda.decode_attention import decode_attention_plain
 
 pytest.importorskip("triton")
@@ -371,6 +371,21 @@ def test_decoding_kernels_that_do_not_run_are_replaced_with_one_notice(monkeypat
     monkeypatch.setattr(decode_kernels, "attend", decode_attention_plain)
     monkeypatch.setattr(decode_kernels, "_found", {})
     assert decode_kernels.works(torch.device("cpu"), torch.float32)
+
+
+def test_products_of_few_rows_that_do_not_run_are_replaced_with_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x @ weight.T + 1
+
+    if DEVICE.type == "cpu" and not decode_kernels.INTERPRETED:
+        pytest.skip("no kernel runs here")
+    monkeypatch.setattr(decode_projection, "_found", {})
+    assert decode_projection.works(DEVICE, torch.float32)
+    monkeypatch.setattr(decode_projection, "project", wrong)
+    monkeypatch.setattr(decode_projection, "_found", {})
+    with pytest.warns(UserWarning, match="few rows are decoded by more kernels, which is slower: its kernels are off"):
+        assert not decode_projection.works(DEVICE, torch.float32)
+    assert not decode_projection.works(DEVICE, torch.float32)
 
 
 @pytest.mark.parametrize("error", [float("inf"), RuntimeError("no such instruction")])

@@ -1,7 +1,8 @@
-"""A training step divided into groups of kernels: time, launches, FLOPs or bytes, and their share of the card's limit.
+"""A step divided into groups of kernels: time, launches, FLOPs or bytes, and their share of the card's limit.
 
-Two passes are profiled. The replayed CUDA graph gives the time of a step and the gaps between its kernels. The same
-update without the graph gives the operation that launched each kernel, and the shapes of its inputs.
+Two passes of a training step are profiled. The replayed CUDA graph gives the time of a step and the gaps between its
+kernels. The same update without the graph gives the operation that launched each kernel, and the shapes of its inputs.
+A generated token has the replayed pass only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ ATTENTION = {
     "sum_kernel": ("attention backward: sums", 0),
 }
 """Group of each attention kernel, and its matrix products per pair of query and key."""
+DECODING = {
+    "_attend_part": "attention to the memory",
+    "_put_together": "attention to the memory",
+    "_project_row": "matrix products",
+    "_project_rows": "matrix products",
+    "_look_up": "embedding",
+    "_take_likeliest": "choice of tokens",
+    "_advance": "places in the memory",
+}
+"""Groups of the kernels of a generated token."""
 COPIES, OPTIMIZER, GAPS = "copies and casts", "optimizer and clipping", "gaps between kernels"
 PATTERNS = (
     ("matrix products", r"gemm|nvjet|cutlass|xmma|cublas|splitk|gemv|triton_tem|^aten::(mm|bmm|addmm|baddbmm)$"),
@@ -81,6 +92,8 @@ class Profile:
 def group_of(kernel: Kernel) -> str:
     if kernel.name in ATTENTION:
         return ATTENTION[kernel.name][0]
+    if kernel.name in DECODING:
+        return DECODING[kernel.name]
     if kernel.in_optimizer or "multi_tensor_apply" in kernel.name:
         return OPTIMIZER
     names = (kernel.name.lower(), kernel.op.lower())
@@ -152,6 +165,31 @@ def profile_updates(updates: RandomUpdates, model: ModelConfig) -> Profile:
     return put_together(updates.engine.describe(), replayed, plain, attention_flops(model, updates.config), gpu)
 
 
+def profile_tokens(
+    step: Callable[[], object], num_tokens: int, ring_bytes: float, weight_bytes: float, device: torch.device
+) -> Profile:
+    """Profile a step that generates `num_tokens` of every text, one after the other, as replays of a CUDA graph.
+
+    `ring_bytes`, `weight_bytes`: what a token loads at least, of memories and of matrices.
+    """
+    kernels = traced(step, device)
+    gpu = find_gpu_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    loads = {DECODING["_attend_part"]: ring_bytes, DECODING["_project_row"]: weight_bytes}
+    groups = [_of_token(group, num_tokens, loads.get(group.name, 0.0), gpu) for group in grouped(kernels, 0.0, None)]
+    span = (max(kernel.end for kernel in kernels) - kernels[0].begin) / num_tokens if kernels else 0.0
+    gaps = Group(name=GAPS, milliseconds=max(0.0, span - busy(kernels) / num_tokens) / 1e3, launches=0)
+    alike = tuple({**row, "milliseconds": row["milliseconds"] / num_tokens} for row in longest(kernels))
+    return Profile(step="one token of every text", milliseconds=span / 1e3, groups=(*groups, gaps), kernels=alike)
+
+
+def _of_token(group: Group, num_tokens: int, size: float, gpu: Gpu | None) -> Group:
+    """The share of one token in a group of kernels, which loads `size` bytes at least."""
+    milliseconds = group.milliseconds / num_tokens
+    limit = size / gpu.bandwidth / (milliseconds / 1e3) if gpu is not None and size and milliseconds else None
+    launches = round(group.launches / num_tokens)
+    return replace(group, milliseconds=milliseconds, launches=launches, megabytes=size / 1e6, limit=limit)
+
+
 def put_together(
     step: str, replayed: Sequence[Kernel], plain: Sequence[Kernel], attention: float, gpu: Gpu | None
 ) -> Profile:
@@ -186,7 +224,9 @@ HEADERS = ("group", "ms", "share of the step", "launches", "GFLOP", "MB", "of th
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """A profile as a table of Markdown."""
+    """A profile as a table of Markdown; profiles by the number of texts as one table each."""
+    if "by_texts" in found:
+        return "\n\n".join(f"{texts} texts\n\n{markdown(one)}" for texts, one in found["by_texts"].items())
     lines = ["| " + " | ".join(HEADERS) + " |", "|---" * len(HEADERS) + "|"]
     total = found["milliseconds"]
     for group in found["groups"]:

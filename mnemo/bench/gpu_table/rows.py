@@ -92,7 +92,7 @@ ROWS = {
         ),
     )
 }
-PROFILED = ("base", "speedrun")
+PROFILED = ("base", "speedrun", "generation")
 """Rows that `--profile` measures if none are named."""
 
 

@@ -17,7 +17,7 @@ from mnemo.bench import attention_op
 from mnemo.bench.attention_op import Shape, check_operation, inputs
 from mnemo.bench.cases import CASES, SMALL, Case
 from mnemo.bench.gpu_table.first_step import measure_start
-from mnemo.bench.gpu_table.profile import profile_updates
+from mnemo.bench.gpu_table.profile import profile_tokens, profile_updates
 from mnemo.bench.timed_steps import builders, train_config
 from mnemo.bench.timing import event_timing, graph_timing, take_turns
 from mnemo.errors import MnemoError
@@ -115,10 +115,12 @@ class Generation:
     def prepare(self) -> None:
         self._build(BATCHES[0]).step()
 
-    def _build(self, batch: int) -> Any:
+    def _case(self, batch: int) -> Case:
         case = CASES["generate-long"]
-        case = small(case) if self.miniature else case
-        return builders(replace(case, batch=batch), self.device)["mnemo"]()
+        return replace(small(case) if self.miniature else case, batch=batch)
+
+    def _build(self, batch: int) -> Any:
+        return builders(self._case(batch), self.device)["mnemo"]()
 
     def measure(self) -> Found:
         values, seconds = {}, {}
@@ -132,7 +134,15 @@ class Generation:
         return Found(values, {"seconds": seconds})
 
     def profile(self) -> dict[str, Any] | None:
-        return None
+        found = {}
+        for batch in BATCHES:
+            contender, case = self._build(batch), self._case(batch)
+            contender.step()
+            sizes = case.ring_bytes, contender.weights
+            found[str(batch)] = profile_tokens(contender.step, case.new_tokens, *sizes, self.device).to_json()
+            del contender
+            gc.collect()
+        return {"by_texts": found}
 
 
 @dataclass

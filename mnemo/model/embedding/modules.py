@@ -185,6 +185,13 @@ class Softmax(nn.Module):
             return self.log_probabilities(hidden, embedding)
         return self._logits(hidden, *self._head(embedding))
 
+    def only_product(self, embedding: TokenEmbedding) -> tuple[Tensor, Tensor] | None:
+        """Weight (V, D) and bias (V,), if logits are nothing but their product with hidden rows."""
+        if len(self.bins) > 1 or self.bins.projected or self.cap is not None:
+            return None
+        weight, bias, _ = self._head(embedding)
+        return weight, bias
+
     def _logits(self, hidden: Tensor, weight: Tensor, bias: Tensor, projection: Tensor | None) -> Tensor:
         return capped(F.linear(_projected(hidden, projection), weight, bias), self.cap)
 

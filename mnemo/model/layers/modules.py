@@ -268,6 +268,13 @@ class TransformerLayer(nn.Module):
     def _after_attention(self, x: Tensor, branch: Branch, rows: RowOperations) -> Tensor:
         if self.pre:
             x, normed = rows.add_norm(x, branch, self.norm_feed_forward)
-            return rows.add(x, self.feed_forward(normed, rows))
-        x = rows.normed_sum(x, branch, self.norm_attention)
-        return rows.normed_sum(x, self.feed_forward(x, rows), self.norm_feed_forward)
+        else:
+            x = normed = rows.normed_sum(x, branch, self.norm_attention)
+        return self._join(x, self.feed_forward(normed, rows), rows)
+
+    def _join(self, x: Tensor, branch: Branch, rows: RowOperations) -> Tensor:
+        return rows.add(x, branch) if self.pre else rows.normed_sum(x, branch, self.norm_feed_forward)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        """The layer's output for residual rows x (..., D) and the output of its feed-forward, without dropout."""
+        return self._join(x, Branch(branch, None, Dropout(0.0)), self._rows(x))

@@ -1,14 +1,16 @@
-"""Triton kernels of a decoded token: attention, and advancing the cursors.
+"""Triton kernels of a decoded token's attention, and whether kernels of decoding can be used.
 
-In attention, the keys of a row are divided into parts, whose sums a second kernel combines; one program loads the keys,
-values and positions of one head and part, each once. Shapes as in `decode_attention`.
+The keys of a row are divided into parts, whose sums a second kernel combines. A program goes through the distances of
+a part, and loads their positions once for the keys and values of several rows. Shapes as in `decode_attention`; G rows
+of a program, N keys of a tile.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
 try:
     import triton  # type: ignore[import-not-found]
     import triton.language as tl  # type: ignore[import-not-found]
+    from triton.language.extra import cuda as tl_cuda  # type: ignore[import-not-found]
 except ImportError:
     triton = None
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PROGRAMS = 512
-"""Number of programs that keep a GPU busy."""
+LARGEST_PARTS = 32
+EARLY_START = 0
+"""Whether kernels start before the last one has ended, and load weights meanwhile."""
+LOG2_E = 1.4426950408889634
 LARGEST_HEAD = 256
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """Types of the kernels, and the largest relative difference of each from plain PyTorch in float32."""
@@ -42,14 +47,25 @@ _found: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels agree with plain PyTorch there: one test, and one warning with the reason if not."""
-    if (device, dtype) not in _found:
+    return trusted(_found, device, dtype, _failure, "decoding runs in plain PyTorch, which is slower")
+
+
+def trusted(
+    found: dict[tuple[torch.device, torch.dtype], bool],
+    device: torch.device,
+    dtype: torch.dtype,
+    failure: Callable[[torch.device, torch.dtype], str | None],
+    otherwise: str,
+) -> bool:
+    """Whether kernels have passed their test; `found` keeps the result."""
+    if (device, dtype) not in found:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return True  # recorded work has run before
-        problem = _failure(device, dtype)
-        _found[device, dtype] = problem is None
+        problem = failure(device, dtype)
+        found[device, dtype] = problem is None
         if problem is not None:
-            warnings.warn(f"decoding runs in plain PyTorch, which is slower: {problem}", stacklevel=2)
-    return _found[device, dtype]
+            warnings.warn(f"{otherwise}: {problem}", stacklevel=3)
+    return found[device, dtype]
 
 
 def _failure(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -82,6 +98,86 @@ def suit(ring: Tensor) -> bool:
 
 
 if triton is not None:
+    LOWEST = tl.constexpr(-1e30)
+    """Below every score, and finite: differences stay numbers."""
+
+    @triton.jit
+    def let_next_start():
+        """Let the next kernel of the stream start; it waits before it reads what this one writes."""
+        tl_cuda.gdc_launch_dependents()
+
+    @triton.jit
+    def wait_for_last():
+        """Wait until the last kernel of the stream has written its results."""
+        tl_cuda.gdc_wait()
+
+    @triton.jit
+    def _load_tile(
+        rings_ptr,
+        r_ptr,
+        slots,
+        limits,
+        start,
+        end,
+        num_slots,
+        values_at,
+        lanes,
+        dims,
+        inside,
+        D: tl.constexpr,
+        HAS_R: tl.constexpr,
+    ):
+        """Keys, values (G, N, d) and positions (1, N, d) of a tile of distances; zeros where a text sees nothing."""
+        column = start + lanes
+        age = num_slots - 1 - column
+        index = column + slots + 1
+        index = tl.where(index >= num_slots, index - num_slots, index)
+        wanted = (age > 0) & (age < limits) & (column < end) & inside
+        keys_ptr = rings_ptr + (index * D + dims)
+        keys = tl.load(keys_ptr, mask=wanted, other=0.0)
+        values = tl.load(keys_ptr + values_at, mask=wanted, other=0.0)
+        r = keys
+        if HAS_R:
+            r = tl.load(r_ptr + (column * D + dims), mask=(column < end) & inside, other=0.0)
+        return keys, values, r
+
+    @triton.jit
+    def _add_tile(
+        keys,
+        values,
+        r,
+        content,
+        position,
+        bias_ptr,
+        scale,
+        limits,
+        start,
+        end,
+        num_slots,
+        largest,
+        total,
+        context,
+        BLOCK_N: tl.constexpr,
+        HAS_R: tl.constexpr,
+        HAS_BIAS: tl.constexpr,
+    ):
+        """Every lane of a tile (G, N) has a softmax of its own, so that the loop needs no sum over lanes."""
+        products = keys.to(tl.float32) * content
+        if HAS_R:
+            products += r.to(tl.float32) * position
+        scores = tl.sum(products, 2)
+        column = start + tl.arange(0, BLOCK_N)
+        age = num_slots - 1 - column
+        seen = ((age > 0) & (column < end))[None, :] & (age[None, :] < limits[:, None])
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + column, mask=column < end, other=0.0).to(tl.float32)
+            scores += (bias * scale)[None, :]
+        scores = tl.where(seen, scores, float("-inf"))
+        above = tl.maximum(largest, scores)
+        shares, kept = tl.exp2(scores - above), tl.exp2(largest - above)
+        total = total * kept + shares
+        context = context * kept[:, :, None] + shares[:, :, None] * values.to(tl.float32)
+        return above, total, context
 
     @triton.jit
     def _attend_part(
@@ -97,77 +193,149 @@ if triton is not None:
         limits_ptr,
         sums_ptr,
         stats_ptr,
+        out_ptr,
         scale,
-        heads,
+        batch,
         num_slots,
         part_size,
-        num_parts,
+        values_at,
         stride_q,
         stride_k,
         stride_v,
         D: tl.constexpr,
         BLOCK_D: tl.constexpr,
         BLOCK_N: tl.constexpr,
+        GROUP: tl.constexpr,
         HAS_R: tl.constexpr,
         HAS_U: tl.constexpr,
         HAS_W: tl.constexpr,
         HAS_BIAS: tl.constexpr,
+        ONE_PART: tl.constexpr,
+        STAGES: tl.constexpr,
+        EARLY: tl.constexpr,
     ):
-        part, row_head = tl.program_id(0), tl.program_id(1)
-        row, head = row_head // heads, row_head % heads
-        slot, limit = tl.load(slots_ptr + row).to(tl.int32), tl.load(limits_ptr + row).to(tl.int32)
+        if EARLY == 1:
+            let_next_start()
+        part, head = tl.program_id(0), tl.program_id(1)
+        num_parts, heads = tl.num_programs(0), tl.num_programs(1)
+        texts = tl.program_id(2) * GROUP + tl.arange(0, GROUP)
         dims = tl.arange(0, BLOCK_D)
-        inside = dims < D
-        vector = head * D + dims
-        q = tl.load(q_ptr + row * stride_q + vector, mask=inside, other=0.0).to(tl.float32)
-        content, position = q, q
-        if HAS_U:
-            content = q + tl.load(u_ptr + vector, mask=inside, other=0.0).to(tl.float32)
-        if HAS_W:
-            position = q + tl.load(w_ptr + vector, mask=inside, other=0.0).to(tl.float32)
-        new_key = tl.load(k_ptr + row * stride_k + vector, mask=inside, other=0.0)
-        new_value = tl.load(v_ptr + row * stride_v + vector, mask=inside, other=0.0)
-        keys_ptr = ring_ptr + row_head.to(tl.int64) * num_slots * D
-        values_ptr = keys_ptr + tl.num_programs(1).to(tl.int64) * num_slots * D
+        there, inside = texts < batch, dims < D
+        slots = tl.load(slots_ptr + texts, mask=there, other=0).to(tl.int32)
+        limits = tl.load(limits_ptr + texts, mask=there, other=0).to(tl.int32)
         begin = part * part_size
         end = tl.minimum(begin + part_size, num_slots)
-        largest = tl.full((), float("-inf"), tl.float32)
-        total = tl.full((), 0.0, tl.float32)
-        context = tl.zeros((BLOCK_D,), tl.float32)
-        for start in range(begin, end, BLOCK_N):
-            index = start + tl.arange(0, BLOCK_N)
-            age = slot - index
-            age = tl.where(age < 0, age + num_slots, age)
-            seen = (index < end) & (age < limit)
-            wanted = seen[:, None] & inside[None, :]
-            place = index[:, None] * D + dims[None, :]
-            fresh = (index == slot)[:, None]
-            keys = tl.load(keys_ptr + place, mask=wanted, other=0.0)
-            keys = tl.where(fresh, new_key[None, :], keys).to(tl.float32)
-            scores = tl.sum(keys * content[None, :], 1)
-            column = head * num_slots + num_slots - 1 - age
+        begin = tl.maximum(begin, (num_slots - tl.max(limits, 0)) // BLOCK_N * BLOCK_N)
+        rings_ptr = ring_ptr + (texts * heads + head).to(tl.int64)[:, None, None] * num_slots * D
+        slots3, limits3 = slots[:, None, None], limits[:, None, None]
+        lanes, dims3 = tl.arange(0, BLOCK_N)[None, :, None], dims[None, None, :]
+        inside3 = inside[None, None, :]
+        head_r_ptr, head_bias_ptr = r_ptr + head * num_slots * D, bias_ptr + head * num_slots
+        # Nothing of these depends on the kernel before: it writes no ring.
+        keys, values, r = _load_tile(
+            rings_ptr, head_r_ptr, slots3, limits3, begin, end, num_slots, values_at, lanes, dims3, inside3, D, HAS_R
+        )
+        if EARLY:
+            wait_for_last()
+        if EARLY == 2:
+            let_next_start()
+        vector = head * D + dims
+        known = there[:, None] & inside[None, :]
+        q = tl.load(q_ptr + texts[:, None] * stride_q + vector[None, :], mask=known, other=0.0).to(tl.float32)
+        content, position = q, q
+        if HAS_U:
+            content = q + tl.load(u_ptr + vector, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if HAS_W:
+            position = q + tl.load(w_ptr + vector, mask=inside, other=0.0).to(tl.float32)[None, :]
+        content, position = content * scale, position * scale
+        content3, position3 = content[:, None, :], position[:, None, :]
+        largest = tl.full((GROUP, BLOCK_N), LOWEST, tl.float32)
+        total = tl.zeros((GROUP, BLOCK_N), tl.float32)
+        context = tl.zeros((GROUP, BLOCK_N, BLOCK_D), tl.float32)
+        largest, total, context = _add_tile(
+            keys,
+            values,
+            r,
+            content3,
+            position3,
+            head_bias_ptr,
+            scale,
+            limits,
+            begin,
+            end,
+            num_slots,
+            largest,
+            total,
+            context,
+            BLOCK_N,
+            HAS_R,
+            HAS_BIAS,
+        )
+        for start in tl.range(begin + BLOCK_N, end, BLOCK_N, num_stages=STAGES):
+            keys, values, r = _load_tile(
+                rings_ptr,
+                head_r_ptr,
+                slots3,
+                limits3,
+                start,
+                end,
+                num_slots,
+                values_at,
+                lanes,
+                dims3,
+                inside3,
+                D,
+                HAS_R,
+            )
+            largest, total, context = _add_tile(
+                keys,
+                values,
+                r,
+                content3,
+                position3,
+                head_bias_ptr,
+                scale,
+                limits,
+                start,
+                end,
+                num_slots,
+                largest,
+                total,
+                context,
+                BLOCK_N,
+                HAS_R,
+                HAS_BIAS,
+            )
+        above = tl.max(largest, 1)
+        kept = tl.exp2(largest - above[:, None])
+        whole = tl.sum(total * kept, 1)
+        summed = tl.sum(context * kept[:, :, None], 1)
+        if part == num_parts - 1:  # the new token's own key
+            new_key = tl.load(k_ptr + texts[:, None] * stride_k + vector[None, :], mask=known, other=0.0)
+            new_value = tl.load(v_ptr + texts[:, None] * stride_v + vector[None, :], mask=known, other=0.0)
+            products = new_key.to(tl.float32) * content
             if HAS_R:
-                r = tl.load(r_ptr + column[:, None] * D + dims[None, :], mask=wanted, other=0.0).to(tl.float32)
-                scores += tl.sum(r * position[None, :], 1)
+                newest = head_r_ptr + (num_slots - 1) * D + dims
+                products += tl.load(newest, mask=inside, other=0.0).to(tl.float32)[None, :] * position
+            score = tl.sum(products, 1)
             if HAS_BIAS:
-                scores += tl.load(bias_ptr + column, mask=seen, other=0.0).to(tl.float32)
-            scores = tl.where(seen, scores * scale, float("-inf"))
-            values = tl.load(values_ptr + place, mask=wanted, other=0.0)
-            values = tl.where(fresh, new_value[None, :], values).to(tl.float32)
-            above = tl.maximum(largest, tl.max(scores, 0))
-            origin = tl.where(above == float("-inf"), 0.0, above)
-            shares = tl.exp(scores - origin)
-            kept = tl.exp(largest - origin)
-            total = total * kept + tl.sum(shares, 0)
-            context = context * kept + tl.sum(shares[:, None] * values, 0)
-            largest = above
-        if (slot >= begin) & (slot < end):
-            tl.store(keys_ptr + slot * D + dims, new_key, mask=inside)
-            tl.store(values_ptr + slot * D + dims, new_value, mask=inside)
-        target = row_head * num_parts + part
-        tl.store(sums_ptr + target * D + dims, context, mask=inside)
-        tl.store(stats_ptr + 2 * target, largest)
-        tl.store(stats_ptr + 2 * target + 1, total)
+                score += tl.load(head_bias_ptr + num_slots - 1).to(tl.float32) * scale
+            highest = tl.maximum(above, score)
+            share, kept_sums = tl.exp2(score - highest), tl.exp2(above - highest)
+            whole = whole * kept_sums + share
+            summed = summed * kept_sums[:, None] + share[:, None] * new_value.to(tl.float32)
+            above = highest
+            at = ring_ptr + (texts * heads + head).to(tl.int64)[:, None] * num_slots * D + (slots[:, None] * D + dims)
+            tl.store(at, new_key, mask=known)
+            tl.store(at + values_at, new_value, mask=known)
+        if ONE_PART:
+            out = (summed / whole[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + texts[:, None] * heads * D + vector[None, :], out, mask=known)
+        else:
+            target = (texts * heads + head) * num_parts + part
+            tl.store(sums_ptr + target[:, None] * D + dims[None, :], summed, mask=known)
+            tl.store(stats_ptr + 2 * target, above, mask=there)
+            tl.store(stats_ptr + 2 * target + 1, whole, mask=there)
 
     @triton.jit
     def _put_together(
@@ -178,109 +346,148 @@ if triton is not None:
         D: tl.constexpr,
         BLOCK_D: tl.constexpr,
         BLOCK_S: tl.constexpr,
+        EARLY: tl.constexpr,
     ):
+        if EARLY == 1:
+            let_next_start()
+        if EARLY:
+            wait_for_last()
+        if EARLY == 2:
+            let_next_start()
         row_head = tl.program_id(0)
         dims, parts = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
         inside, there = dims < D, parts < num_parts
         first = row_head * num_parts + parts
-        largest = tl.load(stats_ptr + 2 * first, mask=there, other=float("-inf"))
+        largest = tl.load(stats_ptr + 2 * first, mask=there, other=LOWEST)
         totals = tl.load(stats_ptr + 2 * first + 1, mask=there, other=0.0)
-        weight = tl.exp(largest - tl.max(largest, 0))
+        weight = tl.exp2(largest - tl.max(largest, 0))
         place = first[:, None] * D + dims[None, :]
         sums = tl.load(sums_ptr + place, mask=there[:, None] & inside[None, :], other=0.0)
         context = tl.sum(sums * weight[:, None], 0) / tl.sum(totals * weight, 0)  # type: ignore[operator]
         tl.store(out_ptr + row_head * D + dims, context.to(out_ptr.dtype.element_ty), mask=inside)
 
-    @triton.jit
-    def _advance(
-        places_ptr,
-        slots_ptr,
-        lengths_ptr,
-        limits_ptr,
-        counts_ptr,
-        memory_ptr,
-        window_ptr,
-        segment,
-        batch,
-        total,
-        BLOCK: tl.constexpr,
-    ):
-        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = index < total
-        memory = tl.load(memory_ptr + index // batch, mask=inside, other=1)
-        window = tl.load(window_ptr + index // batch, mask=inside, other=1)
-        place = tl.load(places_ptr + index, mask=inside, other=0) + 1
-        count = tl.load(counts_ptr + index, mask=inside, other=0) + 1
-        length = tl.load(lengths_ptr + index, mask=inside, other=0)
-        full = count == segment
-        length = tl.where(full, tl.minimum(length + segment, memory), length)
-        count = tl.where(full, 0, count)
-        tl.store(places_ptr + index, place, mask=inside)
-        tl.store(slots_ptr + index, place % (memory + segment), mask=inside)
-        tl.store(lengths_ptr + index, length, mask=inside)
-        tl.store(counts_ptr + index, count, mask=inside)
-        tl.store(limits_ptr + index, tl.minimum(length + count + 1, window), mask=inside)
+
+class Parts(NamedTuple):
+    """Contexts of parts of the keys: sums (B * H * P, d), and the largest score and total (B * H * P, 2) of each."""
+
+    sums: Tensor
+    stats: Tensor
+    num_parts: int
 
 
-def advance(
-    places: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    limits: Tensor,
-    counts: Tensor,
-    memory: Tensor,
-    window: Tensor,
-    segment: int,
-) -> None:
-    """Advance the cursors (N, B) of all layers by one token; `memory` and `window` are (N, 1)."""
-    num_layers, batch = places.shape
-    total, kernel = num_layers * batch, cast(Any, _advance)
-    grid = (-(-total // 128),)
-    kernel[grid](places, slots, lengths, limits, counts, memory, window, segment, batch, total, BLOCK=128)
+class Tiling(NamedTuple):
+    """How attention is divided among programs."""
+
+    group: int
+    """Texts of a program: they share the loaded positions"""
+    block: int
+    """Keys of a tile"""
+    parts: int
+    """Programs that share the keys of a text"""
+    warps: int
+    stages: int
+    """Tiles that are loaded ahead into shared memory; 1: none"""
+
+
+def tiling(batch: int, heads: int, num_slots: int, block_d: int, item_bytes: int) -> Tiling:
+    """Measured on an H200: few texts need many programs at once; many texts need loads ahead and shared positions."""
+    wide = block_d * item_bytes > 128
+    group, block, programs, stages = (1, 128, 256, 1) if batch == 1 else (1, 64, 512, 1)
+    if batch >= 8:
+        group, block, programs, stages = 2, 32, 256, 1 if wide else 3
+    if wide:
+        block = max(16, block * 128 // (block_d * item_bytes))
+    tiles = -(-num_slots // block)
+    parts = min(tiles, LARGEST_PARTS, programs // (heads * -(-batch // group)))
+    return Tiling(group, block, max(1, parts), 4, stages)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, ring: Tensor, table: Table, slots: Tensor, limits: Tensor) -> Tensor:
     """As `decode_attention`."""
+    found = attend_parts(q, k, v, ring, table, slots, limits)
+    return found if isinstance(found, Tensor) else put_together(found, len(q), ring.dtype)
+
+
+def put_together(parts: Parts, batch: int, dtype: torch.dtype) -> Tensor:
+    """The contexts (B, H * d)."""
+    sums, stats, num_parts = parts
+    size, count = sums.shape[1], len(sums) // num_parts
+    out = torch.empty(batch, count // batch * size, dtype=dtype, device=sums.device)
+    cast(Any, _put_together)[(count,)](
+        sums,
+        stats,
+        out,
+        num_parts,
+        D=size,
+        BLOCK_D=power_of_two(size),
+        BLOCK_S=power_of_two(num_parts),
+        **early(sums),
+    )
+    return out
+
+
+def attend_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ring: Tensor,
+    table: Table,
+    slots: Tensor,
+    limits: Tensor,
+    tiles: Tiling | None = None,
+) -> Tensor | Parts:
+    """The contexts (B, H * d), or the parts that make them up if there are several."""
     _, batch, heads, num_slots, size = ring.shape
-    block_d = _power_of_two(size)
-    block_n = max(16, 4096 // block_d)
-    parts = max(1, min(-(-num_slots // block_n), PROGRAMS // (batch * heads)))
-    part_size = -(-num_slots // (parts * block_n)) * block_n
+    block_d = power_of_two(size)
+    group, block, parts, warps, stages = tiles or tiling(batch, heads, num_slots, block_d, ring.element_size())
+    part_size = -(-num_slots // (parts * block)) * block
     parts = -(-num_slots // part_size)
     q, k, v = (_heads_together(x) for x in (q, k, v))
-    sums = torch.empty(batch * heads * parts, size, dtype=torch.float32, device=ring.device)
-    stats = torch.empty(batch * heads * parts, 2, dtype=torch.float32, device=ring.device)
-    out = torch.empty(batch, heads * size, dtype=ring.dtype, device=ring.device)
-    tables = [_dense(part, ring) for part in table]
-    kernel, combine = cast(Any, _attend_part), cast(Any, _put_together)
-    kernel[(parts, batch * heads)](
+    count = batch * heads * parts if parts > 1 else 0
+    sums = torch.empty(count, size, dtype=torch.float32, device=ring.device)
+    stats = torch.empty(count, 2, dtype=torch.float32, device=ring.device)
+    out = torch.empty(batch if parts == 1 else 0, heads * size, dtype=ring.dtype, device=ring.device)
+    kernel = cast(Any, _attend_part)
+    kernel[(parts, heads, -(-batch // group))](
         q,
         k,
         v,
         ring,
-        *tables,
+        *(_dense(part, ring) for part in table),
         slots,
         limits,
         sums,
         stats,
-        size**-0.5,
-        heads,
+        out,
+        size**-0.5 * LOG2_E,
+        batch,
         num_slots,
         part_size,
-        parts,
+        ring.stride(0),
         q.stride(0),
         k.stride(0),
         v.stride(0),
         D=size,
         BLOCK_D=block_d,
-        BLOCK_N=block_n,
+        BLOCK_N=block,
+        GROUP=group,
         HAS_R=table.r is not None,
         HAS_U=table.u is not None,
         HAS_W=table.w is not None,
         HAS_BIAS=table.bias is not None,
+        ONE_PART=parts == 1,
+        STAGES=stages,
+        num_warps=warps,
+        **early(ring),
     )
-    combine[(batch * heads,)](sums, stats, out, parts, D=size, BLOCK_D=block_d, BLOCK_S=_power_of_two(parts))
-    return out
+    return out if parts == 1 else Parts(sums, stats, parts)
+
+
+def early(x: Tensor) -> dict[str, Any]:
+    """Options of a kernel that starts while the one before it ends: on Hopper and later."""
+    if not (EARLY_START and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)):
+        return {"EARLY": 0}
+    return {"EARLY": EARLY_START, "launch_pdl": True}
 
 
 def _heads_together(x: Tensor) -> Tensor:
@@ -293,5 +500,5 @@ def _dense(part: Tensor | None, absent: Tensor) -> Tensor:
     return absent if part is None else part.contiguous()
 
 
-def _power_of_two(value: int) -> int:
+def power_of_two(value: int) -> int:
     return 1 << max(4, (value - 1).bit_length())
