@@ -15,7 +15,7 @@ from mnemo.inference.decoder import Decoder
 from mnemo.inference.fused_layers import suit
 from mnemo.inference.ring_decoder import RingDecoder
 from mnemo.memory import XL, Plan
-from mnemo.model.layers.modules import ACTIVATIONS
+from mnemo.model.layers.rows import ACTIVATIONS
 from mnemo.model.positions import NoPositions, Rotary, Shaw
 from mnemo.ops.cuda import decode_kernels, decode_rows
 from mnemo.ops.cuda.decode_attention import Table, decode_attention_plain
