@@ -87,6 +87,7 @@ def lengths(*values: int) -> Tensor:
 
 SEGMENTS: dict[str, dict[str, Any]] = {
     "memory and segment": {"queries": 40, "slots": 24, "heads": 2},
+    "three heads": {"queries": 70, "slots": 64, "heads": 3},
     "whole tiles": {"queries": 64, "slots": 64},
     "odd lengths": {"queries": 37, "slots": 13},
     "no memory": {"queries": 33, "slots": 0},

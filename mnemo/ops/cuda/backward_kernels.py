@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, head_and_row, kept, key_range, visible
+from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, kept, key_range, tile_of_program, visible
 
 
 @triton.jit
@@ -111,9 +111,8 @@ def key_value_kernel(
     UNIT: a number of queries that `query_kernel` reads at once. Zeros are written for all of them if one sees a key of
     the tile, so that it needs no mask.
     """
-    j0 = tl.program_id(0) * BN
-    b, h = head_and_row(tl.program_id(1), num_heads)
-    head = b * num_heads + h
+    tile, b, h = tile_of_program((num_keys + BN - 1) // BN, num_heads, 2, False)
+    j0, head = tile * BN, b * num_heads + h
     keys = j0 + tl.arange(0, BN)[:, None]
     k = K.load([b, h, j0, 0]).reshape([BN, D])
     v = V.load([b, h, j0, 0]).reshape([BN, D])
@@ -249,10 +248,10 @@ def query_kernel(
     BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, HAS_X: tl.constexpr,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    num_tiles = (num_rows + BM - 1) // BM
+    number, b, h = tile_of_program(num_tiles, num_heads, 2, not HAS_X)
+    tile, head = num_tiles - 1 - number, b * num_heads + h
     i0 = tile * BM
-    b, h = head_and_row(tl.program_id(1), num_heads)
-    head = b * num_heads + h
     rows, dims = i0 + tl.arange(0, BM), tl.arange(0, D)
     inside = rows < num_rows
     low, high = 0, 0
@@ -268,7 +267,7 @@ def query_kernel(
         k = K.load([b, h, j0, 0]).reshape([BN, D])
         acc = tl.dot(ds, k, acc, input_precision=PRECISION)
     acc = tl.where(inside[:, None], acc * root, 0.0)
-    tl.store(DU + (tile * tl.num_programs(1) + head) * D + dims, tl.sum(acc, 0))
+    tl.store(DU + (tile * (tl.num_programs(0) // num_tiles) + head) * D + dims, tl.sum(acc, 0))
     place = DQ + (b.to(tl.int64) * stride_b + h * stride_h + rows * stride_l)[:, None] + dims
     if HAS_X:
         acc += tl.load(place, mask=inside[:, None], other=0.0)

@@ -54,14 +54,21 @@ def key_range(first_row, low, high, num_keys, offset, window, SPANS: tl.constexp
 
 
 @triton.jit
-def head_and_row(number, num_heads):
-    """Head and batch row of a program, head by head.
+def tile_of_program(num_tiles, num_heads, TOGETHER: tl.constexpr, DOWN: tl.constexpr):
+    """Tile, batch row and head of a program, a few heads at a time, and of these tile by tile: the last programs to run
+    are those of the last tile, which callers let be the shortest.
 
     A buffer of scores is larger than the GPU's cache. Each kernel begins with the heads that the one before it ended
     with, so that their scores are still there: position scores and dk, dv go up, outputs and sums by distance go down.
     """
-    batch = tl.num_programs(1) // num_heads
-    return number % batch, number // batch
+    batch = tl.num_programs(0) // (num_tiles * num_heads)
+    first = tl.program_id(0) // (TOGETHER * num_tiles * batch) * TOGETHER
+    rows = tl.minimum(TOGETHER, num_heads - first) * batch
+    inside = tl.program_id(0) - first * num_tiles * batch
+    tile, h, b = inside // rows, first + inside % rows // batch, inside % rows % batch
+    if DOWN:
+        h = num_heads - 1 - h
+    return tile, b, h
 
 
 @triton.jit
@@ -141,7 +148,9 @@ def position_kernel(
 
     UNIT: columns that kernels of the backward pass read at once. AGAIN: only if the buffer has been overwritten.
     """
-    group, m0 = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    num_tiles = group_rows // BM
+    tile, _, group = tile_of_program(num_tiles, tl.num_programs(0) // num_tiles, 16, False)
+    m0 = (num_tiles - 1 - tile) * BM
     h, residue = group // 8, group % 8
     if AGAIN:
         if tl.load(FLAG) != 0:
@@ -188,9 +197,9 @@ def forward_kernel(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Online softmax; tiles of queries from the last to the first: long rows first."""
-    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
-    b, h = head_and_row(tl.num_programs(1) - 1 - tl.program_id(1), num_heads)
-    head = b * num_heads + h
+    num_tiles = (num_rows + BM - 1) // BM
+    tile, b, h = tile_of_program(num_tiles, num_heads, 2, True)
+    i0, head = (num_tiles - 1 - tile) * BM, b * num_heads + h
     rows = i0 + tl.arange(0, BM)
     q = Q.load([b, h, i0, 0]).reshape([BM, D])
     if HAS_U:

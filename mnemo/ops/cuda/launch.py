@@ -236,7 +236,7 @@ def position_scores(call: Arguments, position: Tensor, scores: Tensor, tiles: Ti
     """Fill a buffer with position scores, scaled for powers of 2."""
     assert call.r is not None
     layout, tile = call.layout, tiles.position
-    grid = (layout.group_rows // tile.rows, layout.heads * RESIDUES)
+    grid = (layout.group_rows // tile.rows * layout.heads * RESIDUES,)
     forward.position_kernel[grid](
         matrix(position, tile.rows, call.q.shape[3]), table(call.r, tile.columns), call.bias,
         matrix(layout.by_distance(scores), tile.rows, tile.columns), layout.flag(scores), call.begin,
@@ -278,7 +278,7 @@ def attend(call: Arguments, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         position_scores(call, ready.position, scores, tiles, again=False)
     out = heads_inside(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    grid = (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1])
+    grid = (triton.cdiv(q.shape[2], tile.rows) * q.shape[0] * q.shape[1],)
     forward.forward_kernel[grid](
         blocks(q if add else ready.content, tile.rows), call.u, blocks(call.k, tile.columns),
         blocks(call.v, tile.columns),
@@ -347,7 +347,7 @@ def _key_value(
     """dk and dv; the gradient of the scores overwrites the position scores."""
     tile = tiles.key_value
     dk, dv = heads_inside(call.k), heads_inside(call.v)
-    grid = (triton.cdiv(call.k.shape[2], tile.columns), call.q.shape[0] * call.q.shape[1])
+    grid = (triton.cdiv(call.k.shape[2], tile.columns) * call.q.shape[0] * call.q.shape[1],)
     positions = by_key(call, scores, tile) if call.r is not None else None
     backward.key_value_kernel[grid](
         blocks(content, tile.rows), blocks(call.k, tile.columns), blocks(call.v, tile.columns),
@@ -395,8 +395,9 @@ def _by_distance(call: Arguments, d_scores: Tensor, position: Tensor, dq: Tensor
 def _query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
     """Parts of du; adds the part of dq that comes from keys."""
     batch, heads, queries, size = dq.shape
-    grid = (triton.cdiv(queries, tile.rows), batch * heads)
-    sums = torch.empty(grid[0] * batch, heads, size, dtype=torch.float32, device=dq.device)
+    num_tiles = triton.cdiv(queries, tile.rows)
+    grid = (num_tiles * batch * heads,)
+    sums = torch.empty(num_tiles * batch, heads, size, dtype=torch.float32, device=dq.device)
     backward.query_kernel[grid](
         by_key(call, d_scores, tile), blocks(call.k, tile.columns), dq, sums, call.begin, call.low, call.high,
         *dq.stride()[:3], **call.place(), root=call.root,
