@@ -9,10 +9,10 @@ import torch
 from mnemo import ops
 
 
-def row_obstacle(device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str) -> str | None:
+def row_obstacle(device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str | None) -> str | None:
     """Why rows of a width are not computed in fused kernels; None if they are. `mnemo.ops.using` applies to them too.
 
-    The first call for a device tests the kernels of a norm and an activation.
+    The first call for a device tests the kernels of a norm, and of an activation if there is one.
     """
     impl = ops.chosen()
     if impl not in ("auto", "fused"):

@@ -302,12 +302,14 @@ def test_compilers_are_told_how_all_outputs_are_stored() -> None:
         assert (want.shape, want.stride(), want.dtype) == (got.shape, got.stride(), got.dtype)
 
 
-def layer(norm: str, kind: str, activation: str, rate: float = 0.0, locked: bool = False) -> TransformerLayer:
+def layer(
+    norm: str, kind: str, activation: str, rate: float = 0.0, locked: bool = False, qk_norm: bool = False
+) -> TransformerLayer:
     torch.manual_seed(0)
     dropout = DropoutConfig(projection=rate, inner=rate, feed_forward=rate, locked=locked)
     options: Any = {"norm": norm, "norm_kind": kind, "norm_eps": EPS, "activation": activation, "dropout": dropout}
     sizes = {"dim": 24, "num_heads": 2, "head_dim": 8, "inner_dim": 56}
-    made = TransformerLayer(0, **sizes, **options, qk_norm=False, head_gate=norm == "pre")
+    made = TransformerLayer(0, **sizes, **options, qk_norm=qk_norm, head_gate=norm == "pre")
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return made.to(DEVICE)
@@ -323,7 +325,7 @@ def outcome(made: TransformerLayer, impl: str, memory: int = 4, shared: bool = F
         queries, out = made.queries(x, normed), made.finish(x, context, normed=normed)
     outputs = {"keys": keys, "values": values, "queries": queries, "out": out}
     weights = [draw(*y.shape, seed=4) for y in outputs.values()]
-    used = {name: p for name, p in made.named_parameters() if not name.startswith("attention.norm")}
+    used = dict(made.named_parameters())
     gradients = torch.autograd.grad(list(outputs.values()), [x, context, *used.values()], weights)
     return {**outputs, **dict(zip(("x", "context", *used), gradients, strict=True))}
 
@@ -345,6 +347,13 @@ def test_one_norm_serves_queries_keys_and_gate(kind: str, memory: int) -> None:
     with using("eager"):
         assert made.shared_norm(draw(2, 5, 24)) is None
     for name, got in outcome(made, "fused", memory, shared=True).items():
+        assert relative_error(got, want[name]) < 2e-6, name
+
+
+def test_norms_of_heads() -> None:
+    made = layer("pre", "rms", "relu", qk_norm=True)
+    want = outcome(made, "eager")
+    for name, got in outcome(made, "fused").items():
         assert relative_error(got, want[name]) < 2e-6, name
 
 
@@ -396,7 +405,7 @@ def test_locked_dropout_runs_in_plain_pytorch() -> None:
             found.append(made.finish(x, context))
     assert torch.equal(*found)
     with using("fused"):
-        assert isinstance(made.eval()._rows(x, context), layer_rows.FusedRows)
+        assert isinstance(made.eval()._dropping_rows(x, context), layer_rows.FusedRows)
 
 
 def test_gradients_accumulate() -> None:

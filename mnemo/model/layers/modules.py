@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
-from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, row_operations
+from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, dropping_operations, row_operations
 from mnemo.ops import relative_attention, relative_attention_reference
 from mnemo.ops.projection import project_after
 
@@ -56,13 +56,20 @@ class Attention(nn.Module):
         """(B, T, H * d) -> (B, H, T, d)."""
         return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
+    def _heads(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """(B, T, H * d) -> (B, H, T, d), normalised head by head."""
+        if not isinstance(norm, RMSNorm):
+            return self.split(x)
+        heads = x.view(*x.shape[:2], self.num_heads, self.head_dim)
+        return row_operations(heads, norm.kind, None).norm_heads(heads, norm)
+
     def queries(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
         """Queries of rows x, times `scale` (D,) plus `shift` (D,); so with keys and values."""
-        return self.norm_query(self.split(self.drop_qkv(scaled_linear(self.query, x, scale, shift))))
+        return self._heads(self.drop_qkv(scaled_linear(self.query, x, scale, shift)), self.norm_query)
 
     def keys_values(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
         keys, values = self.drop_qkv(scaled_linear(self.key_value, x, scale, shift)).chunk(2, -1)
-        return self.norm_key(self.split(keys)), self.split(values)
+        return self._heads(keys, self.norm_key), self.split(values)
 
     def keys_values_after(
         self, memory: Tensor, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
@@ -73,8 +80,8 @@ class Attention(nn.Module):
         if shift is not None:
             moved = zip(pair, (weight @ shift).to(pair[0].dtype).chunk(2), strict=True)
             pair = tuple(part + by for part, by in moved)
-        keys, values = (self.split(self.drop_qkv(part)) for part in pair)
-        return self.norm_key(keys), values
+        keys, values = (self.drop_qkv(part) for part in pair)
+        return self._heads(keys, self.norm_key), self.split(values)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L)."""
@@ -159,11 +166,13 @@ class TransformerLayer(nn.Module):
         self.norm_feed_forward = NORMS[norm_kind](dim, norm_eps)
         self.drop = Dropout(dropout.projection, dropout.locked)
 
-    def _rows(self, x: Tensor, other: Tensor | None = None) -> RowOperations:
-        """Operations for rows x, with dropout if `other` is given: it distinguishes the masks of this call."""
-        drops = () if other is None else (self.drop, self.feed_forward.drop_inner, self.feed_forward.drop_outer)
-        kind, activation = self.norm_attention.kind, self.feed_forward.activation
-        return row_operations(x, x if other is None else other, kind, activation, drops)
+    def _rows(self, x: Tensor) -> RowOperations:
+        return row_operations(x, self.norm_attention.kind, self.feed_forward.activation)
+
+    def _dropping_rows(self, x: Tensor, context: Tensor) -> RowOperations:
+        inside = self.feed_forward
+        drops = (self.drop, inside.drop_inner, inside.drop_outer)
+        return dropping_operations(x, context, self.norm_attention.kind, inside.activation, drops)
 
     def shared_norm(self, x: Tensor) -> Tensor | None:
         """The norm of rows x before its weights, once for queries, keys and gate, which then multiply the weights into
@@ -219,7 +228,7 @@ class TransformerLayer(nn.Module):
 
         `added` (B, T, D) joins the attention output. `normed`: `shared_norm` of x.
         """
-        rows = self._rows(x, context)
+        rows = self._dropping_rows(x, context)
         if self.gate is not None:
             inner, *tables = self._inner(x, normed)
             context = self.gate(inner, context, *tables)

@@ -124,6 +124,10 @@ class RowOperations(Protocol):
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
+    def norm_heads(self, x: Tensor, norm: Norm) -> Tensor:
+        """Heads (B, T, H, d), normalised one by one, as (B, H, T, d)."""
+        ...
+
     def unscaled(self, x: Tensor, norm: Norm) -> Tensor:
         """The norm before its weight and bias."""
         ...
@@ -158,6 +162,9 @@ class PlainRows:
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return norm(x)
+
+    def norm_heads(self, x: Tensor, norm: Norm) -> Tensor:
+        return norm(x.transpose(1, 2))
 
     def unscaled(self, x: Tensor, norm: Norm) -> Tensor:
         return norm.unscaled(x)
@@ -214,6 +221,9 @@ class FusedRows:
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return self._norm(x, norm.weight, norm.bias, norm)
 
+    def norm_heads(self, x: Tensor, norm: Norm) -> Tensor:
+        return self.norm(x, norm).transpose(1, 2)
+
     def unscaled(self, x: Tensor, norm: Norm) -> Tensor:
         return self._norm(x, None, None, norm)
 
@@ -226,18 +236,22 @@ class FusedRows:
 PLAIN = PlainRows()
 
 
-def row_operations(
+def row_operations(x: Tensor, norm: NormKind, activation: Activation | None) -> RowOperations:
+    """The fastest operations for rows x (..., D) without dropout."""
+    refused = row_obstacle(x.device, x.dtype, x.shape[-1], norm, activation)
+    return FusedRows() if refused is None else PLAIN
+
+
+def dropping_operations(
     x: Tensor, other: Tensor, norm: NormKind, activation: Activation, drops: Sequence[Dropout]
 ) -> RowOperations:
     """The fastest operations for rows x (..., D) and the dropouts of one call, which x and `other` distinguish."""
     dropping = [drop for drop in drops if drop.drops]
-    # Locked dropout, one mask for all positions, has no kernel.
     if any(drop.locked for drop in dropping):
-        return PLAIN
-    if row_obstacle(x.device, x.dtype, x.shape[-1], norm, activation) is not None:
-        return PLAIN
-    if not dropping:
-        return FusedRows()
+        return PLAIN  # one mask for all positions has no kernel
+    found = row_operations(x, norm, activation)
+    if found is PLAIN or not dropping:
+        return found
     from mnemo.ops.cuda.operator import draw_seed
 
     return FusedRows(draw_seed(x.detach(), other.detach()))
