@@ -408,6 +408,22 @@ def test_locked_dropout_runs_in_plain_pytorch() -> None:
         assert isinstance(made.eval()._dropping_rows(x, context), layer_rows.FusedRows)
 
 
+def test_dropout_alone_and_the_last_norm() -> None:
+    x, drop = torch.ones(4, 50, 64, device=DEVICE, requires_grad=True), layer_rows.Dropout(0.25)
+    with using("fused"):
+        out, other = drop(x), drop(x)
+        assert drop.eval()(x) is x
+    assert not torch.equal(out, other)
+    kept = out != 0
+    assert abs(float(kept.float().mean()) - 0.75) < 0.02
+    assert torch.equal(out, kept / 0.75)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], kept / 0.75)
+    norm = layer_rows.RMSNorm(64, EPS).to(DEVICE)
+    with using("fused"):
+        assert relative_error(layer_rows.normed(x, norm), norm(x)) < 1e-6
+        assert layer_rows.normed(x, torch.nn.Identity()) is x
+
+
 def test_gradients_accumulate() -> None:
     made = layer("post", "layer", "relu")
     x, context = draw(2, 5, 24), draw(2, 5, 16)

@@ -40,10 +40,19 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.drops:
             return x
+        if not self.locked and row_obstacle(x.device, x.dtype, x.shape[-1], None, "identity") is None:
+            return _hashed_dropout(x, self.rate)
         if not self.locked and x.device.type != "cpu":
             return F.dropout(x, self.rate)
         shape = (*x.shape[:-2], 1, x.shape[-1]) if self.locked else x.shape
         return x * keep_mask(shape, self.rate, x)
+
+
+def _hashed_dropout(x: Tensor, rate: float) -> Tensor:
+    from mnemo.ops.cuda.operator import draw_seed
+    from mnemo.ops.cuda.row_operators import activation
+
+    return activation(x, None, draw_seed(x.detach(), x.detach()), 0, rate, "identity")
 
 
 class LayerNorm(nn.LayerNorm):
@@ -240,6 +249,13 @@ def row_operations(x: Tensor, norm: NormKind, activation: Activation | None) -> 
     """The fastest operations for rows x (..., D) without dropout."""
     refused = row_obstacle(x.device, x.dtype, x.shape[-1], norm, activation)
     return FusedRows() if refused is None else PLAIN
+
+
+def normed(x: Tensor, norm: nn.Module) -> Tensor:
+    """norm(x) of rows (..., D), in a kernel where that is faster; `norm` may be the identity."""
+    if not isinstance(norm, LayerNorm | RMSNorm):
+        return norm(x)
+    return row_operations(x, norm.kind, None).norm(x, norm)
 
 
 def dropping_operations(

@@ -13,7 +13,12 @@ from mnemo.ops.cuda import row_operators as operators
 from mnemo.ops.cuda.dispatch import DTYPES, TOLERANCE, relative_error
 from mnemo.ops.dropout import hashed_levels
 
-PLAIN_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "squared_relu": lambda x: F.relu(x).square()}
+PLAIN_ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "squared_relu": lambda x: F.relu(x).square(),
+    "identity": lambda x: x,
+}
 RATE, SEED, NUM_ROWS, EPS = 0.25, 12345, 37, 1e-5
 
 
@@ -28,11 +33,11 @@ def rows_obstacle(dtype: torch.dtype, width: int) -> str | None:
 
 OFF: str | None = None
 """Why the kernels are not used on this machine; None if they are"""
-_tested: set[tuple[int, torch.dtype, int, str, str | None]] = set()
+_tested: set[tuple[int, torch.dtype, int, str | None, str | None]] = set()
 
 
 def device_obstacle(
-    device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str | None
+    device: torch.device, dtype: torch.dtype, width: int, norm: str | None, activation: str | None
 ) -> str | None:
     """Why the kernels do not run on a device; None if they do. The first call compares them with the plain path."""
     global OFF
@@ -52,10 +57,12 @@ def device_obstacle(
     return OFF
 
 
-def failure(device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str | None) -> str | None:
+def failure(
+    device: torch.device, dtype: torch.dtype, width: int, norm: str | None, activation: str | None
+) -> str | None:
     """The failure of a comparison with the plain path, outputs and all gradients; None if they agree."""
     try:
-        errors = _add_norm_errors(device, dtype, width, norm)
+        errors = {} if norm is None else _add_norm_errors(device, dtype, width, norm)
         if activation is not None:
             errors |= _activation_errors(device, dtype, width, activation)
     except Exception as error:  # any compiler error: the plain path is used instead

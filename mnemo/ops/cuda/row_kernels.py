@@ -20,7 +20,7 @@ import triton.language as tl
 from mnemo.ops.cuda.forward_kernels import mixed_bits
 
 NO_NORM, LAYER_NORM, RMS_NORM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-RELU, SQUARED_RELU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+RELU, SQUARED_RELU, GELU, IDENTITY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NUMBERS = ("site", "dropped")
 """Arguments whose values make no difference to the compiler"""
 
@@ -201,6 +201,8 @@ def activation_kernel(
         x += load_table(BIAS, columns, D)
     if ACTIVATION == GELU:
         out = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == IDENTITY:
+        out = x
     else:
         out = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
         if ACTIVATION == SQUARED_RELU:
@@ -216,8 +218,8 @@ def activation_backward_kernel(
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """D_Z, and sums of it for the bias, (programs, D). KEPT is z for gelu, the output for the others: what was dropped
-    or negative is zero there, and the rest is known from it."""
+    """D_Z, and sums of it for the bias, (programs, D). KEPT is z for gelu, nothing for the identity, and the output for
+    the others: what was dropped or negative is zero there, and the rest is known from it."""
     columns = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     bias_sum = tl.zeros((ROWS, BLOCK), tl.float32)
     for first in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
@@ -225,12 +227,15 @@ def activation_backward_kernel(
         mask = (rows < num_rows) & (columns < D) if D % BLOCK else rows < num_rows
         place = rows.to(tl.int64) * D + columns
         d_out = tl.load(D_OUT + place, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(KEPT + place, mask=mask, other=0.0).to(tl.float32)
-        if ACTIVATION == GELU:
+        if ACTIVATION != IDENTITY:
+            x = tl.load(KEPT + place, mask=mask, other=0.0).to(tl.float32)
+        if (ACTIVATION == GELU or ACTIVATION == IDENTITY) and DROPOUT:
+            d_out *= kept_columns(tl.load(SEED), site, rows, columns, dropped, factor)
+        if ACTIVATION == IDENTITY:
+            d_z = d_out
+        elif ACTIVATION == GELU:
             if HAS_BIAS:
                 x += load_table(BIAS, columns, D)
-            if DROPOUT:
-                d_out *= kept_columns(tl.load(SEED), site, rows, columns, dropped, factor)
             density = tl.exp(-0.5 * x * x) * 0.3989422804014327
             d_z = d_out * (0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density)
         elif ACTIVATION == SQUARED_RELU:

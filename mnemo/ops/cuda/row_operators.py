@@ -19,7 +19,12 @@ from mnemo.ops.cuda import row_kernels as kernels
 from mnemo.ops.dropout import LEVELS
 
 NORMS = {"none": kernels.NO_NORM, "layer": kernels.LAYER_NORM, "rms": kernels.RMS_NORM}
-ACTIVATIONS = {"relu": kernels.RELU, "squared_relu": kernels.SQUARED_RELU, "gelu": kernels.GELU}
+ACTIVATIONS = {
+    "relu": kernels.RELU,
+    "squared_relu": kernels.SQUARED_RELU,
+    "gelu": kernels.GELU,
+    "identity": kernels.IDENTITY,
+}
 LARGEST_WIDTH = 8192
 """A tile of rows that are normalised holds whole rows."""
 
@@ -277,24 +282,24 @@ def _(z, bias, seed, site, rate, kind):
 @torch.library.custom_op(
     "mnemo::activation_backward",
     mutates_args=(),
-    schema="(Tensor d_out, Tensor kept, Tensor? bias, Tensor? seed, int site, float rate, str kind) -> "
+    schema="(Tensor d_out, Tensor? kept, Tensor? bias, Tensor? seed, int site, float rate, str kind) -> "
     "(Tensor, Tensor)",
 )
 def activation_backward(
-    d_out: Tensor, kept: Tensor, bias: Tensor | None, seed: Tensor | None, site: int, rate: float, kind: str
+    d_out: Tensor, kept: Tensor | None, bias: Tensor | None, seed: Tensor | None, site: int, rate: float, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of z and bias; `kept`: z for gelu, the output for the others."""
-    d_z = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
-    if kept.numel() == 0:
-        return d_z, _no_gradients(kept, [bias])[0]
-    rows, dropped, factor = as_rows(kept), *dropping(rate)
-    (num_rows, width), tile = rows.shape, ACTIVATION_BACKWARD.columns(kept.shape[-1], len(rows))
+    """Gradients of z and bias; `kept`: z for gelu, nothing for the identity, the output for the others."""
+    d_z = torch.empty(d_out.shape, dtype=d_out.dtype, device=d_out.device)
+    if d_out.numel() == 0:
+        return d_z, _no_gradients(d_out, [bias])[0]
+    rows, dropped, factor = as_rows(d_out), *dropping(rate)
+    (num_rows, width), tile = rows.shape, ACTIVATION_BACKWARD.columns(d_out.shape[-1], len(rows))
     across = triton.cdiv(width, tile["BLOCK"])
-    most = max(1, ACTIVATION_BACKWARD.programs * processors(kept.device) // across)
+    most = max(1, ACTIVATION_BACKWARD.programs * processors(d_out.device) // across)
     programs = min(triton.cdiv(num_rows, tile["ROWS"]), most)
-    parts = torch.empty(1, programs, width, dtype=torch.float32, device=kept.device)
+    parts = torch.empty(1, programs, width, dtype=torch.float32, device=d_out.device)
     kernels.activation_backward_kernel[programs, across](
-        as_rows(d_out), rows, dense(bias), seed, d_z, parts, num_rows, site, dropped, factor, HAS_BIAS=bias is not None,
+        rows, None if kept is None else as_rows(kept), dense(bias), seed, d_z, parts, num_rows, site, dropped, factor, HAS_BIAS=bias is not None,
         DROPOUT=rate > 0, ACTIVATION=ACTIVATIONS[kind], **tile,
     )  # fmt: skip
     return d_z, totals(parts, [bias, None, None])[0]
@@ -302,13 +307,14 @@ def activation_backward(
 
 @activation_backward.register_fake
 def _(d_out, kept, bias, seed, site, rate, kind):
-    d_z = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
-    return d_z, kept.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    d_z = torch.empty(d_out.shape, dtype=d_out.dtype, device=d_out.device)
+    return d_z, d_out.new_empty(0) if bias is None else bias.new_empty(bias.shape)
 
 
 def _save_activation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     z, bias, seed, *ctx.numbers = inputs
-    ctx.save_for_backward(z if inputs[-1] == "gelu" else output, bias, seed)
+    kept = {"gelu": z, "identity": None}.get(inputs[-1], output)
+    ctx.save_for_backward(kept, bias, seed)
 
 
 def _differentiate_activation(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
