@@ -253,7 +253,7 @@ def row_operations(x: Tensor, norm: NormKind, activation: Activation | None) -> 
 
 def normed(x: Tensor, norm: nn.Module) -> Tensor:
     """norm(x) of rows (..., D), in a kernel where that is faster; `norm` may be the identity."""
-    if not isinstance(norm, LayerNorm | RMSNorm):
+    if not isinstance(norm, (LayerNorm, RMSNorm)):
         return norm(x)
     return row_operations(x, norm.kind, None).norm(x, norm)
 
@@ -266,7 +266,7 @@ def dropping_operations(
     if any(drop.locked for drop in dropping):
         return PLAIN  # one mask for all positions has no kernel
     found = row_operations(x, norm, activation)
-    if found is PLAIN or not dropping:
+    if isinstance(found, PlainRows) or not dropping:
         return found
     from mnemo.ops.cuda.operator import draw_seed
 

@@ -299,8 +299,8 @@ def activation_backward(
     programs = min(triton.cdiv(num_rows, tile["ROWS"]), most)
     parts = torch.empty(1, programs, width, dtype=torch.float32, device=d_out.device)
     kernels.activation_backward_kernel[programs, across](
-        rows, None if kept is None else as_rows(kept), dense(bias), seed, d_z, parts, num_rows, site, dropped, factor, HAS_BIAS=bias is not None,
-        DROPOUT=rate > 0, ACTIVATION=ACTIVATIONS[kind], **tile,
+        rows, None if kept is None else as_rows(kept), dense(bias), seed, d_z, parts, num_rows, site, dropped, factor,
+        HAS_BIAS=bias is not None, DROPOUT=rate > 0, ACTIVATION=ACTIVATIONS[kind], **tile,
     )  # fmt: skip
     return d_z, totals(parts, [bias, None, None])[0]
 
