@@ -144,6 +144,13 @@ def test_sizes_of_rows(shape: tuple[int, ...]) -> None:
     assert_add_norm(add_norm_inputs(shape, torch.float32, "bcws"), 0.2, "layer")
 
 
+def test_no_row_depends_on_the_others() -> None:
+    x, table = draw(37, 300), draw(300, seed=1)
+    every = add_norm(x, x, table, table, table, None, 0, 0.0, "layer", EPS, True)[1]
+    alone = [add_norm(row, row, table, table, table, None, 0, 0.0, "layer", EPS, True)[1] for row in x.split(1)]
+    assert torch.equal(every, torch.cat(alone))
+
+
 def test_half_precision_weights() -> None:
     assert_add_norm(add_norm_inputs((9, 48), torch.float16, "bcws", torch.float16), 0.2, "layer")
 

@@ -44,22 +44,23 @@ class Tiling(NamedTuple):
     registers: int | None = None
     """Largest number for a thread, so that as many programs run at once"""
 
-    def whole_rows(self, width: int, num_rows: int) -> dict[str, Any]:
+    def whole_rows(self, width: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are whole rows."""
         block = power_of_two(width)
-        chunk, rows = min(block, CHUNK), self.rows(block, num_rows)
+        chunk, rows = min(block, CHUNK), self.rows(block)
         warps = max(self.warps, min(16, block // 512))
         tile = {"D": width, "CHUNKS": block // chunk, "CHUNK": chunk, "ROWS": rows, "FEW": rows >= warps}
         few_registers = {"maxnreg": self.registers} if self.registers and rows >= warps else {}
         return tile | few_registers | {"num_warps": warps}
 
-    def columns(self, width: int, num_rows: int) -> dict[str, Any]:
+    def columns(self, width: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are parts of rows."""
         block = min(BLOCK, power_of_two(width))
-        return {"D": width, "BLOCK": block, "ROWS": self.rows(block, num_rows), "num_warps": self.warps}
+        return {"D": width, "BLOCK": block, "ROWS": self.rows(block), "num_warps": self.warps}
 
-    def rows(self, block: int, num_rows: int) -> int:
-        return max(1, min(self.elements // block, power_of_two(num_rows)))
+    def rows(self, block: int) -> int:
+        """Rows of a tile, whatever the number of rows: so no row's result depends on the other rows."""
+        return max(1, self.elements // block)
 
 
 FORWARD = Tiling()
@@ -140,7 +141,7 @@ def add_norm(
     if x.numel() == 0:
         return found
     rows, dropped, factor = as_rows(x), *dropping(rate)
-    tile = FORWARD.whole_rows(x.shape[-1], len(rows))
+    tile = FORWARD.whole_rows(x.shape[-1])
     kernels.add_norm_kernel[(triton.cdiv(len(rows), tile["ROWS"]),)](
         rows, None if branch is None else as_rows(branch), dense(branch_bias), dense(weight), dense(bias),
         seed, total, normed, mean, scale, len(rows), eps, site, dropped, factor,
@@ -190,7 +191,7 @@ def add_norm_backward(
         d_weight, d_bias, d_branch_bias = _no_gradients(given, tables)
         return d_x, d_branch, d_branch_bias, d_weight, d_bias
     num_rows, width = as_rows(given).shape
-    tile, (dropped, factor) = BACKWARD.whole_rows(width, num_rows), dropping(rate)
+    tile, (dropped, factor) = BACKWARD.whole_rows(width), dropping(rate)
     programs = min(triton.cdiv(num_rows, tile["ROWS"]), BACKWARD.programs * processors(given.device))
     parts = torch.empty(3, programs, width, dtype=torch.float32, device=given.device)
     kernels.add_norm_backward_kernel[(programs,)](
@@ -266,7 +267,7 @@ def activation(z: Tensor, bias: Tensor | None, seed: Tensor | None, site: int, r
     if z.numel() == 0:
         return out
     rows, dropped, factor = as_rows(z), *dropping(rate)
-    (num_rows, width), tile = rows.shape, ACTIVATION.columns(z.shape[-1], len(rows))
+    (num_rows, width), tile = rows.shape, ACTIVATION.columns(z.shape[-1])
     kernels.activation_kernel[triton.cdiv(num_rows, tile["ROWS"]), triton.cdiv(width, tile["BLOCK"])](
         rows, dense(bias), seed, out, num_rows, site, dropped, factor, HAS_BIAS=bias is not None, DROPOUT=rate > 0,
         ACTIVATION=ACTIVATIONS[kind], **tile,
@@ -293,7 +294,7 @@ def activation_backward(
     if d_out.numel() == 0:
         return d_z, _no_gradients(d_out, [bias])[0]
     rows, dropped, factor = as_rows(d_out), *dropping(rate)
-    (num_rows, width), tile = rows.shape, ACTIVATION_BACKWARD.columns(d_out.shape[-1], len(rows))
+    (num_rows, width), tile = rows.shape, ACTIVATION_BACKWARD.columns(d_out.shape[-1])
     across = triton.cdiv(width, tile["BLOCK"])
     most = max(1, ACTIVATION_BACKWARD.programs * processors(d_out.device) // across)
     programs = min(triton.cdiv(num_rows, tile["ROWS"]), most)
