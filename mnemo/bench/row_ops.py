@@ -21,7 +21,7 @@ from mnemo.errors import MnemoError
 from mnemo.model.layers import Activation, NormKind
 from mnemo.model.layers.rows import NORMS, PLAIN, Branch, Dropout, FusedRows, Norm, RowOperations
 
-HALF = torch.bfloat16
+HALF, HEAD = torch.bfloat16, 64
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,10 @@ def cases(shape: Shape, device: torch.device) -> list[Case]:
         alone, plain_sum = partial(_normed, x=x, norm=norm), partial(_summed, x=x, branch=Branch(branch, bias, drop))
         found.append(Case("norm", alone, (x, norm.weight), (2, 3), size))
         found.append(Case("sum, dropout", plain_sum, (x, branch, bias), (3, 2), size))
+        heads, of_heads = _rows(shape.rows * shape.dim // HEAD, HEAD, device), NORMS["rms"](HEAD, 1e-5).to(device)
+        found.append(
+            Case("norm of heads", partial(_normed, x=heads, norm=of_heads), (heads, of_heads.weight), (2, 3), size)
+        )
     z, inner_bias = _rows(shape.rows, shape.inner, device), nn.Parameter(torch.zeros(shape.inner, device=device))
     active = partial(_activated, z=z, bias=inner_bias, kind=shape.activation, drop=drop)
     return [*found, Case(f"{shape.activation}, dropout", active, (z, inner_bias), (2, 3), z.numel() * HALF.itemsize)]
@@ -94,7 +98,11 @@ def _activated(rows: RowOperations, z: Tensor, bias: Tensor, kind: Activation, d
 
 def milliseconds(case: Case, rows: RowOperations, compiled: bool) -> tuple[float, float]:
     """Times of the forward pass, and of both passes."""
-    run = torch.compile(case.run) if compiled else case.run
+
+    def call(rows: RowOperations) -> tuple[Tensor, ...]:
+        return case.run(rows)
+
+    run = torch.compile(call, fullgraph=True) if compiled else call
     draws = [torch.randn_like(out) for out in case.run(rows)]
 
     def forward() -> object:
