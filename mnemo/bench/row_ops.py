@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from mnemo.errors import MnemoError
 from mnemo.model.layers import Activation, NormKind
 from mnemo.model.layers.rows import NORMS, PLAIN, Branch, Dropout, FusedRows, Norm, RowOperations
 
-HALF = torch.bfloat16
+HALF, HEAD = torch.bfloat16, 64
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,10 @@ def cases(shape: Shape, device: torch.device) -> list[Case]:
         alone, plain_sum = partial(_normed, x=x, norm=norm), partial(_summed, x=x, branch=Branch(branch, bias, drop))
         found.append(Case("norm", alone, (x, norm.weight), (2, 3), size))
         found.append(Case("sum, dropout", plain_sum, (x, branch, bias), (3, 2), size))
+        heads, of_heads = _rows(shape.rows * shape.dim // HEAD, HEAD, device), NORMS["rms"](HEAD, 1e-5).to(device)
+        found.append(
+            Case("norm of heads", partial(_normed, x=heads, norm=of_heads), (heads, of_heads.weight), (2, 3), size)
+        )
     z, inner_bias = _rows(shape.rows, shape.inner, device), nn.Parameter(torch.zeros(shape.inner, device=device))
     active = partial(_activated, z=z, bias=inner_bias, kind=shape.activation, drop=drop)
     return [*found, Case(f"{shape.activation}, dropout", active, (z, inner_bias), (2, 3), z.numel() * HALF.itemsize)]
@@ -94,7 +97,11 @@ def _activated(rows: RowOperations, z: Tensor, bias: Tensor, kind: Activation, d
 
 def milliseconds(case: Case, rows: RowOperations, compiled: bool) -> tuple[float, float]:
     """Times of the forward pass, and of both passes."""
-    run = torch.compile(case.run) if compiled else case.run
+
+    def call(rows: RowOperations) -> tuple[Tensor, ...]:
+        return case.run(rows)
+
+    run = torch.compile(call, fullgraph=True) if compiled else call
     draws = [torch.randn_like(out) for out in case.run(rows)]
 
     def forward() -> object:
@@ -133,18 +140,19 @@ def sweep(device: torch.device) -> Iterator[str]:
     from mnemo.ops.cuda import row_operators
     from mnemo.ops.cuda.row_operators import Tiling
 
-    forwards = [Tiling(elements=n, warps=w) for n, w in ((1024, 2), (2048, 2), (2048, 4), (4096, 4), (4096, 8))]
-    usual = [Tiling(programs=programs, registers=limit) for programs, limit in product((3, 4, 6), (None, 128))]
-    backwards = [*usual, Tiling(1024, 2, 8, 128), Tiling(4096, 8, 2, 128), Tiling(4096, 4, 4, None)]
+    forwards = [Tiling(512, 1), Tiling(1024, 1), Tiling(2048, 1), Tiling(2048, 4)]
+    backwards = [Tiling(n, 1, programs) for n, programs in ((512, 8), (512, 12), (512, 16), (1024, 8), (1024, 12))]
+    wide = [Tiling(2048, 4), Tiling(4096, 4), Tiling(4096, 8)]
+    wide_backwards = [Tiling(2048, 4, 6), Tiling(4096, 4, 4), Tiling(4096, 8, 4)]
     for shape in SHAPES:
         first, *_, last = cases(shape, device)
         pairs = ((first, "FORWARD"), (first, "BACKWARD"), (last, "ACTIVATION"), (last, "ACTIVATION_BACKWARD"))
-        for (case, name), tilings in zip(pairs, (forwards, backwards) * 2, strict=True):
+        for (case, name), tilings in zip(pairs, (forwards, backwards, wide, wide_backwards), strict=True):
             for tiling in tilings:
                 with _replaced(row_operators, name, tiling):
                     seed = torch.ones(1, dtype=torch.int64, device=device)
                     timed = milliseconds(case, FusedRows(seed), False)
-                label = f"{name} {tiling.elements} {tiling.warps} {tiling.programs} {tiling.registers}"
+                label = f"{name} {tiling.elements} {tiling.warps} {tiling.programs}"
                 yield f"{shape.name}: {line(label, case, timed)}"
 
 

@@ -33,6 +33,7 @@ from mnemo.model.config import ModelConfig, fingerprint_config
 from mnemo.model.embedding.modules import Softmax, TokenEmbedding
 from mnemo.model.init import initialize
 from mnemo.model.layers.modules import NORMS, Dropout, TransformerLayer
+from mnemo.model.layers.rows import normed
 from mnemo.model.positions import modules as positions
 from mnemo.model.positions.modules import ProjectedPositions, StoredPositions
 from mnemo.model.stages import attending_layers, build_stages, recomputed, stage_layers
@@ -163,7 +164,7 @@ class Model(nn.Module):
         for index, (stage, memory) in enumerate(zip(stages, state, strict=True)):
             x, memory = stage(self.enter(index, x, positions, rows), memory, segment)
             after.append(memory)
-        x = self.norm(x)
+        x = normed(x, self.norm)
         if self.training:
             self._penalise(x[:, call.text], call.losses)
         return self.drop_output(x), tuple(after)
@@ -179,7 +180,7 @@ class Model(nn.Module):
 
     def finish(self, x: Tensor) -> Output:
         """The output for the last layer's rows x (B, T, D), outside of training."""
-        return Output(self.norm(x), {})
+        return Output(normed(x, self.norm), {})
 
     def _penalise(self, x: Tensor, losses: AuxiliaryLosses) -> None:
         """Add the penalties of activations x (B, L, D), and of their change from token to token."""

@@ -9,10 +9,12 @@ import torch
 from mnemo import ops
 
 
-def row_obstacle(device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str) -> str | None:
+def row_obstacle(
+    device: torch.device, dtype: torch.dtype, width: int, norm: str | None, activation: str | None
+) -> str | None:
     """Why rows of a width are not computed in fused kernels; None if they are. `mnemo.ops.using` applies to them too.
 
-    The first call for a device tests the kernels of a norm and an activation.
+    The first call for a device tests the kernels of the norm and of the activation that are given.
     """
     impl = ops.chosen()
     if impl not in ("auto", "fused"):

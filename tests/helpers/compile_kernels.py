@@ -165,7 +165,7 @@ def compile_muon() -> None:
 def compile_further_variants() -> None:
     compile_rows(HALF, 512, "rms", "squared_relu", 0.1)
     compile_rows(HALF, 410, "layer", "gelu", 0.1)
-    compile_rows(HALF, 1024, "none", "relu", 0.1)
+    compile_rows(HALF, 1024, "none", "identity", 0.1)
     compile_rows(torch.float32, 512, "layer", "gelu", 0.0)
     compile_rows(torch.float16, 8192, "rms", "relu", 0.0)
     for dtype in (HALF, torch.float32):

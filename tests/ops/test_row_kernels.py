@@ -144,13 +144,20 @@ def test_sizes_of_rows(shape: tuple[int, ...]) -> None:
     assert_add_norm(add_norm_inputs(shape, torch.float32, "bcws"), 0.2, "layer")
 
 
+def test_no_row_depends_on_the_others() -> None:
+    x, table = draw(37, 300), draw(300, seed=1)
+    every = add_norm(x, x, table, table, table, None, 0, 0.0, "layer", EPS, True)[1]
+    alone = [add_norm(row, row, table, table, table, None, 0, 0.0, "layer", EPS, True)[1] for row in x.split(1)]
+    assert torch.equal(every, torch.cat(alone))
+
+
 def test_half_precision_weights() -> None:
     assert_add_norm(add_norm_inputs((9, 48), torch.float16, "bcws", torch.float16), 0.2, "layer")
 
 
 def test_more_rows_than_programs_take_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_operators, "BACKWARD", row_operators.Tiling(elements=64, programs=3))
-    monkeypatch.setattr(row_operators, "ACTIVATION_BACKWARD", row_operators.Tiling(elements=64, programs=3))
+    monkeypatch.setattr(row_operators, "BACKWARD", row_operators.Tiling(elements=64, warps=1, programs=3))
+    monkeypatch.setattr(row_operators, "ACTIVATION_BACKWARD", row_operators.Tiling(elements=64, warps=1, programs=3))
     assert_add_norm(add_norm_inputs((67, 32), torch.float32, "bcws"), 0.2, "layer")
     assert_activation((67, 32), torch.float32, "gelu", 0.2)
     assert_activation((67, 32), torch.float32, "relu", 0.2)
@@ -302,12 +309,14 @@ def test_compilers_are_told_how_all_outputs_are_stored() -> None:
         assert (want.shape, want.stride(), want.dtype) == (got.shape, got.stride(), got.dtype)
 
 
-def layer(norm: str, kind: str, activation: str, rate: float = 0.0, locked: bool = False) -> TransformerLayer:
+def layer(
+    norm: str, kind: str, activation: str, rate: float = 0.0, locked: bool = False, qk_norm: bool = False
+) -> TransformerLayer:
     torch.manual_seed(0)
     dropout = DropoutConfig(projection=rate, inner=rate, feed_forward=rate, locked=locked)
     options: Any = {"norm": norm, "norm_kind": kind, "norm_eps": EPS, "activation": activation, "dropout": dropout}
     sizes = {"dim": 24, "num_heads": 2, "head_dim": 8, "inner_dim": 56}
-    made = TransformerLayer(0, **sizes, **options, qk_norm=False, head_gate=norm == "pre")
+    made = TransformerLayer(0, **sizes, **options, qk_norm=qk_norm, head_gate=norm == "pre")
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return made.to(DEVICE)
@@ -323,7 +332,7 @@ def outcome(made: TransformerLayer, impl: str, memory: int = 4, shared: bool = F
         queries, out = made.attention.queries(made._inner(x, normed)), made.finish(x, context, normed=normed)
     outputs = {"keys": keys, "values": values, "queries": queries, "out": out}
     weights = [draw(*y.shape, seed=4) for y in outputs.values()]
-    used = {name: p for name, p in made.named_parameters() if not name.startswith("attention.norm")}
+    used = dict(made.named_parameters())
     gradients = torch.autograd.grad(list(outputs.values()), [x, context, *used.values()], weights)
     return {**outputs, **dict(zip(("x", "context", *used), gradients, strict=True))}
 
@@ -345,6 +354,13 @@ def test_one_norm_serves_queries_keys_and_gate(kind: str, memory: int) -> None:
     with using("eager"):
         assert made._shared_norm(draw(2, 5, 24)) is None
     for name, got in outcome(made, "fused", memory, shared=True).items():
+        assert relative_error(got, want[name]) < 2e-6, name
+
+
+def test_norms_of_heads() -> None:
+    made = layer("pre", "rms", "relu", qk_norm=True)
+    want = outcome(made, "eager")
+    for name, got in outcome(made, "fused").items():
         assert relative_error(got, want[name]) < 2e-6, name
 
 
@@ -396,7 +412,23 @@ def test_locked_dropout_runs_in_plain_pytorch() -> None:
             found.append(made.finish(x, context))
     assert torch.equal(*found)
     with using("fused"):
-        assert isinstance(made.eval()._rows(x, context), layer_rows.FusedRows)
+        assert isinstance(made.eval()._dropping_rows(x, context), layer_rows.FusedRows)
+
+
+def test_dropout_alone_and_the_last_norm() -> None:
+    x, drop = torch.ones(4, 50, 64, device=DEVICE, requires_grad=True), layer_rows.Dropout(0.25)
+    with using("fused"):
+        out, other = drop(x), drop(x)
+        assert drop.eval()(x) is x
+    assert not torch.equal(out, other)
+    kept = out != 0
+    assert abs(float(kept.float().mean()) - 0.75) < 0.02
+    assert torch.equal(out, kept / 0.75)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], kept / 0.75)
+    norm = layer_rows.RMSNorm(64, EPS).to(DEVICE)
+    with using("fused"):
+        assert relative_error(layer_rows.normed(x, norm), norm(x)) < 1e-6
+        assert layer_rows.normed(x, torch.nn.Identity()) is x
 
 
 def test_gradients_accumulate() -> None:

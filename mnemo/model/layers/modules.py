@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
-from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, row_operations
+from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, dropping_operations, row_operations
 from mnemo.ops import relative_attention, relative_attention_reference
 from mnemo.ops.heads import place_heads
 from mnemo.ops.projection import project_after
@@ -173,11 +173,13 @@ class TransformerLayer(nn.Module):
         self.norm_feed_forward = NORMS[norm_kind](dim, norm_eps)
         self.drop = Dropout(dropout.projection, dropout.locked)
 
-    def _rows(self, x: Tensor, other: Tensor | None = None) -> RowOperations:
-        """Operations for rows x, with dropout if `other` is given: it distinguishes the masks of this call."""
-        drops = () if other is None else (self.drop, self.feed_forward.drop_inner, self.feed_forward.drop_outer)
-        kind, activation = self.norm_attention.kind, self.feed_forward.activation
-        return row_operations(x, x if other is None else other, kind, activation, drops)
+    def _rows(self, x: Tensor) -> RowOperations:
+        return row_operations(x, self.norm_attention.kind, self.feed_forward.activation)
+
+    def _dropping_rows(self, x: Tensor, context: Tensor) -> RowOperations:
+        inside = self.feed_forward
+        drops = (self.drop, inside.drop_inner, inside.drop_outer)
+        return dropping_operations(x, context, self.norm_attention.kind, inside.activation, drops)
 
     def _shared_norm(self, x: Tensor) -> Tensor | None:
         """The norm of rows x before its weights, once for queries, keys and gate; None where that is not faster."""
@@ -258,7 +260,7 @@ class TransformerLayer(nn.Module):
 
         `added` (B, T, D) joins the attention output. `normed`: `_shared_norm` of x.
         """
-        rows = self._rows(x, context)
+        rows = self._dropping_rows(x, context)
         if self.gate is not None:
             context = self.gate(self._inner(x, normed), context)
         attended = self.attention.output(rows.flat(context))

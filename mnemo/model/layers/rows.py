@@ -40,10 +40,19 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.drops:
             return x
+        if not self.locked and row_obstacle(x.device, x.dtype, x.shape[-1], None, "identity") is None:
+            return _hashed_dropout(x, self.rate)
         if not self.locked and x.device.type != "cpu":
             return F.dropout(x, self.rate)
         shape = (*x.shape[:-2], 1, x.shape[-1]) if self.locked else x.shape
         return x * keep_mask(shape, self.rate, x)
+
+
+def _hashed_dropout(x: Tensor, rate: float) -> Tensor:
+    from mnemo.ops.cuda.operator import draw_seed
+    from mnemo.ops.cuda.row_operators import activation
+
+    return activation(x, None, draw_seed(x.detach(), x.detach()), 0, rate, "identity")
 
 
 class LayerNorm(nn.LayerNorm):
@@ -226,18 +235,29 @@ class FusedRows:
 PLAIN = PlainRows()
 
 
-def row_operations(
+def row_operations(x: Tensor, norm: NormKind, activation: Activation | None) -> RowOperations:
+    """The fastest operations for rows x (..., D) without dropout."""
+    refused = row_obstacle(x.device, x.dtype, x.shape[-1], norm, activation)
+    return FusedRows() if refused is None else PLAIN
+
+
+def normed(x: Tensor, norm: nn.Module) -> Tensor:
+    """norm(x) of rows (..., D), in a kernel where that is faster; `norm` may be the identity."""
+    if not isinstance(norm, (LayerNorm, RMSNorm)):
+        return norm(x)
+    return row_operations(x, norm.kind, None).norm(x, norm)
+
+
+def dropping_operations(
     x: Tensor, other: Tensor, norm: NormKind, activation: Activation, drops: Sequence[Dropout]
 ) -> RowOperations:
     """The fastest operations for rows x (..., D) and the dropouts of one call, which x and `other` distinguish."""
     dropping = [drop for drop in drops if drop.drops]
-    # Locked dropout, one mask for all positions, has no kernel.
     if any(drop.locked for drop in dropping):
-        return PLAIN
-    if row_obstacle(x.device, x.dtype, x.shape[-1], norm, activation) is not None:
-        return PLAIN
-    if not dropping:
-        return FusedRows()
+        return PLAIN  # one mask for all positions has no kernel
+    found = row_operations(x, norm, activation)
+    if isinstance(found, PlainRows) or not dropping:
+        return found
     from mnemo.ops.cuda.operator import draw_seed
 
     return FusedRows(draw_seed(x.detach(), other.detach()))

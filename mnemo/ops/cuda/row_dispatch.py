@@ -13,7 +13,12 @@ from mnemo.ops.cuda import row_operators as operators
 from mnemo.ops.cuda.dispatch import DTYPES, TOLERANCE, relative_error
 from mnemo.ops.dropout import hashed_levels
 
-PLAIN_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "squared_relu": lambda x: F.relu(x).square()}
+PLAIN_ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "squared_relu": lambda x: F.relu(x).square(),
+    "identity": lambda x: x,
+}
 RATE, SEED, NUM_ROWS, EPS = 0.25, 12345, 37, 1e-5
 
 
@@ -28,10 +33,12 @@ def rows_obstacle(dtype: torch.dtype, width: int) -> str | None:
 
 OFF: str | None = None
 """Why the kernels are not used on this machine; None if they are"""
-_tested: set[tuple[int, torch.dtype, int, str, str]] = set()
+_tested: set[tuple[int, torch.dtype, int, str | None, str | None]] = set()
 
 
-def device_obstacle(device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str) -> str | None:
+def device_obstacle(
+    device: torch.device, dtype: torch.dtype, width: int, norm: str | None, activation: str | None
+) -> str | None:
     """Why the kernels do not run on a device; None if they do. The first call compares them with the plain path."""
     global OFF
     if torch.compiler.is_compiling():
@@ -50,13 +57,14 @@ def device_obstacle(device: torch.device, dtype: torch.dtype, width: int, norm: 
     return OFF
 
 
-def failure(device: torch.device, dtype: torch.dtype, width: int, norm: str, activation: str) -> str | None:
+def failure(
+    device: torch.device, dtype: torch.dtype, width: int, norm: str | None, activation: str | None
+) -> str | None:
     """The failure of a comparison with the plain path, outputs and all gradients; None if they agree."""
     try:
-        errors = {
-            **_add_norm_errors(device, dtype, width, norm),
-            **_activation_errors(device, dtype, width, activation),
-        }
+        errors = {} if norm is None else _add_norm_errors(device, dtype, width, norm)
+        if activation is not None:
+            errors |= _activation_errors(device, dtype, width, activation)
     except Exception as error:  # any compiler error: the plain path is used instead
         return f"{type(error).__name__}: {one_line(error)}"
     worst = max(errors, key=lambda name: errors[name])

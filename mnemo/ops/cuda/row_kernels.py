@@ -4,8 +4,8 @@ A program takes some rows at a time. Backward programs go over many rows and kee
 biases; `sum_rows_kernel` adds the sums of all programs, in a fixed order. Dropout masks are not stored: both passes
 compute them from a seed and the place of an element.
 
-Shapes: N rows, D columns. Whole rows are tiles of CHUNKS x ROWS x CHUNK elements, in this order because the compiler
-then gives every warp rows of its own, so that no sum over a row leaves its warp; others are tiles of ROWS x BLOCK.
+Shapes: N rows, D columns, in tiles of ROWS x BLOCK. Norms need whole rows: up to 1,024 columns a program has one warp,
+so that no sum over a row leaves its warp. (With more warps, versions of the compiler divide rows among them.)
 """
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportCallIssue=false
@@ -20,7 +20,7 @@ import triton.language as tl
 from mnemo.ops.cuda.forward_kernels import mixed_bits
 
 NO_NORM, LAYER_NORM, RMS_NORM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-RELU, SQUARED_RELU, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+RELU, SQUARED_RELU, GELU, IDENTITY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NUMBERS = ("site", "dropped")
 """Arguments whose values make no difference to the compiler"""
 
@@ -38,20 +38,6 @@ def kept_columns(seed, site, rows, columns, dropped, factor):
 
 
 @triton.jit
-def tile_columns(CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
-    """The columns (CHUNKS, CHUNK) of a tile of whole rows."""
-    return tl.arange(0, CHUNKS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-
-
-@triton.jit
-def row_sums(x, FEW: tl.constexpr):
-    """Sums (ROWS,) over the rows of a tile. FEW: a thread has all chunks of its columns."""
-    if FEW:
-        return tl.sum(tl.sum(x, 0), 1)
-    return tl.sum(tl.sum(x, 2), 0)
-
-
-@triton.jit
 def load_table(TABLE, columns, D: tl.constexpr):
     """A weight or bias (D,) for a tile, fp32."""
     return tl.load(TABLE + columns, mask=columns < D, other=0.0).to(tl.float32)
@@ -62,20 +48,20 @@ def add_norm_kernel(
     X, BRANCH, BRANCH_BIAS, WEIGHT, BIAS, SEED, TOTAL, NORMED, MEAN, SCALE, num_rows, eps, site, dropped, factor,
     HAS_BRANCH: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
-    D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """TOTAL = x + dropout(branch + its bias), and the norm of TOTAL; KEEP: store TOTAL."""
-    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tile_columns(CHUNKS, CHUNK)
-    row, column, there = rows[None, :, None], columns[:, None, :], rows < num_rows
-    mask = (row < num_rows) & (column < D) if CHUNKS * CHUNK > D else row < num_rows
-    place = row.to(tl.int64) * D + column
+    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
+    row, there = rows[:, None], rows < num_rows
+    mask = (row < num_rows) & (columns < D) if BLOCK > D else row < num_rows
+    place = row.to(tl.int64) * D + columns
     total = tl.load(X + place, mask=mask, other=0.0).to(tl.float32)
     if HAS_BRANCH:
         branch = tl.load(BRANCH + place, mask=mask, other=0.0).to(tl.float32)
         if HAS_BRANCH_BIAS:
-            branch += load_table(BRANCH_BIAS, columns, D)[:, None, :]
+            branch += load_table(BRANCH_BIAS, columns, D)
         if DROPOUT:
-            branch *= kept_columns(tl.load(SEED), site, row, column, dropped, factor)
+            branch *= kept_columns(tl.load(SEED), site, row, columns, dropped, factor)
         rounded = (total + branch).to(X.dtype.element_ty)
         if KEEP:
             tl.store(TOTAL + place, rounded, mask=mask)
@@ -83,16 +69,16 @@ def add_norm_kernel(
     if NORM != NO_NORM:
         total = tl.where(mask, total, 0.0)
         if NORM == LAYER_NORM:
-            mean = row_sums(total, FEW) / D
+            mean = tl.sum(total, 1) / D
             tl.store(MEAN + rows, mean, mask=there)
-            total = tl.where(mask, total - mean[None, :, None], 0.0)
-        scale = tl.rsqrt(row_sums(total * total, FEW) / D + eps)
+            total = tl.where(mask, total - mean[:, None], 0.0)
+        scale = tl.rsqrt(tl.sum(total * total, 1) / D + eps)
         tl.store(SCALE + rows, scale, mask=there)
-        normed = total * scale[None, :, None]
+        normed = total * scale[:, None]
         if HAS_WEIGHT:
-            normed *= load_table(WEIGHT, columns, D)[:, None, :]
+            normed *= load_table(WEIGHT, columns, D)
         if HAS_BIAS:
-            normed += load_table(BIAS, columns, D)[:, None, :]
+            normed += load_table(BIAS, columns, D)
         tl.store(NORMED + place, normed.to(NORMED.dtype.element_ty), mask=mask)
 
 
@@ -100,41 +86,39 @@ def add_norm_kernel(
 def add_norm_backward_kernel(
     D_TOTAL, D_NORMED, TOTAL, WEIGHT, SEED, MEAN, SCALE, D_X, D_BRANCH, PARTS, num_rows, site, dropped, factor,
     HAS_D_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr,
-    DROPOUT: tl.constexpr, NORM: tl.constexpr,
-    D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr,
+    DROPOUT: tl.constexpr, NORM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """D_X, the gradient of the total; with dropout, D_BRANCH too. PARTS (3, programs, D): sums of this program for the
     weight, the bias, and the branch's bias. Without a norm D_X is D_TOTAL, and is not stored again."""
-    columns = tile_columns(CHUNKS, CHUNK)
-    column = columns[:, None, :]
-    weight_sum = tl.zeros((CHUNKS, ROWS, CHUNK), tl.float32)
-    bias_sum = tl.zeros((CHUNKS, ROWS, CHUNK), tl.float32)
-    branch_sum = tl.zeros((CHUNKS, ROWS, CHUNK), tl.float32)
+    columns = tl.arange(0, BLOCK)[None, :]
+    weight_sum = tl.zeros((1, BLOCK), tl.float32)
+    bias_sum = tl.zeros((1, BLOCK), tl.float32)
+    branch_sum = tl.zeros((1, BLOCK), tl.float32)
     if HAS_WEIGHT:
-        weight = load_table(WEIGHT, columns, D)[:, None, :]
+        weight = load_table(WEIGHT, columns, D)
     if DROPOUT:
         seed = tl.load(SEED)
     for first in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
         rows = first + tl.arange(0, ROWS)
-        row, there = rows[None, :, None], rows < num_rows
-        mask = (row < num_rows) & (column < D) if CHUNKS * CHUNK > D else row < num_rows
-        place = row.to(tl.int64) * D + column
+        row, there = rows[:, None], rows < num_rows
+        mask = (row < num_rows) & (columns < D) if BLOCK > D else row < num_rows
+        place = row.to(tl.int64) * D + columns
         if NORM != NO_NORM:
             d_normed = tl.load(D_NORMED + place, mask=mask, other=0.0).to(tl.float32)
             normed = tl.load(TOTAL + place, mask=mask, other=0.0).to(tl.float32)
-            scale = tl.load(SCALE + rows, mask=there, other=0.0)[None, :, None]
+            scale = tl.load(SCALE + rows, mask=there, other=0.0)[:, None]
             if NORM == LAYER_NORM:
-                normed -= tl.load(MEAN + rows, mask=there, other=0.0)[None, :, None]
+                normed -= tl.load(MEAN + rows, mask=there, other=0.0)[:, None]
             normed = tl.where(mask, normed * scale, 0.0)
             if HAS_WEIGHT:
-                weight_sum += d_normed * normed
+                weight_sum += tl.sum(d_normed * normed, 0, keep_dims=True)
             if HAS_BIAS:
-                bias_sum += d_normed
+                bias_sum += tl.sum(d_normed, 0, keep_dims=True)
             if HAS_WEIGHT:
                 d_normed *= weight
-            d_total = d_normed - normed * (row_sums(d_normed * normed, FEW) / D)[None, :, None]
+            d_total = d_normed - normed * (tl.sum(d_normed * normed, 1) / D)[:, None]
             if NORM == LAYER_NORM:
-                d_total -= (row_sums(d_normed, FEW) / D)[None, :, None]
+                d_total -= (tl.sum(d_normed, 1) / D)[:, None]
             d_total *= scale
             if HAS_D_TOTAL:
                 d_total += tl.load(D_TOTAL + place, mask=mask, other=0.0).to(tl.float32)
@@ -142,18 +126,18 @@ def add_norm_backward_kernel(
         else:
             d_total = tl.load(D_TOTAL + place, mask=mask, other=0.0).to(tl.float32)
         if DROPOUT:
-            d_total *= kept_columns(seed, site, row, column, dropped, factor)
+            d_total *= kept_columns(seed, site, row, columns, dropped, factor)
             tl.store(D_BRANCH + place, d_total.to(D_BRANCH.dtype.element_ty), mask=mask)
         if HAS_BRANCH_BIAS:
-            branch_sum += tl.where(mask, d_total, 0.0)
+            branch_sum += tl.sum(tl.where(mask, d_total, 0.0), 0, keep_dims=True)
     part = PARTS + tl.program_id(0) * D + columns
     size = tl.num_programs(0) * D
     if HAS_WEIGHT:
-        tl.store(part, tl.sum(weight_sum, 1), mask=columns < D)
+        tl.store(part, weight_sum, mask=columns < D)
     if HAS_BIAS:
-        tl.store(part + size, tl.sum(bias_sum, 1), mask=columns < D)
+        tl.store(part + size, bias_sum, mask=columns < D)
     if HAS_BRANCH_BIAS:
-        tl.store(part + 2 * size, tl.sum(branch_sum, 1), mask=columns < D)
+        tl.store(part + 2 * size, branch_sum, mask=columns < D)
 
 
 @triton.jit
@@ -201,6 +185,8 @@ def activation_kernel(
         x += load_table(BIAS, columns, D)
     if ACTIVATION == GELU:
         out = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == IDENTITY:
+        out = x
     else:
         out = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
         if ACTIVATION == SQUARED_RELU:
@@ -216,8 +202,8 @@ def activation_backward_kernel(
     HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, ACTIVATION: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """D_Z, and sums of it for the bias, (programs, D). KEPT is z for gelu, the output for the others: what was dropped
-    or negative is zero there, and the rest is known from it."""
+    """D_Z, and sums of it for the bias, (programs, D). KEPT is z for gelu, nothing for the identity, and the output for
+    the others: what was dropped or negative is zero there, and the rest is known from it."""
     columns = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     bias_sum = tl.zeros((ROWS, BLOCK), tl.float32)
     for first in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
@@ -225,12 +211,15 @@ def activation_backward_kernel(
         mask = (rows < num_rows) & (columns < D) if D % BLOCK else rows < num_rows
         place = rows.to(tl.int64) * D + columns
         d_out = tl.load(D_OUT + place, mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(KEPT + place, mask=mask, other=0.0).to(tl.float32)
-        if ACTIVATION == GELU:
+        if ACTIVATION != IDENTITY:
+            x = tl.load(KEPT + place, mask=mask, other=0.0).to(tl.float32)
+        if (ACTIVATION == GELU or ACTIVATION == IDENTITY) and DROPOUT:
+            d_out *= kept_columns(tl.load(SEED), site, rows, columns, dropped, factor)
+        if ACTIVATION == IDENTITY:
+            d_z = d_out
+        elif ACTIVATION == GELU:
             if HAS_BIAS:
                 x += load_table(BIAS, columns, D)
-            if DROPOUT:
-                d_out *= kept_columns(tl.load(SEED), site, rows, columns, dropped, factor)
             density = tl.exp(-0.5 * x * x) * 0.3989422804014327
             d_z = d_out * (0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * density)
         elif ACTIVATION == SQUARED_RELU:

@@ -19,7 +19,12 @@ from mnemo.ops.cuda import row_kernels as kernels
 from mnemo.ops.dropout import LEVELS
 
 NORMS = {"none": kernels.NO_NORM, "layer": kernels.LAYER_NORM, "rms": kernels.RMS_NORM}
-ACTIVATIONS = {"relu": kernels.RELU, "squared_relu": kernels.SQUARED_RELU, "gelu": kernels.GELU}
+ACTIVATIONS = {
+    "relu": kernels.RELU,
+    "squared_relu": kernels.SQUARED_RELU,
+    "gelu": kernels.GELU,
+    "identity": kernels.IDENTITY,
+}
 LARGEST_WIDTH = 8192
 """A tile of rows that are normalised holds whole rows."""
 
@@ -32,37 +37,33 @@ def power_of_two(count: int) -> int:
 class Tiling(NamedTuple):
     """How much a program takes at once."""
 
-    elements: int = 2048
-    warps: int = 4
-    programs: int = 4
+    elements: int
+    warps: int
+    programs: int = 1
     """Of a backward pass, for each processor: each program writes a row of sums"""
-    registers: int | None = None
-    """Largest number for a thread, so that as many programs run at once"""
 
-    def whole_rows(self, width: int, num_rows: int) -> dict[str, Any]:
+    def whole_rows(self, width: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are whole rows."""
         block = power_of_two(width)
-        chunk, rows = min(block, CHUNK), self.rows(block, num_rows)
-        warps = max(self.warps, min(16, block // 512))
-        tile = {"D": width, "CHUNKS": block // chunk, "CHUNK": chunk, "ROWS": rows, "FEW": rows >= warps}
-        few_registers = {"maxnreg": self.registers} if self.registers and rows >= warps else {}
-        return tile | few_registers | {"num_warps": warps}
+        warps = max(self.warps, min(16, block // WARP_COLUMNS))
+        return {"D": width, "BLOCK": block, "ROWS": self.rows(block), "num_warps": warps}
 
-    def columns(self, width: int, num_rows: int) -> dict[str, Any]:
+    def columns(self, width: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are parts of rows."""
         block = min(BLOCK, power_of_two(width))
-        return {"D": width, "BLOCK": block, "ROWS": self.rows(block, num_rows), "num_warps": self.warps}
+        return {"D": width, "BLOCK": block, "ROWS": self.rows(block), "num_warps": self.warps}
 
-    def rows(self, block: int, num_rows: int) -> int:
-        return max(1, min(self.elements // block, power_of_two(num_rows)))
+    def rows(self, block: int) -> int:
+        """Rows of a tile, whatever the number of rows: so no row's result depends on the other rows."""
+        return max(1, self.elements // block)
 
 
-FORWARD = Tiling()
-BACKWARD = Tiling(registers=128)
-ACTIVATION = Tiling()
-ACTIVATION_BACKWARD = Tiling(programs=8)
-CHUNK = 256
-"""Columns of a row of 16 bits that a warp loads at once, 16 bytes for each thread"""
+FORWARD = Tiling(elements=512, warps=1)
+BACKWARD = Tiling(elements=512, warps=1, programs=12)
+ACTIVATION = Tiling(elements=4096, warps=4)
+ACTIVATION_BACKWARD = Tiling(elements=4096, warps=4, programs=4)
+WARP_COLUMNS = 1024
+"""Columns of a row that one warp normalises"""
 BLOCK = 512
 """Columns of a tile of activations"""
 INTERPRETED_PROCESSORS = 1
@@ -135,7 +136,7 @@ def add_norm(
     if x.numel() == 0:
         return found
     rows, dropped, factor = as_rows(x), *dropping(rate)
-    tile = FORWARD.whole_rows(x.shape[-1], len(rows))
+    tile = FORWARD.whole_rows(x.shape[-1])
     kernels.add_norm_kernel[(triton.cdiv(len(rows), tile["ROWS"]),)](
         rows, None if branch is None else as_rows(branch), dense(branch_bias), dense(weight), dense(bias),
         seed, total, normed, mean, scale, len(rows), eps, site, dropped, factor,
@@ -185,7 +186,7 @@ def add_norm_backward(
         d_weight, d_bias, d_branch_bias = _no_gradients(given, tables)
         return d_x, d_branch, d_branch_bias, d_weight, d_bias
     num_rows, width = as_rows(given).shape
-    tile, (dropped, factor) = BACKWARD.whole_rows(width, num_rows), dropping(rate)
+    tile, (dropped, factor) = BACKWARD.whole_rows(width), dropping(rate)
     programs = min(triton.cdiv(num_rows, tile["ROWS"]), BACKWARD.programs * processors(given.device))
     parts = torch.empty(3, programs, width, dtype=torch.float32, device=given.device)
     kernels.add_norm_backward_kernel[(programs,)](
@@ -261,7 +262,7 @@ def activation(z: Tensor, bias: Tensor | None, seed: Tensor | None, site: int, r
     if z.numel() == 0:
         return out
     rows, dropped, factor = as_rows(z), *dropping(rate)
-    (num_rows, width), tile = rows.shape, ACTIVATION.columns(z.shape[-1], len(rows))
+    (num_rows, width), tile = rows.shape, ACTIVATION.columns(z.shape[-1])
     kernels.activation_kernel[triton.cdiv(num_rows, tile["ROWS"]), triton.cdiv(width, tile["BLOCK"])](
         rows, dense(bias), seed, out, num_rows, site, dropped, factor, HAS_BIAS=bias is not None, DROPOUT=rate > 0,
         ACTIVATION=ACTIVATIONS[kind], **tile,
@@ -277,38 +278,39 @@ def _(z, bias, seed, site, rate, kind):
 @torch.library.custom_op(
     "mnemo::activation_backward",
     mutates_args=(),
-    schema="(Tensor d_out, Tensor kept, Tensor? bias, Tensor? seed, int site, float rate, str kind) -> "
+    schema="(Tensor d_out, Tensor? kept, Tensor? bias, Tensor? seed, int site, float rate, str kind) -> "
     "(Tensor, Tensor)",
 )
 def activation_backward(
-    d_out: Tensor, kept: Tensor, bias: Tensor | None, seed: Tensor | None, site: int, rate: float, kind: str
+    d_out: Tensor, kept: Tensor | None, bias: Tensor | None, seed: Tensor | None, site: int, rate: float, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of z and bias; `kept`: z for gelu, the output for the others."""
-    d_z = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
-    if kept.numel() == 0:
-        return d_z, _no_gradients(kept, [bias])[0]
-    rows, dropped, factor = as_rows(kept), *dropping(rate)
-    (num_rows, width), tile = rows.shape, ACTIVATION_BACKWARD.columns(kept.shape[-1], len(rows))
+    """Gradients of z and bias; `kept`: z for gelu, nothing for the identity, the output for the others."""
+    d_z = torch.empty(d_out.shape, dtype=d_out.dtype, device=d_out.device)
+    if d_out.numel() == 0:
+        return d_z, _no_gradients(d_out, [bias])[0]
+    rows, dropped, factor = as_rows(d_out), *dropping(rate)
+    (num_rows, width), tile = rows.shape, ACTIVATION_BACKWARD.columns(d_out.shape[-1])
     across = triton.cdiv(width, tile["BLOCK"])
-    most = max(1, ACTIVATION_BACKWARD.programs * processors(kept.device) // across)
+    most = max(1, ACTIVATION_BACKWARD.programs * processors(d_out.device) // across)
     programs = min(triton.cdiv(num_rows, tile["ROWS"]), most)
-    parts = torch.empty(1, programs, width, dtype=torch.float32, device=kept.device)
+    parts = torch.empty(1, programs, width, dtype=torch.float32, device=d_out.device)
     kernels.activation_backward_kernel[programs, across](
-        as_rows(d_out), rows, dense(bias), seed, d_z, parts, num_rows, site, dropped, factor, HAS_BIAS=bias is not None,
-        DROPOUT=rate > 0, ACTIVATION=ACTIVATIONS[kind], **tile,
+        rows, None if kept is None else as_rows(kept), dense(bias), seed, d_z, parts, num_rows, site, dropped, factor,
+        HAS_BIAS=bias is not None, DROPOUT=rate > 0, ACTIVATION=ACTIVATIONS[kind], **tile,
     )  # fmt: skip
     return d_z, totals(parts, [bias, None, None])[0]
 
 
 @activation_backward.register_fake
 def _(d_out, kept, bias, seed, site, rate, kind):
-    d_z = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
-    return d_z, kept.new_empty(0) if bias is None else bias.new_empty(bias.shape)
+    d_z = torch.empty(d_out.shape, dtype=d_out.dtype, device=d_out.device)
+    return d_z, d_out.new_empty(0) if bias is None else bias.new_empty(bias.shape)
 
 
 def _save_activation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     z, bias, seed, *ctx.numbers = inputs
-    ctx.save_for_backward(z if inputs[-1] == "gelu" else output, bias, seed)
+    kept = {"gelu": z, "identity": None}.get(inputs[-1], output)
+    ctx.save_for_backward(kept, bias, seed)
 
 
 def _differentiate_activation(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
