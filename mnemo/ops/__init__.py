@@ -92,8 +92,9 @@ def relative_attention(
     if impl == "reference" or mask.ahead != "signed":
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
         return attended.out, attended.lse
-    # Backward passes are written for operands of one type, which autocast would mix.
-    with _without_autocast(q.device.type):
+    # Backward passes are written for operands of one type, which autocast would mix. Compiled kernels run without it
+    # anyway, and torch's cache takes no graph that changes autocast.
+    with nullcontext() if fast and torch.compiler.is_compiling() else _without_autocast(q.device.type):
         if fast:
             from mnemo.ops.cuda.dispatch import fused_attention
 

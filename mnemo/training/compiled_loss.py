@@ -123,7 +123,8 @@ def _methods(model: Model) -> dict[nn.Module, tuple[str, ...]]:
     single = [stage for stage, group in groups if memories[group[0]].traits.key_value_cache]
     found: dict[nn.Module, tuple[str, ...]] = {stage: ("forward",) for stage in single} if shared else {}
     whole = {stage.layer for stage in single}
-    found |= {} if shared else {layer: WHOLE_LAYER for layer in whole}
+    if not shared:
+        found |= {layer: WHOLE_LAYER for layer in model.layers() if layer in whole}
     found |= {layer: LAYER_METHODS for layer in model.layers() if layer not in whole}
     if shared and len(whole) < model.config.num_layers:
         found[model.positions] = ("shared",)

@@ -103,7 +103,8 @@ def compile_attention(
 def compile_at_once() -> None:
     """What a first call does: launches compile kernels in threads; after that nothing is left to compile."""
     rows, table = torch.zeros(2, 2, 64, 64, dtype=HALF), torch.zeros(2, 64, 64, dtype=HALF)
-    call = launch.Arguments(rows, rows, rows, table, *[None] * 8, 0, 0, 0, 0.0, 0.125)
+    values: list[Any] = [rows, rows, rows, table, *[None] * 8, 0, 0, 0, 0.0, 0.125]
+    call = launch.Arguments(*values)
     with launches_only_compile():
         out, lse, scores = launch.attend(call, True)
         launch.differentiate(call, out, lse, scores, out, None)

@@ -103,7 +103,7 @@ def takes(tensor: Tensor) -> bool:
 def _sizes(tensor: Tensor, parts: int) -> tuple[int, int, int, bool]:
     """Rows and columns of a part, tiles of it, and whether it is tall."""
     rows, columns = tensor.shape[0] // parts, tensor.shape[1]
-    return rows, columns, triton.cdiv(rows, BLOCK) * triton.cdiv(columns, BLOCK), rows > columns
+    return rows, columns, -(-rows // BLOCK) * -(-columns // BLOCK), rows > columns
 
 
 def write_directions(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from mnemo.ops.cuda import head_kernels as kernels
@@ -29,8 +28,16 @@ PROGRAMS = 1024
 def _sizes(x: Tensor, num_heads: int) -> dict[str, int]:
     size = x.shape[-1] // num_heads
     half = (size + 1) // 2
-    columns = triton.next_power_of_2(half)
-    return {"H": num_heads, "D": size, "HALF": half, "BH": columns, "BM": max(1, TILE // columns)}
+    return {"H": num_heads, "D": size, "HALF": half, "BH": _power_of_two(half), "BM": _tile(size)}
+
+
+def _tile(size: int) -> int:
+    """Vectors of a program's tile."""
+    return max(1, TILE // _power_of_two((size + 1) // 2))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -53,7 +60,7 @@ def place_heads(
     out = x.new_empty(batch, rows, num_heads, sizes["D"])
     vectors = batch * rows * num_heads
     if vectors:
-        kernels.place_heads_kernel[(triton.cdiv(vectors, sizes["BM"]),)](
+        kernels.place_heads_kernel[(_parts(vectors, sizes["BM"]),)](
             x, weight, cos, sin, out, x.stride(0), x.stride(1), vectors, rows, offset, eps,
             NORM=weight is not None, ROTARY=cos is not None, **sizes,
         )  # fmt: skip
@@ -99,17 +106,22 @@ def _(d_out, x, weight, eps, cos, sin, offset):
 
 
 def _tiles_each(vectors: int, tile: int) -> int:
-    return max(1, triton.cdiv(triton.cdiv(vectors, tile), PROGRAMS))
+    """Tiles of a program of the backward pass."""
+    return max(1, _parts(_parts(vectors, tile), PROGRAMS))
 
 
 def _num_programs(vectors: int, tile: int) -> int:
-    return triton.cdiv(vectors, tile * _tiles_each(vectors, tile))
+    return _parts(vectors, tile * _tiles_each(vectors, tile))
+
+
+def _parts(count: int, size: int) -> int:
+    """The number of parts of at most `size`."""
+    return -(-count // size)
 
 
 def _sums(d_out: Tensor, weight: Tensor | None) -> Tensor:
     batch, heads, rows, size = d_out.shape
-    tile = max(1, TILE // triton.next_power_of_2((size + 1) // 2))
-    programs = 0 if weight is None else _num_programs(batch * rows * heads, tile)
+    programs = 0 if weight is None else _num_programs(batch * rows * heads, _tile(size))
     return d_out.new_empty(programs, size, dtype=torch.float32)
 
 
