@@ -102,6 +102,7 @@ SEGMENTS: dict[str, dict[str, Any]] = {
     "limited keys and a bias": {"queries": 100, "slots": 0, "limits": (7, 40), "parts": "rub"},
     "limited keys in half precision": {"queries": 200, "slots": 0, "limits": (70, 10), "dtype": torch.float16},
     "no positions": {"queries": 40, "slots": 24, "parts": ""},
+    "no positions and a bias of the keys": {"queries": 40, "slots": 24, "parts": "u", "heads": 2},
     "learned table with a bias": {"queries": 24, "slots": 20, "parts": "rub"},
     "table longer than needed": {"queries": 24, "slots": 20, "more": 5},
     "head size between powers of 2": {"queries": 20, "slots": 12, "size": 41},

@@ -410,17 +410,18 @@ def _query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
 def _sums(
     call: Arguments, distance: DistanceParts | None, du_parts: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dr, du and dw from their parts."""
-    dw_parts, dr_parts = distance or (du_parts, None)
-    dr, du, dw = (None if x is None else torch.empty_like(x) for x in (call.r, call.u, call.w))
+    """dr, du and dw from their parts; w has no effect without positions."""
+    dw_parts, dr_parts = distance or (None, None)
+    dr, du = (None if x is None else torch.empty_like(x) for x in (call.r, call.u))
+    dw = None if call.w is None else torch.zeros_like(call.w) if dw_parts is None else torch.empty_like(call.w)
     if dr is None and du is None:
-        return None, None, None if call.w is None else torch.zeros_like(call.w)
-    heads, columns, size = (*du_parts.shape[:1], 0, du_parts.shape[2]) if dr is None else dr.shape
-    layout, rows = call.layout, 32
-    backward.sum_kernel[(2 + triton.cdiv(columns, rows), heads)](
-        du_parts, du, dw_parts, dw, dr_parts, dr, du_parts.shape[1], *du_parts.stride()[:2], dw_parts.shape[1],
-        *dw_parts.stride()[:2], columns, columns - layout.num_distances, layout.pad, layout.pitch,
-        HAS_U=du is not None, HAS_W=dw is not None, D=size, BM=rows,
+        return dr, du, dw
+    layout, rows, columns = call.layout, 32, 0 if dr is None else dr.shape[1]
+    parts = du_parts if dw_parts is None else dw_parts
+    backward.sum_kernel[(2 + triton.cdiv(columns, rows), layout.heads)](
+        du_parts, du, parts, dw, dr_parts, dr, du_parts.shape[1], *du_parts.stride()[:2], parts.shape[1],
+        *parts.stride()[:2], columns, columns - layout.num_distances, layout.pad, layout.pitch,
+        HAS_U=du is not None, HAS_W=dw is not None and dw_parts is not None, D=du_parts.shape[2], BM=rows,
     )  # fmt: skip
     return dr, du, dw
 
