@@ -92,7 +92,7 @@ ROWS = {
         ),
     )
 }
-PROFILED = ("base", "speedrun", "generation")
+PROFILED = ("base", "speedrun")
 """Rows whose steps `--profile` divides into kernels."""
 
 
