@@ -26,8 +26,8 @@ try:
 except ImportError:
     triton = None
 
-LARGEST_WIDTH = 1024
-"""Inputs of a product whose rows are computed in the same kernel"""
+LARGEST_WIDTH = 2048
+"""Bytes of a row that is computed in the same kernel as its product: rows and weights must fit in shared memory"""
 LARGEST_ROWS = 16
 ROW_BLOCK, OUTPUTS, WARPS = 16, 16, 4
 """Rows and outputs of a program on the tensor cores, which a single row does not use"""
@@ -48,7 +48,7 @@ class Norm(NamedTuple):
 
 def suit(x: Tensor, batch: int, width: int) -> bool:
     """Whether the kernels support `batch` rows of this width, in the type and on the device of x."""
-    if not supports(x) or batch > LARGEST_ROWS or width > LARGEST_WIDTH:
+    if not supports(x) or batch > LARGEST_ROWS or width * x.element_size() > LARGEST_WIDTH:
         return False
     if INTERPRETED:
         return x.dtype != torch.bfloat16  # Triton's interpreter multiplies the bits of bf16 as integers
@@ -399,7 +399,7 @@ def _multiply_rows(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], o
     """All rows at once, on the tensor cores."""
     block_k = power_of_two(options["K"])
     if rows.kind == "plain":
-        block_k = min(512, block_k // 4)
+        block_k = min(1024 // outputs[0].element_size(), block_k // 4)
     block_k = max(16 * WARPS, block_k)
     cast(Any, _project_rows)[(-(-options["N"] // OUTPUTS), -(-rows.batch // ROW_BLOCK))](
         *inputs,
