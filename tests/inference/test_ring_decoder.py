@@ -16,7 +16,8 @@ from helpers.tolerances import assert_close
 from mnemo.errors import MnemoError
 from mnemo.inference.decoder import Decoder
 from mnemo.inference.generation import generate
-from mnemo.inference.ring_decoder import RingDecoder, embed, suits
+from mnemo.inference.ring_decoder import SPLIT_ROWS, RingDecoder, embed, suits
+from mnemo.inference.two_streams import TwoStreams
 from mnemo.memory import XL, Compressive, MemoryTokens, Plan
 from mnemo.memory.state import leaves
 from mnemo.model import Model
@@ -83,6 +84,20 @@ def test_rings_equal_the_plain_decoder(changes: dict[str, Any]) -> None:
         token = tokens[:, step : step + 1]
         assert_close(rings.feed(token).hidden, plain.feed(token).hidden)
     assert rings.plain is None
+    assert_same_state(valid_part(rings.state()), valid_part(plain.state()))
+
+
+@pytest.mark.parametrize("name", ["longer memory", "rotary", "pre-norm"])
+def test_two_halves_equal_the_plain_decoder(name: str) -> None:
+    """As on a GPU, where the halves of a large batch are computed at the same time."""
+    model, tokens = random_model(**KINDS[name]), random_tokens(3, 20)
+    plain, rings = both(model, 3)
+    for decoder in (plain, rings):
+        decoder.feed(tokens[:, :6], lengths=[6, 2, 5])
+    rings._to_rings().streams = TwoStreams(torch.device("cpu"))
+    for step in range(6, 16):
+        token = tokens[:, step : step + 1]
+        assert_close(rings.feed(token).hidden, plain.feed(token).hidden)
     assert_same_state(valid_part(rings.state()), valid_part(plain.state()))
 
 
@@ -209,3 +224,23 @@ def test_recorded_rings_equal_the_plain_decoder_on_a_gpu(name: str) -> None:
     written = generate(model, tokens[:, :5].cpu(), num_tokens=20, segment=SEGMENT, top_k=5).tokens
     alone = generate(model.cpu(), tokens[:, :5].cpu(), num_tokens=20, segment=SEGMENT, top_k=5).tokens
     assert torch.equal(written, alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("rows", [SPLIT_ROWS, 2 * SPLIT_ROWS + 1, 40])
+def test_two_recorded_halves_equal_the_plain_decoder_on_a_gpu(rows: int) -> None:
+    """Branches of one CUDA graph, with rows at different places."""
+    changes = {**KINDS["plan"], "head_dim": 16, "dim": 32}
+    model, tokens = random_model(dtype=torch.float32, **changes).cuda(), random_tokens(rows, 40).cuda()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.3)
+    plain, rings = both(model, rows)
+    for decoder in (plain, rings):
+        decoder.feed(tokens[:, :6], lengths=[1 + row % 6 for row in range(rows)])
+    for step in range(6, 19):
+        token = tokens[:, step : step + 1]
+        assert_close(rings.feed(token).hidden, plain.feed(token).hidden)
+    assert rings.step is not None and rings.step.is_recorded
+    assert rings.rings is not None and rings.rings.streams is not None

@@ -92,7 +92,7 @@ ROWS = {
         ),
     )
 }
-PROFILED = ("base", "speedrun", "generation")
+PROFILED = ("base", "speedrun")
 """Rows that `--profile` measures if none are named."""
 
 

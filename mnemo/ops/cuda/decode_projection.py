@@ -26,11 +26,11 @@ try:
 except ImportError:
     triton = None
 
-LARGEST_WIDTH = 1024
-"""Inputs of a product whose rows are computed in the same kernel"""
+LARGEST_WIDTH = 2048
+"""Bytes of a row that is computed in the same kernel as its product: rows and weights must fit in shared memory"""
 LARGEST_ROWS = 16
-ROW_BLOCK, OUTPUTS, LARGEST_BLOCK = 16, 16, 2048
-"""Rows, outputs and inputs of a program on the tensor cores, which a single row does not use"""
+ROW_BLOCK, OUTPUTS, WARPS = 16, 16, 4
+"""Rows and outputs of a program on the tensor cores, which a single row does not use"""
 ROW_PROGRAMS, ROW_TILE, ROW_WARPS = 384, 2048, 1
 """Programs of the product of a single row, and weights of one of them; one warp needs no barriers"""
 PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS = 128, 8192, 8
@@ -48,7 +48,7 @@ class Norm(NamedTuple):
 
 def suit(x: Tensor, batch: int, width: int) -> bool:
     """Whether the kernels support `batch` rows of this width, in the type and on the device of x."""
-    if not supports(x) or batch > LARGEST_ROWS or width > LARGEST_WIDTH:
+    if not supports(x) or batch > LARGEST_ROWS or width * x.element_size() > LARGEST_WIDTH:
         return False
     if INTERPRETED:
         return x.dtype != torch.bfloat16  # Triton's interpreter multiplies the bits of bf16 as integers
@@ -100,9 +100,22 @@ if triton is not None:
         return gain, shift
 
     @triton.jit
+    def _residual_sums(
+        x_ptr, branch_ptr, carry_ptr, rows, batch, K: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BRANCH: tl.constexpr
+    ):
+        """Rows (M, K), rounded as they are stored."""
+        at = tl.arange(0, BLOCK_K)
+        known = (rows < batch)[:, None] & (at < K)[None, :]
+        place = rows[:, None] * K + at[None, :]
+        x = tl.load(x_ptr + place, mask=known, other=0.0).to(tl.float32)
+        if HAS_BRANCH:
+            x += tl.load(branch_ptr + place, mask=known, other=0.0).to(tl.float32)
+            x = x.to(carry_ptr.dtype.element_ty).to(tl.float32)
+        return x
+
+    @triton.jit
     def _normed_rows(
-        x_ptr,
-        branch_ptr,
+        x,
         gain,
         shift,
         carry_ptr,
@@ -111,29 +124,22 @@ if triton is not None:
         eps,
         K: tl.constexpr,
         BLOCK_K: tl.constexpr,
-        HAS_BRANCH: tl.constexpr,
         HAS_SHIFT: tl.constexpr,
         KEEP_SUM: tl.constexpr,
     ):
-        """Norms (M, K) of residual sums; the first program stores them, or the sums."""
+        """Norms (M, K) of residual sums x; the first program stores them, or the sums."""
         at = tl.arange(0, BLOCK_K)
         known = (rows < batch)[:, None] & (at < K)[None, :]
-        place = rows[:, None] * K + at[None, :]
-        x = tl.load(x_ptr + place, mask=known, other=0.0).to(tl.float32)
-        if HAS_BRANCH:
-            x += tl.load(branch_ptr + place, mask=known, other=0.0).to(tl.float32)
-            x = x.to(carry_ptr.dtype.element_ty).to(tl.float32)
+        centred = x
         if HAS_SHIFT:
             centred = tl.where(known, x - (tl.sum(x, 1) / K)[:, None], 0.0)
-        else:
-            centred = x
         scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / K + eps)
         normed = centred * scale[:, None] * gain[None, :]
         if HAS_SHIFT:
             normed += shift[None, :]
         if tl.program_id(0) == 0:
             kept = x if KEEP_SUM else normed
-            tl.store(carry_ptr + place, kept.to(carry_ptr.dtype.element_ty), mask=known)
+            tl.store(carry_ptr + rows[:, None] * K + at[None, :], kept.to(carry_ptr.dtype.element_ty), mask=known)
         return normed
 
     @triton.jit
@@ -218,21 +224,8 @@ if triton is not None:
             let_next_start()
         if SOURCE == "norm":
             rows = row + tl.arange(0, 1)
-            x = _normed_rows(
-                x_ptr,
-                branch_ptr,
-                gain,
-                shift,
-                carry_ptr,
-                rows,
-                batch,
-                eps,
-                K,
-                BLOCK_K,
-                HAS_BRANCH,
-                HAS_SHIFT,
-                KEEP_SUM,
-            )
+            x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
+            x = _normed_rows(x, gain, shift, carry_ptr, rows, batch, eps, K, BLOCK_K, HAS_SHIFT, KEEP_SUM)
         elif SOURCE == "parts":
             x = _contexts(sums_ptr, stats_ptr, row, num_parts, HEAD, K, BLOCK_K, BLOCK_S)
         else:
@@ -277,46 +270,42 @@ if triton is not None:
         inner = part + tl.arange(0, BLOCK_K // PARTS)[None, :, None]  # (P, K / P, 1)
         weights_ptr = weight_ptr + outs[None, None, :] * K
         inside = (outs < N)[None, None, :]
-        weight = tl.load(weights_ptr + inner, mask=(inner < K) & inside, other=0.0)
-        y = tl.zeros((BLOCK_N,), tl.float32)
-        if HAS_BIAS:
-            y = tl.load(bias_ptr + outs, mask=outs < N, other=0.0).to(tl.float32)
         if SOURCE == "norm":
+            if EARLY:
+                weight = tl.load(weights_ptr + inner, mask=(inner < K) & inside, other=0.0)
+                wait_for_last()
+            if EARLY == 2:
+                let_next_start()
+            x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
+            if not EARLY:
+                weight = tl.load(weights_ptr + inner, mask=(inner < K) & inside, other=0.0)
+            if HAS_BIAS:
+                bias = tl.load(bias_ptr + outs, mask=outs < N, other=0.0)
             gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
-        if EARLY:
-            wait_for_last()
-        if EARLY == 2:
-            let_next_start()
-        if SOURCE == "norm":
-            x = _normed_rows(
-                x_ptr,
-                branch_ptr,
-                gain,
-                shift,
-                carry_ptr,
-                rows,
-                batch,
-                eps,
-                K,
-                BLOCK_K,
-                HAS_BRANCH,
-                HAS_SHIFT,
-                KEEP_SUM,
-            )
+            x = _normed_rows(x, gain, shift, carry_ptr, rows, batch, eps, K, BLOCK_K, HAS_SHIFT, KEEP_SUM)
             x = x.to(weight_ptr.dtype.element_ty)
             x = tl.permute(tl.reshape(x, (BLOCK_M, PARTS, BLOCK_K // PARTS)), (1, 0, 2))
             products = tl.dot(x, weight, input_precision="ieee")
         else:
+            if EARLY:
+                wait_for_last()
+            if EARLY == 2:
+                let_next_start()
             across = part + tl.arange(0, BLOCK_K // PARTS)[None, None, :]  # (P, 1, K / P)
             known = (rows < batch)[None, :, None]
             rows_ptr = x_ptr + rows[None, :, None] * K
-            x = tl.load(rows_ptr + across, mask=(across < K) & known, other=0.0)
-            products = tl.dot(x, weight, input_precision="ieee")
-            for start in range(BLOCK_K, K, BLOCK_K):
+            if HAS_BIAS:
+                bias = tl.load(bias_ptr + outs, mask=outs < N, other=0.0)
+            products = tl.zeros((PARTS, BLOCK_M, BLOCK_N), tl.float32)
+            # In a loop, loads go to shared memory ahead; otherwise few of them are under way at the same time.
+            for start in tl.range(0, K, BLOCK_K, num_stages=4):
                 weight = tl.load(weights_ptr + (start + inner), mask=(start + inner < K) & inside, other=0.0)
                 x = tl.load(rows_ptr + (start + across), mask=(start + across < K) & known, other=0.0)
                 products = tl.dot(x, weight, products, input_precision="ieee")
-        y = _activated(tl.sum(products, 0) + y[None, :], ACTIVATION)
+        y = tl.sum(products, 0)
+        if HAS_BIAS:
+            y += bias.to(tl.float32)[None, :]
+        y = _activated(y, ACTIVATION)
         target = out_ptr + rows[:, None] * N + outs[None, :]
         tl.store(target, y.to(out_ptr.dtype.element_ty), mask=(rows < batch)[:, None] & (outs < N)[None, :])
 
@@ -408,16 +397,18 @@ def _multiply_row(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], op
 
 def _multiply_rows(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], options: dict[str, Any]) -> None:
     """All rows at once, on the tensor cores."""
-    block_k = max(min(LARGEST_BLOCK, power_of_two(options["K"])), 128)
-    warps = 8 if block_k == LARGEST_BLOCK else 4
+    block_k = power_of_two(options["K"])
+    if rows.kind == "plain":
+        block_k = min(1024 // outputs[0].element_size(), block_k // 4)
+    block_k = max(16 * WARPS, block_k)
     cast(Any, _project_rows)[(-(-options["N"] // OUTPUTS), -(-rows.batch // ROW_BLOCK))](
         *inputs,
         *outputs,
         BLOCK_K=block_k,
         BLOCK_M=ROW_BLOCK,
         BLOCK_N=OUTPUTS,
-        PARTS=warps,
-        num_warps=warps,
+        PARTS=WARPS,
+        num_warps=WARPS,
         **options,
     )
 
