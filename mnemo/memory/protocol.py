@@ -439,7 +439,21 @@ def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
         return keep_newest(torch.cat([memory, new], 1), num_slots, lengths, num_new, 1)
     if num_new >= num_slots:
         return new[:, num_new - num_slots :].contiguous()
-    return torch.cat([memory[:, num_new:], new], 1)
+    if not memory.is_cuda or torch.compiler.is_compiling():
+        return torch.cat([memory[:, num_new:], new], 1)
+    # A GPU concatenates parts of larger tensors element by element; it copies wide elements several times as fast.
+    after = torch.empty_like(memory)
+    _copy_rows(memory[:, num_new:], after[:, : num_slots - num_new])
+    _copy_rows(new, after[:, num_slots - num_new :])
+    return after
+
+
+def _copy_rows(source: Tensor, target: Tensor) -> None:
+    """Copy rows (B, T, D) in elements of 16 bytes, if they are divisible into them."""
+    wide = torch.complex128
+    if (source.shape[2] * source.element_size()) % wide.itemsize == 0 and source.stride(2) == 1:
+        source, target = source.view(wide), target.view(wide)
+    target.copy_(source)
 
 
 def widened(like: Tensor) -> Tensor:

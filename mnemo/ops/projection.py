@@ -67,24 +67,31 @@ class _ProjectBehind(torch.autograd.Function):
 def project_rows(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same for a GPU; also returns the joined rows, so that the backward pass need not join them again.
 
+    A long memory is joined twice instead: keeping its rows in every layer would take more GPU memory than all else.
     An operator, because torch's cache of compiled graphs takes no graph with an autograd function.
     """
     rows = torch.cat([memory, x], 1)
-    return *_products(rows, weight), rows
+    return *_products(rows, weight), rows if _keeps_rows(memory, x) else rows.new_empty(0)
+
+
+def _keeps_rows(memory: Tensor, x: Tensor) -> bool:
+    return memory.shape[1] <= 2 * x.shape[1]
 
 
 @project_rows.register_fake
 def _(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     batch, num_rows, width = len(x), memory.shape[1] + x.shape[1], weight.shape[0] // 2
     first = x.new_empty(batch, num_rows, width)
-    return first, torch.empty_like(first), x.new_empty(batch, num_rows, x.shape[2])
+    rows = x.new_empty(batch, num_rows, x.shape[2]) if _keeps_rows(memory, x) else x.new_empty(0)
+    return first, torch.empty_like(first), rows
 
 
 @torch.library.custom_op("mnemo::project_rows_backward", mutates_args=())
 def project_rows_backward(
-    by_keys: Tensor, by_values: Tensor, rows: Tensor, weight: Tensor, length: int
+    by_keys: Tensor, by_values: Tensor, memory: Tensor, x: Tensor, rows: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the last `length` rows, and of the weight."""
+    """Gradients of x, and of the weight."""
+    rows, length = rows if rows.numel() else torch.cat([memory, x], 1), x.shape[1]
     by_keys, by_values = by_keys.contiguous(), by_values.contiguous()
     by_weight, flat = torch.empty_like(weight), rows.flatten(0, 1)
     for gradient, half in zip((by_keys, by_values), by_weight.chunk(2), strict=True):
@@ -101,18 +108,20 @@ def project_rows_backward(
 
 
 @project_rows_backward.register_fake
-def _(by_keys: Tensor, by_values: Tensor, rows: Tensor, weight: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    return rows.new_empty(len(rows), length, rows.shape[2]), torch.empty_like(weight)
+def _(
+    by_keys: Tensor, by_values: Tensor, memory: Tensor, x: Tensor, rows: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight)
 
 
 def _save_rows(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    memory, x, weight = inputs
     ctx.mark_non_differentiable(output[2])
-    ctx.save_for_backward(output[2], inputs[2])
-    ctx.length = inputs[1].shape[1]
+    ctx.save_for_backward(memory, x, output[2], weight)
 
 
 def _backward(ctx: Any, by_keys: Tensor, by_values: Tensor, _: Any) -> tuple[None, Tensor, Tensor]:
-    return None, *project_rows_backward(by_keys, by_values, *ctx.saved_tensors, ctx.length)
+    return None, *project_rows_backward(by_keys, by_values, *ctx.saved_tensors)
 
 
 project_rows.register_autograd(_backward, setup_context=_save_rows)

@@ -67,7 +67,9 @@ WARP_COLUMNS = 1024
 BLOCK = 512
 """Columns of a tile of activations"""
 INTERPRETED_PROCESSORS = 1
-SUM_ROWS, SUM_BLOCK, SUM_WARPS = 256, 32, 8
+LEAST_TILES = 8
+"""Of a backward program: with fewer, adding up the sums of all programs would take as long as the rest."""
+SUM_ROWS, SUM_BLOCK, SUM_WARPS = 512, 8, 8
 
 
 def processors(device: torch.device) -> int:
@@ -187,7 +189,8 @@ def add_norm_backward(
         return d_x, d_branch, d_branch_bias, d_weight, d_bias
     num_rows, width = as_rows(given).shape
     tile, (dropped, factor) = BACKWARD.whole_rows(width), dropping(rate)
-    programs = min(triton.cdiv(num_rows, tile["ROWS"]), BACKWARD.programs * processors(given.device))
+    most = BACKWARD.programs * processors(given.device)
+    programs = min(triton.cdiv(num_rows, tile["ROWS"] * LEAST_TILES), most)
     parts = torch.empty(3, programs, width, dtype=torch.float32, device=given.device)
     kernels.add_norm_backward_kernel[(programs,)](
         None if d_total is None else as_rows(d_total), None if d_normed is None else as_rows(d_normed),
