@@ -28,7 +28,7 @@ from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
 from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
 from mnemo.training import Unwatched, create_run, fresh_states, train, trainer
-from mnemo.training.engine import Engine
+from mnemo.training.engine import Engine, compiles_layers
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.training_speed import training_speed
 from mnemo.training.update_input import UpdateInput, after_update
@@ -297,6 +297,22 @@ def test_layers_alone_are_compiled_where_it_pays(devices: Any, how: str, monkeyp
     model, config = tiny(), TrainConfig(batch=2, segment=5, compile="layers")
     engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=Rerun())
     assert engine.describe() == f"{how}, one CUDA graph"
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen", "by_layer"),
+    [
+        ({"memory": 4}, None, True),
+        ({"memory": 4}, True, False),
+        (MECHANISMS["lookahead"], None, False),
+        (MECHANISMS["lookahead"], "layers", True),
+        ({"tokens": MemoryTokens(num=2)}, None, False),
+    ],
+)
+def test_by_default_layers_are_compiled_where_they_are_the_whole_step(
+    options: dict[str, Any], chosen: Any, by_layer: bool
+) -> None:
+    assert compiles_layers(tiny(**options), TrainConfig(batch=2, segment=5, compile=chosen)) == by_layer
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
