@@ -16,7 +16,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mnemo.ops import Causal, KeyLimit
-from mnemo.ops.cuda import decode_kernels, decode_projection, decode_rows, launch, row_operators
+from mnemo.ops.cuda import decode_kernels, decode_rows, launch, row_operators
 from mnemo.ops.cuda.compile_together import launches_only_compile
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.decode_kernels import Parts
@@ -59,8 +59,6 @@ def compile_instead_of_running(capability: int) -> None:
     driver.set_active(AbsentGPU(capability))  # type: ignore[arg-type]
     run, memory = JITFunction.run, SHARED_MEMORY[capability]
     launch.shared_memory = lambda device: memory
-    if capability >= 90:
-        decode_kernels.early = decode_projection.early = lambda x: {"EARLY": 1, "launch_pdl": True}
 
     def only_compile(self: Any, *args: Any, warmup: bool, **options: Any) -> None:
         kernel: Any = run(self, *args, warmup=True, **options)

@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 try:
     import triton  # type: ignore[import-not-found]
     import triton.language as tl  # type: ignore[import-not-found]
-    from triton.language.extra import cuda as tl_cuda  # type: ignore[import-not-found]
 except ImportError:
     triton = None
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LARGEST_PARTS = 32
-EARLY_START = 0
-"""Whether kernels start before the last one has ended, and load weights meanwhile."""
 LOG2_E = 1.4426950408889634
 LARGEST_HEAD = 256
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -100,16 +97,6 @@ def suit(ring: Tensor) -> bool:
 if triton is not None:
     LOWEST = tl.constexpr(-1e30)
     """Below every score, and finite: differences stay numbers."""
-
-    @triton.jit
-    def let_next_start():
-        """Let the next kernel of the stream start; it waits before it reads what this one writes."""
-        tl_cuda.gdc_launch_dependents()
-
-    @triton.jit
-    def wait_for_last():
-        """Wait until the last kernel of the stream has written its results."""
-        tl_cuda.gdc_wait()
 
     @triton.jit
     def _load_tile(
@@ -212,10 +199,7 @@ if triton is not None:
         HAS_BIAS: tl.constexpr,
         ONE_PART: tl.constexpr,
         STAGES: tl.constexpr,
-        EARLY: tl.constexpr,
     ):
-        if EARLY == 1:
-            let_next_start()
         part, head = tl.program_id(0), tl.program_id(1)
         num_parts, heads = tl.num_programs(0), tl.num_programs(1)
         texts = tl.program_id(2) * GROUP + tl.arange(0, GROUP)
@@ -231,14 +215,10 @@ if triton is not None:
         lanes, dims3 = tl.arange(0, BLOCK_N)[None, :, None], dims[None, None, :]
         inside3 = inside[None, None, :]
         head_r_ptr, head_bias_ptr = r_ptr + head * num_slots * D, bias_ptr + head * num_slots
-        # Nothing of these depends on the kernel before: it writes no ring.
+        # The first tile is loaded here, so that its loads and those of the queries are under way at the same time.
         keys, values, r = _load_tile(
             rings_ptr, head_r_ptr, slots3, limits3, begin, end, num_slots, values_at, lanes, dims3, inside3, D, HAS_R
         )
-        if EARLY:
-            wait_for_last()
-        if EARLY == 2:
-            let_next_start()
         vector = head * D + dims
         known = there[:, None] & inside[None, :]
         q = tl.load(q_ptr + texts[:, None] * stride_q + vector[None, :], mask=known, other=0.0).to(tl.float32)
@@ -346,14 +326,7 @@ if triton is not None:
         D: tl.constexpr,
         BLOCK_D: tl.constexpr,
         BLOCK_S: tl.constexpr,
-        EARLY: tl.constexpr,
     ):
-        if EARLY == 1:
-            let_next_start()
-        if EARLY:
-            wait_for_last()
-        if EARLY == 2:
-            let_next_start()
         row_head = tl.program_id(0)
         dims, parts = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
         inside, there = dims < D, parts < num_parts
@@ -421,7 +394,6 @@ def put_together(parts: Parts, batch: int, dtype: torch.dtype) -> Tensor:
         D=size,
         BLOCK_D=power_of_two(size),
         BLOCK_S=power_of_two(num_parts),
-        **early(sums),
     )
     return out
 
@@ -478,16 +450,8 @@ def attend_parts(
         ONE_PART=parts == 1,
         STAGES=stages,
         num_warps=warps,
-        **early(ring),
     )
     return out if parts == 1 else Parts(sums, stats, parts)
-
-
-def early(x: Tensor) -> dict[str, Any]:
-    """Options of a kernel that starts while the one before it ends: on Hopper and later."""
-    if not (EARLY_START and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)):
-        return {"EARLY": 0}
-    return {"EARLY": EARLY_START, "launch_pdl": True}
 
 
 def _heads_together(x: Tensor) -> Tensor:

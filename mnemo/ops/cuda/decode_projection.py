@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemo.errors import one_line
-from mnemo.ops.cuda.decode_kernels import INTERPRETED, TOLERANCE, Parts, early, power_of_two, supports, trusted
+from mnemo.ops.cuda.decode_kernels import INTERPRETED, TOLERANCE, Parts, power_of_two, supports, trusted
 
 try:
     import triton  # type: ignore[import-not-found]
     import triton.language as tl  # type: ignore[import-not-found]
 
-    from mnemo.ops.cuda.decode_kernels import LOWEST, let_next_start, wait_for_last
+    from mnemo.ops.cuda.decode_kernels import LOWEST
 except ImportError:
     triton = None
 
@@ -204,11 +204,8 @@ if triton is not None:
         KEEP_SUM: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         ACTIVATION: tl.constexpr,
-        EARLY: tl.constexpr,
     ):
-        """One row, multiplied without tensor cores. Weights are loaded while the last kernel ends."""
-        if EARLY == 1:
-            let_next_start()
+        """One row, multiplied without tensor cores."""
         row = tl.program_id(1)
         at, outs = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         wanted = (outs < N)[:, None] & (at < K)[None, :]
@@ -217,13 +214,8 @@ if triton is not None:
         if HAS_BIAS:
             y = tl.load(bias_ptr + outs, mask=outs < N, other=0.0).to(tl.float32)
         if SOURCE == "norm":
-            gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
-        if EARLY:
-            wait_for_last()
-        if EARLY == 2:
-            let_next_start()
-        if SOURCE == "norm":
             rows = row + tl.arange(0, 1)
+            gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
             x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
             x = _normed_rows(x, gain, shift, carry_ptr, rows, batch, eps, K, BLOCK_K, HAS_SHIFT, KEEP_SUM)
         elif SOURCE == "parts":
@@ -259,11 +251,8 @@ if triton is not None:
         KEEP_SUM: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         ACTIVATION: tl.constexpr,
-        EARLY: tl.constexpr,
     ):
         """Several rows. Each warp multiplies its part of the inputs, so that no warp has a long chain of products."""
-        if EARLY == 1:
-            let_next_start()
         rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
         outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         part = tl.arange(0, PARTS)[:, None, None] * (BLOCK_K // PARTS)
@@ -271,14 +260,8 @@ if triton is not None:
         weights_ptr = weight_ptr + outs[None, None, :] * K
         inside = (outs < N)[None, None, :]
         if SOURCE == "norm":
-            if EARLY:
-                weight = tl.load(weights_ptr + inner, mask=(inner < K) & inside, other=0.0)
-                wait_for_last()
-            if EARLY == 2:
-                let_next_start()
             x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
-            if not EARLY:
-                weight = tl.load(weights_ptr + inner, mask=(inner < K) & inside, other=0.0)
+            weight = tl.load(weights_ptr + inner, mask=(inner < K) & inside, other=0.0)
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + outs, mask=outs < N, other=0.0)
             gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
@@ -287,10 +270,6 @@ if triton is not None:
             x = tl.permute(tl.reshape(x, (BLOCK_M, PARTS, BLOCK_K // PARTS)), (1, 0, 2))
             products = tl.dot(x, weight, input_precision="ieee")
         else:
-            if EARLY:
-                wait_for_last()
-            if EARLY == 2:
-                let_next_start()
             across = part + tl.arange(0, BLOCK_K // PARTS)[None, None, :]  # (P, 1, K / P)
             known = (rows < batch)[None, :, None]
             rows_ptr = x_ptr + rows[None, :, None] * K
@@ -364,7 +343,6 @@ def _product(rows: _Rows, weight: Tensor, bias: Tensor | None, activation: Activ
         "KEEP_SUM": rows.keep_sum,
         "HAS_BIAS": bias is not None,
         "ACTIVATION": activation,
-        **early(weight),
     }
     launch = _multiply_row if rows.batch == 1 or rows.parts is not None else _multiply_rows
     launch(rows, (*inputs, carry), outputs, options)
