@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -142,9 +141,9 @@ def sweep(device: torch.device) -> Iterator[str]:
     from mnemo.ops.cuda import row_operators
     from mnemo.ops.cuda.row_operators import Tiling
 
-    forwards = [Tiling(elements=n, warps=w) for n, w in ((1024, 2), (2048, 2), (2048, 4), (4096, 4), (4096, 8))]
-    usual = [Tiling(programs=programs, registers=limit) for programs, limit in product((3, 4, 6), (None, 128))]
-    backwards = [*usual, Tiling(1024, 2, 8, 128), Tiling(4096, 8, 2, 128), Tiling(4096, 4, 4, None)]
+    forwards = [Tiling(elements=n, warps=w) for n, w in ((512, 1), (1024, 1), (2048, 1), (2048, 2), (2048, 4))]
+    single = [Tiling(512, 1, programs) for programs in (4, 8, 12, 16)]
+    backwards = [*single, Tiling(1024, 1, 8), Tiling(1024, 2, 8), Tiling(2048, 4, 4), Tiling(4096, 4, 4)]
     for shape in SHAPES:
         first, *_, last = cases(shape, device)
         pairs = ((first, "FORWARD"), (first, "BACKWARD"), (last, "ACTIVATION"), (last, "ACTIVATION_BACKWARD"))

@@ -4,8 +4,8 @@ A program takes some rows at a time. Backward programs go over many rows and kee
 biases; `sum_rows_kernel` adds the sums of all programs, in a fixed order. Dropout masks are not stored: both passes
 compute them from a seed and the place of an element.
 
-Shapes: N rows, D columns. Whole rows are tiles of CHUNKS x ROWS x CHUNK elements, in this order because the compiler
-then gives every warp rows of its own, so that no sum over a row leaves its warp; others are tiles of ROWS x BLOCK.
+Shapes: N rows, D columns; tiles of ROWS x BLOCK, where BLOCK is a power of 2. Programs whose tiles are whole rows have
+one warp where these fit: no sum over a row leaves it then.
 """
 
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false, reportCallIssue=false
@@ -38,20 +38,6 @@ def kept_columns(seed, site, rows, columns, dropped, factor):
 
 
 @triton.jit
-def tile_columns(CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
-    """The columns (CHUNKS, CHUNK) of a tile of whole rows."""
-    return tl.arange(0, CHUNKS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-
-
-@triton.jit
-def row_sums(x, FEW: tl.constexpr):
-    """Sums (ROWS,) over the rows of a tile. FEW: a thread has all chunks of its columns."""
-    if FEW:
-        return tl.sum(tl.sum(x, 0), 1)
-    return tl.sum(tl.sum(x, 2), 0)
-
-
-@triton.jit
 def load_table(TABLE, columns, D: tl.constexpr):
     """A weight or bias (D,) for a tile, fp32."""
     return tl.load(TABLE + columns, mask=columns < D, other=0.0).to(tl.float32)
@@ -62,18 +48,18 @@ def add_norm_kernel(
     X, BRANCH, BRANCH_BIAS, WEIGHT, BIAS, SEED, TOTAL, NORMED, MEAN, SCALE, num_rows, eps, site, dropped, factor,
     HAS_BRANCH: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr,
-    D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """TOTAL = x + dropout(branch + its bias), and the norm of TOTAL; KEEP: store TOTAL."""
-    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tile_columns(CHUNKS, CHUNK)
-    row, column, there = rows[None, :, None], columns[:, None, :], rows < num_rows
-    mask = (row < num_rows) & (column < D) if CHUNKS * CHUNK > D else row < num_rows
+    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    row, column, there = rows[:, None], columns[None, :], rows < num_rows
+    mask = (row < num_rows) & (column < D) if BLOCK > D else row < num_rows
     place = row.to(tl.int64) * D + column
     total = tl.load(X + place, mask=mask, other=0.0).to(tl.float32)
     if HAS_BRANCH:
         branch = tl.load(BRANCH + place, mask=mask, other=0.0).to(tl.float32)
         if HAS_BRANCH_BIAS:
-            branch += load_table(BRANCH_BIAS, columns, D)[:, None, :]
+            branch += load_table(BRANCH_BIAS, columns, D)[None, :]
         if DROPOUT:
             branch *= kept_columns(tl.load(SEED), site, row, column, dropped, factor)
         rounded = (total + branch).to(X.dtype.element_ty)
@@ -83,16 +69,16 @@ def add_norm_kernel(
     if NORM != NO_NORM:
         total = tl.where(mask, total, 0.0)
         if NORM == LAYER_NORM:
-            mean = row_sums(total, FEW) / D
+            mean = tl.sum(total, 1) / D
             tl.store(MEAN + rows, mean, mask=there)
-            total = tl.where(mask, total - mean[None, :, None], 0.0)
-        scale = tl.rsqrt(row_sums(total * total, FEW) / D + eps)
+            total = tl.where(mask, total - mean[:, None], 0.0)
+        scale = tl.rsqrt(tl.sum(total * total, 1) / D + eps)
         tl.store(SCALE + rows, scale, mask=there)
-        normed = total * scale[None, :, None]
+        normed = total * scale[:, None]
         if HAS_WEIGHT:
-            normed *= load_table(WEIGHT, columns, D)[:, None, :]
+            normed *= load_table(WEIGHT, columns, D)[None, :]
         if HAS_BIAS:
-            normed += load_table(BIAS, columns, D)[:, None, :]
+            normed += load_table(BIAS, columns, D)[None, :]
         tl.store(NORMED + place, normed.to(NORMED.dtype.element_ty), mask=mask)
 
 
@@ -101,40 +87,40 @@ def add_norm_backward_kernel(
     D_TOTAL, D_NORMED, TOTAL, WEIGHT, SEED, MEAN, SCALE, D_X, D_BRANCH, PARTS, num_rows, site, dropped, factor,
     HAS_D_TOTAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, NORM: tl.constexpr,
-    D: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """D_X, the gradient of the total; with dropout, D_BRANCH too. PARTS (3, programs, D): sums of this program for the
     weight, the bias, and the branch's bias. Without a norm D_X is D_TOTAL, and is not stored again."""
-    columns = tile_columns(CHUNKS, CHUNK)
-    column = columns[:, None, :]
-    weight_sum = tl.zeros((CHUNKS, ROWS, CHUNK), tl.float32)
-    bias_sum = tl.zeros((CHUNKS, ROWS, CHUNK), tl.float32)
-    branch_sum = tl.zeros((CHUNKS, ROWS, CHUNK), tl.float32)
+    columns = tl.arange(0, BLOCK)
+    column = columns[None, :]
+    weight_sum = tl.zeros((BLOCK,), tl.float32)
+    bias_sum = tl.zeros((BLOCK,), tl.float32)
+    branch_sum = tl.zeros((BLOCK,), tl.float32)
     if HAS_WEIGHT:
-        weight = load_table(WEIGHT, columns, D)[:, None, :]
+        weight = load_table(WEIGHT, columns, D)[None, :]
     if DROPOUT:
         seed = tl.load(SEED)
     for first in range(tl.program_id(0) * ROWS, num_rows, tl.num_programs(0) * ROWS):
         rows = first + tl.arange(0, ROWS)
-        row, there = rows[None, :, None], rows < num_rows
-        mask = (row < num_rows) & (column < D) if CHUNKS * CHUNK > D else row < num_rows
+        row, there = rows[:, None], rows < num_rows
+        mask = (row < num_rows) & (column < D) if BLOCK > D else row < num_rows
         place = row.to(tl.int64) * D + column
         if NORM != NO_NORM:
             d_normed = tl.load(D_NORMED + place, mask=mask, other=0.0).to(tl.float32)
             normed = tl.load(TOTAL + place, mask=mask, other=0.0).to(tl.float32)
-            scale = tl.load(SCALE + rows, mask=there, other=0.0)[None, :, None]
+            scale = tl.load(SCALE + rows, mask=there, other=0.0)[:, None]
             if NORM == LAYER_NORM:
-                normed -= tl.load(MEAN + rows, mask=there, other=0.0)[None, :, None]
+                normed -= tl.load(MEAN + rows, mask=there, other=0.0)[:, None]
             normed = tl.where(mask, normed * scale, 0.0)
             if HAS_WEIGHT:
-                weight_sum += d_normed * normed
+                weight_sum += tl.sum(d_normed * normed, 0)
             if HAS_BIAS:
-                bias_sum += d_normed
+                bias_sum += tl.sum(d_normed, 0)
             if HAS_WEIGHT:
                 d_normed *= weight
-            d_total = d_normed - normed * (row_sums(d_normed * normed, FEW) / D)[None, :, None]
+            d_total = d_normed - normed * (tl.sum(d_normed * normed, 1) / D)[:, None]
             if NORM == LAYER_NORM:
-                d_total -= (row_sums(d_normed, FEW) / D)[None, :, None]
+                d_total -= (tl.sum(d_normed, 1) / D)[:, None]
             d_total *= scale
             if HAS_D_TOTAL:
                 d_total += tl.load(D_TOTAL + place, mask=mask, other=0.0).to(tl.float32)
@@ -145,15 +131,15 @@ def add_norm_backward_kernel(
             d_total *= kept_columns(seed, site, row, column, dropped, factor)
             tl.store(D_BRANCH + place, d_total.to(D_BRANCH.dtype.element_ty), mask=mask)
         if HAS_BRANCH_BIAS:
-            branch_sum += tl.where(mask, d_total, 0.0)
+            branch_sum += tl.sum(tl.where(mask, d_total, 0.0), 0)
     part = PARTS + tl.program_id(0) * D + columns
     size = tl.num_programs(0) * D
     if HAS_WEIGHT:
-        tl.store(part, tl.sum(weight_sum, 1), mask=columns < D)
+        tl.store(part, weight_sum, mask=columns < D)
     if HAS_BIAS:
-        tl.store(part + size, tl.sum(bias_sum, 1), mask=columns < D)
+        tl.store(part + size, bias_sum, mask=columns < D)
     if HAS_BRANCH_BIAS:
-        tl.store(part + 2 * size, tl.sum(branch_sum, 1), mask=columns < D)
+        tl.store(part + 2 * size, branch_sum, mask=columns < D)
 
 
 @triton.jit

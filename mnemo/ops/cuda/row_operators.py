@@ -47,11 +47,9 @@ class Tiling(NamedTuple):
     def whole_rows(self, width: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are whole rows."""
         block = power_of_two(width)
-        chunk, rows = min(block, CHUNK), self.rows(block)
-        warps = max(self.warps, min(16, block // 512))
-        tile = {"D": width, "CHUNKS": block // chunk, "CHUNK": chunk, "ROWS": rows, "FEW": rows >= warps}
-        few_registers = {"maxnreg": self.registers} if self.registers and rows >= warps else {}
-        return tile | few_registers | {"num_warps": warps}
+        warps = max(self.warps, min(16, block // 1024))
+        few_registers = {"maxnreg": self.registers} if self.registers and warps == self.warps else {}
+        return {"D": width, "BLOCK": block, "ROWS": self.rows(block), "num_warps": warps} | few_registers
 
     def columns(self, width: int) -> dict[str, Any]:
         """Options of a kernel whose tiles are parts of rows."""
@@ -63,12 +61,10 @@ class Tiling(NamedTuple):
         return max(1, self.elements // block)
 
 
-FORWARD = Tiling()
-BACKWARD = Tiling(registers=128)
+FORWARD = Tiling(elements=1024, warps=1)
+BACKWARD = Tiling(elements=512, warps=1, programs=8)
 ACTIVATION = Tiling()
-ACTIVATION_BACKWARD = Tiling(programs=8)
-CHUNK = 256
-"""Columns of a row of 16 bits that a warp loads at once, 16 bytes for each thread"""
+ACTIVATION_BACKWARD = Tiling(elements=4096)
 BLOCK = 512
 """Columns of a tile of activations"""
 INTERPRETED_PROCESSORS = 1
