@@ -102,7 +102,8 @@ def milliseconds(case: Case, rows: RowOperations, compiled: bool) -> tuple[float
         return case.run(rows)
 
     run = torch.compile(call, fullgraph=True) if compiled else call
-    draws = [torch.randn_like(out) for out in case.run(rows)]
+    with torch.autocast("cuda", HALF):
+        draws = [torch.randn_like(out) for out in case.run(rows)]
 
     def forward() -> object:
         with torch.autocast("cuda", HALF):
