@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary positions, as tables."""
+"""Rotary positions: cosines and sines as tables, and the rotation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ def rotary_angles(num_keys: int, head_dim: int, base: float, like: Tensor) -> tu
     if torch.compiler.is_dynamo_compiling():  # true for torch.compile, not for an export
         return _tables(num_keys, head_dim, base, like.detach())
     return _compute(num_keys, head_dim, base, like)
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate pairs (x_i, x_{i + d/2}) of (B, H, T, d) by each position's angles."""
+    cos, sin = rotary
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
 def _compute(num_keys: int, head_dim: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.ops import keep_mask, relative_attention, relative_attention_reference
 from mnemo.ops.projection import project_after
+from mnemo.ops.rotary import rotate
 
 ACTIVATIONS = {
     "relu": functools.partial(F.relu, inplace=True),
@@ -136,7 +137,8 @@ class Attention(nn.Module):
         r, u, w, bias, rotary, ahead = scope.relation.to(q.dtype)
         if rotary is not None:
             end = offset + q.shape[2]
-            q, k = rotate(q, (rotary[0][offset:end], rotary[1][offset:end])), rotate(k, rotary)
+            q = rotate(q, (rotary[0][offset:end], rotary[1][offset:end]))
+            k = k if scope.keys_rotated else rotate(k, rotary)
         see = {"bias": bias, "offset": offset, "ahead": ahead, "mask": scope.mask, "lengths": scope.lengths}
         rate = self.rate if self.training else 0.0
         if scope.record is not None:
@@ -146,13 +148,6 @@ class Attention(nn.Module):
         else:
             out, lse = relative_attention(q, k, v, r, u, w, **see, dropout=rate, with_lse=scope.with_lse)
         return out.transpose(1, 2).flatten(2), lse
-
-
-def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate pairs (x_i, x_{i + d/2}) of (B, H, T, d) by each position's angles."""
-    cos, sin = rotary
-    left, right = x.chunk(2, -1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
 class HeadGate(nn.Module):
