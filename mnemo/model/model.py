@@ -362,12 +362,14 @@ def _sizes(config: ModelConfig) -> positions.Sizes:
 def evaluating(model: Model) -> Iterator[None]:
     """Without dropout and gradients; the mode of the model is restored afterwards."""
     was_training = model.training
-    model.eval()
+    if was_training:  # setting the mode of every module takes longer than a token of a small model
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
 
 def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
