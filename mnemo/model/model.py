@@ -366,7 +366,7 @@ def _sizes(config: ModelConfig) -> positions.Sizes:
 def evaluating(model: Model) -> Iterator[None]:
     """Without dropout and gradients; the mode of the model is restored afterwards."""
     was_training = model.training
-    if was_training:  # setting the mode of every module takes longer than a token of a small model
+    if was_training:  # setting the modes of all modules takes a noticeable part of the time of a token
         model.eval()
     try:
         with torch.no_grad():
