@@ -17,7 +17,9 @@ import torch
 
 from mnemo.cost.parameters import count_parameters
 from mnemo.display import Shown, Summary
+from mnemo.inference.narrow_weights import with_narrow_weights
 from mnemo.inference.sampling_options import Sampling
+from mnemo.inference.weight_formats import WeightFormat
 from mnemo.progress import ShowProgress
 from mnemo.report.loss_units import loss_unit
 from mnemo.report.number_text import amount, number
@@ -113,7 +115,12 @@ class Run(Shown, LoadedRun):
         return Summary(f"run {self.path.name}, step {self.step:,}", facts)
 
 
-def open_run(run: str | Path | None = None, which: Which = "best", device: str | torch.device = "auto") -> Run:
+def open_run(
+    run: str | Path | None = None,
+    which: Which = "best",
+    device: str | torch.device = "auto",
+    weights: WeightFormat = "fp32",
+) -> Run:
     """Load a trained model as it was evaluated: with averaged weights if the run has begun to average them.
 
     `run`: a folder, a name under `runs`, or a model that comes with the package; None: the run that was trained last,
@@ -121,6 +128,8 @@ def open_run(run: str | Path | None = None, which: Which = "best", device: str |
     `which`: the checkpoint with the best validation loss, or the last one; before the first evaluation the last one
         counts as the best
     `device`: "cpu", "cuda", or "auto": a GPU if there is one
+    `weights`: on a CPU, "bf16" or "int8" rounds the weights of the layers, which generates faster
     """
     loaded = run_folder.open_run(default_run() if run is None else run, which, device)
-    return Run(loaded.path, loaded.recipe, loaded.model, loaded.step, loaded.corpus, loaded.start, loaded.decoding)
+    model = with_narrow_weights(loaded.model, weights)
+    return Run(loaded.path, loaded.recipe, model, loaded.step, loaded.corpus, loaded.start, loaded.decoding)

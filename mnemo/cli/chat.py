@@ -16,6 +16,7 @@ from pathlib import Path
 from mnemo.cli.run_arguments import RunArgs, require_memory_file, with_run
 from mnemo.errors import MnemoError
 from mnemo.inference.sampling_options import Sampling
+from mnemo.inference.weight_formats import WeightFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class Args(RunArgs):
     """Seed of the random numbers."""
     memory_length: int | None = None
     """Memory length of the long-range layers; if unset, as in training or in the saved memory."""
+    weights: WeightFormat = "fp32"
+    """On a CPU, read the weights of the layers as bf16 or int8: faster, with rounded results."""
 
 
 def run(args: Args) -> int:

@@ -17,7 +17,7 @@ EXIT_FAILED_TURN = 2
 
 def chat(args: Args) -> int:
     sampling = Sampling(args.temperature, args.top_k, args.top_p)
-    opened = opened_run.open_with_tokenizer(args)
+    opened = opened_run.open_to_write(args, args.weights)
     session = Session(opened, sampling=sampling, seed=args.seed, memory_length=args.memory_length)
     if args.memory is not None:
         session.load(args.memory)

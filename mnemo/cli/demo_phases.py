@@ -6,25 +6,24 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from mnemo import cli
 from mnemo.cli import demo_training as demo
 from mnemo.cli.console import format_time, progress
 from mnemo.cli.demo import Args
+from mnemo.cli.demo_background import BackgroundTraining, available_cores
+from mnemo.cli.demo_monitor import Throttled
 from mnemo.cli.demo_page import LEAD, TITLE, headline
 from mnemo.cli.demo_time import Fitted, enough_minutes, fit_steps
 from mnemo.cli.demo_training import Comparison
 from mnemo.cli.watching import watching
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
-from mnemo.progress import Advance
 from mnemo.report import write_report
-from mnemo.training import Monitor, Status
 from mnemo.training.single_thread import single_threaded
 
-SECONDS_BETWEEN_REPORTS = 1.0
 SAMPLING = ("--prompt", "def ", "--temperature", "0.7", "--seed", "1")
 PHASES = {
     "the default corpus: the source text of your own Python": 3.0,
@@ -37,7 +36,11 @@ PHASES = {
     "loss by position, without": 3.0,
     "the report": 2.0,
 }
-"""The phases and their seconds on two idle cores: a phase gets this share of the time."""
+"""The phases and their seconds on an idle core: a phase gets this share of the time."""
+TASKS, BYTE_MODEL = slice(1, 3), 3
+"""Phases that train models; with two cores, the byte model is trained while the others are."""
+LEAST_REST = 5.0
+"""Seconds for which the first core waits for the byte model, if both take equally long"""
 
 
 def show_demo(args: Args) -> None:
@@ -51,7 +54,8 @@ class _Demo:
 
     def __init__(self, args: Args) -> None:
         self._args, self._size = args, demo.QUICK if args.quick else demo.FULL
-        self._phases = _Phases(60 * args.minutes)
+        self._beside = available_cores() > 1
+        self._phases = _Phases(60 * args.minutes, self._beside)
         self._fitted: list[Fitted] = []
         self._skipped: list[str] = []
 
@@ -59,9 +63,7 @@ class _Demo:
         out, phases = self._args.out, self._phases
         with phases.next():
             load("python", show=progress)
-        for comparison in (demo.RECALL, demo.SHORT_RECALL, demo.BYTE_MODEL):
-            with phases.next():
-                self._compare(comparison)
+        self._train()
         for argv in self._measurements(out / demo.BYTES):
             with phases.next(argv) as what:
                 self._measure(argv, what)
@@ -71,14 +73,37 @@ class _Demo:
             print(line, file=sys.stderr)
         print(f"done in {format_time(phases.elapsed())}; open this page in a browser:")
 
+    def _train(self) -> None:
+        if not self._beside:
+            for comparison in (demo.RECALL, demo.SHORT_RECALL, demo.BYTE_MODEL):
+                with self._phases.next():
+                    self._compare(comparison)
+            return
+        seconds = None if self._args.quick else self._phases.byte_model_seconds()
+        byte_model = BackgroundTraining(self._args.out, self._size, seconds)
+        try:
+            for comparison in (demo.RECALL, demo.SHORT_RECALL):
+                with self._phases.next():
+                    self._compare(comparison)
+            with self._phases.next(), watching() as watcher:
+                watcher.unit = "byte"
+                for fitted in byte_model.finish(watcher):
+                    self._note(fitted)
+        finally:
+            byte_model.stop()
+
+    def _note(self, fitted: Fitted) -> None:
+        """Keep how many steps are trained, and print it if they are fewer than planned."""
+        self._fitted.append(fitted)
+        if fitted.is_cut:
+            print(f"cut to fit into {self._time}: {fitted}", file=sys.stderr, flush=True)
+
     def _compare(self, comparison: Comparison) -> None:
         size = self._size
         if not self._args.quick:
             fitted = fit_steps(comparison, size, self._phases.seconds())
-            self._fitted.append(fitted)
+            self._note(fitted)
             size = comparison.with_steps(size, fitted.steps)
-            if fitted.is_cut:
-                print(f"cut to fit into {self._time}: {fitted}", file=sys.stderr, flush=True)
         for name, recipe in comparison.recipes.items():
             with watching() as watcher:
                 watcher.unit = "byte"
@@ -141,8 +166,13 @@ class _Demo:
 class _Phases:
     """Print each phase with the remaining time, scaled by the speed so far; divide the time among them."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, beside: bool) -> None:
+        """`beside`: the byte model is trained beside the other models."""
         self._start, self._seconds, self._done = time.monotonic(), seconds, 0
+        self._expected = list(PHASES.values())
+        if beside:
+            rest = self._expected[BYTE_MODEL] - sum(self._expected[TASKS])
+            self._expected[BYTE_MODEL] = max(LEAST_REST, rest)
 
     def elapsed(self) -> float:
         return time.monotonic() - self._start
@@ -158,8 +188,15 @@ class _Phases:
 
     def seconds(self) -> float:
         """The current phase's share of the remaining time."""
-        expected = list(PHASES.values())[self._done :]
-        return max(0.0, self._seconds - self.elapsed()) * expected[0] / sum(expected)
+        return self._share(self._expected[self._done])
+
+    def byte_model_seconds(self) -> float:
+        """The share of the phases in which the byte model is trained beside the other models."""
+        return self._share(sum(self._expected[self._done : BYTE_MODEL + 1]))
+
+    def _share(self, expected: float) -> float:
+        left = max(0.0, self._seconds - self.elapsed())
+        return left * expected / sum(self._expected[self._done :])
 
     @contextmanager
     def next(self, argv: Sequence[str] = ()) -> Iterator[str]:
@@ -170,29 +207,6 @@ class _Phases:
         self._done += 1
 
     def _left(self) -> float:
-        expected = list(PHASES.values())
-        before, rest = sum(expected[: self._done]), sum(expected[self._done :])
+        before, rest = sum(self._expected[: self._done]), sum(self._expected[self._done :])
         slowness = self.elapsed() / before if self._done > 1 else 1.0
         return rest * slowness
-
-
-class Throttled:
-    """Forward to a monitor, progress lines at most once a second."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor, self._forwarded = monitor, 0.0
-
-    def note(self, line: str) -> None:
-        self._monitor.note(line)
-
-    def trained(self, status: Status) -> None:
-        now = time.monotonic()
-        if now - self._forwarded >= SECONDS_BETWEEN_REPORTS or status.step == status.steps:
-            self._forwarded = now
-            self._monitor.trained(status)
-
-    def evaluated(self, step: int, loss: float, is_best: bool) -> None:
-        self._monitor.evaluated(step, loss, is_best)
-
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
-        return self._monitor.show(label, total, unit=unit)

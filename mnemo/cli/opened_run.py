@@ -22,8 +22,17 @@ from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import write_json
 from mnemo.inference.generation import NOT_FINITE, AnyState
+from mnemo.inference.weight_formats import WeightFormat
 from mnemo.model.memory_limits import require_state_room
-from mnemo.session.text_run import OpenedRun, encode, encode_file, load_text_memory, resized, with_tokenizer
+from mnemo.session.text_run import (
+    OpenedRun,
+    encode,
+    encode_file,
+    load_text_memory,
+    resized,
+    with_tokenizer,
+    with_weights,
+)
 from mnemo.storage.run_folder import LoadedRun, open_run
 from mnemo.storage.shipped import is_shipped
 
@@ -31,6 +40,11 @@ from mnemo.storage.shipped import is_shipped
 def open_with_tokenizer(args: RunArgs) -> OpenedRun:
     """Open a run with the tokenizer in its folder; the corpus need not be on this machine."""
     return with_tokenizer(open_run(chosen_run(args), args.which, args.device))
+
+
+def open_to_write(args: RunArgs, weights: WeightFormat) -> OpenedRun:
+    """As `open_with_tokenizer`, with weights in a format for generating."""
+    return with_weights(open_with_tokenizer(args), weights)
 
 
 def open_with_corpus(args: RunArgs) -> tuple[OpenedRun, Corpus]:
@@ -68,7 +82,7 @@ def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
     """The type to compute in; None: that of the weights. `auto`: on a GPU as the run was trained."""
     device = run.model.device
     if choice == "bf16" and device.type == "cpu":
-        raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory")
+        raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory (--weights int8 is faster)")
     if choice == "auto":
         choice = "bf16" if device.type == "cuda" and run.recipe.train.precision == "bf16" else "fp32"
     return torch.bfloat16 if choice == "bf16" else None

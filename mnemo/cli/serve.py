@@ -20,6 +20,7 @@ import tyro
 
 from mnemo.cli.run_arguments import chosen_run
 from mnemo.errors import MnemoError, install_command
+from mnemo.inference.weight_formats import WeightFormat
 from mnemo.serving.settings import Settings
 from mnemo.storage.run_header import Which, find_run
 
@@ -39,6 +40,8 @@ class ServeArgs:
     """The checkpoint with the lowest validation loss, or the last one."""
     device: str = "auto"
     """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
+    weights: WeightFormat = "fp32"
+    """On a CPU, read the weights of the layers of runs as bf16 or int8: faster, with rounded results."""
     rows: int | None = None
     """Largest number of texts that a step writes together; if unset, 64 on a GPU and 8 on a CPU."""
     host: str = Settings.host

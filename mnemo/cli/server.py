@@ -15,7 +15,7 @@ from mnemo.serving.listening import bind, run_until_stopped
 from mnemo.serving.served_model import ServedModel, served_run
 from mnemo.serving.settings import Settings
 from mnemo.serving.store import SessionStore
-from mnemo.session.text_run import with_tokenizer
+from mnemo.session.text_run import with_tokenizer, with_weights
 from mnemo.storage.run_folder import open_run
 
 
@@ -64,7 +64,7 @@ def load_model(name: str, folder: Path, args: ServeArgs) -> ServedModel:
         from mnemo.hf.served.folder import served_folder
 
         return served_folder(name, folder, args.device)
-    opened = with_tokenizer(open_run(folder, args.which, args.device))
+    opened = with_weights(with_tokenizer(open_run(folder, args.which, args.device)), args.weights)
     segment = opened.run.recipe.train.segment
     return served_run(name, opened, BatchedEngine(opened.run.model, segment, rows=args.rows))
 

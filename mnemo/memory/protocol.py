@@ -102,6 +102,8 @@ class Scope(NamedTuple):
     """The key at the first query's position; None if the queries are at the last keys"""
     with_lse: bool = False
     """Also return the log-sum-exp of the scores"""
+    keys_rotated: bool = False
+    """Whether the keys are rotated to their rotary positions already"""
     record: Record | None = None
 
 

@@ -79,6 +79,8 @@ class Model(nn.Module):
         self.norm = NORMS[config.norm_kind](config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.drop_input = Dropout(config.dropout.input, config.dropout.locked)
         self.drop_output = Dropout(config.dropout.output, config.dropout.locked)
+        self.made_from: str | None = None
+        """Fingerprint of the model whose weights were rounded to make this one (`mnemo.inference.narrow_weights`)."""
         without_layers = [stage for stage, places in enumerate(self._attending) if not places]
         initialize(self, config.init, kept=tuple(f"stages.{stage}." for stage in without_layers))
 
@@ -328,6 +330,8 @@ class Model(nn.Module):
 
     def fingerprint(self) -> str:
         """A hash of configuration and weights: a memory belongs to the model that wrote it."""
+        if self.made_from is not None:
+            return self.made_from
         sha = hashlib.sha256(digest(fingerprint_config(self.config)).encode())
         for name, tensor in sorted(self.state_dict().items()):
             sha.update(name.encode())
@@ -365,12 +369,14 @@ def _sizes(config: ModelConfig) -> positions.Sizes:
 def evaluating(model: Model) -> Iterator[None]:
     """Without dropout and gradients; the mode of the model is restored afterwards."""
     was_training = model.training
-    model.eval()
+    if was_training:  # setting the modes of all modules takes a noticeable part of the time of a token
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
 
 def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:

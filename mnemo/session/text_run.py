@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.inference.generation import TextState
+from mnemo.inference.narrow_weights import with_narrow_weights
+from mnemo.inference.weight_formats import WeightFormat
 from mnemo.memory.state import leaves
 from mnemo.model import Model
 from mnemo.storage.memory_file import LoadedMemory, load_memory
@@ -43,6 +46,11 @@ def with_tokenizer(run: LoadedRun) -> OpenedRun:
             f"{run.path / TOKENIZER} has {tokenizer.vocab_size} symbols, the model {run.model.config.vocab_size}"
         )
     return OpenedRun(run, tokenizer)
+
+
+def with_weights(opened: OpenedRun, weights: WeightFormat) -> OpenedRun:
+    """The run with weights in a format for generating; see `mnemo.inference.narrow_weights`."""
+    return opened._replace(run=replace(opened.run, model=with_narrow_weights(opened.run.model, weights)))
 
 
 def encode(tokenizer: AnyTokenizer, text: str | bytes, what: str) -> Tensor:

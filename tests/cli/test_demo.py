@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from mnemo import cli
-from mnemo.cli import demo_time
+from mnemo.cli import demo_background, demo_phases, demo_time
 from mnemo.cli import demo_training as demo
+from mnemo.cli.demo_monitor import Throttled
 from mnemo.cli.demo_page import headline
-from mnemo.cli.demo_phases import PHASES, Throttled
+from mnemo.cli.demo_phases import PHASES
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.number_text import percent
 from mnemo.report.runs import Run, read_runs
 from mnemo.storage.run_folder import open_run
 from mnemo.training import Monitor, Outcome, Status, Unwatched
+from mnemo.training.single_thread import single_threaded
 
 TINY = replace(demo.QUICK, recall_steps=40, short_steps=20, byte_steps=12)
 """Larger than what a starved machine trains."""
@@ -111,6 +113,7 @@ def test_all_models_of_a_comparison_are_cut_alike_and_the_page_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "FULL", TINY)
+    monkeypatch.setattr(demo_phases, "available_cores", lambda: 1)  # the shares of phases depend on it
     monkeypatch.setattr(demo_time, "seconds_per_step", lambda recipe, train: 0.5)
     monkeypatch.setattr("mnemo.cli.demo_phases._Phases.elapsed", lambda phases: 1.0)
     out = tmp_path / "demo"
@@ -183,9 +186,60 @@ def test_the_first_sentence_is_computed(trained: Path) -> None:
     assert headline([Run(trained, "with-memory")], []).sentence == "The models were not trained"
 
 
+def test_two_cores_train_the_same_byte_model_as_one(tmp_path: Path) -> None:
+    beside = demo_background.BackgroundTraining(tmp_path, demo.QUICK, None)
+    try:
+        watch = Recorder()
+        assert list(beside.finish(watch)) == []
+    finally:
+        beside.stop()
+    with single_threaded():
+        demo.train_bytes(tmp_path / "alone", demo.byte_recipe(demo.QUICK), Unwatched())
+    assert watch.steps[-1] == demo.QUICK.byte_steps
+    assert metrics(tmp_path / demo.BYTES, "valid") == metrics(tmp_path / "alone", "valid")
+    assert metrics(tmp_path / demo.BYTES, "train") == metrics(tmp_path / "alone", "train")
+
+
+def test_a_byte_model_that_cannot_be_trained_ends_the_demo(tmp_path: Path) -> None:
+    (tmp_path / demo.BYTES).write_text("in the way")
+    beside = demo_background.BackgroundTraining(tmp_path, demo.QUICK, None)
+    try:
+        with pytest.raises(MnemoError, match="the byte model: .*bytes"):
+            list(beside.finish(Unwatched()))
+    finally:
+        beside.stop()
+
+
+def test_a_byte_model_whose_process_dies_ends_the_demo(tmp_path: Path) -> None:
+    beside = demo_background.BackgroundTraining(tmp_path, demo.QUICK, 1e9)
+    beside.stop()
+    with pytest.raises(MnemoError, match="has ended without a result"):
+        list(beside.finish(Unwatched()))
+
+
+def test_one_core_trains_one_model_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_phases, "available_cores", lambda: 1)
+    monkeypatch.setattr(demo_phases, "BackgroundTraining", None)
+    assert cli.main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 0
+    assert "[4/9] a byte model learns" in capsys.readouterr().err
+    assert open_run(tmp_path / "demo" / demo.BYTES, device="cpu").step == demo.QUICK.byte_steps
+
+
+def test_the_byte_model_has_the_time_of_all_phases_that_train() -> None:
+    alone, beside = (demo_phases._Phases(1000.0, each) for each in (False, True))
+    for phases in (alone, beside):
+        with phases.next():
+            pass
+    expected = list(PHASES.values())
+    assert beside.byte_model_seconds() > beside.seconds() and beside.seconds() > alone.seconds()
+    assert beside.byte_model_seconds() == pytest.approx(1000 * 60 / (60 + sum(expected[4:])), rel=0.01)
+
+
 def test_progress_lines_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Clock(), Recorder()
-    monkeypatch.setattr("mnemo.cli.demo_phases.time.monotonic", clock)
+    monkeypatch.setattr("mnemo.cli.demo_monitor.time.monotonic", clock)
     throttled = Throttled(recorder)
     for step in range(1, 11):
         clock.now += 0.3

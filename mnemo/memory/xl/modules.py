@@ -13,8 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.memory.kv_buffer import SPARE, KeyValueCache, KeyValues, empty_keys
-from mnemo.memory.protocol import Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, remember
+from mnemo.memory.protocol import (
+    Extent,
+    Layer,
+    Scope,
+    Segment,
+    Stage,
+    fit_slots,
+    keep_newest,
+    projection_work,
+    remember,
+)
 from mnemo.memory.shared_steps import RowTensor, SharesSteps
+from mnemo.ops.rotary import rotate
 
 
 class XLState(NamedTuple):
@@ -74,6 +85,21 @@ class XLStage(Stage):
         return 0 if cached else 2 * slots * projection_work(self.layer)
 
 
+class RotatedKeys:
+    """Keys of memory and open segment, rotated by their places, which change only when a segment is committed."""
+
+    def __init__(self, like: Tensor, most_keys: int) -> None:
+        batch, heads, _, size = like.shape
+        self.buffer, self.filled = like.new_empty(batch, heads, most_keys, size), 0
+
+    def of(self, keys: Tensor, num_new: int, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """All keys (B, H, K, d) rotated, of which the last `num_new` have not been rotated before."""
+        new = slice(min(self.filled, keys.shape[2] - num_new), keys.shape[2])
+        self.buffer[:, :, new] = rotate(keys[:, :, new], (rotary[0][new], rotary[1][new]))
+        self.filled = keys.shape[2]
+        return self.buffer[:, :, : self.filled]
+
+
 class OpenXL(SharesSteps):
     """Buffers of the memory and of the open segment after it, with free slots for the segments that follow.
 
@@ -89,6 +115,7 @@ class OpenXL(SharesSteps):
         self.keys[:, :, : self.num_slots] = cache.keys
         self.values[:, :, : self.num_slots] = cache.values
         self.length = cache.length.clone()
+        self.rotated: RotatedKeys | None = None
 
     def feed(self, x: Tensor, count: int, segment: Segment) -> Tensor:
         num_keys = self.num_slots + count + x.shape[1]
@@ -96,10 +123,21 @@ class OpenXL(SharesSteps):
         new, all_keys = slice(end - x.shape[1], end), slice(self.begin, end)
         self.keys[:, :, new], self.values[:, :, new] = self.layer.keys_values(x)
         scope = segment.scope(self.layer, self.num_slots, num_keys, self.length + count + x.shape[1])
-        context, _ = self.layer.attend(x, self.keys[:, :, all_keys], self.values[:, :, all_keys], scope)
+        keys, scope = self._with_rotation(self.keys[:, :, all_keys], x.shape[1], scope)
+        context, _ = self.layer.attend(x, keys, self.values[:, :, all_keys], scope)
         return self.layer.finish(x, context)
 
+    def _with_rotation(self, keys: Tensor, num_new: int, scope: Scope) -> tuple[Tensor, Scope]:
+        """Rotated keys if there are rotary positions, of which only those of new tokens are computed."""
+        rotary = scope.relation.to(keys.dtype).rotary
+        if rotary is None:
+            return keys, scope
+        if self.rotated is None:
+            self.rotated = RotatedKeys(keys, self.num_slots + self.segment)
+        return self.rotated.of(keys, num_new, rotary), scope._replace(keys_rotated=True)
+
     def commit(self) -> None:
+        self.rotated = None
         self.begin += self.segment
         end = self.begin + self.num_slots
         if end + self.segment > self.keys.shape[2]:
@@ -121,6 +159,7 @@ class OpenXL(SharesSteps):
         return keys.clone(memory_format=torch.contiguous_format), values.clone(memory_format=torch.contiguous_format)
 
     def restore(self, contents: KeyValues, count: int) -> None:
+        self.rotated = None
         begin = self.begin + self.num_slots
         self.keys[:, :, begin : begin + count] = contents.keys[:, :, :count]
         self.values[:, :, begin : begin + count] = contents.values[:, :, :count]
@@ -132,7 +171,7 @@ class OpenXL(SharesSteps):
 
     def window(self, begin: int) -> OpenXL:
         other = copy.copy(self)
-        other.begin = begin
+        other.begin, other.rotated = begin, None
         return other
 
     def select(self, rows: Tensor) -> OpenXL:
@@ -140,5 +179,5 @@ class OpenXL(SharesSteps):
         other = object.__new__(OpenXL)
         other.layer, other.segment, other.begin, other.num_slots = self.layer, self.segment, self.begin, self.num_slots
         other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
-        other.length = self.length.index_select(0, rows)
+        other.length, other.rotated = self.length.index_select(0, rows), None
         return other

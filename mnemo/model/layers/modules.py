@@ -214,7 +214,7 @@ class TransformerLayer(nn.Module):
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         rotary = scope.relation.to(keys.dtype).rotary
-        keys = keys if rotary is None else rotate(keys, rotary)
+        keys = keys if rotary is None or scope.keys_rotated else rotate(keys, rotary)
         return self._attend(self._inner(x), keys, values, scope)
 
     def attend_after(self, x: Tensor, memory: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
