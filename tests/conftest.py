@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import gc
 import random
 import shutil
 import tempfile
@@ -54,6 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--commit", help="the commit that is tested, where there is no git to ask")
     parser.addoption("--pictures", type=Path, help="browser tests write the documentation's pictures to this folder")
     parser.addoption("--cpu-times", type=Path, help="write the processor seconds of each test to this file")
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and test cases are millions of objects, which garbage collections need not look at from now on."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,7 +20,7 @@ Main = Callable[[Sequence[str]], int]
 
 
 def start(arguments: Sequence[str], folder: Path, main: Main = cli.main) -> BaseProcess:
-    """Start `mnemo ARGUMENTS`, or another command, in a folder; its files PRINTED and MESSAGES get stdout and stderr."""
+    """Start `mnemo ARGUMENTS`, or another command, in a folder; files PRINTED and MESSAGES get its output."""
     process = ranks.parent().Process(target=_run, args=(main, list(arguments), folder, os.environ["MNEMO_DATA"]))
     process.start()
     return process

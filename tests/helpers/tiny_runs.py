@@ -28,9 +28,7 @@ def sample_text(num_documents: int = 40) -> str:
 
 
 @functools.cache
-def tiny_run(
-    tokenizer: Option = "bytes", steps: int = 2, model: ModelConfig = MODEL, segment: int = SEGMENT
-) -> Path:
+def tiny_run(tokenizer: Option = "bytes", steps: int = 2, model: ModelConfig = MODEL, segment: int = SEGMENT) -> Path:
     """Folder of a run, which is trained once in a test process."""
     folder = Path(tempfile.mkdtemp(prefix="mnemo-run-"))
     text = folder / "text.txt"
