@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
