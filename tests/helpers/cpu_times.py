@@ -1,4 +1,4 @@
-"""Processor seconds of each test, child processes included: `pytest --cpu-times FILE`.
+"""Processor seconds of each test, child processes included: `pytest --cpu-times=FILE`.
 
 Processor time hardly depends on what else the machine is doing, so slow tests can be found on a busy machine.
 Each line holds processor seconds, wall seconds and the test's name, the most expensive test first.
