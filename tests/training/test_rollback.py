@@ -334,10 +334,16 @@ def create(wanted: Recipe, path: Path) -> str:
     return str(create_run(wanted, path))
 
 
-def test_two_processes_roll_back_together(tmp_path: Path) -> None:
-    divided = replace(HARD, train=replace(HARD.train, parallel="fsdp"))
-    replicated = replace(HARD, train=replace(HARD.train, parallel="ddp"))
-    cases = [("nan", divided), *((name, replicated) for name in FAULTS)]
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"nan": "fsdp", "spike": "ddp"},
+        pytest.param({"nan": "ddp", "drift": "ddp"}, marks=pytest.mark.thorough),
+    ],
+    ids=["both kinds", "replicated"],
+)
+def test_two_processes_roll_back_together(faults: dict[str, Any], tmp_path: Path) -> None:
+    cases = [(name, replace(HARD, train=replace(HARD.train, parallel=kind))) for name, kind in faults.items()]
     assert ranks.run(2, in_ranks, tmp_path, cases, 11) == [2, 2]
     for name, wanted in cases:
         whole, killed = (tmp_path / f"{kind}-{name}-{wanted.train.parallel}" for kind in ("whole", "killed"))
