@@ -15,7 +15,7 @@ from mnemo import cli
 PRINTED, MESSAGES = "printed", "messages"
 
 
-Main = Callable[[Sequence[str]], int]
+Main = Callable[[list[str]], int]
 """The main function of a command: it takes the arguments, and returns the exit code."""
 
 
