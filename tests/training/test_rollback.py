@@ -336,11 +336,8 @@ def create(wanted: Recipe, path: Path) -> str:
 
 @pytest.mark.parametrize(
     "faults",
-    [
-        {"nan": "fsdp", "spike": "ddp"},
-        pytest.param({"nan": "ddp", "drift": "ddp"}, marks=pytest.mark.thorough),
-    ],
-    ids=["both kinds", "replicated"],
+    [{"nan": "fsdp"}, pytest.param(dict.fromkeys(FAULTS, "ddp"), marks=pytest.mark.thorough)],
+    ids=["divided", "replicated"],
 )
 def test_two_processes_roll_back_together(faults: dict[str, Any], tmp_path: Path) -> None:
     cases = [(name, replace(HARD, train=replace(HARD.train, parallel=kind))) for name, kind in faults.items()]
