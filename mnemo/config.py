@@ -45,6 +45,22 @@ def to_json(value: Any) -> Any:
     return value
 
 
+_field_types: dict[type, dict[str, Any]] = {}
+"""Known types of fields: evaluating annotations takes longer than all the rest of loading a configuration."""
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """Types of the fields of a dataclass, by name."""
+    if cls not in _field_types:
+        _field_types[cls] = typing.get_type_hints(cls)
+    return _field_types[cls]
+
+
+def forget_field_types() -> None:
+    """Call this when a name that annotations contain has got another value."""
+    _field_types.clear()
+
+
 def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
     """Return the dataclass `cls` from the output of `to_json`; every name and type is checked."""
     if not isinstance(data, dict):
@@ -52,7 +68,7 @@ def from_json(cls: type[T], data: Any, where: str = "configuration") -> T:
     kind = data.get("type", cls.__name__)
     if kind != cls.__name__:
         raise MnemoError(f"{where}: expected type '{cls.__name__}', found '{shorten(str(kind))}'")
-    hints = typing.get_type_hints(cls)
+    hints = field_types(cls)
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values = {}
     for name, item in data.items():

@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import gc
 import random
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ import torch
 from helpers import cpu_times
 from helpers.attention import by_the_equation
 from helpers.golden import GOLDEN
+from helpers.models import set_seed
 from helpers.record import Record
 
 from mnemo.model.layers import modules as layers
@@ -28,6 +30,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run as Python
 
 torch.set_num_threads(1)
+# No test can observe that data reached the disk, which takes milliseconds for each file; tests of power failures
+# replace this function by one that records its calls.
+os.fsync = os.fstat  # type: ignore[assignment]
 hypothesis.settings.register_profile("mnemo", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("mnemo")
 
@@ -52,6 +57,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", type=Path, help="write the processor seconds of each test to this file")
 
 
+def pytest_collection_finish() -> None:
+    """Libraries and test cases are millions of objects, which garbage collections need not look at from now on."""
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
@@ -70,7 +80,7 @@ def same_start() -> Iterator[None]:
     """Every test starts from the same seeds and the default dtype, in whatever order tests run."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    set_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
-
 from mnemo.cli.console import print_json
 from mnemo.config import to_json
 from mnemo.cost.training_cost import training_bytes, training_copies
 from mnemo.data import corpus as corpora
 from mnemo.errors import plural
+from mnemo.model.shapes import num_parameters
 from mnemo.recipes.config_file import to_toml
 from mnemo.recipes.memory_words import memory_hints, memory_in_words
 from mnemo.recipes.recipe import Recipe
 from mnemo.recipes.tied_lengths import settle_lengths
-from mnemo.storage.weights import build_model
 from mnemo.training.create_and_train import check
 
 
@@ -58,9 +56,7 @@ def _prepared(recipe: Recipe) -> TextSize | None:
 
 def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
     train = recipe.train
-    with torch.device("meta"):
-        model = build_model(recipe.model, train.precision)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = num_parameters(recipe.model)
     segments = 1 + train.bptt if train.bptt_window == "tumbling" else 1
     tokens = train.steps * train.batch * train.segment * segments
     return {

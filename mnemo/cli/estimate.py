@@ -175,15 +175,11 @@ def _share(case: Any, gpu: Gpu, precision: str) -> float | None:
     rate = timing.get("tokens_per_second") if isinstance(timing, dict) else None
     if known is None or not known.training or not is_finite(rate):
         return None
-    import torch
-
     from mnemo.cost.flops import flops_per_token
-    from mnemo.model import Model
+    from mnemo.model.shapes import shape_model
 
-    with torch.device("meta"):
-        model = Model(known.config())
     lengths = known.config().memory.lengths(known.num_layers)
-    flops = 3 * flops_per_token(model, lengths, segment=known.segment, batch=known.batch).total
+    flops = 3 * flops_per_token(shape_model(known.config()), lengths, segment=known.segment, batch=known.batch).total
     return rate * flops / gpu.peak(precision)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
 from mnemo.cli.arguments import IMPORT_HELP, flag, one_line_errors, refuse_unknown
-from mnemo.config import kind_name, kinds_of
+from mnemo.config import field_types, kind_name, kinds_of
 from mnemo.errors import MnemoError, unknown
 from mnemo.recipes.memories import mechanism_of, memory_kind
 
@@ -106,7 +105,7 @@ def known_flags(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any, Any]]:
-    hints = typing.get_type_hints(type(value))
+    hints = field_types(type(value))
     for field in dataclasses.fields(value):
         yield field.name, hints[field.name], getattr(value, field.name)
 

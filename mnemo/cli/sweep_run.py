@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import torch
-
 from mnemo.cli import EXIT_INTERRUPTED, console
 from mnemo.cli.console import format_time
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
@@ -21,6 +19,7 @@ from mnemo.config import from_json, to_json
 from mnemo.data.prepare import load
 from mnemo.errors import CheckFailed, MnemoError, plural
 from mnemo.files.json_file import load_json, write_json
+from mnemo.model.shapes import num_parameters
 from mnemo.papers.grid import BPC, PPL
 from mnemo.papers.pages import verdicts_json
 from mnemo.papers.runner import Ran, run_here
@@ -33,7 +32,6 @@ from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.report.experiment_page import write_experiment
 from mnemo.report.findings import ANSWERS
 from mnemo.storage.overrides import differences
-from mnemo.storage.weights import build_model
 from mnemo.training import Status
 from mnemo.training.training_speed import training_speed
 
@@ -200,9 +198,7 @@ def _run_folder(folder: Path, memory: str, seed: int) -> Path:
 
 
 def _estimate(memory: str, recipe: Recipe, seeds: Sequence[int], folder: Path) -> Estimate:
-    with torch.device("meta"):
-        model = build_model(recipe.model, recipe.train.precision)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = num_parameters(recipe.model)
     speed = training_speed(recipe.model, replace(recipe.train, compile=False, cuda_graph=False), updates=2, rounds=1)
     done = [(_run_folder(folder, memory, seed).parent / RESULT).is_file() for seed in seeds]
     return Estimate(memory, parameters, speed.median * recipe.train.steps, done.count(False))

@@ -24,6 +24,7 @@ from mnemo.cost.state_size import float_bytes
 from mnemo.errors import MnemoError
 from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
+from mnemo.model.shapes import num_parameters, shape_model
 from mnemo.recipes.recipe import Recipe, TrainConfig
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
@@ -209,8 +210,7 @@ def _memory(layout: Layout, recipe: Recipe, gpus: int, count: int, state: float,
 
 def training_bytes(recipe: Recipe) -> float:
     """Bytes of memory that training a recipe on one device takes."""
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in Model(recipe.model).parameters())
+    count = num_parameters(recipe.model)
     state = recipe.train.batch * state_row_bytes(recipe.model, recipe.train.precision)
     return _memory("ddp", recipe, 1, count, state, recipe.train.batch).total
 
@@ -246,9 +246,7 @@ def activation_bytes(config: ModelConfig, train: TrainConfig, rows: int) -> floa
 
 def state_row_bytes(config: ModelConfig, precision: str) -> int:
     """Bytes of one row's state, without counters; states have the type of the computation."""
-    with torch.device("meta"):
-        state = Model(config).init(1, dtype=_computed_in(precision))
-    return float_bytes(state)
+    return float_bytes(shape_model(config).init(1, dtype=_computed_in(precision)))
 
 
 def _computed_in(precision: str) -> torch.dtype:

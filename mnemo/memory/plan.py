@@ -8,6 +8,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Literal, get_args
 
+from mnemo.config import forget_field_types
 from mnemo.memory.associative import Associative
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.configuration import Layerless
@@ -27,6 +28,7 @@ AnyInputMemory = MemoryTokens | WriteTokens
 def set_mechanisms(*kinds: Any) -> None:
     """Replace the union that the types of a plan's fields refer to, by which files and the command line find kinds."""
     globals()["AnyMemory"] = reduce(or_, kinds)
+    forget_field_types()
 
 
 Arrangement = Literal["interleaved", "first", "last", "middle"]

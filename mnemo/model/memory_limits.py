@@ -9,7 +9,8 @@ import torch
 
 from mnemo.errors import MnemoError
 from mnemo.memory.state import nbytes
-from mnemo.model import Model, ModelConfig
+from mnemo.model import ModelConfig
+from mnemo.model.shapes import num_parameters, shape_model
 
 FLOAT_BYTES = 4
 COPIES_IN_TRAINING = 2
@@ -44,10 +45,8 @@ def require_state_room(
     cached: bool = False,
 ) -> None:
     """Raise MnemoError if the state or the positions alone do not fit."""
-    with torch.device("meta"):
-        model = Model(config)
     reach = max(config.memory.lengths(config.num_layers, lengths), default=0) + segment
-    state = nbytes(model.init(1, lengths, cached)) * batch
+    state = nbytes(shape_model(config).init(1, lengths, cached)) * batch
     rows = batch * segment * config.dim * FLOAT_BYTES
     positions = reach * config.dim * FLOAT_BYTES
     require_room(state + rows + positions, device, f"a state of {batch:,} rows and {reach:,} positions")
@@ -55,7 +54,6 @@ def require_state_room(
 
 def require_training_room(config: ModelConfig, device: torch.device, *, batch: int, segment: int) -> None:
     """Raise MnemoError if weights, gradients and state alone do not fit."""
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in Model(config).parameters())
+    count = num_parameters(config)
     require_room(COPIES_IN_TRAINING * FLOAT_BYTES * count, device, f"training {count:,} weights")
     require_state_room(config, device, batch=batch, segment=segment)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mnemo.config import from_value, kind_name, kinds_of, to_json
+from mnemo.config import field_types, from_value, kind_name, kinds_of, to_json
 from mnemo.errors import MnemoError, one_line, shorten, unknown
 from mnemo.recipes.memories import memory_recipe
 from mnemo.recipes.recipe import Recipe
@@ -140,7 +140,7 @@ def apply_config(recipe: Recipe | None, config: ConfigFile) -> Recipe:
 
 def _new(cls: type[T], before: Any, data: Mapping[str, Any], file: str, where: str) -> T:
     """A configuration of this class: the file's values, then those of `before`, then the defaults."""
-    hints = typing.get_type_hints(cls)
+    hints = field_types(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values = {name: getattr(before, name) for name in fields if name in _names(before)}
     for name, item in data.items():
@@ -178,7 +178,7 @@ def _unknown_field(name: str, where: str, fields: Mapping[str, Any], file: str) 
 
 def every_field(cls: type, path: str = "") -> Iterator[str]:
     """Dotted names of all fields of a configuration, of every kind that it may hold."""
-    hints = typing.get_type_hints(cls)
+    hints = field_types(cls)
     for field in dataclasses.fields(cls):
         here = f"{path}.{field.name}" if path else field.name
         yield here
@@ -238,7 +238,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def _tables(hint: Any, value: Any, path: tuple[str, ...]) -> Iterator[str]:
-    hints = typing.get_type_hints(type(value))
+    hints = field_types(type(value))
     items = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     several = sum(kind is not None for kind in kinds_of(hint)) > 1
     lines = [f"type = {_toml(kind_name(type(value)))}"] if several else []

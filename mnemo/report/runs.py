@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from mnemo.config import from_json
 from mnemo.errors import MnemoError, shorten
-from mnemo.model import Model, ModelConfig
+from mnemo.model.shapes import num_parameters
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.files import Record, is_number, read_json, read_lines
 from mnemo.report.results import Results, read_results
@@ -149,18 +146,11 @@ def _read_recipe(run: Run) -> None:
         run.overrides = load_overrides(run.path)
         for override in run.overrides:
             recipe = overridden(recipe, override.changes)
-        run.parameters = count_parameters(recipe.model)
+        run.parameters = num_parameters(recipe.model)
         run.recipe = recipe
     except Exception as error:  # a recipe of another version may fail in any way; the curves can still be shown
         reason = " ".join(str(error).split()) or type(error).__name__
         run.notes.append(f"recipe.json: {reason}; size and plan are left out")
-
-
-@functools.lru_cache(maxsize=32)
-def count_parameters(config: ModelConfig) -> int:
-    """Number of weights, from the configuration alone."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Model(config).parameters())
 
 
 def _read_metrics(run: Run) -> None:

@@ -109,6 +109,7 @@ def test_the_byte_model_is_the_preset() -> None:
     assert full.train.steps == demo.FULL.byte_steps and full.train.optimizer == recipe.train.optimizer
 
 
+@pytest.mark.thorough
 def test_all_models_of_a_comparison_are_cut_alike_and_the_page_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

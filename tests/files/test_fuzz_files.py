@@ -31,9 +31,20 @@ def test_the_seeds_are_whole(folder: Path) -> None:
         assert enough, (target, tried.err)
 
 
-@settings(max_examples=INPUTS, suppress_health_check=HEALTH)
-@given(st.integers(0, 10**6), st.randoms(note_method_calls=False, use_true_random=False))
+BROKEN = given(st.integers(0, 10**6), st.randoms(note_method_calls=False, use_true_random=False))
+
+
+@settings(max_examples=max(INPUTS // 4, 40), suppress_health_check=HEALTH)
+@BROKEN
 def test_a_broken_file_is_one_line(folder: Path, number: int, draw: random.Random) -> None:
+    known = targets()
+    check(folder, known[number % len(known)], draw)
+
+
+@pytest.mark.thorough
+@settings(max_examples=INPUTS, suppress_health_check=HEALTH)
+@BROKEN
+def test_more_broken_files(folder: Path, number: int, draw: random.Random) -> None:
     known = targets()
     check(folder, known[number % len(known)], draw)
 
@@ -47,7 +58,7 @@ def check(folder: Path, target: Target, draw: random.Random) -> None:
 WORDS = ["--memory", "--segment", "--batch", "--limit", "--tokens", "--prompt", "--memory-length", "--top-k", "--seed"]
 
 
-@settings(max_examples=INPUTS // 4, suppress_health_check=HEALTH)
+@settings(max_examples=INPUTS // 8, suppress_health_check=HEALTH)
 @given(
     st.sampled_from(
         ["info", "eval", "generate", "read", "parity", "report", "prepare", "train", "estimate", "nothing"]

@@ -1,4 +1,4 @@
-"""Processor seconds of each test, child processes included: `pytest --cpu-times FILE`.
+"""Processor seconds of each test, child processes included: `pytest --cpu-times=FILE`.
 
 Processor time hardly depends on what else the machine is doing, so slow tests can be found on a busy machine.
 Each line holds processor seconds, wall seconds and the test's name, the most expensive test first.
@@ -11,6 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,21 @@ def processor_seconds() -> float:
 
 def _seconds_by_process(parent: int) -> Iterator[float]:
     """Seconds of every descendant of `parent` together with the children that it has waited for."""
-    parents, seconds = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
+    for child in _children(parent):
+        with suppress(OSError):  # the process has ended
             # The name in parentheses may hold spaces; the fields after it are state, parent and so on.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # the process has ended
-        parents[int(folder.name)] = int(fields[1])
-        seconds[int(folder.name)] = sum(int(ticks) for ticks in fields[11:15]) / TICKS
-    family = {parent}
-    while grown := {child for child, its_parent in parents.items() if its_parent in family} - family:
-        family |= grown
-    return (seconds[process] for process in family - {parent})
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            yield sum(int(ticks) for ticks in fields[11:15]) / TICKS
+        yield from _seconds_by_process(child)
+
+
+def _children(parent: int) -> list[int]:
+    """Of all threads of a process; a table of the kernel, so that no other process has to be looked at."""
+    found = []
+    for table in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in table.read_text().split()]
+    return found
 
 
 def register(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from helpers.models import random_model, random_tokens
+from helpers.models import random_model, random_tokens, set_seed
 from helpers.tolerances import assert_close
 
 from mnemo.inference.decoder import Decoder
@@ -33,7 +33,7 @@ def tables(heads: int, slots: int, size: int) -> list[Table]:
 
 
 def check_attention() -> None:
-    torch.manual_seed(0)
+    set_seed(0)
     for batch, heads, slots, size in SHAPES:
         q, k, v = (torch.randn(batch, heads, size) for _ in range(3))
         ring = torch.randn(2, batch, heads, slots, size)

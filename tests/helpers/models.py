@@ -11,12 +11,14 @@ from mnemo.memory import XL, Plan
 from mnemo.memory.state import State
 from mnemo.model import Model, ModelConfig
 
+set_seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+"""Without a GPU, `torch.manual_seed` formats and keeps the stack of every call, for devices that may come later."""
 SMALL: dict[str, Any] = dict(vocab_size=23, num_layers=3, dim=12, num_heads=2, head_dim=6, inner_dim=16)
 
 
 def random_model(seed: int = 0, memory: Plan | int = 5, dtype: torch.dtype = torch.float64, **changes: Any) -> Model:
     """A model in evaluation mode whose weights are N(0, 0.4), biases included."""
-    torch.manual_seed(seed)
+    set_seed(seed)
     plan = Plan(long=XL(length=memory)) if isinstance(memory, int) else memory
     model = Model(ModelConfig(**{**SMALL, **changes}, memory=plan)).to(dtype)
     with torch.no_grad():

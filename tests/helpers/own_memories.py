@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mnemo import config
 from mnemo.memory import own, plan
 
 
@@ -11,6 +12,7 @@ def keep_mechanisms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the known mechanisms when the test ends."""
     monkeypatch.setattr(own, "_origins", dict(own._origins))
     monkeypatch.setattr(plan, "AnyMemory", plan.AnyMemory)
+    monkeypatch.setattr(config, "_field_types", {})
 
 
 def forget_mechanisms() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from helpers import published_xl as xl
+from helpers.models import set_seed
 from helpers.published_xl import Config, Parameters
 from safetensors.torch import save_file
 from torch import Tensor
@@ -18,7 +19,7 @@ ADAPTIVE: Config = {"n_token": 17, "cutoffs": [5, 11], "div_val": 2, "tie_projs"
 
 def full(config: Config, seed: int = 3) -> Parameters:
     """Every name of the authors' state dict; tied names share a tensor."""
-    torch.manual_seed(seed)
+    set_seed(seed)
     canonical = xl.parameters(config)
     return canonical | {alias: canonical[name] for alias, name in xl.ties(config).items()}
 

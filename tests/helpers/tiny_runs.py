@@ -28,7 +28,7 @@ def sample_text(num_documents: int = 40) -> str:
 
 
 @functools.cache
-def tiny_run(tokenizer: Option = "bytes", steps: int = 2, model: ModelConfig = MODEL) -> Path:
+def tiny_run(tokenizer: Option = "bytes", steps: int = 2, model: ModelConfig = MODEL, segment: int = SEGMENT) -> Path:
     """Folder of a run, which is trained once in a test process."""
     folder = Path(tempfile.mkdtemp(prefix="mnemo-run-"))
     text = folder / "text.txt"
@@ -38,7 +38,7 @@ def tiny_run(tokenizer: Option = "bytes", steps: int = 2, model: ModelConfig = M
         model=model,
         data=DataConfig(corpus=corpus.name),
         train=TrainConfig(
-            steps=steps, batch=2, segment=SEGMENT, eval_every=steps, checkpoint_every=steps, device="cpu"
+            steps=steps, batch=2, segment=segment, eval_every=steps, checkpoint_every=steps, device="cpu"
         ),
         evaluation=EvalConfig(batch=2),
         test=EvalConfig(batch=2),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import random_tokens
+from helpers.models import random_tokens, set_seed
 from helpers.option_places import (
     BATCH,
     EXACT,
@@ -64,7 +64,7 @@ def learned(
 ) -> Outcome:
     """Losses, the last state, and gradients of a window of segments."""
     model.zero_grad()
-    torch.manual_seed(3)
+    set_seed(3)
     autocast = torch.is_autocast_enabled(next(model.parameters()).device.type)
     state = model.init(BATCH, dtype=torch.bfloat16 if autocast else None)
     results = backward(steps(model, forward), batches(model)[:count], state, method=method)

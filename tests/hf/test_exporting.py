@@ -31,8 +31,8 @@ def follow(step: Any, state: dict[str, Tensor], ids: Tensor, width: int) -> Tens
     [
         ("xl-plan", None),
         pytest.param("xl", 1, marks=pytest.mark.thorough),
-        ("rmt-with-cache", None),
-        ("armt-previous-segment", None),
+        pytest.param("rmt-with-cache", None, marks=pytest.mark.thorough),
+        pytest.param("armt-previous-segment", None, marks=pytest.mark.thorough),
         pytest.param("compressive", None, marks=pytest.mark.thorough),
     ],
 )
@@ -49,8 +49,8 @@ def test_an_exported_step_reads_on_from_its_own_state(name: str, tokens: int | N
     ("family", "options"),
     [
         ("llama", {}),
-        ("gpt2", {"mask": "block"}),
-        ("llama", {"start": "overlap"}),
+        pytest.param("gpt2", {"mask": "block"}, marks=pytest.mark.thorough),
+        pytest.param("llama", {"start": "overlap"}, marks=pytest.mark.thorough),
         ("llama", {"kind": "associative"}),
     ],
     ids=["llama", "gpt2-block", "overlap", "associative"],
@@ -62,6 +62,7 @@ def test_an_exported_segment_of_a_model_with_memory(family: str, options: dict[s
         assert_close(follow(step, step_state(model, 2), x, 5), model(input_ids=x).logits)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_an_onnx_segment_of_a_model_with_memory(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -58,6 +58,7 @@ AutoModelForCausalLM.from_pretrained(sys.argv[1])
 """
 
 
+@pytest.mark.thorough
 def test_a_folder_without_mnemo_names_the_type_that_the_card_explains(tmp_path: Path) -> None:
     add_memory(llama(), tokens=2, segment=8).save_pretrained(tmp_path)
     done = subprocess.run([sys.executable, "-c", LOADS_WITH_MNEMO, tmp_path], capture_output=True, text=True)

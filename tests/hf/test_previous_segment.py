@@ -86,7 +86,7 @@ def test_relative_positions_need_no_change() -> None:
 
 
 @EVERY_MEMORY
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.thorough)])
 def test_generated_text_is_that_of_reading_everything_again(family: str, memory: str) -> None:
     model, prompt = build(memory, seeded(family).double()), tokens(2, 7)
     options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 11, "do_sample": False}

@@ -18,6 +18,7 @@ from mnemo.cli import main
 from mnemo.data.babilong import BabiLongData
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
+from mnemo.hf.tuning import book_loss as books_module
 from mnemo.hf.tuning import trainer
 from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered, up_to_mistake
 from mnemo.hf.tuning.batches import BookDraw, Draw, build_task, check_room, collate
@@ -239,7 +240,7 @@ def test_minutes_hold_if_the_last_stage_is_slower(monkeypatch: Any) -> None:
     assert 112 <= clock[0] <= 120
 
 
-@pytest.mark.parametrize("kind", ["tokens", "associative"])
+@pytest.mark.parametrize("kind", ["tokens", pytest.param("associative", marks=pytest.mark.thorough)])
 def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     tuned = tune(options(out=tmp_path, lora=2, memory=kind, steps=2, test=("2",)), say=lambda _: None)
@@ -251,7 +252,7 @@ def test_lora_saves_an_adapter(kind: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(again(input_ids=tokens).logits, tuned.model.eval()(input_ids=tokens).logits)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "associative"])
+@pytest.mark.parametrize("kind", ["associative", pytest.param("tokens", marks=pytest.mark.thorough)])
 def test_a_frozen_model_that_attends_to_the_previous_segment(kind: Any, tmp_path: Path) -> None:
     tuned = tune(options(out=tmp_path, memory=kind, attend_previous=True, freeze=True), say=lambda line: None)
     assert tuned.folder is not None and tuned.folder == tmp_path / "adapter"
@@ -297,7 +298,7 @@ def loss_gradients_and_memory(model: Any, **inputs: Any) -> tuple[Any, dict[str,
         return loss, gradients, model(input_ids=inputs["input_ids"], return_logits=False).memory
 
 
-@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("bounded", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
 def test_the_compiled_model_has_the_same_loss_gradients_and_memory(bounded: bool, monkeypatch: Any) -> None:
@@ -390,6 +391,14 @@ def test_equal_batches() -> None:
     assert [equal_batches(*pair) for pair in ((500, 64), (50, 64), (64, 64), (101, 64), (7, 4))] == [50, 50, 64, 64, 4]
 
 
+@pytest.fixture
+def few_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss on books is computed on four texts of two segments."""
+    monkeypatch.setattr(books_module, "ROWS", 4)
+    monkeypatch.setattr(books_module, "SEGMENTS", 2)
+
+
+@pytest.mark.usefixtures("few_books")
 def test_loss_on_books_with_memory_and_in_separate_segments(tmp_path: Path) -> None:
     model, segment = new_memory(False), 32
     ids = torch.randint(5, 2000, (3, 96), generator=torch.Generator().manual_seed(1))
@@ -406,6 +415,7 @@ def test_loss_on_books_with_memory_and_in_separate_segments(tmp_path: Path) -> N
     assert losses["after"]["separate"] != losses["before"]["separate"]
 
 
+@pytest.mark.usefixtures("few_books")
 def test_steps_on_books_keep_the_language(task: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stages = [Stage(1, 96), Stage(4, 64)]
     books = BookDraw(task.background, stages, 3, 0.25, 2, seed=0)

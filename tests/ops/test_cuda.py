@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
@@ -153,11 +154,8 @@ def test_half_precision() -> None:
     assert_equal(inputs(70, 134, 134, 32, dtype=HALF), offset=64)
 
 
-# The interpreter is slow, so that two sizes are enough without a GPU.
-FURTHER_SIZES = [pytest.param(size, marks=() if DEVICE.type == "cuda" else pytest.mark.thorough) for size in (32, 128)]
-
-
-@pytest.mark.parametrize("size", [16, 64, *FURTHER_SIZES])
+# The interpreter is slow, so that one size is enough without a GPU.
+@pytest.mark.parametrize("size", few([16, 32, 64, 128], lambda size: size == 64 or DEVICE.type == "cuda"))
 @pytest.mark.parametrize("name", SEEN)
 def test_half_precision_of_every_mask_and_head_size(name: str, size: int) -> None:
     """Each of these is a program of its own, and so is each size of heads."""

@@ -422,6 +422,7 @@ def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path
     assert sum(" reuses " in line for line in again) == 1
 
 
+@pytest.mark.thorough
 def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
     real = experiments.find_experiment("lamemo-flops")
     first = real.cells("self-test")[0]

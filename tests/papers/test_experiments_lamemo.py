@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 
 from mnemo.config import from_json, to_json
 from mnemo.cost.training_cost import training_bytes
@@ -352,9 +353,7 @@ def test_samples() -> None:
 FURTHER = ("lamemo-enwik8", "lamemo-text8", "lamemo-novels", "lamemo-flops", "lamemo-wikitext103", "lamemo-encoding")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in FURTHER else ()) for name in NAMES]
-)
+@pytest.mark.parametrize("name", few(NAMES, lambda name: name not in FURTHER))
 def test_the_self_test_passes(name: str, tmp_path: Path) -> None:
     experiment = BY_NAME[name]
     ran = run_here(experiment, "self-test", tmp_path, device="cpu")

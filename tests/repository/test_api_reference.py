@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.doc_pages import PAGES, blocks
 
 import mnemo
@@ -40,10 +39,10 @@ def python_of(page: Path) -> str:
     return "\n".join(blocks(page))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_public_names_have_docstrings_of_their_own(name: str) -> None:
-    value = load(name)
-    text = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
-    assert text, f"{name} has no docstring"
-    assert not text.startswith(f"{name.rpartition('.')[2]}("), f"{name} has no docstring but its fields"
-    assert len(text.splitlines()[0]) <= 120
+def test_public_names_have_docstrings_of_their_own() -> None:
+    for name in NAMES:
+        value = load(name)
+        text = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+        assert text, f"{name} has no docstring"
+        assert not text.startswith(f"{name.rpartition('.')[2]}("), f"{name} has no docstring but its fields"
+        assert len(text.splitlines()[0]) <= 120, name

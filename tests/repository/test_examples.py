@@ -7,11 +7,14 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.doc_pages import ROOT
 from helpers.own_memories import keep_mechanisms
+from helpers.tiny_runs import tiny_run
 
+import mnemo
 from mnemo.cli import main
 from tools.notebook import execute
 
@@ -139,14 +142,25 @@ def test_gains_of_characters_with_several_bytes(
         run_example(monkeypatch, "where_memory_helps", "mybook.txt", "--limit", "100")
 
 
-@pytest.mark.slow
-def test_the_notebook_runs_and_its_stored_output_is_whole() -> None:
-    stored = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    fresh = execute(NOTEBOOK)
-    kinds = [
-        [[output["output_type"] for output in cell.get("outputs", [])] for cell in each["cells"]]
-        for each in (stored, fresh)
-    ]
-    assert kinds[0] == kinds[1]
-    assert sum("display_data" in cell for cell in kinds[0]) == 4
+def kinds_of_output(notebook: dict[str, Any]) -> list[list[str]]:
+    return [[output["output_type"] for output in cell.get("outputs", [])] for cell in notebook["cells"]]
+
+
+def check_notebook() -> None:
+    """All cells run, and their stored output is of the kinds that they produce."""
+    kinds = kinds_of_output(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
+    assert kinds_of_output(execute(NOTEBOOK)) == kinds
+    assert sum("display_data" in cell for cell in kinds) == 4
     assert NOTEBOOK.stat().st_size < 250_000
+
+
+def test_the_notebook_runs_with_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = mnemo.open_run(tiny_run(segment=64), device="cpu")
+    monkeypatch.setattr(mnemo, "open_run", lambda name, device: small)
+    check_notebook()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_notebook_runs_and_its_stored_output_is_whole() -> None:
+    check_notebook()

@@ -20,6 +20,8 @@ SMALL = [
     *("--model.inner-dim", "8", "--train.device", "cpu"),
 ]
 """Appended to every training, so that it takes seconds."""
+FEW_TOKENS = "20"
+"""Are written by each command that writes text."""
 VERBS = {"train", "generate", "read", "eval", "analyse", "report", "runs"}
 
 
@@ -58,5 +60,7 @@ def run_guide(
     draw = random.Random(0)
     Path("mybook.txt").write_text("".join(" ".join(draw.choices(WORDS, k=9)) + ".\n" for _ in range(num_lines)))
     for command in guide_commands(guide):
+        if "--tokens" in command:
+            command[command.index("--tokens") + 1] = FEW_TOKENS
         options = SMALL if command[0] == "train" and "--help" not in command else []
         assert main([*command, *options]) == 0, (command, capsys.readouterr().err)

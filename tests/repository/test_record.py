@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 import torch
+from helpers import commands
 
 TESTS = """
 import pytest
@@ -24,22 +23,17 @@ def test_is_not_reached(broken): pass
 """
 
 
-def recorded(folder: Path, *arguments: str) -> tuple[int, dict]:
+def recorded(folder: Path, *arguments: str) -> tuple[int | None, dict]:
     here = Path(__file__).parents[1]
     (folder / "helpers").mkdir()
     for name in ("conftest.py", "helpers/record.py"):
         shutil.copy(here / name, folder / name)
     (folder / "test_some.py").write_text(TESTS)
     (folder / "test_broken.py").write_text("import no_such_module")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--record", "out/result.json"]
-    done = subprocess.run(
-        [*command, "--continue-on-collection-errors", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    return done.returncode, json.loads((folder / "out/result.json").read_text())
+    options = ["-q", "-p", "no:cacheprovider", "--record", "out/result.json", "--continue-on-collection-errors"]
+    process = commands.start([*options, *arguments], folder, pytest.main)
+    process.join()
+    return process.exitcode, json.loads((folder / "out/result.json").read_text())
 
 
 def test_a_run_is_recorded(tmp_path: Path) -> None:

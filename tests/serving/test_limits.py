@@ -275,7 +275,7 @@ def command(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
     with command(tmp_path) as (process, lines):
         assert "using novels-small, which comes with mnemo" in lines[0]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.mechanisms import MECHANISMS, few_first
 from helpers.sessions import SEGMENT, TEXT, TOKENIZER, random_run, random_session
 from helpers.tiny_runs import tiny_run
@@ -144,8 +145,14 @@ def test_memory_turned_off_inside_a_segment(name: str) -> None:
     assert session.num_tokens == 10
 
 
-@pytest.mark.parametrize("count", [8, 10])
-@pytest.mark.parametrize("name", ["xl", "xl-plan", "lookahead", "rmt-with-cache", "armt", "infinite", "compressive"])
+RESIZED = [
+    (name, count)
+    for name in ("xl", "xl-plan", "lookahead", "rmt-with-cache", "armt", "infinite", "compressive")
+    for count in (8, 10)
+]
+
+
+@pytest.mark.parametrize(("name", "count"), few(RESIZED, lambda name, count: name == "xl" or count == 10))
 def test_another_memory_length_counts_from_the_open_segment_on(name: str, count: int) -> None:
     """The same as a session that had the other length when the open segment began."""
     session, other = (random_session(**MECHANISMS[name]) for _ in range(2))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.edited_files import edit_checkpoint, edit_json
+from helpers.marks import few
 from helpers.monitors import Signaller
 from helpers.toy_runs import metrics, recipe, run, scored_as
 from safetensors.torch import load_file
@@ -263,7 +264,7 @@ def steps(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
-@pytest.mark.parametrize("left", [None, 30, *(pytest.param(left, marks=pytest.mark.thorough) for left in (0, 200))])
+@pytest.mark.parametrize("left", few([None, 30, 0, 200], lambda left: left is None))
 def test_lost_lines_do_not_block_resuming(name: str, left: int | None, tmp_path: Path) -> None:
     """A file that is missing or truncated keeps its whole lines, new ones are appended, and one note says so."""
     for folder in ("whole", "damaged"):

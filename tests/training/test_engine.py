@@ -106,9 +106,20 @@ QUICK = ("xl", "lookahead", "compressive", "rmt-with-cache", "armt")
 OTHERS = [name for name in MECHANISMS if name not in QUICK and not name.startswith((*UNCOMPILED, "qrnn-kernels"))]
 
 
+COMPILED = [(name, how) for name in (*QUICK, *OTHERS) for how in (True, "layers")]
+WHOLE = ("xl", "lookahead")
+"""Mechanisms that are compiled as a whole, which takes longest, in every run of the tests."""
+
+
+def is_quick(name: str, how: Any) -> bool:
+    return name in (QUICK if how == "layers" else WHOLE)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)])
-@pytest.mark.parametrize("how", [True, "layers"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [pytest.param(*case, marks=() if is_quick(*case) else pytest.mark.thorough) for case in COMPILED],
+)
 def test_compiled_training_is_the_plain_training(name: str, how: Any, reference_op: None, layers_on_cpu: None) -> None:
     torch._dynamo.reset()
     notes: list[str] = []

@@ -38,6 +38,7 @@ def die_once(folder: Path, data: str, arguments: list[str]) -> None:
     assert main(arguments) == 0
 
 
+@pytest.mark.thorough
 def test_torchruns_launcher_starts_a_failed_job_again(tmp_path: Path) -> None:
     """By the function that the command torchrun calls, so that processes start fast."""
     toy()

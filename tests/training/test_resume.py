@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import commands, ranks
+from helpers.marks import few
 from helpers.monitors import Signaller
 from helpers.toy_runs import TRAIN_COMMAND, metrics, recipe, run, scored_as, toy, train_and_die
 
@@ -53,7 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", few(RECIPES, lambda name: name in ("average-plateau-parts", "muon-parts", "clock")))
 def test_killed_again_and_again(name: str, tmp_path: Path) -> None:
     wanted, data = recipe(**RECIPES[name]), os.environ["MNEMO_DATA"]
     run(tmp_path / "whole", of=wanted)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from helpers import ranks
 from helpers.divergence import Killed, contents, diverging, nan_at
+from helpers.marks import few
 from helpers.monitors import Notes, Signaller
 from helpers.toy_runs import metrics, recipe, run, scored_as, train_and_die
 
@@ -118,9 +119,9 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "half"
-    run(folder, monitor=Signaller(signal.SIGTERM, step=6))
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "begun"
+    run(folder, monitor=Signaller(signal.SIGTERM, step=10))
     return folder
 
 
@@ -133,15 +134,15 @@ def test_the_table_of_values_is_whole() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(VALUES))
-def test_every_changeable_field_changes(name: str, half_done: Path, tmp_path: Path) -> None:
-    folder, notes = copy(half_done, tmp_path / "run"), Notes()
+def test_every_changeable_field_changes(name: str, begun: Path, tmp_path: Path) -> None:
+    folder, notes = copy(begun, tmp_path / "run"), Notes()
     outcome = train(folder, overrides={name: VALUES[name]}, monitor=notes)
     header = run_folder.load_header(folder)
     (override,) = header.overrides
     new = list(VALUES[name]) if isinstance(VALUES[name], tuple) else VALUES[name]
-    assert (override.step, override.changes) == (6, {name: new})
+    assert (override.step, override.changes) == (10, {name: new})
     assert outcome.step == header.recipe.train.steps or name == "train.patience"
-    assert any(line.startswith(f"changed at step 6: {name.removeprefix('train.')} ") for line in notes.lines)
+    assert any(line.startswith(f"changed at step 10: {name.removeprefix('train.')} ") for line in notes.lines)
     assert json.loads((folder / "recipe.json").read_text())["recipe"]["train"]["steps"] == 12
 
 
@@ -151,16 +152,16 @@ def test_the_updates_of_muon_can_be_limited_later(tmp_path: Path) -> None:
     assert train(tmp_path / "run", overrides={"train.optimizer.update_clip": 0.05}).step == 12
 
 
-def test_an_unknown_name_and_a_wrong_type_are_errors(half_done: Path) -> None:
+def test_an_unknown_name_and_a_wrong_type_are_errors(begun: Path) -> None:
     for changes, said in (
         ({"train.stepz": 3}, "no field 'train.stepz'"),
         ({"train.steps": "many"}, "expected a whole number"),
     ):
         with pytest.raises(MnemoError, match=said):
-            train(half_done, overrides=changes)
-    with pytest.raises(MnemoError, match="has already done 6 steps"):
-        train(half_done, overrides={"train.steps": 5})
-    assert not (half_done / OVERRIDES).exists()
+            train(begun, overrides=changes)
+    with pytest.raises(MnemoError, match="has already done 10 steps"):
+        train(begun, overrides={"train.steps": 5})
+    assert not (begun / OVERRIDES).exists()
 
 
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ def _tensors(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("kill_at", [1, 2, 3, 6])
+@pytest.mark.parametrize("kill_at", few([1, 2, 3, 6], lambda kill_at: kill_at == 3))
 def test_a_rollback_to_before_a_change_survives_kills(kill_at: int, tmp_path: Path) -> None:
     """The change is at step 10, the divergence after it, and the healthy checkpoint before both is of step 9."""
     changes = {"train.steps": 16, "train.optimizer.lr": 1e-3}
@@ -365,8 +366,8 @@ def test_the_command_line_extends_and_refuses(
 @pytest.mark.parametrize(
     "content", ["{}", '{"format_version": 1}', '{"format_version": 1, "overrides": [{"step": -1}]}']
 )
-def test_a_damaged_file_is_one_clear_line(content: str, half_done: Path, tmp_path: Path) -> None:
-    folder = copy(half_done, tmp_path / "run")
+def test_a_damaged_file_is_one_clear_line(content: str, begun: Path, tmp_path: Path) -> None:
+    folder = copy(begun, tmp_path / "run")
     (folder / OVERRIDES).write_text(content)
     with pytest.raises(MnemoError, match=OVERRIDES):
         run_folder.load_header(folder)

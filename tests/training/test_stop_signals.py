@@ -199,6 +199,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "preemption.md"
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_slurm_script_requeues_and_resumes(tmp_path: Path) -> None:
     """The script of the page, with a scheduler that starts commands and writes down what it should requeue."""
     toy()

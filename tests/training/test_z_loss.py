@@ -75,8 +75,15 @@ def test_the_objective_is_that_of_the_definition() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("embedding", [EmbeddingConfig(), ADAPTIVE], ids=["plain", "adaptive"])
-@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize(
+    ("embedding", "by_layer"),
+    [
+        (EmbeddingConfig(), True),
+        (ADAPTIVE, False),
+        pytest.param(EmbeddingConfig(), False, marks=pytest.mark.thorough),
+        pytest.param(ADAPTIVE, True, marks=pytest.mark.thorough),
+    ],
+)
 def test_compiled_losses_have_it_too(embedding: EmbeddingConfig, by_layer: bool) -> None:
     model = random_model(vocab_size=23, embedding=embedding)
     batch = batch_of(model)
