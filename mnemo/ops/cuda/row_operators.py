@@ -59,7 +59,7 @@ class Tiling(NamedTuple):
 
 
 FORWARD = Tiling(elements=512, warps=1)
-BACKWARD = Tiling(elements=512, warps=1, programs=12)
+BACKWARD = Tiling(elements=1024, warps=1, programs=8)
 ACTIVATION = Tiling(elements=4096, warps=4)
 ACTIVATION_BACKWARD = Tiling(elements=4096, warps=4, programs=4)
 WARP_COLUMNS = 1024
@@ -67,7 +67,7 @@ WARP_COLUMNS = 1024
 BLOCK = 512
 """Columns of a tile of activations"""
 INTERPRETED_PROCESSORS = 1
-LEAST_TILES = 8
+LEAST_TILES = 4
 """Of a backward program: with fewer, adding up the sums of all programs would take as long as the rest."""
 SUM_ROWS, SUM_BLOCK, SUM_WARPS = 512, 8, 8
 
