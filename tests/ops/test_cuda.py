@@ -18,9 +18,11 @@ from mnemo.ops import Blocks, Causal, KeyLimit, Mask, call_obstacle, kernel_obst
 from mnemo.ops.cuda import decode_kernels, decode_projection
 from mnemo.ops.cuda.decode_attention import decode_attention_plain
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 dispatch = pytest.importorskip("mnemo.ops.cuda.dispatch")
 from mnemo.ops.cuda import launch, operator  # noqa: E402
+from mnemo.ops.cuda.forward_kernels import tile_of_program  # noqa: E402
 from mnemo.ops.cuda.score_layout import Layout  # noqa: E402
 
 pytestmark = pytest.mark.native
@@ -293,6 +295,23 @@ def test_the_two_views_of_scores_are_one(batch, queries, slots):
             assert by_distance[row, column] == 1 + i * layout.num_keys + j
     assert by_key.stride()[-1] == 1 and all(stride % 8 == 0 for stride in by_key.stride()[:-1])
     assert layout.first % 8 == 0 and layout.pitch % 16 == 0
+
+
+@triton.jit
+def list_programs(PLACES, num_tiles):
+    tile, sequence = tile_of_program(num_tiles)  # pyright: ignore[reportGeneralTypeIssues]
+    tl.store(PLACES + 2 * tl.program_id(0), sequence)
+    tl.store(PLACES + 2 * tl.program_id(0) + 1, tile)
+
+
+@pytest.mark.parametrize(("sequences", "tiles"), [(3, 5), (90, 8), (2, 600)])
+def test_every_tile_of_every_sequence_has_one_program(sequences: int, tiles: int) -> None:
+    places = torch.full((sequences * tiles, 2), -1, device=DEVICE)
+    list_programs[(sequences * tiles,)](places, tiles)
+    listed = [tuple(place) for place in places.tolist()]
+    assert sorted(listed) == [(sequence, tile) for sequence in range(sequences) for tile in range(tiles)]
+    last = min(sequences, -(-512 // tiles))
+    assert all(tile == tiles - 1 for _, tile in listed[-last:])
 
 
 def test_compilers_are_told_how_all_outputs_are_stored():

@@ -111,8 +111,8 @@ def key_value_kernel(
     UNIT: a number of queries that `query_kernel` reads at once. Zeros are written for all of them if one sees a key of
     the tile, so that it needs no mask.
     """
-    tile, b, h = tile_of_program((num_keys + BN - 1) // BN, num_heads, 2, False)
-    j0, head = tile * BN, b * num_heads + h
+    tile, head = tile_of_program((num_keys + BN - 1) // BN)
+    j0, b, h = tile * BN, head // num_heads, head % num_heads
     keys = j0 + tl.arange(0, BN)[:, None]
     k = K.load([b, h, j0, 0]).reshape([BN, D])
     v = V.load([b, h, j0, 0]).reshape([BN, D])
@@ -225,7 +225,7 @@ def distance_kernel(
 ):  # fmt: skip
     """Both products of dS by distance. Programs that read the same residue run at the same time: the second of them
     finds it in the cache."""
-    tile, group = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    tile, group = tl.program_id(0), tl.program_id(1)
     num_columns = (pitch + RBN - 1) // RBN
     if tile < num_columns:  # those of the most rows first
         relation(
@@ -249,8 +249,8 @@ def query_kernel(
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     num_tiles = (num_rows + BM - 1) // BM
-    number, b, h = tile_of_program(num_tiles, num_heads, 2, not HAS_X)
-    tile, head = num_tiles - 1 - number, b * num_heads + h
+    number, head = tile_of_program(num_tiles)
+    tile, b, h = num_tiles - 1 - number, head // num_heads, head % num_heads
     i0 = tile * BM
     rows, dims = i0 + tl.arange(0, BM), tl.arange(0, D)
     inside = rows < num_rows

@@ -53,22 +53,22 @@ def key_range(first_row, low, high, num_keys, offset, window, SPANS: tl.constexp
     return begin, clear, mixed, end
 
 
-@triton.jit
-def tile_of_program(num_tiles, num_heads, TOGETHER: tl.constexpr, DOWN: tl.constexpr):
-    """Tile, batch row and head of a program, a few heads at a time, and of these tile by tile: the last programs to run
-    are those of the last tile, which callers let be the shortest.
+SORTED = tl.constexpr(512)
+"""Last programs of a launch that run by length: about as many as run at once"""
 
-    A buffer of scores is larger than the GPU's cache. Each kernel begins with the heads that the one before it ended
-    with, so that their scores are still there: position scores and dk, dv go up, outputs and sums by distance go down.
-    """
-    batch = tl.num_programs(0) // (num_tiles * num_heads)
-    first = tl.program_id(0) // (TOGETHER * num_tiles * batch) * TOGETHER
-    rows = tl.minimum(TOGETHER, num_heads - first) * batch
-    inside = tl.program_id(0) - first * num_tiles * batch
-    tile, h, b = inside // rows, first + inside % rows // batch, inside % rows % batch
-    if DOWN:
-        h = num_heads - 1 - h
-    return tile, b, h
+
+@triton.jit
+def tile_of_program(num_tiles):
+    """Tile and sequence of a program: sequence by sequence, so that the tiles of one share the cache, and the last ones
+    tile by tile. Callers number tiles by length, longest first, so that a launch does not end with long programs."""
+    num_sequences = tl.num_programs(0) // num_tiles
+    rest = tl.minimum(num_sequences, (num_tiles + SORTED - 1) // num_tiles)
+    first = num_sequences - rest
+    tile, sequence = tl.program_id(0) % num_tiles, tl.program_id(0) // num_tiles
+    inside = tl.program_id(0) - first * num_tiles
+    if inside >= 0:
+        tile, sequence = inside // rest, first + inside % rest
+    return tile, sequence
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def position_kernel(
     UNIT: columns that kernels of the backward pass read at once. AGAIN: only if the buffer has been overwritten.
     """
     num_tiles = group_rows // BM
-    tile, _, group = tile_of_program(num_tiles, tl.num_programs(0) // num_tiles, 16, False)
+    tile, group = tile_of_program(num_tiles)
     m0 = (num_tiles - 1 - tile) * BM
     h, residue = group // 8, group % 8
     if AGAIN:
@@ -198,8 +198,8 @@ def forward_kernel(
 ):  # fmt: skip
     """Online softmax; tiles of queries from the last to the first: long rows first."""
     num_tiles = (num_rows + BM - 1) // BM
-    tile, b, h = tile_of_program(num_tiles, num_heads, 2, True)
-    i0, head = (num_tiles - 1 - tile) * BM, b * num_heads + h
+    tile, head = tile_of_program(num_tiles)
+    i0, b, h = (num_tiles - 1 - tile) * BM, head // num_heads, head % num_heads
     rows = i0 + tl.arange(0, BM)
     q = Q.load([b, h, i0, 0]).reshape([BM, D])
     if HAS_U:
