@@ -21,6 +21,7 @@ from mnemo.cli.server import load_model
 from mnemo.errors import MnemoError
 from mnemo.inference import narrow_weights
 from mnemo.inference.decoder import Decoder
+from mnemo.inference.generation import TextState
 from mnemo.inference.narrow_weights import FEW_ROWS, Bf16Linear, Int8Linear, with_narrow_weights
 from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.weight_formats import WeightFormat
@@ -152,6 +153,7 @@ def test_a_server_writes_with_narrow_weights(weights: WeightFormat, monkeypatch:
     ids = session.opened.tokenizer.encode("It was a dark night, and the rain fell upon the roofs. ")
     with closing(served.engine) as engine:
         state = engine.submit(ReadJob(state=None, ids=[torch.from_numpy(ids.astype("int64"))])).result(60).state
+        assert isinstance(state, TextState)
         jobs = [WriteJob(state=state, num_tokens=12, sampling=Sampling(temperature=0.0), seed=0) for _ in range(2)]
         texts = [[event.id for event in engine.submit(job).events() if isinstance(event, Token)] for job in jobs]
     session.sampling = Sampling(temperature=0.0)
