@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from torch import Tensor, nn
 
 import mnemo
 from mnemo import cli
+from mnemo.cli.serve import Args
+from mnemo.cli.server import load_model
 from mnemo.errors import MnemoError
 from mnemo.inference import narrow_weights
 from mnemo.inference.decoder import Decoder
+from mnemo.inference.generation import TextState
 from mnemo.inference.narrow_weights import FEW_ROWS, Bf16Linear, Int8Linear, with_narrow_weights
+from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.weight_formats import WeightFormat
 from mnemo.model import Model
 from mnemo.model.positions import Rotary
+from mnemo.ops.cuda import decode_kernels
+from mnemo.serving.engine import ReadJob, Token, WriteJob
+from mnemo.storage.run_header import find_run
 from mnemo.storage.shipped import DEFAULT
 
 NARROW: tuple[WeightFormat, ...] = ("bf16", "int8")
@@ -135,6 +143,22 @@ def test_memories_are_interchangeable(weights: WeightFormat, tmp_path: Path) -> 
         session.save(tmp_path / f"{writer.model.made_from}.memory")
         other.load(tmp_path / f"{writer.model.made_from}.memory")
         assert other.generate(10) == session.generate(10)
+
+
+@pytest.mark.parametrize("weights", NARROW)
+def test_a_server_writes_with_narrow_weights(weights: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_kernels, "INTERPRETED", False)  # as on a CPU of a user
+    args = Args(device="cpu", rows=2, weights=weights)
+    served, session = load_model("model", find_run(DEFAULT), args), mnemo.open_run(DEFAULT, device="cpu").session()
+    ids = session.opened.tokenizer.encode("It was a dark night, and the rain fell upon the roofs. ")
+    with closing(served.engine) as engine:
+        state = engine.submit(ReadJob(state=None, ids=[torch.from_numpy(ids.astype("int64"))])).result(60).state
+        assert isinstance(state, TextState)
+        jobs = [WriteJob(state=state, num_tokens=12, sampling=Sampling(temperature=0.0), seed=0) for _ in range(2)]
+        texts = [[event.id for event in engine.submit(job).events() if isinstance(event, Token)] for job in jobs]
+    session.sampling = Sampling(temperature=0.0)
+    session.read_tokens(torch.from_numpy(ids.astype("int64")))
+    assert texts[0] == texts[1] and session.opened.tokenizer.decode(texts[0]) == session.generate(12)
 
 
 def test_other_weights_are_shared_and_the_model_stays() -> None:
