@@ -20,8 +20,10 @@ from mnemo.ops.cuda import forward_kernels as forward
 from mnemo.ops.cuda.score_layout import RESIDUES, Layout
 
 LOG2E = 1.4426950408889634
-KEPT_BYTES = 300 * 2**20
-"""Position scores of a call, and the queries plus biases, are kept for the backward pass up to this size."""
+KEPT_SHARE = 1 / 384
+"""Position scores of a call are kept for the backward pass up to this share of the GPU's memory: every layer keeps its
+own."""
+INTERPRETED_MEMORY = 2**37
 QUERY_TILE = 128
 """Statistics of queries are padded to a multiple of this many, at least the queries of any tile."""
 
@@ -96,6 +98,13 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return sys.maxsize
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def memory_size(device: torch.device) -> int:
+    """Bytes of a GPU's memory."""
+    if device.type != "cuda":
+        return INTERPRETED_MEMORY
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,8 @@ class Prepared(NamedTuple):
 
 def keep_scores(call: Arguments) -> bool:
     """Whether position scores are kept for the backward pass, or computed again there."""
-    return call.r is not None and _kept_elements(call) * call.score_dtype.itemsize <= KEPT_BYTES
+    kept = _kept_elements(call) * call.score_dtype.itemsize
+    return call.r is not None and kept <= KEPT_SHARE * memory_size(call.q.device)
 
 
 def _kept_elements(call: Arguments) -> int:
