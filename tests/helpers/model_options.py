@@ -155,7 +155,7 @@ def _fitting(config: Any, name: str, value: Any) -> Any:
     if isinstance(value, Plan) and any(isinstance(memory, Associative) for memory in value.memories(config.num_layers)):
         changes["tokens"] = WriteTokens(num=2)
     if isinstance(value, WriteTokens):
-        changes["memory"] = Plan(long=Associative(key_dim=16))
+        changes["memory"] = Plan(long=Associative(key_dim=32))
     if isinstance(config, MemoryTokens) and name == "carry_read":
         changes["write"] = not value
     return replace(config, **changes)

@@ -57,7 +57,7 @@ def add_parts(PARTS, TOTAL, h, num_parts, stride_h, stride_n, D: tl.constexpr, B
 def sum_kernel(
     DU_PARTS, DU, DW_PARTS, DW, DR_PARTS, DR, num_u, stride_uh, stride_un, num_w, stride_wh, stride_wn, num_columns,
     unused, pad, pitch,
-    HAS_U: tl.constexpr, HAS_W: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_R: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Program 0 of a head adds up du, program 1 dw, and each further one BM columns of dr."""
     tile, h = tl.program_id(0), tl.program_id(1)
@@ -67,7 +67,7 @@ def sum_kernel(
     elif tile == 1:
         if HAS_W:
             add_parts(DW_PARTS, DW, h, num_w, stride_wh, stride_wn, D, BM)
-    else:
+    elif HAS_R:
         columns, dims = (tile - 2) * BM + tl.arange(0, BM)[:, None], tl.arange(0, D)[None, :]
         inside = (columns >= unused) & (columns < num_columns)
         total = tl.zeros((BM, D), tl.float32)

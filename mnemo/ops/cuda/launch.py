@@ -431,7 +431,8 @@ def _sums(
     backward.sum_kernel[(2 + triton.cdiv(columns, rows), layout.heads)](
         du_parts, du, parts, dw, dr_parts, dr, du_parts.shape[1], *du_parts.stride()[:2], parts.shape[1],
         *parts.stride()[:2], columns, columns - layout.num_distances, layout.pad, layout.pitch,
-        HAS_U=du is not None, HAS_W=dw is not None and dw_parts is not None, D=du_parts.shape[2], BM=rows,
+        HAS_U=du is not None, HAS_W=dw is not None and dw_parts is not None, HAS_R=dr is not None,
+        D=du_parts.shape[2], BM=rows,
     )  # fmt: skip
     return dr, du, dw
 
