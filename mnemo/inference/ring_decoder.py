@@ -11,8 +11,8 @@ Shapes: B rows, N layers, H heads, R = M + L slots, d head size, D model width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from mnemo.inference import fused_layers
 from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.decoder import Decoder, DecodeState
 from mnemo.inference.fused_layers import run_layers
-from mnemo.inference.two_streams import TwoStreams
 from mnemo.memory import KeyValueCache
 from mnemo.memory.kv_buffer import KeyValues
 from mnemo.memory.protocol import Relation
@@ -37,10 +36,6 @@ from mnemo.ops.rotary import rotate
 
 if TYPE_CHECKING:
     from mnemo.model import Model, ModelConfig, Output
-
-
-SPLIT_ROWS = 8
-"""Rows from which on two halves of a batch are computed at the same time."""
 
 
 def suits(config: ModelConfig) -> bool:
@@ -167,8 +162,6 @@ class Rings:
         self._set_cursors(torch.zeros(5, len(sizes), batch, dtype=torch.int64, device=device))
         positions = model.config.positions
         self.rotary = RotaryKeys(positions.base, keys) if isinstance(positions, Rotary) else None
-        self.streams = TwoStreams(device) if device.type == "cuda" and batch >= SPLIT_ROWS else None
-        """None: all rows are computed together"""
         self._place_rows()
 
     def _set_stacks(self, stacks: list[RingStack]) -> None:
@@ -191,7 +184,6 @@ class Rings:
     def rows(self, begin: int, end: int) -> Rings:
         """Some of the rows: views of the same rings and cursors."""
         view = copy.copy(self)
-        view.streams = None
         view._set_stacks([stack.rows(begin, end) for stack in self.stacks])
         view._set_cursors(self.all_cursors[:, :, begin:end])
         return view
@@ -240,37 +232,13 @@ class Rings:
     def feed(self, tokens: Tensor) -> Tensor:
         """Read a token (B, 1) of every row; return the last layer's rows (B, 1, D)."""
         x = embed(self.model.embedding, tokens)
-        if self.streams is None:
-            x = self._run_layers(x)
-        else:
-            half = len(x) // 2
-            upper, lower = self.rows(0, half), self.rows(half, len(x))
-            x = self.streams.run(
-                lambda begun: upper._run_layers(x[:half], begun), lambda begun: lower._run_layers(x[half:], begun)
-            )
-        self._advance()
-        return x
-
-    def _run_layers(self, x: Tensor, begun: Callable[[], None] | None = None) -> Tensor:
-        """The last layer's rows (B, 1, D) for embedded tokens x (B, 1, D); calls `begun` after the first attention."""
-
-        def attended(context: Any, index: int) -> Any:
-            if index == 0 and begun is not None:
-                begun()
-            return context
-
         if fused_layers.suit(self.model, self.projections[0], x):
-            x = run_layers(
-                self.layers,
-                self.projections,
-                lambda index, projected: attended(self._attend_in_parts(index, projected), index),
-                self.model.config.activation,
-                x[:, 0],
-            )[:, None]
+            activation, attend = self.model.config.activation, self._attend_in_parts
+            x = run_layers(self.layers, self.projections, attend, activation, x[:, 0])[:, None]
         else:
             for index, layer in enumerate(self.layers):
-                context = attended(self._attend(index, layer, x), index)
-                x = layer.finish(x, context[:, None])
+                x = layer.finish(x, self._attend(index, layer, x)[:, None])
+        self._advance()
         return x
 
     def _attend(self, index: int, layer: TransformerLayer, x: Tensor) -> Tensor:

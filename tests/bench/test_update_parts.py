@@ -7,6 +7,7 @@ from mnemo.bench import update_parts
 
 
 @pytest.mark.native
+@pytest.mark.filterwarnings("default")  # torch warns of itself while it compiles
 def test_every_part_runs_in_all_its_versions() -> None:
     """On a CPU with fewer layers: the numbers would mean nothing."""
     pytest.importorskip("triton")

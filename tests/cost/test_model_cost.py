@@ -146,6 +146,7 @@ def test_info_says_which_attention_is_taken_and_why(monkeypatch: pytest.MonkeyPa
         return None if size == 64 else f"{dtype} {size}"
 
     monkeypatch.setattr("mnemo.model.model.kernel_obstacle", refused)
+    monkeypatch.setattr("mnemo.model.model.heads_obstacle", refused)
     heads = replace(recipe.model, head_dim=64)
     assert attention_path(heads, half) == "fused kernels (bf16)"
     assert "torch.bfloat16 200" in attention_path(replace(heads, head_dim=200), half)

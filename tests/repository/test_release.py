@@ -40,8 +40,12 @@ def test_changelog_has_all_releases_newest_first() -> None:
 
 
 def test_breaking_changes_come_first() -> None:
-    newest = text("CHANGELOG.md").split("\n## [")[1]
-    assert re.findall(r"^### (.+)$", newest, re.MULTILINE) == ["Breaking changes", "Added", "Changed", "Fixed"]
+    order = ["Breaking changes", "Added", "Changed", "Fixed"]
+    sections = dict(re.findall(r"^## \[(.+?)\](.*?)(?=^## \[|\Z)", text("CHANGELOG.md"), re.MULTILINE | re.DOTALL))
+    found = {name: re.findall(r"^### (.+)$", section, re.MULTILINE) for name, section in sections.items()}
+    assert found[__version__] == order
+    unreleased = found.get("Unreleased", [])
+    assert unreleased == [title for title in order if title in unreleased]
 
 
 def test_citation_is_of_this_release() -> None:

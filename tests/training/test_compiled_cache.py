@@ -26,7 +26,7 @@ def project_as_on_a_gpu(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tens
 
 @pytest.mark.native
 @pytest.mark.parametrize("positions", [Relative(), Rotary()])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("default")  # torch warns of itself while it compiles
 def test_no_operation_of_a_compiled_layer_keeps_it_out_of_the_cache(
     positions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,7 +172,7 @@ def test_the_step_in_kernels_is_the_plain_step(rate_on_device: bool) -> None:
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shapes, parts = (
-        [(8, 20), (70, 12), (8, 20), (40, 20), (12, 9), (20, 8)] + [(6, 14)] * 17,
+        [(8, 20), (70, 12), (8, 20), (40, 30), (12, 70), (20, 8)] + [(6, 30)] * 17,
         [1, 1, 1, 2, 1, 1] + [1] * 17,
     )
     generator = torch.Generator().manual_seed(0)

@@ -265,14 +265,16 @@ class TransformerLayer(nn.Module):
             context = self.gate(self._inner(x, normed), context)
         attended = self.attention.output(rows.flat(context))
         branch = Branch(attended if added is None else attended + rows.flat(added), None, self.drop)
-        return self._after_attention(rows.flat(x), branch, rows).view(x.shape)
+        return self._after_attention(rows.flat(x), branch, rows, x.shape)
 
-    def _after_attention(self, x: Tensor, branch: Branch, rows: RowOperations) -> Tensor:
+    def _after_attention(self, x: Tensor, branch: Branch, rows: RowOperations, shape: torch.Size) -> Tensor:
         if self.pre:
             x, normed = rows.add_norm(x, branch, self.norm_feed_forward)
         else:
             x = normed = rows.normed_sum(x, branch, self.norm_attention)
-        return self._join(x, self.feed_forward(normed, rows), rows)
+        added, bias, drop = self.feed_forward(normed, rows)
+        # The result must not be a view: FSDP loses its hooks if one is changed in place.
+        return self._join(rows.unflat(x, shape), Branch(rows.unflat(added, shape), bias, drop), rows)
 
     def _join(self, x: Tensor, branch: Branch, rows: RowOperations) -> Tensor:
         return rows.add(x, branch) if self.pre else rows.normed_sum(x, branch, self.norm_feed_forward)

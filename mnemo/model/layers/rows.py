@@ -111,6 +111,10 @@ class RowOperations(Protocol):
         """Rows (B, T, D) in the shape for the operations of a layer, (B, T, D) or (B * T, D)."""
         ...
 
+    def unflat(self, x: Tensor, shape: torch.Size) -> Tensor:
+        """Rows of `flat` in their former shape."""
+        ...
+
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The projection of rows, and its bias if that is still to be added."""
         ...
@@ -148,6 +152,9 @@ class PlainRows:
     def flat(self, x: Tensor) -> Tensor:
         return x  # locked dropout needs to know the positions
 
+    def unflat(self, x: Tensor, shape: torch.Size) -> Tensor:
+        return x
+
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return linear(x), None
 
@@ -183,6 +190,9 @@ class FusedRows:
     def flat(self, x: Tensor) -> Tensor:
         # So torch's compiler can add gradients of a product and of a residual inside of the product.
         return x.flatten(0, -2)
+
+    def unflat(self, x: Tensor, shape: torch.Size) -> Tensor:
+        return x.view(shape)
 
     def project(self, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return F.linear(x, linear.weight), linear.bias
