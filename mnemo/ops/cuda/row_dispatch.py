@@ -11,6 +11,7 @@ from torch import Tensor
 from mnemo.errors import one_line
 from mnemo.ops.cuda import row_operators as operators
 from mnemo.ops.cuda.dispatch import DTYPES, TOLERANCE, relative_error
+from mnemo.ops.cuda.self_test import note_passed, passed_before
 from mnemo.ops.dropout import hashed_levels
 
 PLAIN_ACTIVATIONS = {
@@ -50,8 +51,11 @@ def device_obstacle(
         return "this GPU has no bf16"
     if OFF is None and not torch.cuda.is_current_stream_capturing():
         _tested.add(key)
-        problem = failure(device, dtype, width, norm, activation)
-        if problem is not None:
+        test = (f"kernels of rows, {norm}, {activation}", device, dtype, width)
+        problem = None if passed_before(*test) else failure(device, dtype, width, norm, activation)
+        if problem is None:
+            note_passed(*test)
+        else:
             OFF = f"the kernels fail their test on {device}, {dtype}: {problem}"
             warnings.warn(f"norms, dropout and activations run in plain PyTorch, which is slower: {OFF}", stacklevel=2)
     return OFF
