@@ -218,6 +218,7 @@ def test_a_byte_model_whose_process_dies_ends_the_demo(tmp_path: Path) -> None:
         list(beside.finish(Unwatched()))
 
 
+@pytest.mark.thorough
 def test_one_core_trains_one_model_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
