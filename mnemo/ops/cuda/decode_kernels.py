@@ -168,38 +168,11 @@ if triton is not None:
 
     @triton.jit
     def _attend_part(
-        q_ptr,
-        k_ptr,
-        v_ptr,
-        ring_ptr,
-        r_ptr,
-        u_ptr,
-        w_ptr,
-        bias_ptr,
-        slots_ptr,
-        limits_ptr,
-        sums_ptr,
-        stats_ptr,
-        out_ptr,
-        scale,
-        batch,
-        num_slots,
-        part_size,
-        values_at,
-        stride_q,
-        stride_k,
-        stride_v,
-        D: tl.constexpr,
-        BLOCK_D: tl.constexpr,
-        BLOCK_N: tl.constexpr,
-        GROUP: tl.constexpr,
-        HAS_R: tl.constexpr,
-        HAS_U: tl.constexpr,
-        HAS_W: tl.constexpr,
-        HAS_BIAS: tl.constexpr,
-        ONE_PART: tl.constexpr,
-        STAGES: tl.constexpr,
-    ):
+        q_ptr, k_ptr, v_ptr, ring_ptr, r_ptr, u_ptr, w_ptr, bias_ptr, slots_ptr, limits_ptr, sums_ptr, stats_ptr,
+        out_ptr, scale, batch, num_slots, part_size, values_at, stride_q, stride_k, stride_v,
+        D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, HAS_R: tl.constexpr,
+        HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_BIAS: tl.constexpr, ONE_PART: tl.constexpr, STAGES: tl.constexpr,
+    ):  # fmt: skip
         part, head = tl.program_id(0), tl.program_id(1)
         num_parts, heads = tl.num_programs(0), tl.num_programs(1)
         texts = tl.program_id(2) * GROUP + tl.arange(0, GROUP)
@@ -233,59 +206,18 @@ if triton is not None:
         total = tl.zeros((GROUP, BLOCK_N), tl.float32)
         context = tl.zeros((GROUP, BLOCK_N, BLOCK_D), tl.float32)
         largest, total, context = _add_tile(
-            keys,
-            values,
-            r,
-            content3,
-            position3,
-            head_bias_ptr,
-            scale,
-            limits,
-            begin,
-            end,
-            num_slots,
-            largest,
-            total,
-            context,
-            BLOCK_N,
-            HAS_R,
-            HAS_BIAS,
-        )
+            keys, values, r, content3, position3, head_bias_ptr, scale, limits, begin, end, num_slots,
+            largest, total, context, BLOCK_N, HAS_R, HAS_BIAS,
+        )  # fmt: skip
         for start in tl.range(begin + BLOCK_N, end, BLOCK_N, num_stages=STAGES):
             keys, values, r = _load_tile(
-                rings_ptr,
-                head_r_ptr,
-                slots3,
-                limits3,
-                start,
-                end,
-                num_slots,
-                values_at,
-                lanes,
-                dims3,
-                inside3,
-                D,
+                rings_ptr, head_r_ptr, slots3, limits3, start, end, num_slots, values_at, lanes, dims3, inside3, D,
                 HAS_R,
-            )
+            )  # fmt: skip
             largest, total, context = _add_tile(
-                keys,
-                values,
-                r,
-                content3,
-                position3,
-                head_bias_ptr,
-                scale,
-                limits,
-                start,
-                end,
-                num_slots,
-                largest,
-                total,
-                context,
-                BLOCK_N,
-                HAS_R,
-                HAS_BIAS,
-            )
+                keys, values, r, content3, position3, head_bias_ptr, scale, limits, start, end, num_slots,
+                largest, total, context, BLOCK_N, HAS_R, HAS_BIAS,
+            )  # fmt: skip
         above = tl.max(largest, 1)
         kept = tl.exp2(largest - above[:, None])
         whole = tl.sum(total * kept, 1)
