@@ -36,7 +36,7 @@ class Args(RunArgs):
     memory_length: int | None = None
     """Memory length of the long-range layers; if unset, as in training or in the saved memory."""
     weights: WeightFormat = "fp32"
-    """On a CPU, read the weights of the layers as bf16 or int8: faster, with rounded results."""
+    """On a CPU, round the weights of the layers: int8 is faster, bf16 only for some models."""
 
 
 def run(args: Args) -> int:

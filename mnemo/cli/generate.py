@@ -63,7 +63,7 @@ class Args(RunArgs):
     precision: Precision = "auto"
     """Compute in fp32 or bf16; auto: bf16 on a GPU if the run was trained in it."""
     weights: WeightFormat = "fp32"
-    """On a CPU, read the weights of the layers as bf16 or int8: faster, with rounded results."""
+    """On a CPU, round the weights of the layers: int8 is faster, bf16 only for some models."""
 
 
 def run(args: Args) -> int:
