@@ -41,7 +41,7 @@ class ServeArgs:
     device: str = "auto"
     """cpu, cuda, cuda:1 or mps; auto: a GPU if there is one."""
     weights: WeightFormat = "fp32"
-    """On a CPU, read the weights of the layers of runs as bf16 or int8: faster, with rounded results."""
+    """On a CPU, round the weights of the layers of runs: int8 is faster, bf16 only for some models."""
     rows: int | None = None
     """Largest number of texts that a step writes together; if unset, 64 on a GPU and 8 on a CPU."""
     host: str = Settings.host
