@@ -91,6 +91,9 @@ class Tuning:
     """Share of training samples whose facts all lie before the last segment. With facts placed at random, many answers
     are in the last segment, and the model learns to guess the others before it learns to use its memory. Held-out and
     test samples have facts anywhere."""
+    recall: float = 0.0
+    """Share of the far samples in which the model writes all facts once more before the question. Their many labels
+    teach memory tokens to carry facts; answers alone are one label a sample, which many guesses satisfy."""
     book_steps: float = 0.0
     """Share of steps on text of the training books, with a loss on its tokens. With answers alone (0) the model forgets
     how to continue a text, most of all with memory."""
@@ -165,8 +168,10 @@ class Tuning:
     def _check_training(self) -> None:
         if self.batch % self.micro_batch:
             raise MnemoError(f"--batch {self.batch} must be a multiple of --micro-batch {self.micro_batch}")
-        if not 0 <= self.mix < 1 or not all(0 <= share <= 1 for share in (self.cooldown, self.promote, self.far)):
-            raise MnemoError("--mix, --cooldown, --promote and --far are shares from 0 to 1")
+        if not 0 <= self.mix < 1 or not all(
+            0 <= share <= 1 for share in (self.cooldown, self.promote, self.far, self.recall)
+        ):
+            raise MnemoError("--mix, --cooldown, --promote, --far and --recall are shares from 0 to 1")
         if not 0 <= self.book_steps < 1:
             raise MnemoError(f"--book-steps {self.book_steps} is a share from 0 to below 1: other steps train answers")
         if self.rate <= 0 or self.memory_rate <= 0:

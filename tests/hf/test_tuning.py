@@ -78,7 +78,7 @@ def test_stages() -> None:
 
 
 def test_rows_end_anywhere_in_their_last_segment_and_only_answers_have_labels(task: Any) -> None:
-    draw = Draw(task, [Stage(1, 96), Stage(3, 64)], 16, 0.0, 0.0, 0)
+    draw = Draw(task, [Stage(1, 96), Stage(3, 64)], options(micro_batch=16, batch=16, mix=0.0, far=0.0))
     batch = draw.micro_batch(5, 0, 1)
     assert batch["input_ids"].shape == (16, 192) and (batch["segments"], batch["segment"]) == (3, 64)
     lengths = batch["attention_mask"].sum(1)
@@ -93,7 +93,7 @@ def test_rows_end_anywhere_in_their_last_segment_and_only_answers_have_labels(ta
 
 
 def test_earlier_stages_are_mixed_in(task: Any) -> None:
-    draw = Draw(task, [Stage(1, 96), Stage(2, 64), Stage(3, 64)], 1, 0.5, 0.0, 0)
+    draw = Draw(task, [Stage(1, 96), Stage(2, 64), Stage(3, 64)], options(micro_batch=1, mix=0.5, far=0.0))
     drawn = [draw.micro_batch(step, 0, 2)["segments"] for step in range(60)]
     assert 15 < drawn.count(3) < 45 and drawn.count(1) > 3 and drawn.count(2) > 3
     assert {draw.micro_batch(step, 0, 0)["segments"] for step in range(10)} == {1}
@@ -102,7 +102,7 @@ def test_earlier_stages_are_mixed_in(task: Any) -> None:
 def test_far_samples_have_all_facts_before_the_last_segment(task: Any) -> None:
     """The last segment of far samples names none of their persons; one segment and other samples do not change."""
     stages, tokenizer = [Stage(1, 96), Stage(4, 64)], tiny_tokenizer()
-    shares = {far: Draw(task, stages, 32, 0.0, far, 0) for far in (0.0, 0.5, 1.0)}
+    shares = {far: Draw(task, stages, options(micro_batch=32, batch=32, mix=0.0, far=far)) for far in (0.0, 0.5, 1.0)}
 
     def near(far: float, step: int) -> int:
         """Rows with a fact in their last segment, before the question."""
@@ -116,8 +116,42 @@ def test_far_samples_have_all_facts_before_the_last_segment(task: Any) -> None:
     assert found[1.0] == 0 and 0.3 * found[0.0] < found[0.5] < 0.75 * found[0.0]
     assert torch.equal(*(shares[far].micro_batch(3, 0, 0)["input_ids"] for far in (0.0, 1.0)))
     assert torch.equal(*(shares[0.5].micro_batch(3, 0, 1)["input_ids"] for _ in range(2)))
-    with pytest.raises(MnemoError, match="--far are shares from 0 to 1"):
+    with pytest.raises(MnemoError, match="--far and --recall are shares from 0 to 1"):
         options(far=1.5)
+
+
+def test_recalled_facts_fill_the_last_segment_and_have_labels(task: Any) -> None:
+    stages, tokenizer = [Stage(1, 96), Stage(3, 96)], tiny_tokenizer()
+    most = options(micro_batch=16, batch=16, mix=0.0, far=1.0, recall=1.0)
+    batch = Draw(task, stages, most).micro_batch(0, 0, 1)
+    assert batch["input_ids"].shape == (16, 288) and "attention_mask" not in batch
+    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        before, last = tokenizer.decode(ids[:192]), tokenizer.decode(ids[192:])
+        text, _, question = last.partition("Question:")
+        facts = text.partition("Facts:")[2].strip()
+        assert facts and all(f"{fact}." in " ".join(before.split()) for fact in facts.strip(".").split(". "))
+        assert (labels[:192] == IGNORED).all()
+        assert tokenizer.decode(labels[labels != IGNORED]).startswith(facts)
+        assert question.rpartition("Answer:")[2].strip() in tokenizer.decode(labels[labels != IGNORED])
+    alone = {share: Draw(task, stages, dataclasses.replace(most, recall=share)) for share in (0.0, 0.5)}
+    labelled = {share: [*(draw.micro_batch(0, 0, 1)["labels"] != IGNORED).sum(1)] for share, draw in alone.items()}
+    assert max(labelled[0.0]) <= 8 and 4 <= sum(count > 8 for count in labelled[0.5]) <= 12
+    assert torch.equal(*(draw.micro_batch(3, 0, 0)["input_ids"] for draw in alone.values()))  # a single segment
+    with pytest.raises(MnemoError, match="--recall are shares from 0 to 1"):
+        options(recall=1.5)
+
+
+def test_as_many_facts_are_recalled_as_fit(task: Any) -> None:
+    number = max(range(50), key=lambda number: len(task.stories[number].facts))
+    plain = task.sample(number, 300, whole=True)
+    assert plain.recalled == () and len(plain.labels) == 300
+    ending = len(plain.question) + len(plain.answer)
+    facts = [task.encoded(f" {fact}") for fact in plain.story.facts]
+    announced = task.sample(number, 300, whole=True, recall_within=200)
+    assert announced.recalled == tuple(token for fact in facts for token in fact) and len(announced.ids) == 300
+    room = ending + len(announced.recall) + len(facts[-1])
+    assert task.sample(number, 300, whole=True, recall_within=room).recalled == facts[-1]
+    assert task.sample(number, 300, whole=True, recall_within=room - 1).ids.tolist() == plain.ids.tolist()
 
 
 def test_a_mixed_batch_equals_its_rows(task: Any) -> None:

@@ -12,6 +12,8 @@ from mnemo.data.babilong.stories import Story
 from mnemo.errors import MnemoError
 
 QUESTION = "\nQuestion: {question}\nAnswer:"
+RECALL = "\nFacts:"
+NO_LABEL = -100
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,26 @@ class Sample:
     """Token ids of the right answer, which ends the text"""
     num_sentences: int
     """Background sentences in the context; the last one may be cut"""
+    recall: tuple[int, ...] = ()
+    """Token ids between context and question which announce that the facts follow once more; in training only"""
+    recalled: tuple[int, ...] = ()
+    """Token ids of these facts, which the model learns to write"""
 
     @property
     def ids(self) -> np.ndarray:
-        """Token ids of context, question and answer."""
-        return np.concatenate([self.context, self.question, self.answer]).astype(np.int64)
+        """Token ids of context, facts once more, question and answer."""
+        parts = [self.context, self.recall, self.recalled, self.question, self.answer]
+        return np.concatenate(parts).astype(np.int64)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Token ids that the model learns to write, NO_LABEL elsewhere."""
+        ids = self.ids
+        wanted = np.zeros(len(ids), dtype=bool)
+        begin = len(self.context) + len(self.recall)
+        wanted[begin : begin + len(self.recalled)] = True
+        wanted[len(ids) - len(self.answer) :] = True
+        return np.where(wanted, ids, NO_LABEL)
 
     def pieces(self, size: int) -> Iterator[np.ndarray]:
         """Yield the context and the question, without the answer, in pieces of at most `size` tokens."""
@@ -80,17 +97,27 @@ class BabiLong:
         return len(self.stories)
 
     def sample(
-        self, number: int, length: int, seed: int = 0, *, whole: bool = False, facts_within: int | None = None
+        self,
+        number: int,
+        length: int,
+        seed: int = 0,
+        *,
+        whole: bool = False,
+        facts_within: int | None = None,
+        recall_within: int = 0,
     ) -> Sample:
         """Return sample `number`, whose context has `length` tokens, or all its facts if they are longer.
 
-        `whole`: context, question and answer together have `length` tokens. `facts_within`: all facts lie in the first
-        tokens, this many; or at the very beginning if they are longer. For training only: tests place facts anywhere.
-        Numbers beyond the last story start again with the first one, in other sentences and at other places.
+        `whole`: all tokens together are `length`, with question and answer. `facts_within`: all facts lie in the first
+        tokens, this many; or at the very beginning if they are longer. `recall_within`: before the question the facts
+        follow once more, as many of the last ones as fit into this number of tokens with question and answer. Both are
+        for training only: tests place facts anywhere and ask at once. Numbers beyond the last story start again with
+        the first one, in other sentences and at other places.
         """
         chance = np.random.default_rng((seed, number, length))
         first = int(chance.integers(len(self.background)))
-        return self._sample(self.stories[number % len(self.stories)], length, whole, first, chance, facts_within)
+        story = self.stories[number % len(self.stories)]
+        return self._sample(story, length, whole, first, chance, facts_within, recall_within)
 
     def in_published_order(self, length: int, seed: int = 42) -> Iterator[Sample]:
         """Yield a sample of every story but the last, as the published generator does without shuffling.
@@ -111,15 +138,26 @@ class BabiLong:
         first: int,
         chance: np.random.Generator,
         facts_within: int | None = None,
+        recall_within: int = 0,
     ) -> Sample:
         facts, question, answer = self._facts(story), self._question(story), self._answer(story)
-        room = length - (len(question) + len(answer) if whole else 0) - sum(map(len, facts))
+        recall, recalled = self._recalled(facts, recall_within - len(question) - len(answer))
+        ending = len(recall) + len(recalled) + len(question) + len(answer)
+        room = length - (ending if whole else 0) - sum(map(len, facts))
         if whole and room < 0:
             raise MnemoError(f"a sample of {length} tokens has no room for its facts and question: {length - room}")
         tokens, borders = self.background.span(first, max(0, room))
         allowed = borders if facts_within is None else _until(borders, facts_within - sum(map(len, facts)))
         context, places = hide(facts, tokens, allowed, chance)
-        return Sample(story, context, places, question, answer, len(borders) - 1)
+        return Sample(story, context, places, question, answer, len(borders) - 1, recall, recalled)
+
+    def _recalled(self, facts: Sequence[tuple[int, ...]], most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return an announcement and the last facts after it, which have at most `most` tokens; empty if none fits."""
+        recall = self.encoded(RECALL)
+        ends = np.cumsum([len(fact) for fact in reversed(facts)])
+        fitting = int(np.searchsorted(ends, most - len(recall), side="right"))
+        recalled = [token for fact in facts[len(facts) - fitting :] for token in fact]
+        return (recall, tuple(recalled)) if fitting else ((), ())
 
     def longest_story(self) -> int:
         """Return the number of tokens of the longest facts, question and answer."""

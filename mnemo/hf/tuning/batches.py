@@ -17,7 +17,7 @@ from mnemo.data.tasks.task import TaskSplit
 from mnemo.errors import MnemoError
 from mnemo.hf.modeling import IGNORED
 from mnemo.hf.tuning.curriculum import CurriculumState
-from mnemo.recipes.tuning import Stage
+from mnemo.recipes.tuning import Stage, Tuning
 
 FULL_ROWS = 0.5
 """Share of training samples that fill their last segment; the others end anywhere in it"""
@@ -47,7 +47,7 @@ def check_room(task: BabiLong, stages: Sequence[Stage]) -> None:
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """Return rows padded on the left, whose labels are the answers; there is no mask if all have the same length."""
+    """Return rows padded on the left, with labels where they have some; without a mask if all have the same length."""
     longest = max(len(sample.ids) for sample in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.int64)
     mask, labels = torch.zeros_like(ids), torch.full_like(ids, IGNORED)
@@ -55,7 +55,7 @@ def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
         begin = longest - len(sample.ids)
         ids[row, begin:] = torch.from_numpy(sample.ids)
         mask[row, begin:] = 1
-        labels[row, longest - len(sample.answer) :] = torch.tensor(sample.answer)
+        labels[row, begin:] = torch.from_numpy(sample.labels)
     batch = {"input_ids": ids, "labels": labels}
     return batch if bool(mask.all()) else batch | {"attention_mask": mask}
 
@@ -64,11 +64,13 @@ class Draw:
     """Training samples; micro-batch number k of a step depends on the seed, the step, k and the stage only.
 
     `mix`: share of micro-batches of an earlier stage. `far`: share of samples whose facts all lie before their last
-    segment. Others are often answered from the last segment alone, and give the memory no gradient.
+    segment. Others are often answered from the last segment alone, and give the memory no gradient. `recall`: share of
+    the far samples whose facts are to be written in the last segment, which gives the memory far more gradient.
     """
 
-    def __init__(self, task: BabiLong, stages: Sequence[Stage], rows: int, mix: float, far: float, seed: int) -> None:
-        self.task, self.stages, self.rows, self.mix, self.far, self.seed = task, stages, rows, mix, far, seed
+    def __init__(self, task: BabiLong, stages: Sequence[Stage], options: Tuning) -> None:
+        self.task, self.stages, self.rows = task, stages, options.micro_batch
+        self.mix, self.far, self.recall, self.seed = options.mix, options.far, options.recall, options.seed
         self._least = task.longest_story()
         self._segment = max(stage.tokens for stage in stages)
 
@@ -80,9 +82,18 @@ class Draw:
         numbers = chance.integers(MANY, size=len(lengths)).tolist()
         before_last = stage.length - stage.tokens
         far = (chance.random(len(lengths)) < self.far) & (before_last > 0)
+        recall = far & (chance.random(len(lengths)) < self.recall)
+        lengths = np.where(recall, stage.length, lengths).tolist()  # the last segment is full of facts
         samples = [
-            self.task.sample(one, length, self.seed, whole=True, facts_within=before_last if distant else None)
-            for one, length, distant in zip(numbers, lengths, far.tolist(), strict=True)
+            self.task.sample(
+                one,
+                length,
+                self.seed,
+                whole=True,
+                facts_within=before_last if distant else None,
+                recall_within=stage.tokens if recalled else 0,
+            )
+            for one, length, distant, recalled in zip(numbers, lengths, far.tolist(), recall.tolist(), strict=True)
         ]
         return collate(samples) | {"segment": stage.tokens, "segments": stage.segments, "books": False}
 

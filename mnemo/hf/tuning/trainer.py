@@ -47,7 +47,7 @@ class MemoryTrainer(Trainer):
     def __init__(self, model: Any, options: Tuning, train: BabiLong, held_out: BabiLong, say: Say = print) -> None:
         self.options, self.curriculum = options, CurriculumState()
         stages = options.curriculum
-        draw = Draw(train, stages, options.micro_batch, options.mix, options.far, options.seed)
+        draw = Draw(train, stages, options)
         per_step = options.batch // options.micro_batch
         # Each segment of a book has a loss, and those beyond the depth of the gradient would be read again for each.
         most = None if options.bptt is None else options.bptt + 1
