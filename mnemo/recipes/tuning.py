@@ -77,6 +77,8 @@ class Tuning:
     """Memory tokens; 0 trains the model without memory."""
     start: Literal["random", "overlap"] = "random"
     """First weights of memory tokens: random as published, or such that an untrained memory does no harm."""
+    start_text: str | None = None
+    """First weights of memory tokens: the embeddings of this text, such as a question about what to remember."""
     attend_previous: bool = False
     """Tokens also attend to the tokens of the previous segment, without gradient."""
     segment: int = 512
@@ -135,6 +137,8 @@ class Tuning:
     and up to four times the last one."""
     test_samples: int = 500
     """Samples of each length in the final evaluation, if --test gives no number."""
+    test_batch: int | None = None
+    """Samples at a time in the final evaluation; if unset, those of --micro-batch."""
     book_loss: bool = False
     """Also measure the loss on text of held-out books before and after training, with memory and in separate
     segments."""
@@ -159,8 +163,12 @@ class Tuning:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise MnemoError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least {value}")
+        if self.test_batch is not None and self.test_batch < 1:
+            raise MnemoError(f"--test-batch {self.test_batch} must be at least 1")
         if self.bounded and self.memory != "associative":
             raise MnemoError("--bounded is for --memory associative")
+        if self.start_text is not None and not self.tokens:
+            raise MnemoError("--start-text needs at least one memory token")
         if not self.zero_shot and not self.speed:
             self._check_training()
         _ = self.tests

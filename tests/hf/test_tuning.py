@@ -154,6 +154,19 @@ def test_as_many_facts_are_recalled_as_fit(task: Any) -> None:
     assert task.sample(number, 300, whole=True, recall_within=room - 1).ids.tolist() == plain.ids.tolist()
 
 
+@pytest.mark.parametrize("kind", ["tokens", "associative"])
+def test_memory_tokens_start_from_a_text(kind: str) -> None:
+    text = " Where is Mary?"
+    ids = tiny_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    model, _ = load_model(options(start_text=text, tokens=len(ids) + 2, memory=kind))
+    embedded = model.get_input_embeddings()(torch.tensor([*ids, *ids[:2]]))
+    assert torch.equal(model.memory_tokens.initial, embedded)
+    with pytest.raises(MnemoError, match="without tokens"):
+        load_model(options(start_text=""))
+    with pytest.raises(MnemoError, match="--start-text needs at least one memory token"):
+        options(start_text=text, tokens=0)
+
+
 def test_a_mixed_batch_equals_its_rows(task: Any) -> None:
     """Rows of different numbers of segments, padded on the left: the loss is the mean over the rows' answers."""
     model = add_memory(tiny_llama().double(), tokens=4, segment=64, bptt=None).train()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from mnemo.errors import MnemoError
@@ -96,6 +98,20 @@ def add_memory(
         dtype=model.dtype,
     )
     return _wrap(model, config)
+
+
+@torch.no_grad()
+def start_from_text(model: Any, ids: Sequence[int]) -> None:
+    """Set the initial memory tokens to the embeddings of a text's tokens, which begin again if they are fewer.
+
+    What a model writes after such a text is close to its prediction of the following words. Random vectors tell it
+    nothing: it must learn to write and to read at the same time.
+    """
+    if not ids:
+        raise MnemoError("a text without tokens cannot be the start of memory tokens")
+    initial = model.memory_tokens.initial
+    places = torch.arange(len(initial), device=initial.device) % len(ids)
+    initial.copy_(model.get_input_embeddings()(torch.tensor(ids, device=initial.device)[places]))
 
 
 def _wrap(model: Any, config: MemoryConfig) -> MemoryForCausalLM | MemoryForSequenceClassification:

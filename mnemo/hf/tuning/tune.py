@@ -15,7 +15,7 @@ from mnemo.data.babilong.folder import load_data
 from mnemo.data.babilong.samples import BabiLong
 from mnemo.errors import MnemoError, install_command, one_line
 from mnemo.hf.memory_tokens.adapter import save_adapter
-from mnemo.hf.memory_tokens.attach import add_memory
+from mnemo.hf.memory_tokens.attach import add_memory, start_from_text
 from mnemo.hf.memory_tokens.backbone import body_of
 from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.layer_memory import layers_of
@@ -112,7 +112,7 @@ def measure_zero_shot(options: Tuning, say: Say = print, show: ShowProgress = si
 def load_model(options: Tuning) -> tuple[Any, Any]:
     """Load a model, add memory to it, and compile its layers if that is wanted; returns it with its tokenizer."""
     tokenizer, backbone = load_backbone(options)
-    model = _with_memory(backbone, options)
+    model = _with_memory(backbone, options, tokenizer)
     if options.compiled:
         compile_layers(memory_model(model))
     return model, tokenizer
@@ -133,7 +133,7 @@ def speed(options: Tuning, say: Say = print) -> list[dict[str, Any]]:
     return measure_speed(load_model(options)[0], options, say)
 
 
-def _with_memory(model: Any, options: Tuning) -> Any:
+def _with_memory(model: Any, options: Tuning, tokenizer: Any) -> Any:
     """Add memory, and LoRA weights if they are trained instead of the model's; or freeze the model."""
     torch.manual_seed(options.seed)
     model = add_memory(
@@ -146,6 +146,8 @@ def _with_memory(model: Any, options: Tuning) -> Any:
         start=options.start,
         attend_previous=options.attend_previous,
     )
+    if options.start_text is not None:
+        start_from_text(model, tokenizer(options.start_text, add_special_tokens=False)["input_ids"])
     if options.freeze:
         memory_model(model).backbone.requires_grad_(False)
     if not options.lora:
@@ -204,7 +206,7 @@ def evaluate(
     """Measure the accuracy on test stories in test books; every result is reported as soon as it is known."""
     results, compiled = [], set()
     for stage, samples in options.tests:
-        batch = equal_batches(samples, options.micro_batch)
+        batch = equal_batches(samples, options.test_batch or options.micro_batch)
         with precision_context(options, memory_model(model).device), compiling(options, stage.tokens):
             if options.compiled and (stage.tokens, batch) not in compiled:  # outside of the time that is measured
                 accuracy(model, task, Stage(NUM_WARM_UP, stage.tokens), batch, batch=batch)
