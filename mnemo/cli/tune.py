@@ -5,9 +5,9 @@
     mnemo tune MODEL --out DIR --data DATA --minutes 20        trains for 20 minutes
     mnemo tune MODEL --out DIR --data DATA --minutes 20 --resume
 
-Training starts with samples of one segment; longer ones follow when held-out samples are answered. Only the answers
-have a loss. DIR/model is then the model with its memory for from_pretrained, after `import mnemo.hf`; results.json and
-accuracy.svg show the accuracy by length, with memory and with the memory cut.
+Training starts with samples of one segment; longer ones follow when held-out samples are answered. One step in ten is
+on text of books. DIR/model is then the model with its memory for from_pretrained, after `import mnemo.hf`; results.json
+and accuracy.svg show the accuracy by length, with memory and with the memory cut.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ IGNORED = -100
 def options(**changes: Any) -> Tuning:
     small: dict[str, Any] = dict(
         model=str(TINY_LLAMA),
+        memory="tokens",
+        book_steps=0.0,
         segment=64,
         stages=("1x96", "2"),
         tokens=4,
@@ -529,9 +531,12 @@ def test_the_stored_figures_are_those_of_their_measurements(tmp_path: Path) -> N
     assert "bounded memory: 89.80 at tokens 65,536" in accuracy and "bounded memory, cut: 20.40" in accuracy
     assert "unbounded memory: 0.000 at tokens 524,288" in accuracy and "unbounded" not in seconds + memory
     assert "bounded memory: 0.240 at tokens / 1,024 64" in seconds
+    assert "book steps: 36.00 at tokens 1,048,576" in accuracy and "not trained: 6.500 at tokens 512" in accuracy
 
 
-@pytest.mark.parametrize(("name", "digits"), [("h200-babilong", 0), ("h200-babilong-bounded", 1)])
+@pytest.mark.parametrize(
+    ("name", "digits"), [("h200-babilong", 0), ("h200-babilong-bounded", 1), ("h200-babilong-books", 1)]
+)
 def test_tables_of_the_guide_are_those_of_the_measurements(name: str, digits: int) -> None:
     found = json.loads((DOCS / "measurements" / f"{name}.json").read_text())
     page = (DOCS / "babilong.md").read_text()
@@ -548,14 +553,24 @@ def test_a_figure_of_one_run(tmp_path: Path) -> None:
     assert "with memory: 99.00 at tokens 65,536" in drawn and "memory cut: 15.00 at tokens 65,536" in drawn
 
 
-def test_bounded_memories_are_saved_as_such(tmp_path: Path) -> None:
-    model, _ = load_model(options(memory="associative", bounded=True))
-    assert all(layer.config.bounded for layer in model.memory_tokens.layers)
+@pytest.mark.parametrize("bounded", [True, False])
+def test_bounded_memories_are_saved_as_such(bounded: bool, tmp_path: Path) -> None:
+    model, _ = load_model(options(memory="associative", bounded=bounded))
+    assert all(layer.config.bounded == bounded for layer in model.memory_tokens.layers)
     model.save_pretrained(tmp_path)
     again: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert all(layer.config.bounded for layer in again.memory_tokens.layers)
-    with pytest.raises(MnemoError, match="--bounded is for --memory associative"):
-        options(bounded=True)
+    assert all(layer.config.bounded == bounded for layer in again.memory_tokens.layers)
+
+
+def test_by_default_the_memory_is_associative_bounded_and_learns_books_too(tmp_path: Path) -> None:
+    chosen = {"segment": 64, "stages": ("2",), "test": ("2:2",), "device": "cpu", "check_samples": 2}
+    usual = Tuning(model=str(TINY_LLAMA), out=tmp_path, steps=10, batch=2, micro_batch=2, check_every=10, **chosen)
+    tune(usual, say=lambda _: None)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["options"]["memory"] == "associative" and results["options"]["bounded"]
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["book_loss"] > 0 and line["loss"] > 0
+    assert load_model(dataclasses.replace(usual, tokens=0))[0].config.kind == "tokens"  # no memory at all
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

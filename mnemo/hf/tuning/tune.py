@@ -141,8 +141,8 @@ def _with_memory(model: Any, options: Tuning, tokenizer: Any) -> Any:
         options.tokens,
         options.segment,
         options.bptt,
-        kind=options.memory,
-        associative=Associative(bounded=True, row_size=typical_row_size(model)) if options.bounded else None,
+        kind=options.kind,
+        associative=_associative(model, options),
         start=options.start,
         attend_previous=options.attend_previous,
     )
@@ -160,6 +160,13 @@ def _with_memory(model: Any, options: Tuning, tokenizer: Any) -> Any:
         r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear", modules_to_save=["memory_tokens"]
     )
     return get_peft_model(model, lora)
+
+
+def _associative(model: Any, options: Tuning) -> Associative | None:
+    """Return the options of an associative memory; None for those of the paper, and for other kinds."""
+    if options.kind != "associative" or not options.bounded:
+        return None
+    return Associative(bounded=True, row_size=typical_row_size(model))
 
 
 @torch.no_grad()
