@@ -1,9 +1,9 @@
 """Give a Hugging Face model a memory, and train it to answer questions about facts hidden in long texts (BABILong).
 
-    mnemo tune MODEL --out DIR                                 generated stories, sentences and all defaults
+    mnemo tune MODEL --out DIR                                 20 minutes on generated stories and sentences
     mnemo prepare babilong --from BABI --books BOOKS           real stories and books
-    mnemo tune MODEL --out DIR --data DATA --minutes 20        trains for 20 minutes
-    mnemo tune MODEL --out DIR --data DATA --minutes 20 --resume
+    mnemo tune MODEL --out DIR --data DATA --minutes 60        trains for an hour
+    mnemo tune MODEL --out DIR --data DATA --minutes 60 --resume
 
 Training starts with samples of one segment; longer ones follow when held-out samples are answered. One step in ten is
 on text of books. DIR/model is then the model with its memory for from_pretrained, after `import mnemo.hf`; results.json

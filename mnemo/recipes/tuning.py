@@ -13,7 +13,8 @@ from mnemo.errors import MnemoError
 
 MemoryKind = Literal["tokens", "associative"]
 MOST_STEPS = 100_000
-"""Steps if neither --steps nor --minutes ends training"""
+"""Steps if only --minutes ends training"""
+USUAL_MINUTES = 20.0
 
 
 class Stage(NamedTuple):
@@ -71,8 +72,8 @@ class Tuning:
     memory: MemoryKind = "associative"
     """An associative memory in every layer (ARMT), or memory tokens alone (RMT), which learn more slowly."""
     bounded: bool = True
-    """Associative memory: limit writing, so that the memory does not grow exponentially over hundreds of segments.
-    The published memory has no limit."""
+    """Associative memory: writing is limited, since the memory would grow exponentially over hundreds of segments.
+    --no-bounded removes the limit, as published."""
     tokens: int = 16
     """Memory tokens; 0 trains the model without memory."""
     start: Literal["random", "overlap"] = "random"
@@ -121,7 +122,7 @@ class Tuning:
     steps: int | None = None
     """Number of steps."""
     minutes: float | None = None
-    """Minutes of training over all calls, without the final evaluation."""
+    """Minutes of training over all calls, without the final evaluation; 20 if --steps is unset, too."""
     pause_after: float | None = None
     """Minutes after which this call writes a checkpoint and stops; --resume continues."""
     resume: bool = False
@@ -206,6 +207,11 @@ class Tuning:
         most = max((stage.segments for stage in known), default=1)
         stages = sorted(known | {Stage(most * factor, self.segment) for factor in (1, 2, 4)})
         return [Evaluation(stage, self.test_samples) for stage in stages]
+
+    @property
+    def time_limit(self) -> float | None:
+        """Minutes of training; None if only steps end it."""
+        return USUAL_MINUTES if self.minutes is None and self.steps is None else self.minutes
 
     @property
     def max_steps(self) -> int:

@@ -64,6 +64,11 @@ def task() -> Any:
     return build_task(BabiLongData("qa1"), "test", tiny_tokenizer())
 
 
+def test_training_ends_without_a_limit_by_the_user() -> None:
+    assert options(steps=None).time_limit == 20 and options(steps=None, minutes=3).time_limit == 3
+    assert options(steps=5).time_limit is None and options(steps=5, minutes=3).time_limit == 3
+
+
 def test_stages() -> None:
     assert Stage.parse("4", 512) == Stage(4, 512) and Stage.parse("4x128", 512) == Stage(4, 128)
     by_default = options(stages=("1x96", "2", "4"), test=()).tests

@@ -167,7 +167,7 @@ class _Course(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.trainer.samples.first_step = state.global_step
         steps, options = self.options.steps, self.options
-        if steps is not None and options.minutes is None and options.cooldown:
+        if steps is not None and options.time_limit is None and options.cooldown:
             self.curriculum.cooldown = (round(steps * (1 - options.cooldown)), steps)
         self._called = self._last = self._since = time.monotonic()
         self._before = self.curriculum.seconds
@@ -198,9 +198,9 @@ class _Course(TrainerCallback):
     def _plan_end(self, step: int) -> None:
         """Let the learning rate fall in the last part of the minutes, by the speed of recent steps of the stage."""
         options = self.options
-        if options.minutes is None or self.curriculum.cooldown is not None or not self._recent:
+        if options.time_limit is None or self.curriculum.cooldown is not None or not self._recent:
             return
-        total = 60 * options.minutes
+        total = 60 * options.time_limit
         if self.curriculum.seconds >= total * (1 - options.cooldown):
             left = max(0.0, total - self.curriculum.seconds)
             steps = int(left / (sum(self._recent) / len(self._recent)))
