@@ -69,6 +69,13 @@ def test_training_ends_without_a_limit_by_the_user() -> None:
     assert options(steps=5).time_limit is None and options(steps=5, minutes=3).time_limit == 3
 
 
+def test_the_beginning_and_an_early_end_are_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    tune(options(out=tmp_path, steps=2, promote=1.0, test=("1x96:2",)), say=lines.append)
+    assert lines[0] == "training for 2 steps, stages 1x96 2x64; a line every 2 steps"
+    assert lines[1].startswith("first step: ") and any("the memory learned nothing" in line for line in lines)
+
+
 def test_stages() -> None:
     assert Stage.parse("4", 512) == Stage(4, 512) and Stage.parse("4x128", 512) == Stage(4, 128)
     by_default = options(stages=("1x96", "2", "4"), test=()).tests

@@ -144,6 +144,14 @@ def compiling(options: Tuning, tokens: int) -> AbstractContextManager[Any]:
     return nullcontext() if full else torch.compiler.set_stance("force_eager")
 
 
+def _plan(options: Tuning) -> str:
+    """Return what training is going to do, in one line."""
+    limits = [] if options.time_limit is None else [f"{options.time_limit:g} minutes"]
+    limits += [] if options.steps is None else [f"{options.steps:,} steps"]
+    stages = " ".join(map(str, options.curriculum))
+    return f"training for {' or '.join(limits)}, stages {stages}; a line every {options.check_every} steps"
+
+
 def _only(batches: Any) -> Any:
     return batches
 
@@ -170,11 +178,14 @@ class _Course(TrainerCallback):
         if steps is not None and options.time_limit is None and options.cooldown:
             self.curriculum.cooldown = (round(steps * (1 - options.cooldown)), steps)
         self._called = self._last = self._since = time.monotonic()
-        self._before = self.curriculum.seconds
+        self._before, self._first = self.curriculum.seconds, state.global_step + 1
+        self.say(_plan(options))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         step = state.global_step
         stage = self.curriculum.stage
+        if step == self._first:
+            self.say(f"first step: {time.monotonic() - self._called:.1f} s")
         if step % self.options.check_every == 0:
             self._check(step)
         now = time.monotonic()

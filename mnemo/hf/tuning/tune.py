@@ -65,6 +65,9 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     if trainer.course.paused:
         say(f"paused after step {steps:,}; continue with --resume")
         return Tuned(model, tokenizer, [], None)
+    reached = options.curriculum[: trainer.curriculum.stage + 1]
+    if options.tokens and all(stage.segments == 1 for stage in reached) and len(options.curriculum) > len(reached):
+        say("training ended with samples of one segment, so that the memory learned nothing: train longer")
     file = ResultsFile(options, trainer.curriculum, steps, say)
     if before is not None:
         file.add_book_loss("before", before)
