@@ -64,10 +64,22 @@ class LayerCall:
         if self.num_written == 0:
             return
         weights: Any = self.weights[index]
-        last = written_rows(rows, self.num_written, self.lengths)
         before = None if self.memories is None else self.memories[index]
-        written = weights.write_first(last) if before is None else weights.write(last, before)
-        self._written.append(keep_unread(written, before, self.lengths))
+        self.add_written(written_after(weights, rows, before, self.num_written, self.lengths))
+
+    def add_written(self, memory: Associations | None) -> None:
+        """Add the memory of the next layer after the call; None if nothing is written."""
+        if memory is not None:
+            self._written.append(memory)
+
+
+def written_after(
+    weights: AssociativeMemory, rows: Tensor, before: Associations | None, num: int, lengths: Tensor | None
+) -> Associations:
+    """Return the memory of a layer after its output rows (B, T, D), of which the last `num` valid ones write."""
+    last = written_rows(rows, num, lengths)
+    written = weights.write_first(last) if before is None else weights.write(last, before)
+    return keep_unread(written, before, lengths)
 
 
 class LayerHooks:
@@ -75,9 +87,14 @@ class LayerHooks:
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self.call: LayerCall | None = None
+        self.in_layers = False
         for index, layer in enumerate(layers):
             layer.register_forward_pre_hook(_ReadHook(self, index), with_kwargs=True)
             layer.register_forward_hook(_WriteHook(self, index))
+
+    def act_in_layers(self) -> None:
+        """Leave reading and writing to the layers, which are compiled with them."""
+        self.in_layers = True
 
     def __deepcopy__(self, copied: dict[int, Any]) -> LayerHooks:
         return self  # peft copies the weights of the memory, but not the layers that the hooks belong to
@@ -97,7 +114,7 @@ class _ReadHook:
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self.hooks.call
-        if call is None:
+        if call is None or self.hooks.in_layers:
             return None
         if args:
             return (call.read(self.index, args[0]), *args[1:]), kwargs
@@ -109,7 +126,7 @@ class _WriteHook:
         self.hooks, self.index = hooks, index
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.hooks.call is not None:
+        if self.hooks.call is not None and not self.hooks.in_layers:
             self.hooks.call.write(self.index, output if isinstance(output, Tensor) else output[0])
 
 

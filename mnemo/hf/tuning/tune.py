@@ -17,8 +17,8 @@ from mnemo.errors import MnemoError, install_command, one_line
 from mnemo.hf.memory_tokens.adapter import save_adapter
 from mnemo.hf.memory_tokens.attach import add_memory, start_from_text
 from mnemo.hf.memory_tokens.backbone import body_of
+from mnemo.hf.memory_tokens.compiled_layers import compile_layers
 from mnemo.hf.memory_tokens.curriculum import memory_model
-from mnemo.hf.memory_tokens.layer_memory import layers_of
 from mnemo.hf.tuning.accuracy import Accuracy, Decode, accuracy
 from mnemo.hf.tuning.batches import build_task, check_room
 from mnemo.hf.tuning.book_loss import book_ids, book_loss
@@ -27,7 +27,7 @@ from mnemo.hf.tuning.results import ResultsFile
 from mnemo.hf.tuning.speed import measure_speed
 from mnemo.hf.tuning.trainer import MemoryTrainer, Say, compiling, precision_context
 from mnemo.hf.tuning.zero_shot import zero_shot
-from mnemo.memory import Associative, AssociativeMemory
+from mnemo.memory import Associative
 from mnemo.progress import ShowProgress, silent
 from mnemo.recipes.tuning import Stage, Tuning
 from mnemo.storage.weights import pick_device
@@ -182,20 +182,6 @@ def typical_row_size(backbone: Any) -> float:
     # The first token of a text has far larger rows than others in many models.
     sizes = [layer[0, 1:].float().square().mean(-1).sqrt().median() for layer in rows]
     return round(float(torch.stack(sizes or [torch.ones(())]).median()), 2)
-
-
-def compile_layers(model: Any) -> None:
-    """Compile the layers of a model with memory, and reading and writing of associative memories between them.
-
-    All layers share one program. An associative memory consists of many small operations, which it fuses.
-    """
-    for layer in layers_of(body_of(model.backbone)):
-        layer.forward = torch.compile(layer.forward, dynamic=False)
-    for module in model.modules():
-        if isinstance(module, AssociativeMemory):
-            module.add_read = torch.compile(module.add_read, dynamic=False)
-            module.write = torch.compile(module.write, dynamic=False)
-            module.write_first = torch.compile(module.write_first, dynamic=False)
 
 
 def last_checkpoint(folder: Path) -> str:
