@@ -14,9 +14,8 @@ from mnemo.cli import demo_training as demo
 from mnemo.cli.console import format_time, progress
 from mnemo.cli.demo import Args
 from mnemo.cli.demo_background import BackgroundTraining, available_cores
-from mnemo.cli.demo_monitor import Throttled
 from mnemo.cli.demo_page import LEAD, TITLE, headline
-from mnemo.cli.demo_time import Fitted, enough_minutes, fit_steps
+from mnemo.cli.demo_time import Fitted, Throttled, enough_minutes, fit_steps
 from mnemo.cli.demo_training import Comparison
 from mnemo.cli.watching import watching
 from mnemo.data.prepare import load
