@@ -20,7 +20,7 @@ from mnemo.cli.demo_training import Comparison
 from mnemo.cli.watching import watching
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
-from mnemo.report import write_report
+from mnemo.report.run_page import write_report
 from mnemo.training.single_thread import single_threaded
 
 SAMPLING = ("--prompt", "def ", "--temperature", "0.7", "--seed", "1")
