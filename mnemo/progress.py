@@ -8,7 +8,9 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    def advance(self, count: float = 1, note: str = "") -> None: ...
+    def advance(self, count: float = 1, note: str = "") -> None:
+        """Add to the work done; `note` (a loss, a rate) replaces the one shown before."""
+        ...
 
 
 class ShowProgress(Protocol):

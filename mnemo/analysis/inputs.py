@@ -24,11 +24,7 @@ def as_ids(model: Model, ids: Ids, at_least: int = 2) -> Tensor:
         raise MnemoError(f"a text of {len(text)} tokens is too short: this analysis needs at least {at_least}")
     text = text.to(torch.int64)
     model.check_tokens(text.cpu())
-    return text.to(device_of(model))
-
-
-def device_of(model: Model) -> torch.device:
-    return next(model.parameters()).device
+    return text.to(model.device)
 
 
 def keeps_memory(model: Model, memory: int | None = None) -> bool:

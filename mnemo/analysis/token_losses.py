@@ -14,7 +14,6 @@ from mnemo.analysis.inputs import (
     as_ids,
     checked_memory,
     checked_segment,
-    device_of,
     empty_state,
     keeps_memory,
 )
@@ -191,12 +190,12 @@ def _read_rows(model: Model, rows: Tensor, segment: int, state: State, tables: P
 def _rows_at_once(model: Model, segment: int, memory: int | None) -> int:
     _require_room(model, 1, segment, memory)
     slots = max(model.config.memory.lengths(model.config.num_layers, checked_memory(memory)))
-    return max(1, KEYS_AT_ONCE.get(device_of(model).type, FEW_KEYS) // (slots + segment))
+    return max(1, KEYS_AT_ONCE.get(model.device.type, FEW_KEYS) // (slots + segment))
 
 
 def _require_room(model: Model, batch: int, segment: int, memory: int | None) -> None:
     lengths = checked_memory(memory)
-    require_state_room(model.config, device_of(model), batch=batch, segment=segment, lengths=lengths, cached=True)
+    require_state_room(model.config, model.device, batch=batch, segment=segment, lengths=lengths, cached=True)
 
 
 def _array(losses: list[Tensor]) -> np.ndarray:

@@ -129,26 +129,19 @@ def train_config(case: Case) -> TrainConfig:
     )
 
 
-class Trainer:
-    """Runs Mnemo's training steps."""
+def training_step(case: Case, model: Model, state: State) -> Step:
+    """Return a step that trains the model, starting from the given state, and returns the loss before the update."""
+    config, data, states = train_config(case), segments(case, model.device), (state,)
+    engine = Engine(model, build_optimizer(model, config.optimizer), config)
 
-    def __init__(self, case: Case, model: Model, state: State) -> None:
-        config = train_config(case)
-        self.states, self.lr = (state,), RATE
-        self.engine = Engine(model, build_optimizer(model, config.optimizer), config)
-
-    def step(self, batches: list[Batch]) -> Tensor:
-        """Update the model with one window of batches and return their mean loss before the update."""
-        counts = tuple(batch.targets.numel() for batch in batches)
-        done = self.engine.update(UpdateInput(tuple(batches), counts), self.states, self.lr)
-        self.states = done.states
+    def step() -> Tensor:
+        nonlocal states
+        batches = tuple(next(data) for _ in range(1 + case.bptt))
+        done = engine.update(UpdateInput(batches, tuple(batch.targets.numel() for batch in batches)), states, RATE)
+        states = done.states
         return done.loss
 
-
-def training_step(case: Case, model: Model, state: State) -> Step:
-    """Return a step that trains the model, starting from the given state."""
-    trainer, data = Trainer(case, model, state), segments(case, _device(model))
-    return lambda: trainer.step([next(data) for _ in range(1 + case.bptt)])
+    return step
 
 
 def _published_training(case: Case, model: nn.Module, full: bool) -> Step:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mnemo.bench import SECTIONS, check_names
+from mnemo.bench.cases import SECTIONS, check_names
 from mnemo.bench.gpu_table.rows import PROFILED, find_rows
 from mnemo.cli import bench_serving, bench_table, console
 from mnemo.errors import CheckFailed, MnemoError
@@ -25,8 +25,8 @@ from mnemo.files.json_file import write_json
 if TYPE_CHECKING:
     import torch
 
-    from mnemo.bench import Comparison
     from mnemo.bench.lookahead_cost import Overhead
+    from mnemo.bench.results import Comparison
 
 FORMAT_VERSION = 1
 LOOKAHEAD_LIMIT = 1.7
@@ -95,7 +95,7 @@ def run(args: Args) -> int:
     names = ",".join(SECTIONS) if args.what is None else args.what
     if not args.lookahead and args.curves is None:
         check_names(names)
-    from mnemo.bench import compare
+    from mnemo.bench.comparison import compare
     from mnemo.storage.weights import pick_device
 
     device = pick_device(args.device)
@@ -112,7 +112,7 @@ def run(args: Args) -> int:
 
 
 def _record(args: Args, device: torch.device) -> dict[str, Any]:
-    from mnemo.bench import machine
+    from mnemo.bench.comparison import machine
     from mnemo.bench.gpu_table.card import git_commit
 
     about = {"machine": machine(device, args.threads), "commit": args.commit or git_commit()}
@@ -162,7 +162,7 @@ def _finish(results: Sequence[Comparison], args: Args, record: dict[str, Any]) -
 
 
 def _print(results: Sequence[Comparison]) -> None:
-    from mnemo.bench import HEADERS, long_range
+    from mnemo.bench.results import HEADERS, long_range
 
     print()
     console.table([row for result in results for row in result.rows()], HEADERS)

@@ -53,7 +53,7 @@ def measure_table(rows: Sequence[Row], device_name: str, options: Options) -> in
 def _record(device: str, miniature: bool, options: Options) -> dict[str, Any]:
     import torch
 
-    from mnemo.bench import machine
+    from mnemo.bench.comparison import machine
     from mnemo.bench.gpu_table.card import card_state, describe, git_commit
 
     state = card_state()

@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from mnemo.errors import MnemoError
+from mnemo.files.json_file import without_nan
+from mnemo.progress import Advance
 from mnemo.units import bits, perplexity
 
 STDIN = "-"
@@ -20,16 +22,10 @@ CONTROL = {code: "\ufffd" for code in [*range(32), 127, *range(128, 160)] if chr
 """Control characters, which a terminal would obey, and their replacement."""
 
 
-class Progress(Protocol):
-    def advance(self, count: float = 1, note: str = "") -> None:
-        """Add to the work done; `note` (a loss, a rate) replaces the one shown before."""
-        ...
-
-
 @contextmanager
 def progress(
     label: str, total: float | None = None, *, unit: str = "", every: float = 5.0, stream: TextIO | None = None
-) -> Iterator[Progress]:
+) -> Iterator[Advance]:
     """Show progress: a bar on a terminal; elsewhere a plain line every few seconds and one at the end.
 
     `unit="B"` shows sizes in MB; `total=None`: the amount of work is unknown.
@@ -45,7 +41,7 @@ def progress(
 
 
 @contextmanager
-def _bar(label: str, total: float | None, unit: str, stream: TextIO) -> Iterator[Progress]:
+def _bar(label: str, total: float | None, unit: str, stream: TextIO) -> Iterator[Advance]:
     from rich import progress as rich_progress
     from rich.console import Console
 
@@ -158,12 +154,12 @@ def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) ->
 
 def print_json_line(value: Any) -> None:
     """Print one line of JSON to stdout, at once."""
-    print(json.dumps(_finite(value), allow_nan=False), flush=True)
+    print(json.dumps(without_nan(value), allow_nan=False), flush=True)
 
 
 def print_json(value: Any) -> None:
     """Print valid JSON to stdout; NaN and infinities, which JSON does not have, become null."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print(json.dumps(without_nan(value), indent=2, allow_nan=False))
 
 
 def write_text(output: TextIO, text: str) -> None:
@@ -183,16 +179,6 @@ def dim(line: str, stream: TextIO | None = None) -> None:
         Console(file=output).print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     else:
         print(line, file=output, flush=True)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
 
 
 def piped_text() -> bytes:

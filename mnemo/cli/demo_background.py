@@ -9,18 +9,15 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from mnemo.cli.demo_monitor import Throttled
-from mnemo.cli.demo_time import Fitted, fit_steps
+from mnemo.cli.demo_time import Fitted, Throttled, fit_steps
 from mnemo.cli.demo_training import BYTE_MODEL, BYTES, DemoSize
 from mnemo.errors import MnemoError, one_line
-from mnemo.progress import Advance, silent
-from mnemo.training import Monitor, Status
+from mnemo.training import Monitor, Status, Unwatched
 from mnemo.training.single_thread import single_threaded
 
 SECONDS_TO_STOP = 10.0
@@ -80,7 +77,7 @@ class BackgroundTraining:
             self._process.join()
 
 
-class _Sending:
+class _Sending(Unwatched):
     """A monitor that sends everything except progress bars to another process."""
 
     def __init__(self, sender: Connection) -> None:
@@ -94,9 +91,6 @@ class _Sending:
 
     def evaluated(self, step: int, loss: float, is_best: bool) -> None:
         self._sender.send(("evaluated", (step, loss, is_best)))
-
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> AbstractContextManager[Advance]:
-        return silent(label, total, unit=unit)
 
 
 def _train(sender: Connection, folder: Path, size: DemoSize, seconds: float | None) -> None:

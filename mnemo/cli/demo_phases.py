@@ -14,14 +14,13 @@ from mnemo.cli import demo_training as demo
 from mnemo.cli.console import format_time, progress
 from mnemo.cli.demo import Args
 from mnemo.cli.demo_background import BackgroundTraining, available_cores
-from mnemo.cli.demo_monitor import Throttled
 from mnemo.cli.demo_page import LEAD, TITLE, headline
-from mnemo.cli.demo_time import Fitted, enough_minutes, fit_steps
+from mnemo.cli.demo_time import Fitted, Throttled, enough_minutes, fit_steps
 from mnemo.cli.demo_training import Comparison
 from mnemo.cli.watching import watching
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError
-from mnemo.report import write_report
+from mnemo.report.run_page import write_report
 from mnemo.training.single_thread import single_threaded
 
 SAMPLING = ("--prompt", "def ", "--temperature", "0.7", "--seed", "1")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from mnemo.bench import CASES
+from mnemo.bench.cases import CASES
 from mnemo.cli import console
 from mnemo.cli.run_arguments import require_existing
 from mnemo.cost.gpu_specs import (

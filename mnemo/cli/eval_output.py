@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mnemo.cli import console, opened_run
-from mnemo.cli.plots import Curve, save_curve
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL
 from mnemo.evaluation.length_search import LengthSearch
 from mnemo.evaluation.score import Score
 from mnemo.evaluation.settings import training_remark
+from mnemo.report.charts import LineChart, Series, draw_lines
+from mnemo.report.files import write_text
+from mnemo.report.svg import for_page, save_picture, slugify, standalone
 from mnemo.session.text_run import OpenedRun
 from mnemo.units import bits, perplexity
 
@@ -81,7 +85,7 @@ class EvaluationOutput:
         if folder is not None:
             name = f"{found.kind}-{self.label}-{found.lengths}"
             files.append(opened_run.save_result(folder, name, run, content))
-            files += save_curve(self._curve(found.plot), folder / name) if found.plot is not None else []
+            files += save_chart(self._chart(found.plot), folder / name) if found.plot is not None else []
         if self.json:
             console.print_json(content | {"step": run.step, "files": [str(path) for path in files]})
             return
@@ -112,21 +116,31 @@ class EvaluationOutput:
         zeros = self.settings["starts_from"] == "zeros"
         return "memory starts full of zeros, which are attended to" if zeros else ""
 
-    def _curve(self, plot: LossPlot) -> Curve:
-        run = self.opened.run
-        return Curve(
-            x=plot.x,
-            y=[self._in_unit(loss) for loss in plot.losses],
-            x_label=plot.x_label,
-            y_label=f"bits per {self.opened.unit}" if self.in_bits else "perplexity",
-            title=f"{run.path.name}: {plot.title}, {run.corpus.get('name')} {self.split}",
-            mark=plot.mark,
-            mark_label=plot.mark_label,
-            by_length=plot.mark is not None,
+    def _chart(self, plot: LossPlot) -> LineChart:
+        run, by_length = self.opened.run, plot.mark is not None
+        title = f"{run.path.name}: {plot.title}, {run.corpus.get('name')} {self.split}"
+        points = np.array(list(zip(plot.x, map(self._in_unit, plot.losses), strict=True)), dtype=float)
+        return LineChart(
+            [Series(title, points, 0)],
+            plot.x_label,
+            f"bits per {self.opened.unit}" if self.in_bits else "perplexity",
+            x_kind="doubling" if by_length else "linear",
+            mark=None if plot.mark is None else (plot.mark_label, float(plot.mark)),
+            markers=by_length,
         )
 
     def _in_unit(self, nats: float) -> float:
         return bits(nats) if self.in_bits else perplexity(nats)
+
+
+def save_chart(chart: LineChart, path: Path) -> list[Path]:
+    """Write the chart of one series as `path` with the suffixes .png and .svg."""
+    png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
+    drawing, title = draw_lines(chart), chart.series[0].label
+    description = f"{chart.y_label} against {chart.x_label}."
+    write_text(svg, standalone(for_page(drawing, slugify(path.name), title, description)))
+    save_picture(drawing, png, "png")
+    return [png, svg]
 
 
 def _row(score: Score, symbol: str, words: bool, temperature: bool) -> dict[str, str]:

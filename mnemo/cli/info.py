@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mnemo.cli import console
-from mnemo.cli.preset_list import format_presets
 from mnemo.errors import MnemoError
 from mnemo.recipes.memory_words import layer_ranges
-from mnemo.recipes.presets import documentation, grouped_listing, is_preset
+from mnemo.recipes.presets import documentation, format_presets, grouped_listing, is_preset
 from mnemo.storage.run_header import find_overrides, find_recipe
 from mnemo.storage.shipped import load_card, shipped_model
 from mnemo.units import size_text

@@ -17,10 +17,10 @@ import tyro
 from mnemo.cli import console
 from mnemo.cli.run_arguments import require_file
 from mnemo.errors import MnemoError
-from mnemo.interop.parity import TOLERANCE, find_files
+from mnemo.interop.parity.reference_files import TOLERANCE, find_files
 
 if TYPE_CHECKING:
-    from mnemo.interop.parity import Parity
+    from mnemo.interop.parity.comparison import Parity
 
 FORMAT_VERSION = 1
 
@@ -58,7 +58,7 @@ def run(args: Args) -> int:
 
 
 def _check_all(files: list[Path], tolerance: float) -> tuple[dict[Path, Parity], list[str]]:
-    from mnemo.interop.parity import check
+    from mnemo.interop.parity.comparison import check
 
     results: dict[Path, Parity] = {}
     unreadable = []

@@ -9,8 +9,7 @@ from pathlib import Path
 import tyro
 
 from mnemo.errors import MnemoError
-from mnemo.report import is_run
-from mnemo.report.run_files import why_no_run
+from mnemo.report.run_files import is_run, why_no_run
 from mnemo.storage.shipped import is_shipped, shipped_model
 
 
@@ -33,7 +32,7 @@ def run(args: Args) -> int:
     paths = [path for folder in folders for path in inside(folder)]
     if all(map(why_no_run, paths)):
         raise MnemoError(why_no_run(paths[0].resolve()) or "")
-    from mnemo.report import write_report
+    from mnemo.report.run_page import write_report
 
     for note in write_report(paths, out, title=args.title):
         print(f"mnemo: left out: {note}", file=sys.stderr)

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import tyro
 
-from mnemo.cli.run_arguments import chosen_run
+from mnemo.cli.run_arguments import RunArgs, chosen_run
 from mnemo.errors import MnemoError, install_command
 from mnemo.inference.weight_formats import WeightFormat
 from mnemo.serving.settings import Settings
@@ -117,7 +117,7 @@ def settings_of(args: ServeArgs) -> Settings:
 def named_models(runs: tuple[str, ...]) -> dict[str, Path]:
     """Folders by names; without any, that of the last run, or of the model that comes with mnemo, after a line."""
     if not runs:
-        folder = default_model()
+        folder = chosen_run(RunArgs())
         return {folder.name: folder}
     found: dict[str, Path] = {}
     for each in runs:
@@ -128,12 +128,6 @@ def named_models(runs: tuple[str, ...]) -> dict[str, Path]:
             raise MnemoError(f"two models are named '{name}': name one by NAME={run}" if name else f"'{each}': no name")
         found[name] = folder
     return found
-
-
-def default_model() -> Path:
-    from mnemo.cli.run_arguments import RunArgs
-
-    return chosen_run(RunArgs())
 
 
 def model_folder(name: str) -> Path:

@@ -54,12 +54,12 @@ import tyro
 from mnemo.cli import EXIT_CHECK_FAILED, EXIT_USAGE, overrides
 from mnemo.cli.arguments import refuse_unknown
 from mnemo.cli.console import print_json
-from mnemo.cli.preset_list import format_presets
 from mnemo.cli.run_arguments import BITS_PER_SYMBOL, require_corpus
 from mnemo.cli.train_start import Start, find_start, take_given
 from mnemo.cli.watching import Watcher, format_loss, watching
 from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
+from mnemo.recipes.presets import format_presets
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage.overrides import Rates, differences
 from mnemo.storage.run_header import RECIPE, RUN_NAME, RUNS, find_run, load_header

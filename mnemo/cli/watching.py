@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO, cast
 
 from mnemo.cli import console
-from mnemo.cli.console import Progress, format_count, format_time
+from mnemo.cli.console import format_count, format_time
+from mnemo.progress import Advance
 from mnemo.training import Monitor, Status
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -104,7 +105,7 @@ class _Lines:
         self.note(format_evaluation(step, loss, is_best, self.unit))
 
     @contextmanager
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Progress]:
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
         yield _SlowWork(self, label, total, unit)
 
 
@@ -141,7 +142,7 @@ class _Live:
         self.note(format_evaluation(step, loss, is_best, self.unit))
 
     @contextmanager
-    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Progress]:
+    def show(self, label: str, total: float | None = None, *, unit: str = "") -> Iterator[Advance]:
         task = self._bars.add_task(label, total=total, text="")
         try:
             yield _Task(self._bars, task, total, unit)

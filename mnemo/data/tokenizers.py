@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,19 +40,16 @@ class Decoder(Protocol):
     def finish(self) -> str: ...
 
 
-class Tokenizer(Protocol):
-    @property
-    def unit(self) -> Unit: ...
-    @property
-    def vocab_size(self) -> int: ...
-    def encode(self, text: str | bytes) -> np.ndarray: ...
-    def decode(self, ids: Iterable[int]) -> str: ...
-    def decoder(self) -> Decoder: ...
-    def to_json(self) -> dict[str, Any]: ...
+class Tokenizer(ABC):
+    """What all tokenizers have in common."""
 
+    @abstractmethod
+    def decoder(self) -> Decoder:
+        """A new decoder, for one text."""
 
-def decode_all(decoder: Decoder, ids: Iterable[int]) -> str:
-    return decoder.feed(ids) + decoder.finish()
+    def decode(self, ids: Iterable[int]) -> str:
+        decoder = self.decoder()
+        return decoder.feed(ids) + decoder.finish()
 
 
 def as_text(text: str | bytes) -> str:
@@ -95,7 +93,7 @@ class _BytesDecoder:
 
 
 @dataclass(frozen=True)
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     symbols: bytes = bytes(range(256))
     """The byte of each id."""
     dropped: bytes = b""
@@ -136,9 +134,6 @@ class ByteTokenizer:
             )
         return ids[ids >= 0].astype(id_dtype(self.vocab_size))
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return decode_all(self.decoder(), ids)
-
     @property
     def pieces(self) -> list[bytes]:
         """The bytes of each id."""
@@ -158,7 +153,7 @@ class ByteTokenizer:
 
 
 @dataclass(frozen=True)
-class CharTokenizer:
+class CharTokenizer(Tokenizer):
     symbols: str
     """The character of each id."""
     unknown: bool = False
@@ -192,9 +187,6 @@ class CharTokenizer:
                 f"character {text[at]!r} at position {at} is not in the vocabulary of {self.vocab_size} characters"
             )
         return ids.astype(id_dtype(self.vocab_size))
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return decode_all(self.decoder(), ids)
 
     def decoder(self) -> Decoder:
         return _CharDecoder(self.symbols + REPLACEMENT * self.unknown)
@@ -239,7 +231,7 @@ class _Index(dict[str, int]):
 
 
 @dataclass(frozen=True)
-class WordTokenizer:
+class WordTokenizer(Tokenizer):
     words: tuple[str, ...]
     end: str | None = "<eos>"
     """The word that marks the end of a line."""
@@ -309,9 +301,6 @@ class WordTokenizer:
             words.append(self.end)
         words.extend(line.split())
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return decode_all(self.decoder(), ids)
-
     def decoder(self) -> Decoder:
         return _WordDecoder(self.words, self.end, self.both_ends)
 
@@ -359,7 +348,7 @@ class _WordDecoder:
 
 
 @dataclass(frozen=True)
-class BPETokenizer:
+class BPETokenizer(Tokenizer):
     """Byte-level byte-pair encoding by the `tokenizers` library."""
 
     model: str
@@ -413,9 +402,6 @@ class BPETokenizer:
         batches = (lines[i : i + _BPE_BATCH] for i in range(0, len(lines), _BPE_BATCH))
         encodings = (encoding for batch in batches for encoding in self._tokenizer.encode_batch_fast(batch))
         return np.array([i for encoding in encodings for i in encoding.ids], dtype=id_dtype(self.vocab_size))
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return decode_all(self.decoder(), ids)
 
     def decoder(self) -> Decoder:
         return _BytesDecoder(self.pieces)

@@ -62,7 +62,7 @@ class EvaluationSettings:
         return (self.documents, self.order) == ("ignore", "contiguous")
 
     @staticmethod
-    def of_recipe(recipe: Recipe, config: EvalConfig, start: Start = "empty") -> EvaluationSettings:
+    def of_recipe(recipe: Recipe, config: EvalConfig) -> EvaluationSettings:
         """Segment, context, documents and order as in training, unless `config` has other lengths."""
         train, data = recipe.train, recipe.data
         return resolve(
@@ -71,7 +71,6 @@ class EvaluationSettings:
             context=train.context,
             documents=data.documents,
             order=data.order,
-            start=start,
         )
 
 

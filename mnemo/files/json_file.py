@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,15 @@ def verify_json(path: Path) -> bool:
     """Raise MnemoError if an object is damaged; return whether it has a checksum."""
     load_json(path)
     return checksum.FIELD in load_object(path)
+
+
+def without_nan(value: Any) -> Any:
+    """The value with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: without_nan(item) for name, item in value.items()}
+    return [without_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def content_checksum(data: Mapping[str, Any]) -> str:

@@ -201,7 +201,7 @@ def read(
         hidden, nats, predicted = before.hidden, 0.0, 0
         with (progress or silent)("reading", len(ids), unit="tokens") as bar:
             for piece in ids.split(segment):
-                tokens = piece[None].to(_device(model))
+                tokens = piece[None].to(model.device)
                 out = before.decoder.feed(tokens)
                 losses = _losses(model, hidden, out, tokens)
                 nats, predicted = nats + float(losses.cpu().double().sum()), predicted + losses.numel()
@@ -238,7 +238,7 @@ class _Text:
 
     def read(self, model: Model, prompts: list[Tensor], segment: int) -> _Text:
         """The same texts after prompts of any lengths."""
-        device, lengths = _device(model), [len(prompt) for prompt in prompts]
+        device, lengths = model.device, [len(prompt) for prompt in prompts]
         hidden = torch.empty(len(prompts), model.config.dim, device=device)
         for begin in range(0, max(lengths), segment):
             pieces = _padded([prompt[begin : begin + segment] for prompt in prompts]).to(device)
@@ -277,7 +277,3 @@ def _rows(prompts: Sequence[Tensor] | Tensor | None) -> list[Tensor]:
     if any(row.dim() != 1 or len(row) == 0 for row in rows):
         raise MnemoError("a prompt is a row of at least one token id")
     return rows
-
-
-def _device(model: Model) -> torch.device:
-    return next(model.parameters()).device

@@ -52,7 +52,7 @@ def open_decoder(model: Model, state: State | DecodeState, segment: int) -> Deco
 
 def preferred(model: Model) -> bool:
     """Whether ring buffers are faster: on a CPU nothing is recorded, and the plain decoder copies less."""
-    return _device(model).type == "cuda" and suits(model.config)
+    return model.device.type == "cuda" and suits(model.config)
 
 
 class RingDecoder:
@@ -64,7 +64,7 @@ class RingDecoder:
         """None while the newest state is in the rings"""
         self.rings: Rings | None = None
         self.step: RecordedFunction | None = None
-        self.tokens = torch.zeros(self.plain.batch, 1, dtype=torch.int64, device=_device(model))
+        self.tokens = torch.zeros(self.plain.batch, 1, dtype=torch.int64, device=model.device)
 
     @property
     def batch(self) -> int:
@@ -358,7 +358,3 @@ def embed(embedding: TokenEmbedding, ids: Tensor) -> Tensor:
         x = rows if x is None else torch.where((ids >= begin)[..., None], rows, x)
     assert x is not None
     return x * embedding.dim**0.5
-
-
-def _device(model: Model) -> torch.device:
-    return next(model.parameters()).device

@@ -127,12 +127,8 @@ class Layer(Protocol):
         """Contexts (B, L, H * d) of the rows x, before the output projection; their log-sum-exp (B, H, L)."""
         ...
 
-    def attend_after(self, x: Tensor, memory: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """`attend` with the keys and values of constant rows `memory` (B, M, D) and of x after them."""
-        ...
-
     def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
-        """`attend_after` and `finish`: the layer's output (B, L, D)."""
+        """`attend` with the keys and values of constant rows `memory` (B, M, D) and of x after them, then `finish`."""
         ...
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ settings, and both can be stored together. Verdicts, figures and tables are func
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -112,6 +112,15 @@ def look_up(values: Any, key: str) -> Any:
             return None
         values = values[name]
     return values
+
+
+def objects_of(value: Any, kind: str) -> Iterator[Mapping[str, Any]]:
+    """Every object in a cell's settings whose `type` is `kind`, in order; not those inside of another such object."""
+    if isinstance(value, Mapping) and value.get("type") == kind:
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from objects_of(item, kind)
 
 
 def nothing(results: Results) -> list[Any]:

@@ -95,7 +95,6 @@ def scores_over(
     title: str,
     x_label: str,
     caption: str = f"Test set. {BANDS}",
-    measure: Measure | None = None,
     x_kind: Literal["linear", "doubling"] = "linear",
     x_from_least: bool = False,
     reference: tuple[str, float] | None = None,
@@ -104,11 +103,10 @@ def scores_over(
 
     A line has the colour of its first row.
     """
-    measure = measure or grid.measure
     points = [
-        (line(row), x(row), measure.shown(value))
+        (line(row), x(row), grid.measure.shown(value))
         for row in grid.rows
-        for value in grid.by_seed(results, row.key, measure).values()
+        for value in grid.by_seed(results, row.key).values()
     ]
     if not points:
         return []
@@ -120,7 +118,7 @@ def scores_over(
             caption,
             [replace(drawn, color=colors[drawn.label]) for drawn in lines_over_seeds(points)],
             x_label=x_label,
-            y_label=measure.unit,
+            y_label=grid.measure.unit,
             x_kind=x_kind,
             x_from_least=x_from_least,
             reference=reference,

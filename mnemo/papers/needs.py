@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -13,7 +12,7 @@ from mnemo.data import corpus as corpora
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.model.memory_limits import memory_bytes
-from mnemo.papers.experiment import Budget, Cell, Experiment
+from mnemo.papers.experiment import Budget, Cell, Experiment, objects_of
 from mnemo.papers.jobs import NEEDS
 from mnemo.recipes.recipe import Recipe
 
@@ -53,19 +52,7 @@ def _require_memory(experiment: Experiment, budget: Budget, needed: float, devic
 
 def recipes_of(cell: Cell) -> Iterator[Recipe]:
     """Every recipe in a cell's settings."""
-    yield from _recipes(cell.settings)
-
-
-def _recipes(value: Any) -> Iterator[Recipe]:
-    if isinstance(value, Mapping):
-        if value.get("type") == Recipe.__name__:
-            yield from_json(Recipe, dict(value))
-            return
-        for item in value.values():
-            yield from _recipes(item)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from _recipes(item)
+    return (from_json(Recipe, dict(found)) for found in objects_of(cell.settings, Recipe.__name__))
 
 
 def _work(recipe: Recipe) -> int:

@@ -23,7 +23,6 @@ from mnemo.report.experiment_markdown import (
     anchor,
     experiment_markdown,
     figure_block,
-    figure_files,
     figure_style,
     folded,
     link,
@@ -32,6 +31,7 @@ from mnemo.report.experiment_markdown import (
     verdict_table,
 )
 from mnemo.report.experiment_page import ExperimentPage, outcome, tally, write_overview
+from mnemo.report.figure_files import figure_files
 from mnemo.report.findings import Table
 
 REPORT = "report.html"

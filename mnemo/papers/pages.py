@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mnemo.papers import every_experiment
-from mnemo.papers.experiment import SELF_TEST, Budget, Experiment, Results
-from mnemo.papers.measured_on import measured_on
+from mnemo.papers.experiment import SELF_TEST, Budget, Cell, Experiment, Results, objects_of
 from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, load_grid
 from mnemo.report.experiment_page import ExperimentPage, write_experiment
 from mnemo.report.findings import Verdict
+
+INDEX = "index.html"
+INCOMPLETE = (ArithmeticError, LookupError, ValueError)
+"""Raised by verdicts, tables and figures if a result lacks a value, or has text or an empty list in its place."""
+CORPUS_NAMES = {
+    "wikitext-103": "WikiText-103",
+    "wikitext-2": "WikiText-2",
+    "ptb": "Penn Treebank",
+    "lm1b": "One Billion Word",
+}
+"""Names of corpora that are written differently from their data folder."""
+TEXTS_OF_JOBS = {"laptop-songs": "songs", "xl-train-sentences": "shuffled lines of WikiText-2"}
+"""Texts that jobs make themselves."""
 
 
 def verdicts_of(experiment: Experiment, found: Found) -> Sequence[Verdict]:
@@ -34,11 +46,6 @@ def _verdicts(experiment: Experiment, results: Results) -> Sequence[Verdict]:
 def verdicts_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     fields = ("claim", "paper", "ours", "holds")
     return {"verdicts": [{name: getattr(each, name) for name in fields} for each in verdicts]}
-
-
-INDEX = "index.html"
-INCOMPLETE = (ArithmeticError, LookupError, ValueError)
-"""Raised by verdicts, tables and figures if a result lacks a value, or has text or an empty list in its place."""
 
 
 def complete(experiment: Experiment, found: Found) -> Found:
@@ -133,3 +140,27 @@ def stored(out: Path) -> Iterator[tuple[Experiment, Found]]:
         for budget in experiment.budgets:
             if has_results(out, experiment, budget):
                 yield experiment, load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
+
+
+def measured_on(experiment: Experiment, results: Results) -> str:
+    """`enwik8 claim, measured on novels` where the text differs from the paper's; empty without a text."""
+    ours = texts([each.cell for each in results.cells])
+    papers = texts(experiment.cells("paper")) if "paper" in experiment.budgets else ours
+    return ours if ours == papers or not papers else f"{papers} claim, measured on {ours}"
+
+
+def texts(cells: Sequence[Cell]) -> str:
+    """Corpora and tasks that the cells are trained on."""
+    found = (
+        name
+        for cell in cells
+        for name in ([TEXTS_OF_JOBS[cell.job]] if cell.job in TEXTS_OF_JOBS else _names(cell.settings))
+    )
+    return ", ".join(dict.fromkeys(found))
+
+
+def _names(settings: Any) -> Iterator[str]:
+    """Names in all objects of the settings that describe data."""
+    for data in objects_of(settings, "DataConfig"):
+        task, corpus = data.get("task"), str(data["corpus"])
+        yield str(task["type"]).lower() if isinstance(task, Mapping) else CORPUS_NAMES.get(corpus, corpus)

@@ -39,7 +39,6 @@ __all__ = [
     "full_name",
     "grouped_listing",
     "is_preset",
-    "listing",
     "preset",
     "published",
 ]
@@ -113,11 +112,6 @@ def description(name: str) -> str:
     return documentation(name).strip().splitlines()[0]
 
 
-def listing() -> list[tuple[str, str]]:
-    """Return name and description of every preset."""
-    return [(name, description(name)) for name in PRESETS]
-
-
 def grouped_listing(words: Sequence[str] = ()) -> dict[str, list[tuple[str, str]]]:
     """Return name and description of the presets that match all words, by paper or purpose.
 
@@ -138,3 +132,11 @@ def _matches(text: str, words: Sequence[str]) -> bool:
         return re.search(rf"(?<![a-z0-9]){re.escape(word)}", text.lower()) is not None
 
     return all(any(map(begins, names_of(word))) for word in words)
+
+
+def format_presets(words: Sequence[str] = ()) -> str:
+    """Names and descriptions of the presets that match all words, in groups."""
+    groups = grouped_listing(words)
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    lines = {title: [f"  {name:<{width}}  {about}" for name, about in rows] for title, rows in groups.items()}
+    return "\n\n".join("\n".join([title, *rows]) for title, rows in lines.items())

@@ -14,9 +14,9 @@ is not comparable: 25 memory tokens with segments of 150 and BPTT 0 was run with
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mnemo.memory import MemoryTokens
 from mnemo.recipes.preset_table import Preset, Table
@@ -24,6 +24,48 @@ from mnemo.recipes.recipe import EvalConfig, Recipe
 from mnemo.recipes.transformer_xl import enwik8_base, everywhere, in_training, wikitext103_base
 
 PRESETS = Table()
+
+BASELINE, XL, MT, RMT = MODELS = "Baseline", "Transformer-XL", "MT", "RMT"
+WIKITEXT, ENWIK8 = "wikitext-103", "enwik8"
+LANGUAGE: Mapping[tuple[str, int, str, int], Sequence[str]] = {
+    (WIKITEXT, 150, BASELINE, 0): ("29.95 ± 0.15",),
+    (WIKITEXT, 150, MT, 10): ("29.63 ± 0.06",),
+    (WIKITEXT, 150, MT, 25): ("29.67 ± 0.03",),
+    (WIKITEXT, 150, MT, 75): ("29.69 ± 0.02",),
+    (WIKITEXT, 150, MT, 150): ("29.82 ± 0.35",),
+    (WIKITEXT, 150, XL, 150): ("24.12 ± 0.05",),
+    (WIKITEXT, 150, XL, 75): ("24.68 ± 0.01",),
+    (WIKITEXT, 150, XL, 25): ("25.57 ± 0.02",),
+    (WIKITEXT, 150, RMT, 10): ("26.85 ± 0.02", "25.92 ± 1.07", "25.32 ± 0.61", "25.04 ± 0.07"),
+    (WIKITEXT, 150, RMT, 25): ("29.73", "24.91", "24.85 ± 0.31"),
+    (WIKITEXT, 50, BASELINE, 0): ("39.05 ± 0.01",),
+    (WIKITEXT, 50, XL, 200): ("25.14",),
+    (WIKITEXT, 50, XL, 100): ("25.66 ± 0.01",),
+    (WIKITEXT, 50, XL, 50): ("26.54 ± 0.01",),
+    (WIKITEXT, 50, XL, 25): ("27.57 ± 0.09",),
+    (WIKITEXT, 50, XL, 10): ("28.98 ± 0.11",),
+    (WIKITEXT, 50, XL, 5): ("30.06 ± 0.07",),
+    (WIKITEXT, 50, XL, 1): ("32.35 ± 0.03",),
+    (WIKITEXT, 50, RMT, 1): ("31.33 ± 1.26", "28.71 ± 0.03", "28.44", "28.40 ± 0.03"),
+    (WIKITEXT, 50, RMT, 5): ("30.32 ± 0.18", "27.05 ± 0.20", "26.83 ± 0.18", "26.75 ± 0.26", "26.67 ± 0.03"),
+    (WIKITEXT, 50, RMT, 10): ("30.69 ± 0.01", "27.95 ± 1.32", "26.62 ± 0.34", "26.37 ± 0.01", "26.25 ± 0.19"),
+    (WIKITEXT, 50, RMT, 25): ("29.75", "26.32", "27.31"),
+    (WIKITEXT, 50, RMT, 50): ("29.75", "26.03"),
+    (ENWIK8, 512, XL, 512): ("1.071",),
+    (ENWIK8, 128, BASELINE, 0): ("1.402 (result files)",),
+    (ENWIK8, 128, XL, 200): ("1.140",),
+    (ENWIK8, 128, XL, 100): ("1.178",),
+    (ENWIK8, 128, XL, 75): ("1.196",),
+    (ENWIK8, 128, XL, 40): ("1.230 ± 0.001",),
+    (ENWIK8, 128, XL, 20): ("1.261",),
+    (ENWIK8, 128, XL, 10): ("1.283 ± 0.001",),
+    (ENWIK8, 128, RMT, 5): ("", "1.241 ± 0.002", "1.231 ± 0.002"),
+    (ENWIK8, 128, RMT, 10): ("", "1.240 ± 0.006", "1.228 ± 0.003"),
+    (ENWIK8, 128, RMT, 20): ("1.301", "1.229", "1.222"),
+}
+"""Tables 2 to 4, perplexity or bits per character by corpus, segment, model and memory; a value for each BPTT depth."""
+OLDER = {(WIKITEXT, 150, RMT, 25, 0): " (older code)"}
+"""Results that are not comparable with the others."""
 
 
 def without_memory(recipe: Recipe, *, segment: int, batch: int) -> Recipe:
@@ -86,104 +128,34 @@ def with_tokens(recipe: Recipe, num: int, *, write: bool = True, bptt: int | Non
     return replace(recipe, model=model, train=train)
 
 
-def _add_caches(base: Preset, name: str, where: str, unit: str, results: Iterable[tuple[int, str]]) -> None:
-    for length, result in results:
-        PRESETS.add_variant(
-            f"{name}-xl{length}",
-            f"Transformer-XL, {where}, {length} slots: {result} {unit}.",
-            base,
-            functools.partial(with_cache, length=length),
-        )
+def _add_variants(base: Preset, name: str, place: tuple[str, int], where: str, unit: str) -> None:
+    """Add the models with memory on one text and segment length, as the tables list them."""
+    rows = {key[2:]: values for key, values in LANGUAGE.items() if key[:2] == place}
+    for (model, size), values in sorted(rows.items(), key=lambda row: MODELS.index(row[0][0])):
+        for depth, value in enumerate(values):
+            result = f"{value.partition(' ±')[0]}{OLDER.get((*place, model, size, depth), '')} {unit}"
+            added = {
+                XL: (f"xl{size}", f"Transformer-XL, {where}, {size} slots", partial(with_cache, length=size)),
+                MT: (
+                    f"mt{size}",
+                    f"Memory Transformer, {where}, {size} memory tokens",
+                    partial(with_tokens, num=size, write=False),
+                ),
+                RMT: (
+                    f"m{size}-bptt{depth}",
+                    f"RMT, {where}, memory tokens: {size}, BPTT: {depth}",
+                    partial(with_tokens, num=size, bptt=depth),
+                ),
+            }
+            if value and model in added:
+                ending, summary, change = added[model]
+                PRESETS.add_variant(f"{name}-{ending}", f"{summary}: {result}.", base, change)
 
 
-def _add_prefixes(base: Preset, name: str, where: str, unit: str, results: Iterable[tuple[int, str]]) -> None:
-    for num, result in results:
-        PRESETS.add_variant(
-            f"{name}-mt{num}",
-            f"Memory Transformer, {where}, {num} memory tokens: {result} {unit}.",
-            base,
-            functools.partial(with_tokens, num=num, write=False),
-        )
-
-
-def _add_tokens(base: Preset, name: str, where: str, unit: str, results: Iterable[tuple[int, int, str]]) -> None:
-    for num, bptt, result in results:
-        PRESETS.add_variant(
-            f"{name}-m{num}-bptt{bptt}",
-            f"RMT, {where}, memory tokens: {num}, BPTT: {bptt}: {result} {unit}.",
-            base,
-            functools.partial(with_tokens, num=num, bptt=bptt),
-        )
-
-
-_LONG = (rmt_wikitext103_seg150, "rmt-wikitext103-seg150", "WikiText-103, segments of 150", "ppl")
-_add_caches(*_LONG, [(150, "24.12"), (75, "24.68"), (25, "25.57")])
-_add_prefixes(*_LONG, [(10, "29.63"), (25, "29.67"), (75, "29.69"), (150, "29.82")])
-_add_tokens(
-    *_LONG,
-    [
-        (10, 0, "26.85"),
-        (10, 1, "25.92"),
-        (10, 2, "25.32"),
-        (10, 3, "25.04"),
-        (25, 0, "29.73 (older code)"),
-        (25, 1, "24.91"),
-        (25, 2, "24.85"),
-    ],
-)
-
-_SHORT = (rmt_wikitext103_seg50, "rmt-wikitext103-seg50", "WikiText-103, segments of 50", "ppl")
-_add_caches(
-    *_SHORT,
-    [
-        (200, "25.14"),
-        (100, "25.66"),
-        (50, "26.54"),
-        (25, "27.57"),
-        (10, "28.98"),
-        (5, "30.06"),
-        (1, "32.35"),
-    ],
-)
-_add_tokens(
-    *_SHORT,
-    [
-        (1, 0, "31.33"),
-        (1, 1, "28.71"),
-        (1, 2, "28.44"),
-        (1, 3, "28.40"),
-        (5, 0, "30.32"),
-        (5, 1, "27.05"),
-        (5, 2, "26.83"),
-        (5, 3, "26.75"),
-        (5, 4, "26.67"),
-        (10, 0, "30.69"),
-        (10, 1, "27.95"),
-        (10, 2, "26.62"),
-        (10, 3, "26.37"),
-        (10, 4, "26.25"),
-        (25, 0, "29.75"),
-        (25, 1, "26.32"),
-        (25, 2, "27.31"),
-        (50, 0, "29.75"),
-        (50, 1, "26.03"),
-    ],
-)
-
-_ENWIK8 = (rmt_enwik8_seg128, "rmt-enwik8-seg128", "enwik8, segments of 128", "bpc")
-_add_caches(
-    *_ENWIK8,
-    [(200, "1.140"), (100, "1.178"), (75, "1.196"), (40, "1.230"), (20, "1.261"), (10, "1.283")],
-)
-_add_tokens(
-    *_ENWIK8,
-    [
-        (5, 1, "1.241"),
-        (5, 2, "1.231"),
-        (10, 1, "1.240"),
-        (10, 2, "1.228"),
-        (20, 0, "1.301"),
-        (20, 1, "1.229"),
-        (20, 2, "1.222"),
-    ],
-)
+for _base, _place, _corpus, _unit in (
+    (rmt_wikitext103_seg150, (WIKITEXT, 150), "WikiText-103", "ppl"),
+    (rmt_wikitext103_seg50, (WIKITEXT, 50), "WikiText-103", "ppl"),
+    (rmt_enwik8_seg128, (ENWIK8, 128), "enwik8", "bpc"),
+):
+    _name = f"rmt-{_place[0].replace('-', '')}-seg{_place[1]}"
+    _add_variants(_base, _name, _place, f"{_corpus}, segments of {_place[1]}", _unit)

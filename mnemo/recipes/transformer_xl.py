@@ -15,7 +15,7 @@ from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Learned, Relative
 from mnemo.recipes.preset_table import Table
-from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, ScheduleConfig, TrainConfig
 
 PRESETS = Table()
 
@@ -33,14 +33,11 @@ def everywhere(length: int) -> Plan:
     return Plan(long=XL(length=length))
 
 
-def training(
-    *, steps: int, batch: int, segment: int, warmup: int = 0, optimizer: OptimizerConfig | None = None
-) -> TrainConfig:
+def training(*, steps: int, batch: int, segment: int, warmup: int = 0) -> TrainConfig:
     return TrainConfig(
         steps=steps,
         batch=batch,
         segment=segment,
-        optimizer=optimizer or OptimizerConfig(),
         schedule=ScheduleConfig(warmup=warmup),
         log_every=200,
         eval_every=4000,

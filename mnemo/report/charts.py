@@ -150,23 +150,32 @@ def draw_lines(chart: LineChart) -> Drawing:
             artists.append(_draw_markers(axes, series, points, name))
             tips[name] = [f"{series.label}: {number(y)} at {chart.x_label} {plain(x)}" for x, y in points]
         handles.append(tuple(artists))
-    _draw_legend(canvas, [*handles, *_draw_levels(axes, chart)], labels, num_columns)
+    draw_legend(canvas, [*handles, *_draw_levels(axes, chart)], labels, num_columns, left=LEFT / WIDTH)
     return Drawing(canvas, tips)
 
 
-def _draw_legend(canvas: Canvas, handles: Sequence[Any], labels: Sequence[str], num_columns: int) -> None:
+def draw_legend(
+    canvas: Canvas,
+    handles: Sequence[Any],
+    labels: Sequence[str],
+    num_columns: int,
+    *,
+    left: float,
+    sizes: tuple[float, float, float] = (1.7, 0.5, 2.5),
+) -> None:
+    """A legend at the top. `sizes`: of a handle, of the gap to its label, and of the gap between columns."""
     canvas.legend(
         handles,
         labels,
         ncols=num_columns,
         loc="upper left",
-        bbox_to_anchor=(LEFT / WIDTH, 1),
+        bbox_to_anchor=(left, 1),
         frameon=False,
         borderpad=0,
         borderaxespad=0.2,
-        handlelength=1.7,
-        handletextpad=0.5,
-        columnspacing=2.5,
+        handlelength=sizes[0],
+        handletextpad=sizes[1],
+        columnspacing=sizes[2],
         labelspacing=0.55,
         fontsize=12,
         labelcolor=LIGHT["ink"],

@@ -10,10 +10,11 @@ from urllib.parse import quote
 
 from mnemo.report.experiment_page import ANSWERS, ExperimentPage, outcome, table_files
 from mnemo.report.figure import Figure
+from mnemo.report.figure_files import figure_files
 from mnemo.report.files import csv_text
 from mnemo.report.findings import Sample, Table, Verdict
 from mnemo.report.style import CHART_CSS, DARK, LIGHT
-from mnemo.report.svg import clean, slugify, standalone
+from mnemo.report.svg import clean, slugify
 from mnemo.report.table_text import cell_texts
 
 MOST_ROWS = 16
@@ -65,14 +66,6 @@ def experiment_markdown(page: ExperimentPage, evidence: str, files: str) -> Mark
 
 def capitalised(words: str) -> str:
     return words[:1].upper() + words[1:]
-
-
-def figure_files(figures: Iterable[Figure]) -> dict[str, str]:
-    files = {}
-    for figure in figures:
-        files[f"{figure.slug}.svg"] = standalone(figure.svg)
-        files[f"{figure.slug}.csv"] = csv_text(figure.numbers.headers, figure.numbers.rows)
-    return files
 
 
 def figure_style() -> str:
@@ -143,10 +136,6 @@ def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]], numeri
 
 def link(words: str, target: str) -> str:
     return f"[{plain(words)}]({quote(target, safe='/#.')})"
-
-
-def code(words: str) -> str:
-    return f"`{clean(' '.join(words.split())).replace('`', chr(39))}`"
 
 
 def plain(words: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mnemo.report.figure import Figure
@@ -16,15 +16,22 @@ INDEX = "index.json"
 
 def write_figures(folder: Path, figures: Sequence[Figure], others: Mapping[str, str]) -> None:
     """Write every figure and the other files (name: text); remove figures that only an earlier page had."""
-    files = {f"{figure.slug}.svg": standalone(figure.svg) for figure in figures}
-    files |= {f"{figure.slug}.csv": csv_text(figure.numbers.headers, figure.numbers.rows) for figure in figures}
-    files |= others
+    files = {**figure_files(figures), **others}
     earlier = _written_earlier(folder)
     for name, text in files.items():
         write_text(folder / name, text)
     write_text(folder / INDEX, json.dumps({"format_version": FORMAT_VERSION, "files": sorted(files)}, indent=1) + "\n")
     for name in earlier - set(files):
         (folder / name).unlink(missing_ok=True)
+
+
+def figure_files(figures: Iterable[Figure]) -> dict[str, str]:
+    """Every figure as SVG and its numbers as CSV, by file name."""
+    files = {}
+    for figure in figures:
+        files[f"{figure.slug}.svg"] = standalone(figure.svg)
+        files[f"{figure.slug}.csv"] = csv_text(figure.numbers.headers, figure.numbers.rows)
+    return files
 
 
 def _written_earlier(folder: Path) -> set[str]:

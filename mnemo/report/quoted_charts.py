@@ -15,6 +15,7 @@ from mnemo.report.charts import (
     PLOT_HEIGHT,
     RIGHT,
     WIDTH,
+    draw_legend,
     limits,
     new_axes,
     new_canvas,
@@ -90,7 +91,6 @@ class PanelChart:
     x_ticks: Mapping[float, str] | None = None
     """By default the x values of a panel, or round numbers if there is one panel."""
     x_logarithmic: bool = False
-    y_logarithmic: bool = False
     y_limits: tuple[float, float] | None = None
     x_limits: tuple[float, float] | None = None
     level: float | None = None
@@ -180,8 +180,6 @@ def _scale(
     xs = np.array([mark.x for trace in traces for mark in trace.marks])
     if chart.x_logarithmic:
         axes.set_xscale("log")
-    if chart.y_logarithmic:
-        axes.set_yscale("log")
     axes.set_xlim(*(chart.x_limits or limits(xs, pad=0.08)))
     axes.set_ylim(*y_limits)
     ticks = chart.x_ticks or {x: plain(x) for x in np.unique(xs).tolist()}
@@ -247,21 +245,7 @@ def _draw_key(canvas: Any, quoted: str = "published") -> None:
     common: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 7.5}
     hollow = Line2D([], [], markerfacecolor=LIGHT["card"], markeredgecolor=LIGHT["ink"], markeredgewidth=1.8, **common)
     filled = Line2D([], [], markerfacecolor=LIGHT["ink"], markeredgecolor=LIGHT["card"], **common)
-    canvas.legend(
-        [filled, hollow],
-        ["measured with Mnemo", quoted],
-        ncols=2,
-        loc="upper left",
-        bbox_to_anchor=(0, 1),
-        frameon=False,
-        borderpad=0,
-        borderaxespad=0.2,
-        handlelength=1.0,
-        handletextpad=0.4,
-        columnspacing=2.0,
-        fontsize=12,
-        labelcolor=LIGHT["ink"],
-    )
+    draw_legend(canvas, [filled, hollow], ["measured with Mnemo", quoted], 2, left=0, sizes=(1.0, 0.4, 2.0))
 
 
 def draw_rows(rows: Sequence[MarkRow], x_label: str, better: str, values: str) -> Drawing:

@@ -8,28 +8,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mnemo.errors import MnemoError
-from mnemo.files import atomic
 from mnemo.report.charts import LineChart, Series, draw_lines
 from mnemo.report.loss_units import loss_unit
 from mnemo.report.runs import Run
-from mnemo.report.svg import Drawing, for_page, slugify, standalone
+from mnemo.report.svg import Drawing, for_page, save_picture, slugify, standalone
 from mnemo.report.terminal_plot import Curve, as_text, draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-TRAIN, VALID = "training", "validation"
 
 
 def terminal_curves(run: Run) -> list[Curve]:
     """Training and validation loss in the unit of the corpus."""
-    unit = loss_unit(run.corpus.get("unit"))
-    named = ((TRAIN, run.train), (VALID, run.valid))
-    return [
-        Curve(f"{name}, {unit.short}", [(metric.step, unit.of(metric.loss)) for metric in metrics])
-        for name, metrics in named
-    ]
+    short = loss_unit(run.corpus.get("unit")).short
+    return [Curve(f"{name}, {short}", points) for name, points in _points(run).items()]
+
+
+def _points(run: Run) -> dict[str, list[tuple[float, float]]]:
+    unit, named = loss_unit(run.corpus.get("unit")), {"training": run.train, "validation": run.valid}
+    return {name: [(metric.step, unit.of(metric.loss)) for metric in metrics] for name, metrics in named.items()}
 
 
 class RunCurves:
@@ -51,8 +50,7 @@ class RunCurves:
         kind = path.suffix.removeprefix(".").lower()
         if kind not in FORMATS:
             raise MnemoError(f"{path}: the picture's file name ends with {', '.join(f'.{name}' for name in FORMATS)}")
-        with atomic.new_file(path) as partial:
-            self.figure.savefig(partial, format=kind, dpi=160, bbox_inches="tight", pad_inches=0.15)
+        save_picture(self._drawing, path, kind)
         return path
 
     def __repr__(self) -> str:
@@ -65,11 +63,10 @@ class RunCurves:
 
 def _drawing(run: Run) -> Drawing:
     unit = loss_unit(run.corpus.get("unit"))
-    named = ((TRAIN, run.train), (VALID, run.valid))
     series = [
-        Series(label, np.array([(metric.step, unit.of(metric.loss)) for metric in metrics], dtype=float), color)
-        for color, (label, metrics) in enumerate(named)
-        if metrics
+        Series(label, np.array(points, dtype=float), color)
+        for color, (label, points) in enumerate(_points(run).items())
+        if points
     ]
     markers = max(len(run.train), len(run.valid)) <= 60
     chart = LineChart(series, "step", unit.long, y_logarithmic=unit.logarithmic, markers=markers)

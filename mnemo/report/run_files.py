@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FILES = ("recipe.json", "metrics.jsonl")
+"""A folder is a run if it holds at least one of these."""
 
 
 def is_run(path: Path) -> bool:

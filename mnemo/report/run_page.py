@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from mnemo.report import page_template, run_figures, run_summary
+from mnemo.report.charts import WIDTH
 from mnemo.report.figure import Figure
+from mnemo.report.figure_files import write_figures
+from mnemo.report.files import write_text
 from mnemo.report.number_text import NO_VALUE, amount, duration
-from mnemo.report.overview import overview
 from mnemo.report.page_template import Headline, Link, Section, figure_section
 from mnemo.report.run_figures import Group
-from mnemo.report.runs import Run
+from mnemo.report.runs import Run, read_runs
+from mnemo.report.style import LIGHT
+from mnemo.report.svg import NAMESPACE, clean, standalone
 
 PICTURE = "overview.svg"
+"""The main figures in one picture, for a README or a slide."""
+KINDS = ("learning-", "sweep-", "positions-")
+MOST, COLUMNS = 4, 2
+GAP, HEADING = 36.0, 34.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,28 @@ class Page:
     figures: tuple[Figure, ...]
     picture: str | None
     """The main figures in one picture."""
+
+
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str | None = None,
+    lead: str | None = None,
+    headline: Callable[[Sequence[Run]], Headline] | None = None,
+) -> list[str]:
+    """Write the page `out`, and its figures as SVG and CSV in a folder next to it.
+
+    `headline`: the sentence and the figure that the page begins with, computed from the runs.
+    Returns notes about missing and broken files and runs, which the page leaves out and lists too.
+    """
+    found, notes = read_runs(runs)
+    folder = out.with_name(f"{out.stem}-files")
+    first = None if headline is None else headline(found)
+    page = build_page(found, notes, folder=folder.name, title=title, lead=lead, headline=first)
+    write_figures(folder, page.figures, {} if page.picture is None else {PICTURE: page.picture})
+    write_text(out, page.html)
+    return [*notes, *(f"{run.name}: {note}" for run in found for note in run.notes)]
 
 
 def build_page(
@@ -146,3 +178,30 @@ def environment(run: Run) -> list[tuple[str, object]]:
         *((f"Changed at step {each.step:,}", each.describe()) for each in run.overrides),
     ]
     return [(name, value) for name, value in facts if value not in (None, NO_VALUE)]
+
+
+def overview(figures: Sequence[Figure]) -> str | None:
+    """At most four figures, two a row, each below its title; None if there is no such figure."""
+    chosen = [figure for figure in figures if figure.slug.startswith(KINDS)][:MOST]
+    if not chosen:
+        return None
+    body, y = [], GAP / 2
+    for begin in range(0, len(chosen), COLUMNS):
+        row = chosen[begin : begin + COLUMNS]
+        body += [_panel(figure, GAP / 2 + column * (WIDTH + GAP), y) for column, figure in enumerate(row)]
+        y += HEADING + max(figure.size[1] for figure in row) + GAP / 2
+    width = (WIDTH + GAP) * min(COLUMNS, len(chosen))
+    titles, words = "; ".join(figure.title for figure in chosen), " ".join(figure.description for figure in chosen)
+    named = f"<title>{_text(titles)}</title><desc>{_text(words)}</desc>"
+    frame = f'<svg xmlns="{NAMESPACE}" class="chart" viewBox="0 0 {width:.0f} {y:.0f}" role="img">'
+    return standalone(f"{frame}{named}{''.join(body)}</svg>")
+
+
+def _panel(figure: Figure, x: float, y: float) -> str:
+    title = f'<text x="{x:.0f}" y="{y + 16:.0f}" fill="{LIGHT["ink"]}" font-size="15" font-weight="650">'
+    placed = f'<svg x="{x:.0f}" y="{y + HEADING:.0f}" width="{WIDTH}" height="{figure.size[1]:.0f}" '
+    return f"{title}{_text(figure.title)}</text>" + figure.svg.replace("<svg ", placed, 1)
+
+
+def _text(words: str) -> str:
+    return escape(clean(words))

@@ -17,7 +17,6 @@ from mnemo.report.results import Results, read_results
 from mnemo.report.run_files import why_no_run
 from mnemo.storage.overrides import Override, load_overrides, overridden
 
-"""A folder is a run if it holds at least one of these."""
 NO_MEMORY = ("XL", 0)
 """Mechanism and length of a layer without memory."""
 
@@ -127,8 +126,8 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def read_run(path: Path, name: str, color: int = 0) -> Run:
-    run = Run(path, name, color)
+def read_run(path: Path, name: str) -> Run:
+    run = Run(path, name)
     _read_recipe(run)
     _read_metrics(run)
     _read_timing(run)

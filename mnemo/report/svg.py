@@ -11,8 +11,10 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mnemo.files import atomic
 from mnemo.report.style import CHART_CSS, DARK, LIGHT
 
 if TYPE_CHECKING:
@@ -71,6 +73,13 @@ def for_page(drawing: Drawing, slug: str, title: str, description: str) -> str:
     named = (_element("title", title, id=f"{slug}-title"), _element("desc", description, id=f"{slug}-desc"))
     root[:] = [*named, *_without_style(root)]
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def save_picture(drawing: Drawing, path: Path, kind: str) -> None:
+    """Write the picture on white, as PNG, SVG or PDF."""
+    drawing.canvas.patch.set(visible=True, facecolor="white")
+    with atomic.new_file(path) as partial:
+        drawing.canvas.savefig(partial, format=kind, dpi=160, bbox_inches="tight", pad_inches=0.15)
 
 
 def _saved(canvas: Canvas, slug: str) -> str:

@@ -8,9 +8,11 @@ So a session is always left in a state between two tokens.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,12 +20,16 @@ from mnemo.errors import MnemoError
 from mnemo.inference.generation import AnyState
 from mnemo.inference.sampling_options import Sampling
 from mnemo.serving.draws import LARGEST_SEED
-from mnemo.serving.engine import EngineClosed, Handle, Job, Progress, ReadJob, Token, WriteJob
+from mnemo.serving.engine import Engine, EngineClosed, Handle, Job, Progress, ReadJob, Token, WriteJob
 from mnemo.serving.errors import ApiError
-from mnemo.serving.forgetting import ForgettingHandle
+from mnemo.serving.forgetting import ForgettingEngine, ForgettingHandle
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.store import Turn
 from mnemo.serving.text_stream import TAIL, TextStream
+
+AnyHandle = Handle | ForgettingHandle
+E = TypeVar("E")
+"""An event, which is not None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,48 +108,73 @@ class _Start:
     """Characters of the choice's text so far"""
 
 
-class Continuation:
-    """The work of one request. `turn`: the session to continue, if there is one."""
+class EngineWork(ABC, Generic[E]):
+    """Work with an engine, whose events are consumed as they happen."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._events: asyncio.Queue[E | None] = asyncio.Queue()
+        self._handles: list[AnyHandle] = []
+
+    @abstractmethod
+    async def work(self) -> None: ...
+
+    async def events(self) -> AsyncGenerator[E, None]:
+        """All events. Closing the iterator stops the work and waits for its end."""
+        task = asyncio.create_task(self._guarded())
+        try:
+            while (event := await self._events.get()) is not None:
+                yield event
+            await task
+        finally:
+            self.cancel()
+            await end_of(task)
+
+    async def _guarded(self) -> None:
+        try:
+            await self.work()
+        finally:
+            self._events.put_nowait(None)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for handle in self._handles:
+            handle.cancel()
+
+    def submit(self, engine: Engine | ForgettingEngine, job: Job) -> AnyHandle:
+        handle = engine.submit(job)
+        self._handles.append(handle)
+        if self.cancelled:
+            handle.cancel()
+        return handle
+
+
+class Continuation(EngineWork[Piece]):
+    """The work of one request: all pieces of all choices. `turn`: the session to continue, if there is one."""
 
     def __init__(self, wanted: Wanted, seed: int, turn: Turn | None = None) -> None:
+        super().__init__()
         self.wanted, self.model, self.seed, self.turn = wanted, wanted.model, seed, turn
         self.usage = Usage(prompt_tokens=sum(map(len, wanted.prompts)))
         self._first_draw = turn.draws if turn is not None and wanted.seed is None else 0
-        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        self._handles: list[Handle | ForgettingHandle] = []
-        self._cancelled = False
 
     @property
     def _moves_session(self) -> bool:
         """Whether the next request of the session continues the text."""
         return self.turn is not None and not self.wanted.fork
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """All pieces of all choices, as they are computed. Closing the iterator stops the computation."""
-        work = asyncio.create_task(self._work())
-        try:
-            while (piece := await self._pieces.get()) is not None:
-                yield piece
-            await work
-        finally:
-            self._cancel()
-            await end_of(work)
+    @property
+    def _engine(self) -> Engine | ForgettingEngine:
+        return (self.model if self.turn is None else self.turn).engine
 
-    def _cancel(self) -> None:
-        self._cancelled = True
-        for handle in self._handles:
-            handle.cancel()
-
-    async def _work(self) -> None:
+    async def work(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for number, prompt in enumerate(self.wanted.prompts):
                     group.create_task(self._continue(number, prompt))
         except* Exception as errors:
-            self._cancel()
+            self.cancel()
             raise _first(errors) from None
-        finally:
-            self._pieces.put_nowait(None)
 
     async def _continue(self, number: int, prompt: tuple[int, ...]) -> None:
         """Read one prompt, and write its continuations."""
@@ -156,7 +187,7 @@ class Continuation:
         if start:
             state, echoed = await self._read(state, before, start)
             text = self._echo(first, before, prompt, echoed)
-        if self._cancelled:
+        if self.cancelled:
             return
         self.usage.tokens_read += len(start) + (0 if turn is None else turn.tokens)
         latest = (*before, *start)[-TAIL:]
@@ -181,7 +212,7 @@ class Continuation:
             top_logprobs=top or 0,
             together=self.turn is None,  # a session must have the same bits after a restart
         )
-        handle, losses, likeliest = self._submit(job), [], []
+        handle, losses, likeliest = self.submit(self._engine, job), [], []
         async with aclosing(_events(handle)) as events:
             async for event in events:
                 if isinstance(event, Progress):
@@ -206,17 +237,17 @@ class Continuation:
         stream = TextStream(self.model.codec.decoder(), before)
         text = "".join(map(stream.feed, prompt)) + stream.finish(is_end=not self.wanted.max_tokens)
         for index in range(first, first + self.wanted.n):
-            self._pieces.put_nowait(Piece(index, text, tuple(tokens)))
+            self._events.put_nowait(Piece(index, text, tuple(tokens)))
         return text
 
     def _finish(self, choices: Sequence[_Start]) -> None:
         for choice in choices:
-            self._pieces.put_nowait(Piece(choice.index, "", (), "length"))
+            self._events.put_nowait(Piece(choice.index, "", (), "length"))
 
     async def _write(self, start: _Start, read: tuple[int, ...]) -> None:
         """Write one continuation, and move the session forward."""
         wanted, written = self.wanted, []
-        handle = self._submit(self._write_job(start))
+        handle = self.submit(self._engine, self._write_job(start))
         stream, offset = self._stream(start), start.offset
         async with aclosing(_events(handle)) as events:
             async for event in events:
@@ -227,11 +258,11 @@ class Continuation:
                 offset += len(text)
                 tokens = () if wanted.top_logprobs is None else (shown,)
                 if text or tokens:
-                    self._pieces.put_nowait(Piece(start.index, text, tokens))
+                    self._events.put_nowait(Piece(start.index, text, tokens))
         rest, result = stream.finish(is_end=not self._moves_session), handle.result()
         if written or not result.cancelled:
             await self._end(start, read, written, result.state)
-        self._pieces.put_nowait(Piece(start.index, rest, (), "stop" if stream.stopped else "length"))
+        self._events.put_nowait(Piece(start.index, rest, (), "stop" if stream.stopped else "length"))
 
     def _write_job(self, start: _Start) -> WriteJob:
         wanted, until = self.wanted, None
@@ -259,18 +290,11 @@ class Continuation:
         if start.index % self.wanted.n == 0:  # the state of one choice for each prompt
             self.usage.tokens_read += len(written)
             self.usage.state_bytes += self.model.state_bytes(state)
-        if not self._moves_session or (self._cancelled and not self.wanted.stream):
+        if not self._moves_session or (self.cancelled and not self.wanted.stream):
             return
         assert self.turn is not None
         draws = self._first_draw + len(written)
         await self.turn.advance(read=read, state=start.state, written=written, seed=self.seed, draws=draws)
-
-    def _submit(self, job: Job) -> Handle | ForgettingHandle:
-        handle = (self.model if self.turn is None else self.turn).engine.submit(job)
-        self._handles.append(handle)
-        if self._cancelled:
-            handle.cancel()
-        return handle
 
 
 class _Until:
@@ -284,7 +308,7 @@ class _Until:
         return self.stream.stopped
 
 
-async def _events(handle: Handle | ForgettingHandle) -> AsyncGenerator[Token | Progress, None]:
+async def _events(handle: AnyHandle) -> AsyncGenerator[Token | Progress, None]:
     """The events of a job; its failure becomes an error of the server, because the request itself was checked."""
     try:
         async for event in handle.aevents():

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-TAIL = 8
-"""Tokens before a reply that its decoder gets: they decide about a space, and complete a character of several bytes."""
+from mnemo.serving.text_stream import TAIL
 
 
 @dataclass(frozen=True, kw_only=True)

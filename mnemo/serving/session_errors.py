@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from mnemo.errors import MnemoError
@@ -46,3 +48,12 @@ class StorageFailed(SessionError):
     """Raised if the disk is full or fails; the session keeps its last acknowledged state."""
 
     status, code = 507, "storage_failed"
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """A full or failing disk as an error of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"the request was not kept: cannot write to the disk ({error.strerror or error})") from None

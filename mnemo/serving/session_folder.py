@@ -15,8 +15,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 from mnemo.serving.session_data import Facts, Record, Session, outlined
-from mnemo.serving.session_errors import SessionUnavailable, StorageFailed
+from mnemo.serving.session_errors import SessionUnavailable, StorageFailed, storage_errors
 from mnemo.serving.session_log import SessionLog, line_of, load_log
 from mnemo.serving.session_model import SessionModel
 from mnemo.serving.session_work import Work
@@ -197,15 +196,6 @@ class _Records(NamedTuple):
 
 def without_version(data: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name != "format_version"}
-
-
-@contextmanager
-def storage_errors() -> Iterator[None]:
-    """A full or failing disk as an error of one line."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageFailed(f"the request was not kept: cannot write to the disk ({error.strerror or error})") from None
 
 
 def save_state(model: SessionModel, path: Path, state: Any) -> None:

@@ -16,7 +16,7 @@ from mnemo.errors import MnemoError
 from mnemo.files import checksum
 from mnemo.files.safe_load import MAX_LINES_BYTES, open_own, parse_json, read_bytes
 from mnemo.serving.session_data import Record
-from mnemo.serving.session_errors import StorageFailed
+from mnemo.serving.session_errors import storage_errors
 
 
 class LoadedLog(NamedTuple):
@@ -36,14 +36,12 @@ class SessionLog:
     def append(self, record: Record) -> None:
         """Write a record and flush it to the disk. After an error the log is as it was."""
         data = line_of(record)
-        try:
+        with storage_errors():
             handle = open_own(self.path)
             try:
                 self._write(handle, data)
             finally:
                 os.close(handle)
-        except OSError as error:
-            raise StorageFailed(f"the request was not kept: cannot write to the disk ({error.strerror})") from None
         self.length += len(data)
 
     def _write(self, handle: int, data: bytes) -> None:

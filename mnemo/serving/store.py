@@ -40,8 +40,9 @@ from mnemo.serving.session_errors import (
     SessionNotFound,
     SessionUnavailable,
     TooManySessions,
+    storage_errors,
 )
-from mnemo.serving.session_folder import SessionFolder, save_state, storage_errors
+from mnemo.serving.session_folder import SessionFolder, save_state
 from mnemo.serving.session_model import Lengths, SessionModel
 from mnemo.serving.session_work import Work
 from mnemo.serving.settings import Settings
@@ -104,9 +105,6 @@ class SessionStore:
         except (MnemoError, OSError) as error:
             _notes.warning(f"mnemo: note: session {path.name} is left out: {error}")
             return None
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def count(self) -> int:
         """Number of sessions."""

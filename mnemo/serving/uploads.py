@@ -20,7 +20,7 @@ from mnemo.data.text_files import kind_of_text
 from mnemo.data.text_parts import Part
 from mnemo.errors import MnemoError, shorten
 from mnemo.serving.errors import ApiError, too_large
-from mnemo.serving.session_folder import storage_errors
+from mnemo.serving.session_errors import storage_errors
 
 BUFFER = 1 << 20
 """Bytes that are written at a time."""

@@ -16,14 +16,11 @@ from mnemo.training.monitor import Monitor, Status, Unwatched
 
 if TYPE_CHECKING:
     from mnemo.training.create_and_train import create_run, train
-    from mnemo.training.data import Data, Scored, open_data
+    from mnemo.training.data import Data, Scored
     from mnemo.training.divergence import Diverged
-    from mnemo.training.run_progress import Best
     from mnemo.training.trainer import Outcome
-    from mnemo.training.weight_update import Update, fresh_states, segment_loss, split_rows, update
 
 __all__ = [
-    "Best",
     "Data",
     "Diverged",
     "Monitor",
@@ -31,37 +28,16 @@ __all__ = [
     "Scored",
     "Status",
     "Unwatched",
-    "Update",
     "create_run",
-    "fresh_states",
-    "open_data",
-    "segment_loss",
-    "split_rows",
     "train",
-    "update",
 ]
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "mnemo.training.create_and_train": (
-            "create_run",
-            "train",
-        ),
-        "mnemo.training.data": (
-            "Data",
-            "Scored",
-            "open_data",
-        ),
+        "mnemo.training.create_and_train": ("create_run", "train"),
+        "mnemo.training.data": ("Data", "Scored"),
         "mnemo.training.divergence": ("Diverged",),
-        "mnemo.training.run_progress": ("Best",),
         "mnemo.training.trainer": ("Outcome",),
-        "mnemo.training.weight_update": (
-            "Update",
-            "fresh_states",
-            "segment_loss",
-            "split_rows",
-            "update",
-        ),
     },
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, shorten
 from mnemo.files.json_file import load_json
 from mnemo.memory.state import State
 from mnemo.model import Model
@@ -36,7 +36,6 @@ from mnemo.training.checkpoint_tensors import (
 )
 from mnemo.training.distributed import Rows
 from mnemo.training.divergence import Diverged
-from mnemo.training.environment import environment, environment_note
 from mnemo.training.health import Health, after_checkpoint, is_finite, judge, measure
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.monitor import Monitor
@@ -47,6 +46,8 @@ from mnemo.training.training_log import TrainingLog
 
 MEAN_NORM = "optimizer/mean_norm"
 """Name of the running mean of gradient norms among a checkpoint's tensors."""
+ENVIRONMENT = {"torch": "torch version", "threads": "number of threads"}
+"""Properties of a process that change the last digits of a run's numbers."""
 
 
 @dataclass
@@ -324,3 +325,21 @@ def save_together(folder: Path, progress: dict[str, Any], parts: dict[str, dict[
         if world.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def environment() -> dict[str, Any]:
+    """Stored in every checkpoint."""
+    return {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+
+
+def environment_note(saved: Mapping[str, Any]) -> str | None:
+    """One line on what differs from the process that saved a checkpoint; None if nothing does, or it is unknown."""
+    now = environment()
+    changed = [
+        f"{ENVIRONMENT[name]} {shorten(str(saved[name]))} -> {now[name]}"
+        for name in ENVIRONMENT
+        if name in saved and saved[name] != now[name]
+    ]
+    if not changed:
+        return None
+    return f"{', '.join(changed)}: the last digits can differ from those of an uninterrupted run"

@@ -14,6 +14,7 @@ from torch import Tensor
 from mnemo.memory.state import State, leaves
 from mnemo.model import Model
 from mnemo.recipes.recipe import TrainConfig
+from mnemo.training.mean_norm import own_piece
 from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress
 
@@ -57,16 +58,12 @@ def measure(model: Model, optimizer: torch.optim.Optimizer, states: Sequence[Sta
 
 def _squares(tensors: Iterable[Tensor]) -> Tensor:
     """The sum of all squares; of divided tensors (FSDP), over this process's pieces."""
-    pieces = [_own_piece(tensor.detach()) for tensor in tensors if tensor.dim()]
+    pieces = [own_piece(tensor.detach()) for tensor in tensors if tensor.dim()]
     pieces = [piece for piece in pieces if piece.numel()]
     if not pieces:
         return torch.zeros((), dtype=torch.float64)
     norms = torch._foreach_norm(pieces)  # pyright: ignore[reportPrivateImportUsage]
     return torch.stack([norm.double() for norm in norms]).square().sum().cpu()
-
-
-def _own_piece(tensor: Tensor) -> Tensor:
-    return tensor if type(tensor) is Tensor else tensor.to_local()  # type: ignore[attr-defined]
 
 
 def _zero_if_finite(tensors: Sequence[Tensor]) -> Tensor:

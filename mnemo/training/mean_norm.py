@@ -35,13 +35,13 @@ class MeanNorm:
         own = torch.where(self.mean > 0, self.factor * self.mean, norm)
         allowed = own if limit is None else own.clamp(max=limit)
         factor = (allowed / (norm + 1e-6)).clamp(max=1.0)
-        grads = [_own_piece(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        grads = [own_piece(parameter.grad) for parameter in parameters if parameter.grad is not None]
         torch._foreach_mul_(grads, factor)  # pyright: ignore[reportPrivateImportUsage]
         seen = torch.minimum(norm, own)
         after = torch.where(self.mean > 0, MEMORY_OF_NORM * self.mean + (1 - MEMORY_OF_NORM) * seen, seen)
         self.mean.copy_(torch.where(norm.isfinite(), after, self.mean))
 
 
-def _own_piece(tensor: Tensor) -> Tensor:
+def own_piece(tensor: Tensor) -> Tensor:
     """This process's piece of a divided tensor (FSDP)."""
     return tensor if type(tensor) is Tensor else tensor.to_local()  # type: ignore[attr-defined]

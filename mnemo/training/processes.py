@@ -1,7 +1,7 @@
 """The processes of one training job. `torchrun --nproc-per-node N -m mnemo train ...` starts N of them.
 
-A `World` is this process's view of the job: its rank, and functions with which processes decide together. `Alone` is
-a single process; `Ranks` is one of several, connected by torch.distributed. Messages here are small and go through the
+A world is this process's view of the job: its rank, and functions with which processes decide together. `Alone` is a
+single process; `Ranks` is one of several, connected by torch.distributed. Messages here are small and go through the
 CPU; gradients are exchanged in `mnemo.training.distributed`.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -24,61 +24,35 @@ from mnemo.training.launch import RankError, ReportedByMain, environment_number,
 T = TypeVar("T")
 
 
-class World(Protocol):
-    rank: int
-    size: int
-
-    def device(self, name: str) -> torch.device:
-        """The device of this process, for the name of a device in a recipe."""
-        ...
-
-    def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over all processes, in the order of ranks, so that the last bit never depends on timing."""
-        ...
-
-    def agree(self, signal: int | None) -> int | None:
-        """The signal that any process has received, or None."""
-        ...
-
-    def largest(self, values: Sequence[int]) -> list[int]:
-        """The largest of each value over all processes."""
-        ...
-
-    def first(self, work: Callable[[], T]) -> T:
-        """Do the work in the main process first, then in the others; if it fails there, the others do not try."""
-        ...
-
-    def main(self, work: Callable[[], T]) -> T:
-        """Do the work in the main process; return its result, or raise its error, in all processes."""
-        ...
-
-    def together(self, work: Callable[[], T]) -> T:
-        """Do the work in every process; return each one's own result; if one fails, all fail."""
-        ...
-
-
 class Alone:
     rank, size = 0, 1
 
     def device(self, name: str) -> torch.device:
+        """The device of this process, for the name of a device in a recipe."""
         return pick_device(name)
 
     def sums(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over all processes, in the order of ranks, so that the last bit never depends on timing."""
         return list(values)
 
     def agree(self, signal: int | None) -> int | None:
+        """The signal that any process has received, or None."""
         return signal
 
     def largest(self, values: Sequence[int]) -> list[int]:
+        """The largest of each value over all processes."""
         return list(values)
 
     def first(self, work: Callable[[], T]) -> T:
+        """Do the work in the main process first, then in the others; if it fails there, the others do not try."""
         return work()
 
     def main(self, work: Callable[[], T]) -> T:
+        """Do the work in the main process; return its result, or raise its error, in all processes."""
         return work()
 
     def together(self, work: Callable[[], T]) -> T:
+        """Do the work in every process; return each one's own result; if one fails, all fail."""
         return work()
 
 

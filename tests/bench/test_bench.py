@@ -11,25 +11,15 @@ import torch
 from helpers.tolerances import assert_close
 
 from mnemo import ops
-from mnemo.bench import (
-    CASES,
-    SECTIONS,
-    Case,
-    Comparison,
-    Measured,
-    Timing,
-    attention_op,
-    compare,
-    find_cases,
-    long_range,
-    timed_steps,
-)
+from mnemo.bench import attention_op, timed_steps
 from mnemo.bench.attention_op import Shape, check_operation, measure_operations
-from mnemo.bench.cases import CPU_CASES, GPU_CASES
+from mnemo.bench.cases import CASES, CPU_CASES, GPU_CASES, SECTIONS, Case, find_cases
+from mnemo.bench.comparison import compare
 from mnemo.bench.published_memories import shift_ahead
 from mnemo.bench.published_xl import PublishedModel, relative_shift
+from mnemo.bench.results import Comparison, Measured, long_range
 from mnemo.bench.timed_steps import EXACT, build_model, builders, check, our_step, published_of, published_step
-from mnemo.bench.timing import take_turns
+from mnemo.bench.timing import Timing, take_turns
 from mnemo.cli import main
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.memory import XL, Plan

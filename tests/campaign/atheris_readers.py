@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=PARTS):  # type: ignore[attr-defined]
     from mnemo.data.corpus import Corpus
     from mnemo.errors import MnemoError
     from mnemo.files.safe_load import parse_json, tensors_problem
-    from mnemo.interop import parity
+    from mnemo.interop.parity import comparison as parity
     from mnemo.recipes.recipe import Recipe
     from mnemo.report.runs import read_run
     from mnemo.storage.memory_file import Layout

@@ -13,9 +13,9 @@ import pytest
 from mnemo import cli
 from mnemo.cli import demo_background, demo_phases, demo_time
 from mnemo.cli import demo_training as demo
-from mnemo.cli.demo_monitor import Throttled
 from mnemo.cli.demo_page import headline
 from mnemo.cli.demo_phases import PHASES
+from mnemo.cli.demo_time import Throttled
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.number_text import percent
@@ -241,7 +241,7 @@ def test_the_byte_model_has_the_time_of_all_phases_that_train() -> None:
 
 def test_progress_lines_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, recorder = Clock(), Recorder()
-    monkeypatch.setattr("mnemo.cli.demo_monitor.time.monotonic", clock)
+    monkeypatch.setattr("mnemo.cli.demo_time.time.monotonic", clock)
     throttled = Throttled(recorder)
     for step in range(1, 11):
         clock.now += 0.3

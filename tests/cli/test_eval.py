@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import numpy as np
 import pytest
 from helpers.edited_files import edit_checkpoint
 from helpers.tiny_runs import SEGMENT, tiny_run
 from torch import Tensor
 
 from mnemo.cli import eval_text, main
-from mnemo.cli.plots import Curve, draw_curve, save_curve
+from mnemo.cli.eval_output import save_chart
 from mnemo.data.corpus import Corpus
 from mnemo.evaluation.perplexity import Score, evaluate, score_split
 from mnemo.recipes.recipe import EvalConfig
-from mnemo.report.charts import TICK_DISTANCE
+from mnemo.report.charts import TICK_DISTANCE, LineChart, Series, draw_lines
 from mnemo.storage.run_folder import open_run
 
 
@@ -226,22 +227,14 @@ def test_a_changed_corpus_is_told(
 
 @pytest.mark.parametrize("lengths", [[0, 8, 16], [0, 16, 1024], [64, 96, 112, 120, 128, 256, 512, 1024], [0]])
 def test_curves_have_ticks_at_measured_lengths_that_do_not_touch(tmp_path: Path, lengths: list[int]) -> None:
-    curve = Curve(
-        x=lengths,
-        y=[float(i) for i in lengths],
-        x_label="x",
-        y_label="y",
-        title="t",
-        mark=8,
-        mark_label="m",
-        by_length=True,
-    )
-    axes = draw_curve(curve).canvas.axes[0]
+    points = np.array([(i, i) for i in lengths], dtype=float)
+    chart = LineChart([Series("t", points, 0)], "x", "y", x_kind="doubling", mark=("m", 8.0))
+    axes = draw_lines(chart).canvas.axes[0]
     ticks = [int(label.get_text().replace(",", "")) for label in axes.get_xticklabels()]
     places = [(axes.transScale + axes.transLimits).transform((tick, 1.0))[0] for tick in ticks]
     assert set(ticks) <= set(lengths) and ticks[-1] == lengths[-1]
     assert all(b - a > 0.99 * TICK_DISTANCE for a, b in zip(places, places[1:], strict=False))
-    png, svg = save_curve(curve, tmp_path / "a.b")
+    png, svg = save_chart(chart, tmp_path / "a.b")
     assert (png.name, svg.name) == ("a.b.png", "a.b.svg")
     assert (matplotlib.image.imread(png)[..., 3] == 1).all(), "the picture is readable on any background"
     assert "var(" not in svg.read_text(encoding="utf-8") and ElementTree.parse(svg).getroot().tag.endswith("svg")

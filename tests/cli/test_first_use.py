@@ -17,7 +17,7 @@ from mnemo.errors import unknown
 from mnemo.memory import LSTM, Plan
 from mnemo.model.positions import NoPositions
 from mnemo.recipes.recipe import DataConfig, Recipe, TrainConfig
-from mnemo.report import write_report
+from mnemo.report.run_page import write_report
 from mnemo.training import create_run, train
 
 

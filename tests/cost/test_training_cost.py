@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mnemo import cli
-from mnemo.bench import CASES
+from mnemo.bench.cases import CASES
 from mnemo.cli.estimate import bench_efficiency
 from mnemo.cost.flops import flops_per_token
 from mnemo.cost.gpu_specs import EFFICIENCY, GPUS, Efficiency, Gpu, changed, find_gpu

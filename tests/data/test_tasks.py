@@ -38,10 +38,12 @@ from mnemo.model import Model
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
 from mnemo.recipes.rmt_tasks import PRESETS
-from mnemo.training import create_run, fresh_states, open_data, segment_loss, train, update
+from mnemo.training import create_run, train
+from mnemo.training.data import open_data
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.update_input import UpdateInput, next_batches
+from mnemo.training.weight_update import fresh_states, segment_loss, update
 
 
 def recipe(task: AnyTask, segment: int, kind: str = "tokens", **changes: Any) -> Recipe:

@@ -20,7 +20,8 @@ from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
-from mnemo.training import Data, Outcome, Scored, checkpoint_schedule, create_run, open_data, train
+from mnemo.training import Data, Outcome, Scored, checkpoint_schedule, create_run, train
+from mnemo.training.data import open_data
 from mnemo.training.metrics_log import JsonLines
 
 

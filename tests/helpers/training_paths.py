@@ -31,13 +31,12 @@ from mnemo.memory.state import State
 from mnemo.model import Model, ModelConfig
 from mnemo.ops import using
 from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
-from mnemo.training import fresh_states
 from mnemo.training.bptt import Method, SegmentFunction, SegmentResult, backward
 from mnemo.training.compiled_loss import CompiledLoss, against_compiling
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.update_input import UpdateInput
-from mnemo.training.weight_update import SegmentLoss, segment_loss
+from mnemo.training.weight_update import SegmentLoss, fresh_states, segment_loss
 
 NUM_SEGMENTS = 3
 

@@ -21,8 +21,10 @@ from torch import Tensor
 from mnemo import cli
 from mnemo.errors import MnemoError
 from mnemo.interop.convert import transformer_xl as convert
-from mnemo.interop.parity import TOLERANCE, Parity, check, compare, segment_runner, transformer_xl
+from mnemo.interop.parity import segment_runner, transformer_xl
+from mnemo.interop.parity.comparison import Parity, check, compare
 from mnemo.interop.parity.reference import Reference, largest_error
+from mnemo.interop.parity.reference_files import TOLERANCE
 from mnemo.memory.xl import modules as xl
 from mnemo.model.layers import modules as layers
 from mnemo.model.positions import modules as positions

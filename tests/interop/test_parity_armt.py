@@ -9,7 +9,7 @@ import torch
 from helpers.golden import GOLDEN
 
 from mnemo.errors import MnemoError
-from mnemo.interop.parity import check, compare
+from mnemo.interop.parity.comparison import check, compare
 from mnemo.interop.parity.reference import Reference
 
 FILES = sorted((GOLDEN / "armt").glob("*.safetensors"))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import associative_reference as reference
 from helpers.tolerances import assert_close
 from torch import Tensor
 
 from mnemo.memory import Associations, Associative, AssociativeMemory, MemoryTokens, Plan, WriteTokens
-from mnemo.memory.associative import reference
 from mnemo.memory.associative.modules import features
 from mnemo.model import ModelConfig
 

@@ -12,7 +12,7 @@ from helpers.models import random_model, random_tokens, read
 from helpers.tolerances import PARITY, assert_close
 from torch import Tensor
 
-from mnemo.interop.parity import check
+from mnemo.interop.parity.comparison import check
 from mnemo.memory import Plan
 from mnemo.memory.infinite import Infinite
 from mnemo.memory.infinite.modules import (

@@ -16,7 +16,8 @@ from helpers.tolerances import PARITY, assert_close
 from torch import Tensor
 
 from mnemo.errors import MnemoError
-from mnemo.interop.parity import check, lamemo
+from mnemo.interop.parity import lamemo
+from mnemo.interop.parity.comparison import check
 from mnemo.interop.parity.reference import Reference
 from mnemo.memory import XL, Lookahead, LookaheadState, Plan
 from mnemo.memory.lookahead.modules import LookaheadStage, coefficient

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from mnemo.data.corpus import Split
 from mnemo.errors import MnemoError
 from mnemo.evaluation.perplexity import evaluate
-from mnemo.interop.parity import check, rmt
+from mnemo.interop.parity import rmt
+from mnemo.interop.parity.comparison import check
 from mnemo.memory import XL, Lookahead, MemoryTokens, Plan, WithMemoryTokens
 from mnemo.memory.state import detach, leaves, nbytes, reset, select
 from mnemo.model import Model, ModelConfig

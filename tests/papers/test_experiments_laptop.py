@@ -16,11 +16,13 @@ from mnemo.config import from_json
 from mnemo.data.prepare import load
 from mnemo.papers import CellResult, Experiment, Results, every_experiment, find_experiment
 from mnemo.papers.laptop import EXPERIMENTS
-from mnemo.papers.laptop.songs import SPLITS, VERSE, VERSES, songs, write_songs
+from mnemo.papers.laptop.songs import LETTERS, SPLITS, VERSES, WORDS, songs, write_songs
 from mnemo.papers.laptop.text import LONG, SEGMENT, SHORT
 from mnemo.papers.runner import run_here
 from mnemo.recipes.recipe import Recipe
 
+VERSE = WORDS * (LETTERS + 1)
+"""Characters of a verse: the distance over which it is repeated."""
 NAMES = ["laptop-xl", "laptop-long-range", "laptop-rmt", "laptop-lamemo"]
 LOSSES = {"none": 2.0, "memory": 1.0, "short": 1.9, "one-long": 1.1, "look-ahead": 0.9}
 SOLVED = {"copy-rmt": 1.0, "copy-transformer-xl": 0.2}

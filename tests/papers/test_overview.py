@@ -15,8 +15,8 @@ from mnemo.papers.evidence import Evidence
 from mnemo.papers.experiment import Results
 from mnemo.papers.headlines import FINDING, HOLDS, ROWS, Claimed, Headline, Source, headlines
 from mnemo.papers.main_figures import PAIRINGS, MainFigure, main_figures
-from mnemo.papers.measured_on import measured_on, texts
 from mnemo.papers.overview import overview_markdown, site
+from mnemo.papers.pages import measured_on, texts
 from mnemo.report.findings import Verdict
 
 ROOT = Path(__file__).parents[2]

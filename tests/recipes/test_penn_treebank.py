@@ -23,12 +23,12 @@ from mnemo.model import Model
 from mnemo.recipes import penn_treebank_fast
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import AverageConfig, EvalConfig, Recipe
-from mnemo.training import create_run, fresh_states, train, trainer
+from mnemo.training import create_run, train, trainer
 from mnemo.training.compiled_loss import CompiledLoss
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer, clip_gradients, step_rate
 from mnemo.training.update_input import UpdateInput
-from mnemo.training.weight_update import Counts, gradients
+from mnemo.training.weight_update import Counts, fresh_states, gradients
 
 FAST = tuple(penn_treebank_fast.PRESETS)
 ASKS_THE_DEVICE = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_to_copy.device")

@@ -9,7 +9,7 @@ from mnemo.config import from_json, to_json
 from mnemo.errors import MnemoError
 from mnemo.model import Model
 from mnemo.model.positions import Learned, Relative, Shaw, Sinusoidal
-from mnemo.recipes.presets import PRESETS, description, documentation, listing, preset
+from mnemo.recipes.presets import PRESETS, description, documentation, preset
 from mnemo.recipes.recipe import EvalConfig, Recipe
 
 PARAMETERS = {
@@ -141,7 +141,3 @@ def test_a_misspelt_name_gets_the_nearest() -> None:
         preset("enwik8-bse")
     with pytest.raises(MnemoError, match="'ptb@published'"):
         preset("ptb@paper")
-
-
-def test_the_listing_has_every_preset() -> None:
-    assert [name for name, _ in listing()] == list(PRESETS)

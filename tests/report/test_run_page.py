@@ -23,9 +23,9 @@ from mnemo.memory.compressive import Compressive
 from mnemo.memory.lookahead import Lookahead
 from mnemo.memory.memory_tokens import MemoryTokens
 from mnemo.memory.xl import XL
-from mnemo.report import write_report
 from mnemo.report.page_template import Headline
 from mnemo.report.run_figures import accuracies, grouped
+from mnemo.report.run_page import write_report
 from mnemo.report.runs import Run, read_runs, short_names
 
 

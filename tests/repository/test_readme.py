@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.doc_pages import ROOT, blocks
 
-from mnemo.interop.parity import TOLERANCE
+from mnemo.interop.parity.reference_files import TOLERANCE
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FOLDERS = {

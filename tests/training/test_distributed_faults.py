@@ -23,7 +23,8 @@ from mnemo.memory.state import leaves
 from mnemo.recipes.recipe import Recipe
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
-from mnemo.training import Diverged, Unwatched, create_run, engine, open_data, train, update_guard
+from mnemo.training import Diverged, Unwatched, create_run, engine, train, update_guard
+from mnemo.training.data import open_data
 from mnemo.training.launch import ReportedByMain
 from mnemo.training.processes import joined
 

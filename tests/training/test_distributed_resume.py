@@ -23,7 +23,8 @@ from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder
 from mnemo.storage.checkpoint import Checkpoint
 from mnemo.storage.run_folder import export_run, open_run
-from mnemo.training import Outcome, create_run, open_data, train
+from mnemo.training import Outcome, create_run, train
+from mnemo.training.data import open_data
 from mnemo.training.processes import Ranks, joined
 
 KINDS: tuple[Any, ...] = ("ddp", "fsdp")

@@ -27,11 +27,12 @@ from mnemo.model.embedding import Bins, EmbeddingConfig
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Relative
 from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
-from mnemo.training import Unwatched, create_run, fresh_states, train, trainer
+from mnemo.training import Unwatched, create_run, train, trainer
 from mnemo.training.engine import Engine, compiles_layers
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.training_speed import training_speed
 from mnemo.training.update_input import UpdateInput, after_update
+from mnemo.training.weight_update import fresh_states
 
 TINY: dict[str, Any] = dict(vocab_size=11, num_layers=3, dim=8, num_heads=2, head_dim=4, inner_dim=12)
 UNCOMPILED = ("infinite", "lstm")

@@ -28,7 +28,8 @@ from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import weights
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import load_header
-from mnemo.training import Diverged, Unwatched, create_run, open_data, precision, train
+from mnemo.training import Diverged, Unwatched, create_run, precision, train
+from mnemo.training.data import open_data
 from mnemo.training.optimizers import learning_rate
 
 NO_MEMORY = Plan(long=XL(length=0))

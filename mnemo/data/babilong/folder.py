@@ -24,7 +24,6 @@ from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
 
-NAME = "babilong"
 HEADER = "babilong.json"
 SPLITS: tuple[TaskSplit, ...] = ("train", "valid", "test")
 STORY_FILE = re.compile(r"(qa\d+)_.*_(train|test)\.txt")

@@ -17,6 +17,7 @@ from mnemo.errors import MnemoError
 from mnemo.memory.compressive import Compressive
 from mnemo.memory.protocol import Call, Extent, Layer, Segment, Stage, fit_slots, keep_newest, projection_work, widened
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
+from mnemo.memory.state import select
 from mnemo.memory.waiting_rows import leaving, take_rows
 from mnemo.ops import Attended
 
@@ -336,10 +337,8 @@ class OpenCompressive(SharesSteps):
         return other
 
     def select(self, rows: Tensor) -> OpenCompressive:
-        rows = rows.to(self.hidden.device)
-        other = object.__new__(OpenCompressive)
-        other.stage, other.segment = self.stage, self.segment
-        other.memory = CompressiveState(*(leaf.index_select(0, rows) for leaf in self.memory))
-        other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
-        other.hidden, other.received = self.hidden.index_select(0, rows), self.received.index_select(0, rows)
+        other, rows = copy.copy(self), rows.to(self.hidden.device)
+        other.memory = select(self.memory, rows)
+        other.keys, other.values = select((self.keys, self.values), rows)
+        other.hidden, other.received = select((self.hidden, self.received), rows)
         return other

@@ -28,7 +28,7 @@ from mnemo.memory.protocol import (
     widened,
 )
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
-from mnemo.memory.state import tree_zip
+from mnemo.memory.state import select, tree_map, tree_zip
 from mnemo.memory.waiting_rows import leaving, take_rows
 
 BINS = 128
@@ -408,7 +408,7 @@ class OpenInfinite(SharesSteps):
         self._begin(InfiniteStates(tuple(after)))
 
     def state(self) -> InfiniteStates:
-        return InfiniteStates(tuple(InfiniteState(*(leaf.clone() for leaf in m)) for m in self.memory.layers))
+        return tree_map(torch.clone, self.memory)
 
     def contents(self, length: int) -> InfiniteContents:
         begin = self._num_slots
@@ -448,18 +448,8 @@ class OpenInfinite(SharesSteps):
         return other
 
     def select(self, rows: Tensor) -> OpenInfinite:
-        other = object.__new__(OpenInfinite)
-        other.stage, other.segment = self.stage, self.segment
-        rows = rows.to(self.hidden[0].device)
-
-        def pick(parts: list[Tensor]) -> list[Tensor]:
-            return [part.index_select(0, rows) for part in parts]
-
-        def pick_state(memory: InfiniteState) -> InfiniteState:
-            return InfiniteState(*pick(list(memory)))
-
-        other.memory = InfiniteStates(tuple(pick_state(memory) for memory in self.memory.layers))
-        other.now = [pick_state(memory) for memory in self.now]
-        other.keys, other.values = pick(self.keys), pick(self.values)
-        other.hidden, other.masses = pick(self.hidden), pick(self.masses)
+        other, rows = copy.copy(self), rows.to(self.hidden[0].device)
+        other.memory = select(self.memory, rows)
+        lists = (self.now, self.keys, self.values, self.hidden, self.masses)
+        other.now, other.keys, other.values, other.hidden, other.masses = map(list, select(lists, rows))
         return other

@@ -31,7 +31,7 @@ from mnemo.memory.protocol import (
     projection_work,
 )
 from mnemo.memory.shared_steps import RowTensor, SharesSteps, plain_tensors
-from mnemo.memory.state import tree_map, tree_zip
+from mnemo.memory.state import select, tree_map, tree_zip
 from mnemo.ops import Causal, KeyLimit
 
 
@@ -380,8 +380,6 @@ class OpenLookahead(SharesSteps):
         return other
 
     def select(self, rows: Tensor) -> OpenLookahead:
-        rows = rows.to(self.memory.length.device)
-        other = object.__new__(OpenLookahead)
-        other.stage, other.segment, other.num_slots = self.stage, self.segment, self.num_slots
-        other.memory, other.buffers = tree_map(lambda leaf: leaf.index_select(0, rows), (self.memory, self.buffers))
+        other, rows = copy.copy(self), rows.to(self.memory.length.device)
+        other.memory, other.buffers = select((self.memory, self.buffers), rows)
         return other

@@ -25,6 +25,7 @@ from mnemo.memory.protocol import (
     remember,
 )
 from mnemo.memory.shared_steps import RowTensor, SharesSteps
+from mnemo.memory.state import select
 from mnemo.ops.rotary import rotate
 
 
@@ -175,9 +176,7 @@ class OpenXL(SharesSteps):
         return other
 
     def select(self, rows: Tensor) -> OpenXL:
-        rows = rows.to(self.keys.device)
-        other = object.__new__(OpenXL)
-        other.layer, other.segment, other.begin, other.num_slots = self.layer, self.segment, self.begin, self.num_slots
-        other.keys, other.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
-        other.length, other.rotated = self.length.index_select(0, rows), None
+        other, rows = copy.copy(self), rows.to(self.keys.device)
+        other.keys, other.values, other.length = select((self.keys, self.values, self.length), rows)
+        other.rotated = None
         return other

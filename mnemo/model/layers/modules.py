@@ -217,16 +217,6 @@ class TransformerLayer(nn.Module):
         keys = keys if rotary is None or scope.keys_rotated else rotate(keys, rotary)
         return self._attend(self._inner(x), keys, values, scope)
 
-    def attend_after(self, x: Tensor, memory: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        return self._attend_after(x, memory, scope, self._shared_norm(x))
-
-    def _attend_after(
-        self, x: Tensor, memory: Tensor, scope: Scope, normed: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        # Keys are normalised and rotated in one pass, which `keys_values` followed by `attend` cannot do.
-        keys, values = self.keys_values(x, memory, scope.relation.rotary, normed)
-        return self._attend(self._inner(x, normed), keys, values, scope)
-
     def _attend(self, x: Inputs, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         """`attend` with keys that are rotated already, if positions are rotary."""
         offset = keys.shape[2] - x.rows.shape[1] if scope.offset is None else scope.offset
@@ -235,7 +225,9 @@ class TransformerLayer(nn.Module):
 
     def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
         normed = self._shared_norm(x)
-        context, _ = self._attend_after(x, memory, scope, normed)
+        # Keys are normalised and rotated in one pass, which `keys_values` followed by `attend` cannot do.
+        keys, values = self.keys_values(x, memory, scope.relation.rotary, normed)
+        context, _ = self._attend(self._inner(x, normed), keys, values, scope)
         return self.finish(x, context, normed=normed)
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:

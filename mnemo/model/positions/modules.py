@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,24 +43,24 @@ def _sinusoids(
 _cached_sinusoids = functools.lru_cache(maxsize=32)(_sinusoids)
 
 
-class Positions(Protocol):
-    """A position encoding as the model uses it."""
+class Positions(nn.Module):
+    """A position encoding as the model uses it. This one has no positions; others override some of its methods."""
 
     def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         """Add positions to embedded tokens (B, T, D) at `slots` (T,) or (B, T) of a segment of this length."""
-        ...
+        return x
 
     def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
         """Add positions to the input of a layer, likewise."""
-        ...
+        return x
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Any:
         """The encoding that all layers of a call share, after dropout, of distances num_keys - 1 ... -ahead."""
-        ...
+        return None
 
     def relation(self, layer: int, attention: Attention, encoding: Any, ahead: int) -> Relation:
         """The tables of one layer for the distances of the encoding."""
-        ...
+        return Relation()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Sizes:
     dropout: DropoutConfig
 
 
-class RelativePositions(nn.Module):
+class RelativePositions(Positions):
     def __init__(self, config: Relative, sizes: Sizes) -> None:
         super().__init__()
         self.config, self.sizes = config, sizes
@@ -88,12 +88,6 @@ class RelativePositions(nn.Module):
         count = sizes.num_layers if config.biases_per_layer else 1
         self.u = nn.Parameter(torch.empty(count, sizes.num_heads, sizes.head_dim))
         self.v = nn.Parameter(torch.empty(count, sizes.num_heads, sizes.head_dim))
-
-    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
-
-    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
         table = sinusoids(num_keys, self.sizes.dim, self.config.clamp, like.dtype, like.device, ahead)
@@ -122,19 +116,13 @@ class RelativePositions(nn.Module):
         return r.view(-1, self.sizes.num_heads, self.sizes.head_dim).transpose(0, 1).contiguous()
 
 
-class ShawPositions(nn.Module):
+class ShawPositions(Positions):
     def __init__(self, config: Shaw, sizes: Sizes) -> None:
         super().__init__()
         self.config = config
         self.table = nn.Parameter(torch.empty(sizes.num_layers, config.distances, sizes.num_heads, sizes.head_dim))
         self.bias = nn.Parameter(torch.empty(sizes.num_layers, config.distances, sizes.num_heads))
         self.u = nn.Parameter(torch.empty(sizes.num_layers, sizes.num_heads, sizes.head_dim))
-
-    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
-
-    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
         """Table rows of distances K-1 ... -ahead; the last row is distance 0 and all negative ones."""
@@ -147,7 +135,7 @@ class ShawPositions(nn.Module):
         return Relation(r, self.u[layer], None, self.bias[layer, encoding].transpose(0, 1), ahead=ahead)
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(Positions):
     def __init__(self, config: Sinusoidal, sizes: Sizes) -> None:
         super().__init__()
         self.config, self.dim = config, sizes.dim
@@ -156,17 +144,8 @@ class SinusoidalPositions(nn.Module):
         table = sinusoids(segment, self.dim, self.config.clamp, x.dtype, x.device)
         return x + (table if self.config.countdown else table.flip(0))[slots]
 
-    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
 
-    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
-        return None
-
-    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
-        return Relation()
-
-
-class LearnedPositions(nn.Module):
+class LearnedPositions(Positions):
     def __init__(self, config: Learned, sizes: Sizes) -> None:
         super().__init__()
         self.config = config
@@ -181,25 +160,13 @@ class LearnedPositions(nn.Module):
         first = self.config.length - segment if self.config.align_end else 0
         return x + self.table[layer, first + slots]
 
-    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
-        return None
 
-    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
-        return Relation()
-
-
-class RotaryPositions(nn.Module):
+class RotaryPositions(Positions):
     def __init__(self, config: Rotary, sizes: Sizes) -> None:
         super().__init__()
         if sizes.head_dim % 2:
             raise ValueError(f"rotary positions need an even head size, not {sizes.head_dim}")
         self.config, self.head_dim = config, sizes.head_dim
-
-    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
-
-    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> tuple[Tensor, Tensor]:
         return rotary_angles(num_keys, self.head_dim, self.config.base, like)
@@ -208,21 +175,9 @@ class RotaryPositions(nn.Module):
         return Relation(rotary=encoding, ahead=ahead)
 
 
-class AbsentPositions(nn.Module):
+class AbsentPositions(Positions):
     def __init__(self, config: NoPositions, sizes: Sizes) -> None:
         super().__init__()
-
-    def at_input(self, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
-
-    def at_layer(self, layer: int, x: Tensor, slots: Tensor, segment: int) -> Tensor:
-        return x
-
-    def encoding(self, num_keys: int, ahead: int, like: Tensor) -> None:
-        return None
-
-    def relation(self, layer: int, attention: Attention, encoding: None, ahead: int) -> Relation:
-        return Relation()
 
 
 MODULES: dict[type, type[nn.Module]] = {

@@ -9,10 +9,10 @@ from mnemo.papers.experiment import Budget
 from mnemo.papers.gpu.text import Headline, enwik8_recipe, slots, text_row
 from mnemo.papers.grid import Row
 from mnemo.papers.judge import AsGood, Better, Claim, Gain
-from mnemo.papers.rmt.published import BASELINE, ENWIK8, LANGUAGE, MT, RMT, XL
 from mnemo.papers.rmt.recipes import remembering
 from mnemo.papers.rmt.series import PAPER
 from mnemo.recipes.recipe import Recipe
+from mnemo.recipes.rmt import BASELINE, ENWIK8, LANGUAGE, MT, RMT, XL
 
 SEGMENT, BATCH, STEPS, DIM = 128, 64, 12_000, 256
 STD = 0.3

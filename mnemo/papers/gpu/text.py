@@ -26,7 +26,7 @@ SECONDS = Measure(unit="s", digits=0, key="training_seconds", scale="s")
 
 
 def enwik8_recipe(
-    budget: Budget, memory: AnyMemory | Plan, *, segment: int, batch: int, steps: int, dim: int = 512, lr: float = 5e-4
+    budget: Budget, memory: AnyMemory | Plan, *, segment: int, batch: int, steps: int, dim: int = 512
 ) -> Recipe:
     """12 layers as in the papers' smaller models, their dropout, Adam with a warm-up and a cosine to 0."""
     if budget == "self-test":
@@ -47,7 +47,7 @@ def enwik8_recipe(
             steps=steps,
             batch=batch,
             segment=segment,
-            optimizer=OptimizerConfig(lr=lr),
+            optimizer=OptimizerConfig(lr=5e-4),
             schedule=ScheduleConfig(warmup=steps // 10),
             precision="bf16",
             compile="layers",

@@ -17,8 +17,6 @@ from mnemo.files import atomic
 
 WORDS, LETTERS = 6, 7
 """Words of a verse, and letters of a word."""
-VERSE = WORDS * (LETTERS + 1)
-"""Characters of a verse: the distance over which it is repeated."""
 VERSES = 4
 """Times that a verse is sung."""
 SPLITS = {"train": 2000, "valid": 32, "test": 160}

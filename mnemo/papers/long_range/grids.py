@@ -215,12 +215,12 @@ def novels(steps: int = 900) -> Recipe:
     )
 
 
-def wikitext2(steps: int = 800) -> Recipe:
+def wikitext2() -> Recipe:
     """About three epochs of two million words, which need dropout."""
     dropout = DropoutConfig(input=0.2, projection=0.2, inner=0.1, feed_forward=0.2, output=0.2)
     return Recipe(
         model=replace(NARROW, vocab_size=33_278, embedding=EmbeddingConfig(), dropout=dropout),
         data=DataConfig(corpus="wikitext-2", drop_last=True),
-        train=_short_training(steps, batch=128, segment=64, evaluations=4),
+        train=_short_training(800, batch=128, segment=64, evaluations=4),
         evaluation=EvalConfig(batch=10),
     )

@@ -96,7 +96,7 @@ def state_sizes(model: Model) -> dict[str, int]:
 @torch.no_grad()
 def reading_bytes(model: Model, segment: int, batch: int) -> int | None:
     """Peak of GPU memory while a batch of texts is read, weights included; None on a CPU."""
-    device = next(model.parameters()).device
+    device = model.device
     if device.type != "cuda":
         return None
     model.eval()

@@ -15,12 +15,11 @@ from mnemo.config import to_json
 from mnemo.model import ModelConfig
 from mnemo.papers.experiment import Budget, CellResult, Results
 from mnemo.papers.grid import BPC, PPL, Grid, Row
-from mnemo.papers.rmt import published
-from mnemo.papers.rmt.published import BASELINE, ENWIK8, MT, RMT, WIKITEXT, XL
 from mnemo.papers.rmt.recipes import remembering
 from mnemo.papers.tables import Column
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipes.rmt import BASELINE, ENWIK8, LANGUAGE, MT, RMT, WIKITEXT, XL
 
 NOVELS, PYTHON = "novels", "python"
 CORPORA = {"self-test": (PYTHON,), "small": (NOVELS,), "paper": (WIKITEXT, ENWIK8)}
@@ -58,7 +57,7 @@ class Variant(NamedTuple):
     def quoted(self) -> str:
         """The paper's value; that of enwik8 for novels."""
         corpus = ENWIK8 if self.corpus == NOVELS else self.corpus
-        by_depth = published.LANGUAGE.get((corpus, self.segment, self.model, self.memory), ())
+        by_depth = LANGUAGE.get((corpus, self.segment, self.model, self.memory), ())
         return dict(enumerate(by_depth)).get(self.bptt) or "not reported"
 
     @property
@@ -69,10 +68,7 @@ class Variant(NamedTuple):
 
 
 AS_PUBLISHED = {
-    Variant(*place, bptt): 3
-    for place, by_depth in published.LANGUAGE.items()
-    for bptt, value in enumerate(by_depth)
-    if value
+    Variant(*place, bptt): 3 for place, by_depth in LANGUAGE.items() for bptt, value in enumerate(by_depth) if value
 }
 IN_SMALL = {
     (BASELINE, 0, 0): 2,

@@ -54,7 +54,7 @@ class Layout:
 @torch.no_grad()
 def _maps(model: Model, task: AnyTask, segment: int) -> Iterator[tuple[int, Layout, Tensor]]:
     """Every segment with the mean maps (N, H, Q, K) of all layers."""
-    device = next(model.parameters()).device
+    device = model.device
     tokens, targets = next(samples(task, "test", SAMPLES))
     config, state = model.config, None
     num = 0 if config.tokens is None else config.tokens.num

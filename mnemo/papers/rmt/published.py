@@ -7,9 +7,10 @@ and of 3 give 2 and 3 pieces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-BASELINE, MT, XL, RMT = "Baseline", "MT", "Transformer-XL", "RMT"
+from mnemo.recipes.rmt import BASELINE, ENWIK8, MT, RMT, WIKITEXT, XL
+
 MODELS = (BASELINE, MT, XL, RMT)
 Quotes = Mapping[str, Mapping[int, str]]
 """By model; then by number of segments or of symbols."""
@@ -71,44 +72,6 @@ LONG_COPY_BY_SIZE: Quotes = {
 QUADRATIC = {BASELINE: "0.99 ± 0.01", XL: "0.93", RMT: "0.99 ± 0.002"}
 """The paper's Table 1; the result files have 0.98, 0.999 and 0.998 for RMT."""
 
-WIKITEXT, ENWIK8 = "wikitext-103", "enwik8"
-LANGUAGE: Mapping[tuple[str, int, str, int], Sequence[str]] = {
-    (WIKITEXT, 150, BASELINE, 0): ("29.95 ± 0.15",),
-    (WIKITEXT, 150, MT, 10): ("29.63 ± 0.06",),
-    (WIKITEXT, 150, MT, 25): ("29.67 ± 0.03",),
-    (WIKITEXT, 150, MT, 75): ("29.69 ± 0.02",),
-    (WIKITEXT, 150, MT, 150): ("29.82 ± 0.35",),
-    (WIKITEXT, 150, XL, 150): ("24.12 ± 0.05",),
-    (WIKITEXT, 150, XL, 75): ("24.68 ± 0.01",),
-    (WIKITEXT, 150, XL, 25): ("25.57 ± 0.02",),
-    (WIKITEXT, 150, RMT, 10): ("26.85 ± 0.02", "25.92 ± 1.07", "25.32 ± 0.61", "25.04 ± 0.07"),
-    (WIKITEXT, 150, RMT, 25): ("29.73", "24.91", "24.85 ± 0.31"),
-    (WIKITEXT, 50, BASELINE, 0): ("39.05 ± 0.01",),
-    (WIKITEXT, 50, XL, 200): ("25.14",),
-    (WIKITEXT, 50, XL, 100): ("25.66 ± 0.01",),
-    (WIKITEXT, 50, XL, 50): ("26.54 ± 0.01",),
-    (WIKITEXT, 50, XL, 25): ("27.57 ± 0.09",),
-    (WIKITEXT, 50, XL, 10): ("28.98 ± 0.11",),
-    (WIKITEXT, 50, XL, 5): ("30.06 ± 0.07",),
-    (WIKITEXT, 50, XL, 1): ("32.35 ± 0.03",),
-    (WIKITEXT, 50, RMT, 1): ("31.33 ± 1.26", "28.71 ± 0.03", "28.44", "28.40 ± 0.03"),
-    (WIKITEXT, 50, RMT, 5): ("30.32 ± 0.18", "27.05 ± 0.20", "26.83 ± 0.18", "26.75 ± 0.26", "26.67 ± 0.03"),
-    (WIKITEXT, 50, RMT, 10): ("30.69 ± 0.01", "27.95 ± 1.32", "26.62 ± 0.34", "26.37 ± 0.01", "26.25 ± 0.19"),
-    (WIKITEXT, 50, RMT, 25): ("29.75", "26.32", "27.31"),
-    (WIKITEXT, 50, RMT, 50): ("29.75", "26.03"),
-    (ENWIK8, 512, XL, 512): ("1.071",),
-    (ENWIK8, 128, BASELINE, 0): ("1.402 (result files)",),
-    (ENWIK8, 128, XL, 200): ("1.140",),
-    (ENWIK8, 128, XL, 100): ("1.178",),
-    (ENWIK8, 128, XL, 75): ("1.196",),
-    (ENWIK8, 128, XL, 40): ("1.230 ± 0.001",),
-    (ENWIK8, 128, XL, 20): ("1.261",),
-    (ENWIK8, 128, XL, 10): ("1.283 ± 0.001",),
-    (ENWIK8, 128, RMT, 5): ("", "1.241 ± 0.002", "1.231 ± 0.002"),
-    (ENWIK8, 128, RMT, 10): ("", "1.240 ± 0.006", "1.228 ± 0.003"),
-    (ENWIK8, 128, RMT, 20): ("1.301", "1.229", "1.222"),
-}
-"""Tables 2 to 4, perplexity or bits per character by corpus, segment, model and memory; a value for each BPTT depth."""
 LITERATURE = {
     WIKITEXT: ("Transformer-XL (Dai et al., 2019)", 150, 150, "24.0"),
     ENWIK8: ("Transformer-XL (Dai et al., 2019)", 512, 512, "1.06"),

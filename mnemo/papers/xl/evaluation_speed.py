@@ -128,7 +128,7 @@ def measure_speed(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 
 def _speed(model: Model, settings: dict[str, Any], batch: int) -> float | None:
     """None if the device cannot hold this batch."""
-    available = memory_bytes(next(model.parameters()).device)
+    available = memory_bytes(model.device)
     if available is not None and needed_bytes(settings, batch) > available:
         return None
     read: Callable[[Model, dict[str, Any], int, int], Score]

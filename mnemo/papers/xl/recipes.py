@@ -35,14 +35,14 @@ def self_test() -> Recipe:
     return Recipe(model=model, train=train, evaluation=evaluation, test=evaluation)
 
 
-def small_training(*, steps: int, batch: int, segment: int, lr: float, warmup: int = 150) -> TrainConfig:
+def small_training(*, steps: int, batch: int, segment: int, lr: float) -> TrainConfig:
     """Layers are compiled one by one: compiling the whole graph would take longer than the run."""
     return TrainConfig(
         steps=steps,
         batch=batch,
         segment=segment,
         optimizer=OptimizerConfig(lr=lr),
-        schedule=ScheduleConfig(warmup=warmup, min_lr=lr / 20),
+        schedule=ScheduleConfig(warmup=150, min_lr=lr / 20),
         precision="bf16",
         compile="layers",
         log_every=100,

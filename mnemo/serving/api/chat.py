@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from mnemo.serving.api.choices import ChoiceForm, answer
 from mnemo.serving.api.fields import KINDS, Fields, json_body
-from mnemo.serving.api.sampling_fields import COMMON, MOST_LOGPROBS, common_fields, refuse_unsupported
+from mnemo.serving.api.sampling_fields import COMMON, MOST_LOGPROBS, common_fields, completed, refuse_unsupported
 from mnemo.serving.continuation import Piece, TokenText, Wanted
 from mnemo.serving.errors import invalid
 from mnemo.serving.served_model import ChatMessage, ServedModel
@@ -52,7 +52,8 @@ def parse(fields: Fields, server: Server) -> Wanted:
     has_logprobs = fields.flag("logprobs")
     if top and not has_logprobs:
         raise invalid("'top_logprobs' needs \"logprobs\": true", "top_logprobs")
-    return common.wanted(
+    return completed(
+        common,
         prompts=(_prompt(fields, common.model, _is_continued(common.session, server)),),
         max_tokens=fields.count("max_completion_tokens", tokens, 1, most),
         top_logprobs=top if has_logprobs else None,

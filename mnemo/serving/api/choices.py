@@ -105,7 +105,7 @@ async def _running(server: Server, wanted: Wanted) -> AsyncIterator[Continuation
 async def _timed(server: Server, continuation: Continuation) -> AsyncGenerator[Piece, None]:
     """All pieces; the time to the first one is measured."""
     begin, first = time.monotonic(), True
-    async with aclosing(continuation.pieces()) as pieces:
+    async with aclosing(continuation.events()) as pieces:
         async for piece in pieces:
             if first:
                 server.metrics.first_token.labels(continuation.model.name).observe(time.monotonic() - begin)

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from mnemo.serving.api.choices import ChoiceForm, answer
 from mnemo.serving.api.fields import KINDS, Fields, json_body
-from mnemo.serving.api.sampling_fields import COMMON, MOST_LOGPROBS, common_fields, refuse_unsupported
+from mnemo.serving.api.sampling_fields import COMMON, MOST_LOGPROBS, common_fields, completed, refuse_unsupported
 from mnemo.serving.continuation import Piece, TokenText, Wanted
 from mnemo.serving.errors import invalid
 from mnemo.serving.served_model import ServedModel
@@ -46,7 +46,8 @@ def parse(fields: Fields, server: Server) -> Wanted:
         raise invalid(f"{len(prompts)} prompts times n = {common.n} are more than {server.settings.max_choices}", "n")
     if common.session is not None and len(prompts) > 1:
         raise invalid("a request with a 'session' has one prompt", "prompt")
-    return common.wanted(
+    return completed(
+        common,
         prompts=prompts,
         max_tokens=fields.count("max_tokens", DEFAULT_TOKENS, 0, server.settings.max_tokens),
         top_logprobs=fields.count("logprobs", None, 0, MOST_LOGPROBS),

@@ -28,7 +28,7 @@ KINDS = {
 
 async def json_body(request: Request, settings: Settings) -> Fields:
     """The fields of a JSON object, loaded within the limits of size and time."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(request)
     # Web pages can send other types to foreign servers without asking first.
     if kind != JSON_TYPE:
         raise ApiError(415, f"the header Content-Type must be {JSON_TYPE}, not '{shorten(kind)}'", code="not_json")
@@ -45,6 +45,10 @@ async def json_body(request: Request, settings: Settings) -> Fields:
     if not isinstance(content, dict):
         raise invalid(f"the body must be an object, not {KINDS[type(content)]}")
     return Fields(content)
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def limited_body(request: Request, limit: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from mnemo.errors import MnemoError
@@ -33,43 +33,18 @@ MOST_STOPS, LONGEST_STOP = 16, 1000
 LARGEST_SEED = 2**61
 
 
-@dataclass(frozen=True)
-class CommonFields:
-    model: ServedModel
-    sampling: Sampling
-    n: int
-    stop: tuple[str, ...]
-    seed: int | None
-    stream: bool
-    include_usage: bool
-    session: str | None
-    fork: bool
-
-    def wanted(
-        self,
-        *,
-        prompts: tuple[tuple[int, ...], ...],
-        max_tokens: int,
-        top_logprobs: int | None,
-        echo: bool = False,
-    ) -> Wanted:
-        written = len(prompts) * self.n * max_tokens
-        _check_reported(written + (sum(map(len, prompts)) if echo else 0), top_logprobs)
-        return Wanted(
-            model=self.model,
-            prompts=prompts,
-            max_tokens=max_tokens,
-            sampling=self.sampling,
-            seed=self.seed,
-            n=self.n,
-            stop=self.stop,
-            top_logprobs=top_logprobs,
-            echo=echo,
-            stream=self.stream,
-            include_usage=self.include_usage,
-            session=self.session,
-            fork=self.fork,
-        )
+def completed(
+    common: Wanted,
+    *,
+    prompts: tuple[tuple[int, ...], ...],
+    max_tokens: int,
+    top_logprobs: int | None,
+    echo: bool = False,
+) -> Wanted:
+    """The common fields with those of one kind of completion."""
+    written = len(prompts) * common.n * max_tokens
+    _check_reported(written + (sum(map(len, prompts)) if echo else 0), top_logprobs)
+    return replace(common, prompts=prompts, max_tokens=max_tokens, top_logprobs=top_logprobs, echo=echo)
 
 
 def _check_reported(tokens: int, top_logprobs: int | None) -> None:
@@ -80,8 +55,8 @@ def _check_reported(tokens: int, top_logprobs: int | None) -> None:
         raise invalid(f"{problem}: ask for fewer tokens, choices or likeliest tokens", "logprobs")
 
 
-def common_fields(fields: Fields, server: Server) -> CommonFields:
-    """Check everything except the prompt and the number of tokens."""
+def common_fields(fields: Fields, server: Server) -> Wanted:
+    """Check everything except the prompt and the number of tokens, which `completed` adds."""
     refuse_unsupported(fields, UNSUPPORTED)
     n = fields.count("n", 1, 1, server.settings.max_choices)
     session, fork = fields.text("session", None, longest=200), fields.flag("fork")
@@ -96,8 +71,10 @@ def common_fields(fields: Fields, server: Server) -> CommonFields:
     options.only(("include_usage", "include_obfuscation"))
     if options.content and not stream:
         raise invalid("'stream_options' needs \"stream\": true", "stream_options")
-    return CommonFields(
+    return Wanted(
         model=_model(fields, server),
+        prompts=(),
+        max_tokens=0,
         sampling=_sampling(fields),
         n=n,
         stop=_stop(fields),

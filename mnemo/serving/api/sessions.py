@@ -36,7 +36,7 @@ from mnemo.data.encoded_pieces import EncodedPiece, encoded_pieces, text_encoded
 from mnemo.data.tokenizers import as_bytes
 from mnemo.files.safe_load import MAX_DIGITS
 from mnemo.serving.api.answers import EventStream, whole_answer
-from mnemo.serving.api.fields import JSON_TYPE, Fields, json_body
+from mnemo.serving.api.fields import JSON_TYPE, Fields, json_body, media_type
 from mnemo.serving.draws import LARGEST_SEED
 from mnemo.serving.engine import Progress, ReadJob
 from mnemo.serving.errors import ApiError, JsonResponse, invalid
@@ -360,11 +360,7 @@ def _id(request: Request) -> str:
 
 
 def _is_json(request: Request) -> bool:
-    return _media_type(request) == JSON_TYPE
-
-
-def _media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return media_type(request) == JSON_TYPE
 
 
 def _query(request: Request, known: tuple[str, ...]) -> Fields:

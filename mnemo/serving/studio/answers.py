@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mnemo.files.json_file import without_nan
 from mnemo.serving.api.fields import Fields, json_body
 from mnemo.serving.errors import JsonResponse
 from mnemo.serving.server import server_of
@@ -23,7 +23,7 @@ def computed(compute: Callable[[Request], Any]) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         content = await run_in_threadpool(compute, request)
-        return content if isinstance(content, Response) else JsonResponse(jsonable(content), headers=NO_STORE)
+        return content if isinstance(content, Response) else JsonResponse(without_nan(content), headers=NO_STORE)
 
     return endpoint
 
@@ -33,15 +33,6 @@ def computed_from_json(compute: Callable[[Fields], Any]) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         fields = await json_body(request, server_of(request).settings)
-        return JsonResponse(jsonable(await run_in_threadpool(compute, fields)), headers=NO_STORE)
+        return JsonResponse(without_nan(await run_in_threadpool(compute, fields)), headers=NO_STORE)
 
     return endpoint
-
-
-def jsonable(value: Any) -> Any:
-    """The value with None for numbers that JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): jsonable(item) for name, item in value.items()}
-    return [jsonable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from torch import Tensor
 
@@ -19,10 +17,10 @@ from mnemo.report.loss_units import loss_unit
 from mnemo.report.run_summary import plan_words
 from mnemo.run import Run, open_run
 from mnemo.serving.api.fields import Fields
-from mnemo.serving.errors import JsonResponse, invalid, not_found
+from mnemo.serving.errors import invalid, not_found
 from mnemo.serving.served_model import RunCodec
 from mnemo.serving.server import Server, server_of
-from mnemo.serving.studio.answers import NO_STORE, computed, computed_from_json, jsonable
+from mnemo.serving.studio.answers import computed, computed_from_json
 from mnemo.serving.studio.memory_data import attention_json, contents_json
 from mnemo.serving.studio.playground_text import token_texts
 from mnemo.serving.studio.run_names import run_path, states
@@ -63,8 +61,8 @@ class MemoryPages:
             Route(f"{PATH}/plan", computed(self._plan)),
             Route(f"{PATH}/read", computed_from_json(self._read), methods=["POST"]),
             Route(f"{PATH}/attention", computed_from_json(self._attention), methods=["POST"]),
-            Route(f"{PATH}/session", self._session),
-            Route(f"{PATH}/session/attention", self._session_attention),
+            Route(f"{PATH}/session", computed(self._session)),
+            Route(f"{PATH}/session/attention", computed(self._session_attention)),
         ]
 
     def _choices(self, request: Request) -> Any:
@@ -111,31 +109,23 @@ class MemoryPages:
             ids, _ = _newest(_encoded(run, fields), MOST_OBSERVED)
             return attention_json(run.model, ids, segment=run.recipe.train.segment, memory=_slots(fields))
 
-    async def _session(self, request: Request) -> Response:
+    def _session(self, request: Request) -> Any:
         server, identity = server_of(request), request.query_params.get("id", "")
         opened, ids = self._session_text(server, identity)
+        assert server.store is not None
+        session = server.store.session(identity)
+        known = ids[-min(len(ids), session.facts.tokens) :] if len(ids) else ids
+        pieces = token_texts(RunCodec(opened.tokenizer), (), known.tolist())
+        contents = contents_json(opened.run.model, session.state, opened.run.recipe.train.segment, pieces)
+        return {**contents, "left_out": 0, "loss": None, "unit": loss_unit(opened.unit).long}
 
-        def compute() -> Any:
-            assert server.store is not None
-            session = server.store.session(identity)
-            known = ids[-min(len(ids), session.facts.tokens) :] if len(ids) else ids
-            pieces = token_texts(RunCodec(opened.tokenizer), (), known.tolist())
-            contents = contents_json(opened.run.model, session.state, opened.run.recipe.train.segment, pieces)
-            return {**contents, "left_out": 0, "loss": None, "unit": loss_unit(opened.unit).long}
-
-        return JsonResponse(jsonable(await run_in_threadpool(compute)), headers=NO_STORE)
-
-    async def _session_attention(self, request: Request) -> Response:
+    def _session_attention(self, request: Request) -> Any:
         opened, ids = self._session_text(server_of(request), request.query_params.get("id", ""))
         if len(ids) < 2:
             raise invalid("the text of this session is not known here, only its memory: attention needs the text", "id")
-
-        def compute() -> Any:
-            with self._lock:
-                model = self._open(opened.run.path).model
-                return attention_json(model, ids[-MOST_OBSERVED:], segment=opened.run.recipe.train.segment)
-
-        return JsonResponse(jsonable(await run_in_threadpool(compute)), headers=NO_STORE)
+        with self._lock:
+            model = self._open(opened.run.path).model
+            return attention_json(model, ids[-MOST_OBSERVED:], segment=opened.run.recipe.train.segment)
 
     def _session_text(self, server: Server, identity: str) -> tuple[OpenedRun, Tensor]:
         """The run of a session, and the ids of its last tokens as far as the playground knows them."""

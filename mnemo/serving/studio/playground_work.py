@@ -7,8 +7,7 @@ task ends by itself within a step: the session and its transcript then hold the 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,8 @@ import numpy as np
 import torch
 
 from mnemo.inference.sampling_options import Sampling
-from mnemo.serving.continuation import end_of
-from mnemo.serving.engine import Engine, Handle, Job, Progress, ReadJob, Token, WriteJob
-from mnemo.serving.forgetting import ForgettingEngine, ForgettingHandle
+from mnemo.serving.continuation import AnyHandle, EngineWork
+from mnemo.serving.engine import Progress, ReadJob, Token, WriteJob
 from mnemo.serving.served_model import ServedModel
 from mnemo.serving.store import SessionStore, Turn
 from mnemo.serving.studio.playground_windows import BITS
@@ -30,7 +28,6 @@ from mnemo.serving.text_stream import TextStream
 AT_ONCE = 4
 """Pieces whose losses without memory are in the engine at the same time."""
 Event = dict[str, Any]
-AnyHandle = Handle | ForgettingHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,52 +48,18 @@ class Place:
         return self.transcripts.get(self.session, self.segment, str(self.model.about.get("unit", "")))
 
 
-class Work(ABC):
-    """Work whose events are consumed as they happen. `done`: tokens so far; `total`: tokens in the end."""
+class Work(EngineWork[Event]):
+    """Work on a session. `done`: tokens so far; `total`: tokens in the end."""
 
     kind: str
     name = ""
 
     def __init__(self, place: Place, total: int) -> None:
+        super().__init__()
         self.place, self.done, self.total = place, 0, total
-        self.cancelled = False
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._handles: set[AnyHandle] = set()
-
-    async def events(self) -> AsyncGenerator[Event, None]:
-        """All events. Closing the iterator stops the work and waits for its end."""
-        task = asyncio.create_task(self._guarded())
-        try:
-            while (event := await self._events.get()) is not None:
-                yield event
-            await task
-        finally:
-            self.cancel()
-            await end_of(task)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        for handle in self._handles:
-            handle.cancel()
-
-    async def _guarded(self) -> None:
-        try:
-            await self.work()
-        finally:
-            self._events.put_nowait(None)
-
-    @abstractmethod
-    async def work(self) -> None: ...
 
     def emit(self, kind: str, **content: Any) -> None:
         self._events.put_nowait({"type": kind, **content})
-
-    def submit(self, engine: Engine | ForgettingEngine, job: Job) -> AnyHandle:
-        handle = engine.submit(job)
-        self._handles.add(handle)
-        if self.cancelled:
-            handle.cancel()
-        return handle
 
     def append(self, turn: Turn, ids: Sequence[int], nats: Sequence[float], *, written: bool) -> None:
         """Add tokens to the transcript. `nats` may lack that of the first token of a text."""
@@ -129,10 +92,7 @@ class ReadWork(Work):
                 self.append(turn, ids[self.done : event.tokens], event.losses, written=False)
                 self.emit("progress", tokens=self.done, total=self.total, shown=len(self.place.transcript))
         if self.done:
-            text = turn.noted([torch.tensor(ids[: self.done])])
-            for _ in text:
-                pass
-            turn.take_read(text, handle.result().state)
+            turn.take_read(turn.noted_ids(ids[: self.done]), handle.result().state)
             await asyncio.to_thread(turn.commit)
 
 
@@ -165,10 +125,7 @@ class WriteWork(Work):
         ids = turn.model.start_ids().tolist()
         handle = self.submit(turn.engine, ReadJob(state=turn.state, ids=[torch.tensor(ids)], keep_losses=True))
         self.append(turn, ids, await read_losses(handle), written=False)
-        text = turn.noted([torch.tensor(ids)])
-        for _ in text:
-            pass
-        turn.take_read(text, handle.result().state)
+        turn.take_read(turn.noted_ids(ids), handle.result().state)
         self.done = 0
 
     async def _write(self, turn: Turn) -> None:

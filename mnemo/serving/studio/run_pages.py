@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from mnemo.files.json_file import without_nan
 from mnemo.report.loss_units import LossUnit, loss_unit
 from mnemo.report.number_text import amount
 from mnemo.report.run_page import environment
@@ -24,7 +25,7 @@ from mnemo.report.run_summary import plan_words
 from mnemo.report.runs import Metric, Run, read_run
 from mnemo.serving.errors import invalid, json_text
 from mnemo.serving.server import Server, server_of
-from mnemo.serving.studio.answers import NO_STORE, computed, jsonable
+from mnemo.serving.studio.answers import NO_STORE, computed
 from mnemo.serving.studio.run_names import run_path, run_paths, states
 from mnemo.storage.run_header import METRICS, RECIPE, RUNS
 from mnemo.storage.shipped import is_shipped, load_card
@@ -75,7 +76,7 @@ async def _stream(follower: Follower, server: Server) -> AsyncIterator[str]:
     while not server.stopping:
         news = await run_in_threadpool(follower.news)
         for name, content in news:
-            yield f"event: {name}\ndata: {json_text(jsonable(content))}\n\n"
+            yield f"event: {name}\ndata: {json_text(without_nan(content))}\n\n"
         silent = 0 if news else silent + 1
         if silent == LOOKS_BETWEEN_SIGNS:
             silent = 0
