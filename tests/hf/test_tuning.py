@@ -382,6 +382,34 @@ def test_the_compiled_model_has_the_same_loss_gradients_and_memory(bounded: bool
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+@pytest.mark.filterwarnings("ignore")  # of compilers
+def test_compiled_layers_compute_what_uncompiled_ones_do(device: str) -> None:
+    """With the real compiler. In bfloat16 roundings differ, but not their distance from single precision."""
+    torch._dynamo.reset()
+    ids = torch.randint(5, 2000, (4, 128), generator=torch.Generator().manual_seed(1)).to(device)
+    labels = torch.where(torch.arange(128, device=device) >= 96, ids, IGNORED)
+
+    def numbers(compiling: bool, narrow: bool) -> torch.Tensor:
+        """Loss, gradients and memory as one vector, each part divided by its size in `expected`."""
+        model = new_memory(True).float().to(device)
+        if compiling:
+            compile_layers(model)
+        with torch.autocast(device, torch.bfloat16, enabled=narrow):
+            loss, gradients, memory = loss_gradients_and_memory(model, input_ids=ids, labels=labels)
+        parts = [loss[None], *gradients.values(), *(part for layer in memory for part in layer)]
+        sizes.extend(float(part.norm()) for part in parts if len(sizes) < len(parts))
+        return torch.cat([part.detach().flatten() / size for part, size in zip(parts, sizes, strict=True)])
+
+    sizes: list[float] = []
+    expected = numbers(compiling=False, narrow=False)
+    assert float((numbers(compiling=True, narrow=False) - expected).abs().max()) < 1e-4
+    rounding = float((numbers(compiling=False, narrow=True) - expected).norm())
+    assert float((numbers(compiling=True, narrow=True) - expected).norm()) < 1.5 * rounding
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_one_graph_serves_the_memories_of_all_layers(device: str, monkeypatch: Any) -> None:
