@@ -142,6 +142,7 @@ def check_rings() -> None:
 
 
 if __name__ == "__main__":
+    decode_kernels.INTERPRETED = True
     check_attention()
     check_tilings()
     check_projections()

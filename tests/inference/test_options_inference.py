@@ -19,6 +19,7 @@ from helpers.option_places import (
 
 from mnemo.inference.ring_decoder import suits
 from mnemo.model import ModelConfig
+from mnemo.ops.cuda import decode_kernels
 
 pytestmark = pytest.mark.usefixtures(full_precision.__name__)
 
@@ -63,5 +64,6 @@ INTERPRETED = [
 
 @no_interpreter
 @pytest.mark.parametrize("config", INTERPRETED)
-def test_decode_kernels_equal_the_plain_path(config: ModelConfig) -> None:
+def test_decode_kernels_equal_the_plain_path(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_kernels, "INTERPRETED", True)
     assert wrong(config, INTERPRETER, KERNEL_RUNNERS) == []

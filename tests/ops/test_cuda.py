@@ -5,6 +5,7 @@ Buffers that kernels fill are filled with NaN first, so that nothing unwritten c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -396,7 +397,7 @@ def test_products_of_few_rows_that_do_not_run_are_replaced_with_one_notice(monke
     def wrong(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x @ weight.T + 1
 
-    if DEVICE.type == "cpu" and not decode_kernels.INTERPRETED:
+    if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no kernel runs here")
     monkeypatch.setattr(decode_projection, "_found", {})
     assert decode_projection.works(DEVICE, torch.float32)
