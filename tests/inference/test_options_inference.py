@@ -10,7 +10,6 @@ from helpers.option_places import (
     EXACT,
     INTERPRETER,
     NATIVE,
-    SLOW,
     Place,
     cases,
     full_precision,
@@ -56,7 +55,7 @@ def test_weights_in_half_precision(config: ModelConfig, place: Place) -> None:
 
 
 INTERPRETED = [
-    case if option(case) in SLOW else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
+    case if option(case) == "base" else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
     for case in SEEN_IN_RINGS
 ]
 """Triton's interpreter is slow, so that most options are thorough."""
