@@ -188,15 +188,16 @@ def test_the_first_sentence_is_computed(trained: Path) -> None:
 
 
 def test_two_cores_train_the_same_byte_model_as_one(tmp_path: Path) -> None:
-    beside = demo_background.BackgroundTraining(tmp_path, demo.QUICK, None)
+    size = replace(demo.QUICK, byte_steps=4, byte_eval_every=2, symbols=500)
+    beside = demo_background.BackgroundTraining(tmp_path, size, None)
     try:
         watch = Recorder()
         assert list(beside.finish(watch)) == []
     finally:
         beside.stop()
     with single_threaded():
-        demo.train_bytes(tmp_path / "alone", demo.byte_recipe(demo.QUICK), Unwatched())
-    assert watch.steps[-1] == demo.QUICK.byte_steps
+        demo.train_bytes(tmp_path / "alone", demo.byte_recipe(size), Unwatched())
+    assert watch.steps[-1] == size.byte_steps
     assert metrics(tmp_path / demo.BYTES, "valid") == metrics(tmp_path / "alone", "valid")
     assert metrics(tmp_path / demo.BYTES, "train") == metrics(tmp_path / "alone", "train")
 

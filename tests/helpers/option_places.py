@@ -57,14 +57,14 @@ def _mark(option: str) -> Any:
     return () if option.count("=") <= 2 else FURTHER
 
 
-SLOW = ("base", "head_gate=True", "qk_norm=True")
-"""Options for paths that take long; each adds another part to a layer."""
+SLOW = {"base": (), "head_gate=True": FURTHER, "qk_norm=True": FURTHER}
+"""Options for paths that take long, and their marks; each adds another part to a layer."""
 
 
 def slow_cases() -> list[Any]:
     """For slow paths; options that are not in SLOW are thorough, and fields of memories are left out."""
     return [
-        pytest.param(config, id=name, marks=() if name in SLOW else pytest.mark.thorough)
+        pytest.param(config, id=name, marks=SLOW.get(name, pytest.mark.thorough))
         for name, config in options(SMALL).items()
         if name.count("=") <= 2
     ]

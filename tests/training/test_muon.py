@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import random_model
+from helpers.option_places import FURTHER
 from helpers.tolerances import assert_close
 from torch import Tensor
 
@@ -167,7 +168,7 @@ def test_rates_and_momentum_are_checked(change: dict[str, Any], message: str) ->
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("rate_on_device", [False, True])
+@pytest.mark.parametrize("rate_on_device", [False, pytest.param(True, marks=FURTHER)])
 def test_the_step_in_kernels_is_the_plain_step(rate_on_device: bool) -> None:
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -54,7 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", few(RECIPES, lambda name: name in ("average-plateau-parts", "muon-parts", "clock")))
+@pytest.mark.parametrize("name", few(RECIPES, lambda name: name in ("average-plateau-parts", "clock")))
 def test_killed_again_and_again(name: str, tmp_path: Path) -> None:
     wanted, data = recipe(**RECIPES[name]), os.environ["MNEMO_DATA"]
     run(tmp_path / "whole", of=wanted)
