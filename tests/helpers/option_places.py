@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.marks import FURTHER
 from helpers.model_options import BASES, SMALL, options
 from helpers.models import set_seed
 from helpers.tolerances import TOLERANCES, assert_close
@@ -34,10 +35,6 @@ NATIVE = [
     pytest.param(Place("cuda", torch.bfloat16), marks=pytest.mark.gpu, id="cuda-bfloat16"),
 ]
 no_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run natively here")
-
-
-FURTHER = () if torch.cuda.is_available() else pytest.mark.thorough
-"""Natively, single fields of mechanisms are tested at once."""
 
 
 def cases() -> list[Any]:

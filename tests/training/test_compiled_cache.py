@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import FURTHER
 from helpers.models import random_model
-from helpers.option_places import FURTHER
 from torch import Tensor
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
 

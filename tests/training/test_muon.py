@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import FURTHER
 from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import random_model
-from helpers.option_places import FURTHER
 from helpers.tolerances import assert_close
 from torch import Tensor
 
