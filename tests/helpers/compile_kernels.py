@@ -127,7 +127,6 @@ def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
     """Of one row and of several, with everything that may come before and after."""
     norm = Norm(zeros(96), zeros(96), 1e-5)
     for batch in (1, 3):
-        project(zeros(batch, 96), zeros(40, 96), zeros(40), "gelu")
         project_normed(zeros(batch, 96), zeros(batch, 96), norm, zeros(40, 96), zeros(40), "relu", keep_sum=False)
     parts = Parts(torch.zeros(2 * 5, 64), torch.zeros(2 * 5, 2), 5)
     project_parts(parts, 1, zeros(40, 128))
@@ -162,6 +161,9 @@ def compile_muon(shape: tuple[int, int], parts: int) -> None:
 
 def compile_further_variants() -> None:
     compile_at_once(64)
+    for batch in (1, 3):
+        rows, weight = torch.zeros(batch, 96, dtype=HALF), torch.zeros(40, 96, dtype=HALF)
+        project(rows, weight, torch.zeros(40, dtype=HALF), "gelu")
     compile_muon((512, 128), 1)
     compile_muon((40, 30), 1)
     compile_rows(HALF, 512, "layer", "relu", 0.1)

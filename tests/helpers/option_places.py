@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ from helpers.models import set_seed
 from helpers.tolerances import TOLERANCES, assert_close
 from torch import Tensor
 
+from mnemo.memory import XL, Plan
 from mnemo.memory.state import State, leaves
 from mnemo.model import Model, ModelConfig
 
@@ -40,7 +42,7 @@ no_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels r
 def cases() -> list[Any]:
     """Every option of the first base; those of the others, which differ in what options meet, are thorough.
 
-    Without a GPU, single fields of a mechanism are thorough too: the mechanism itself is an option.
+    Without a GPU, sizes and single fields are thorough too: mechanisms, positions and other parts are options.
     """
     first = next(iter(BASES))
     return [
@@ -50,8 +52,13 @@ def cases() -> list[Any]:
     ]
 
 
+SIZES = ("vocab_size", "num_layers", "dim", "num_heads", "head_dim", "inner_dim", "norm_eps")
+
+
 def _mark(option: str) -> Any:
-    return () if option.count("=") <= 2 else FURTHER
+    is_part = option.count("=") <= 1 and not option.startswith(SIZES)
+    is_memory = option.startswith("memory=Plan.") and option.count("=") == 2 and ".short=" not in option
+    return () if is_part or is_memory else FURTHER
 
 
 SLOW = {"base": (), "head_gate=True": FURTHER, "qk_norm=True": FURTHER}
@@ -68,11 +75,10 @@ def slow_cases() -> list[Any]:
 
 
 def kernel_cases() -> list[Any]:
-    """For kernels of attention in Triton's interpreter; options that they do not depend on are thorough."""
-    return [
-        pytest.param(*case.values, id=case.id, marks=() if case.id == "base" else pytest.mark.thorough)
-        for case in slow_cases()
-    ]
+    """For kernels of attention in Triton's interpreter, which takes seconds: one layer, and every option thoroughly."""
+    small = replace(SMALL, num_layers=1, memory=Plan(long=XL(length=3)))
+    thorough = [pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough) for case in slow_cases()]
+    return [pytest.param(small, id="one layer"), *thorough]
 
 
 def random_weights(config: ModelConfig, deviation: float = 0.3) -> Model:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.marks import few
+from helpers.mechanisms import FEW, MECHANISMS
 from helpers.models import random_model, random_tokens, read
 from helpers.tolerances import TOLERANCES
 from torch import Tensor, nn
@@ -95,7 +96,7 @@ def with_rounded_weights(model: Model, narrow: Model) -> Model:
 
 
 @pytest.mark.parametrize("weights", NARROW)
-@pytest.mark.parametrize("name", sorted(MECHANISMS.keys() - {"lstm"}))
+@pytest.mark.parametrize("name", few(sorted(MECHANISMS.keys() - {"lstm"}), lambda name: name in FEW))
 def test_every_mechanism_computes_with_the_rounded_weights(name: str, weights: WeightFormat) -> None:
     model = random_model(dtype=torch.float32, **MECHANISMS[name])
     with torch.no_grad():

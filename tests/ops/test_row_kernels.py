@@ -146,7 +146,16 @@ def test_parts_that_may_be_absent(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 64), (2, 1, 384), (130, 16), (2, 3, 5, 24), (9, 1024), pytest.param((3, 2050), marks=FURTHER)]
+    "shape",
+    [
+        (1, 64),
+        (2, 1, 384),
+        (130, 16),
+        (2, 3, 5, 24),
+        (2, 600),
+        pytest.param((9, 1024), marks=FURTHER),
+        pytest.param((3, 2050), marks=FURTHER),
+    ],
 )
 def test_sizes_of_rows(shape: tuple[int, ...]) -> None:
     assert_add_norm(add_norm_inputs(shape, torch.float32, "bcws"), 0.2, "layer")

@@ -119,7 +119,10 @@ def as_one_rank(folder: Path, device: str, backend: str, cases: dict[str, Recipe
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [pytest.param("cpu", "gloo", marks=pytest.mark.thorough), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)],
+)
 def test_a_job_of_one_process(device: str, backend: str, alone: Callable[[str], list[float]], tmp_path: Path) -> None:
     """On a GPU, this is how DDP, FSDP, NCCL and their checkpoints are tested where there is only one."""
     names, kinds = ("xl", "tokens", "adaptive"), ("ddp", "fsdp")

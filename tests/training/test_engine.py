@@ -328,6 +328,7 @@ def test_by_default_layers_are_compiled_where_they_are_the_whole_step(
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.thorough
 def test_an_adaptive_softmax_is_compiled_but_for_its_loss(reference_op: None) -> None:
     torch._dynamo.reset()
     notes: list[str] = []

@@ -203,7 +203,7 @@ KILLED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", KILLED)
+@pytest.mark.parametrize("name", few(KILLED, lambda name: name == "parts"))
 def test_kills_after_an_override_change_nothing(name: str, tmp_path: Path) -> None:
     settings, changes = KILLED[name]
     for folder in ("whole", "killed"):

@@ -209,6 +209,7 @@ def write(tab: Any, tokens: int) -> None:
     finished(tab)
 
 
+@pytest.mark.thorough
 def test_stop_ends_writing_and_keeps_it(tab: Any) -> None:
     read(tab)
     tab.locator("#set-tokens").fill("16000")
@@ -261,6 +262,7 @@ def test_long_texts_are_shown_in_pages(tab: Any) -> None:
     expect(pages).to_contain_text("1–4,096")
 
 
+@pytest.mark.thorough
 def test_two_memories_side_by_side(tab: Any) -> None:
     read(tab)
     tab.get_by_role("button", name="Fork").click()
@@ -466,6 +468,7 @@ def test_coming_back_to_the_page_finds_the_session(tab: Any) -> None:
     assert shown(tab) == TEXT and tab.url == address
 
 
+@pytest.mark.thorough
 def test_a_phone_shows_everything_in_light_and_dark(browser: Any, studio: tuple[Studio, RunningServer]) -> None:
     context = browser.new_context(viewport=PHONE)
     tab, problems = open_tab(context, studio[1].url)
