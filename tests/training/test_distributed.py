@@ -79,15 +79,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[floa
     return losses_of
 
 
-@pytest.mark.parametrize(
-    ("size", "kind"),
-    [(2, "ddp"), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((2, "fsdp"), (4, "ddp"), (4, "fsdp")))],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("size", "kind"), [(2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")])
 def test_losses_equal_those_of_one_process(
     size: int, kind: Any, alone: Callable[[str], list[float]], tmp_path: Path
 ) -> None:
     names = {*MEMORIES, *OTHERS, "tokens-sliding-again"} if size == 2 else {*MEMORIES, *AGAIN, "adaptive"}
     check_losses(size, kind, sorted(names), alone, tmp_path)
+
+
+def test_losses_of_two_processes_equal_those_of_one(alone: Callable[[str], list[float]], tmp_path: Path) -> None:
+    names = ["adaptive", "compressive", "infinite", "look-ahead", "look-ahead-unused", "tokens", "documents-clip"]
+    check_losses(2, "ddp", names, alone, tmp_path)
 
 
 def test_losses_with_weights_divided_equal_those_of_one_process(

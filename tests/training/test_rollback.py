@@ -337,7 +337,7 @@ def create(wanted: Recipe, path: Path) -> str:
 @pytest.mark.parametrize(
     ("of", "faults"),
     [
-        (PLAIN, {"nan": "fsdp"}),
+        (PLAIN, {"nan": "ddp"}),
         pytest.param(HARD, {"nan": "fsdp"}, marks=pytest.mark.thorough),
         pytest.param(HARD, dict.fromkeys(FAULTS, "ddp"), marks=pytest.mark.thorough),
     ],
