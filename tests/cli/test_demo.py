@@ -26,6 +26,7 @@ from mnemo.training.single_thread import single_threaded
 
 TINY = replace(demo.QUICK, recall_steps=40, short_steps=20, byte_steps=12)
 """Larger than what a starved machine trains."""
+SMALLEST = replace(demo.QUICK, recall_steps=4, byte_steps=4, byte_eval_every=2, symbols=500)
 
 
 class Recorder(Unwatched):
@@ -45,7 +46,10 @@ def metrics(folder: Path, split: str) -> list[dict[str, float]]:
     return [record for record in records if record["split"] == split]
 
 
-def test_the_demo_runs_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_runs_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "QUICK", SMALLEST)
     out = tmp_path / "demo"
     assert cli.main(["demo", "--quick", "--out", str(out)]) == 0
     captured = capsys.readouterr()
@@ -188,15 +192,15 @@ def test_the_first_sentence_is_computed(trained: Path) -> None:
 
 
 def test_two_cores_train_the_same_byte_model_as_one(tmp_path: Path) -> None:
-    beside = demo_background.BackgroundTraining(tmp_path, demo.QUICK, None)
+    beside = demo_background.BackgroundTraining(tmp_path, SMALLEST, None)
     try:
         watch = Recorder()
         assert list(beside.finish(watch)) == []
     finally:
         beside.stop()
     with single_threaded():
-        demo.train_bytes(tmp_path / "alone", demo.byte_recipe(demo.QUICK), Unwatched())
-    assert watch.steps[-1] == demo.QUICK.byte_steps
+        demo.train_bytes(tmp_path / "alone", demo.byte_recipe(SMALLEST), Unwatched())
+    assert watch.steps[-1] == SMALLEST.byte_steps
     assert metrics(tmp_path / demo.BYTES, "valid") == metrics(tmp_path / "alone", "valid")
     assert metrics(tmp_path / demo.BYTES, "train") == metrics(tmp_path / "alone", "train")
 

@@ -64,7 +64,6 @@ def test_the_browser_is_opened(
 @pytest.mark.slow
 def test_ctrl_c_ends_the_studio_while_a_page_is_open(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)  # the model is not tiny
     command = [sys.executable, "-m", "mnemo", "studio", "--no-browser", "--port", "0", "--device", "cpu"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:

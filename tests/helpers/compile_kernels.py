@@ -65,7 +65,7 @@ def compile_instead_of_running(capability: int) -> None:
         COMPILED.add(self.fn.__name__)
         if kernel.metadata.shared > memory:
             raise SystemExit(f"{self.fn.__name__} needs {kernel.metadata.shared} bytes of shared memory, not {memory}")
-        if capability == 90:
+        if capability == 90 and "wgmma" in kernel.asm["ptx"]:
             search(self.fn.__name__, kernel.asm["sass"])
 
     JITFunction.run = only_compile
@@ -98,9 +98,9 @@ def compile_attention(
         (out.sum() + lse.sum()).backward()
 
 
-def compile_at_once() -> None:
+def compile_at_once(size: int) -> None:
     """What a first call does: launches compile kernels in threads; after that nothing is left to compile."""
-    rows, table = torch.zeros(2, 2, 64, 64, dtype=HALF), torch.zeros(2, 64, 64, dtype=HALF)
+    rows, table = torch.zeros(2, 2, 64, size, dtype=HALF), torch.zeros(2, 64, size, dtype=HALF)
     values: list[Any] = [rows, rows, rows, table, *[None] * 8, 0, 0, 0, 0.0, 0.125]
     call = launch.Arguments(*values)
     with launches_only_compile():
@@ -127,7 +127,6 @@ def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
     """Of one row and of several, with everything that may come before and after."""
     norm = Norm(zeros(96), zeros(96), 1e-5)
     for batch in (1, 3):
-        project(zeros(batch, 96), zeros(40, 96), zeros(40), "gelu")
         project_normed(zeros(batch, 96), zeros(batch, 96), norm, zeros(40, 96), zeros(40), "relu", keep_sum=False)
     parts = Parts(torch.zeros(2 * 5, 64), torch.zeros(2 * 5, 2), 5)
     project_parts(parts, 1, zeros(40, 128))
@@ -155,13 +154,19 @@ def compile_heads(dtype: torch.dtype, size: int, *, norm: bool = True, rotary: b
     place_heads(rows, 2, weight, 1e-5, cos, sin, 16).sum().backward()
 
 
-def compile_muon() -> None:
-    for shape, parts in (((256, 128), 2), ((512, 128), 1), ((40, 30), 1)):
-        tensors = [torch.zeros(shape) for _ in range(3)]
-        step_in_kernels(tensors, tensors, tensors, [parts] * 3, lr=tensors[0][0, 0], momentum=0.9, weight_decay=0.1)
+def compile_muon(shape: tuple[int, int], parts: int) -> None:
+    tensors = [torch.zeros(shape) for _ in range(3)]
+    step_in_kernels(tensors, tensors, tensors, [parts] * 3, lr=tensors[0][0, 0], momentum=0.9, weight_decay=0.1)
 
 
 def compile_further_variants() -> None:
+    compile_at_once(64)
+    for batch in (1, 3):
+        rows, weight = torch.zeros(batch, 96, dtype=HALF), torch.zeros(40, 96, dtype=HALF)
+        project(rows, weight, torch.zeros(40, dtype=HALF), "gelu")
+    compile_muon((512, 128), 1)
+    compile_muon((40, 30), 1)
+    compile_rows(HALF, 512, "layer", "relu", 0.1)
     compile_rows(HALF, 512, "rms", "squared_relu", 0.1)
     compile_rows(HALF, 410, "layer", "gelu", 0.1)
     compile_rows(HALF, 1024, "none", "identity", 0.1)
@@ -184,11 +189,11 @@ def compile_further_variants() -> None:
 if __name__ == "__main__":
     compile_instead_of_running(int(sys.argv[1]))
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
-    compile_at_once()
+    compile_at_once(16)
     compile_decoding(HALF, 64)
-    compile_rows(HALF, 512, "layer", "relu", 0.1)
+    compile_rows(HALF, 128, "layer", "relu", 0.1)
     compile_heads(HALF, 64)
-    compile_muon()
+    compile_muon((256, 128), 2)
     if sys.argv[2:] == ["all"]:
         compile_further_variants()
     if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:

@@ -1,8 +1,9 @@
-"""Run with TRITON_INTERPRET=1: the decoding kernels against plain PyTorch."""
+"""The decoding kernels against plain PyTorch, natively or in Triton's interpreter."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, cast
 
@@ -24,7 +25,8 @@ from mnemo.ops.cuda.decode_projection import Norm, project, project_normed, proj
 
 PLAN = Plan(long=XL(length=7), short=XL(length=2), num_long=1)
 SIZES: dict[str, Any] = dict(num_layers=2, head_dim=16, dim=32)
-SHAPES = [(1, 2, 70, 8), (3, 2, 37, 41), (2, 1, 5, 16), (2, 2, 130, 64)]
+SHAPES = [(3, 2, 37, 41), (1, 2, 70, 8), (2, 1, 5, 16), (2, 2, 130, 64)]
+SIZES_OF_PRODUCTS = [(1, 40, 24), (3, 40, 24), (1, 128, 70), (18, 72, 20)]
 
 
 def tables(heads: int, slots: int, size: int) -> list[Table]:
@@ -32,9 +34,9 @@ def tables(heads: int, slots: int, size: int) -> list[Table]:
     return [Table(r, u, w), Table(r, u, None, torch.randn(heads, slots)), Table()]
 
 
-def check_attention() -> None:
+def check_attention(shapes: Sequence[tuple[int, int, int, int]] = SHAPES) -> None:
     set_seed(0)
-    for batch, heads, slots, size in SHAPES:
+    for batch, heads, slots, size in shapes:
         q, k, v = (torch.randn(batch, heads, size) for _ in range(3))
         ring = torch.randn(2, batch, heads, slots, size)
         assert decode_kernels.suit(ring)
@@ -60,8 +62,8 @@ def check_tilings() -> None:
         assert_close(got if isinstance(got, torch.Tensor) else put_together(got, batch, q.dtype), want)
 
 
-def check_projections() -> None:
-    for batch, width, outputs in ((1, 40, 24), (1, 128, 70), (3, 40, 24), (18, 72, 20)):
+def check_projections(sizes: Sequence[tuple[int, int, int]] = SIZES_OF_PRODUCTS) -> None:
+    for batch, width, outputs in sizes:
         x, branch, weight = torch.randn(batch, width), torch.randn(batch, width), torch.randn(outputs, width)
         bias, gain, shift = torch.randn(outputs), torch.randn(width), torch.randn(width)
         for name, activation in cast("dict[Any, Any]", ACTIVATIONS).items():
@@ -122,30 +124,19 @@ MODELS: list[dict[str, Any]] = [
 ]
 
 
-def check_rings() -> None:
+def check_rings(changes: dict[str, Any], batch: int) -> None:
     """Whole models, in float32 with the kernels and in float64 without."""
-    for changes, batch in [*((changes, 3) for changes in MODELS), (MODELS[0], 1), (MODELS[2], 1)]:
-        tokens = random_tokens(batch, 40)
-        rough = random_model(dtype=torch.float32, **{**SIZES, **changes})
-        with torch.no_grad():
-            for parameter in rough.parameters():
-                parameter.mul_(0.3)
-        exact = deepcopy(rough).double()
-        windows, rings = Decoder(exact, exact.init(batch), 4), RingDecoder(rough, rough.init(batch), 4)
-        fused = suit(rough, rough.embedding.tables[0], torch.zeros(batch, 1, 1))
-        assert fused == (not rough.config.head_gate)
-        for decoder in (windows, rings):
-            decoder.feed(tokens[:, :6], lengths=[6, 2, 5][:batch])
-        for step in range(6, 9):
-            token = tokens[:, step : step + 1]
-            assert_close(rings.feed(token).hidden, windows.feed(token).hidden.float())
-
-
-if __name__ == "__main__":
-    check_attention()
-    check_tilings()
-    check_projections()
-    check_projected_parts()
-    check_embedding()
-    check_choice()
-    check_rings()
+    tokens = random_tokens(batch, 40)
+    rough = random_model(dtype=torch.float32, **{**SIZES, **changes})
+    with torch.no_grad():
+        for parameter in rough.parameters():
+            parameter.mul_(0.3)
+    exact = deepcopy(rough).double()
+    windows, rings = Decoder(exact, exact.init(batch), 4), RingDecoder(rough, rough.init(batch), 4)
+    fused = suit(rough, rough.embedding.tables[0], torch.zeros(batch, 1, 1))
+    assert fused == (not rough.config.head_gate)
+    for decoder in (windows, rings):
+        decoder.feed(tokens[:, :6], lengths=[6, 2, 5][:batch])
+    for step in range(6, 9):
+        token = tokens[:, step : step + 1]
+        assert_close(rings.feed(token).hidden, windows.feed(token).hidden.float())

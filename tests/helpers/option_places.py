@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.marks import FURTHER
 from helpers.model_options import BASES, SMALL, options
 from helpers.models import set_seed
 from helpers.tolerances import TOLERANCES, assert_close
 from torch import Tensor
 
+from mnemo.memory import XL, Plan
 from mnemo.memory.state import State, leaves
 from mnemo.model import Model, ModelConfig
 
@@ -36,14 +39,10 @@ NATIVE = [
 no_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run natively here")
 
 
-FURTHER = () if torch.cuda.is_available() else pytest.mark.thorough
-"""Natively, single fields of mechanisms are tested at once."""
-
-
 def cases() -> list[Any]:
     """Every option of the first base; those of the others, which differ in what options meet, are thorough.
 
-    Without a GPU, single fields of a mechanism are thorough too: the mechanism itself is an option.
+    Without a GPU, sizes and single fields are thorough too: mechanisms, positions and other parts are options.
     """
     first = next(iter(BASES))
     return [
@@ -53,29 +52,33 @@ def cases() -> list[Any]:
     ]
 
 
+SIZES = ("vocab_size", "num_layers", "dim", "num_heads", "head_dim", "inner_dim", "norm_eps")
+
+
 def _mark(option: str) -> Any:
-    return () if option.count("=") <= 2 else FURTHER
+    is_part = option.count("=") <= 1 and not option.startswith(SIZES)
+    is_memory = option.startswith("memory=Plan.") and option.count("=") == 2 and ".short=" not in option
+    return () if is_part or is_memory else FURTHER
 
 
-SLOW = ("base", "head_gate=True", "qk_norm=True")
-"""Options for paths that take long; each adds another part to a layer."""
+SLOW = {"base": (), "head_gate=True": FURTHER, "qk_norm=True": FURTHER}
+"""Options for paths that take long, and their marks; each adds another part to a layer."""
 
 
 def slow_cases() -> list[Any]:
     """For slow paths; options that are not in SLOW are thorough, and fields of memories are left out."""
     return [
-        pytest.param(config, id=name, marks=() if name in SLOW else pytest.mark.thorough)
+        pytest.param(config, id=name, marks=SLOW.get(name, pytest.mark.thorough))
         for name, config in options(SMALL).items()
         if name.count("=") <= 2
     ]
 
 
 def kernel_cases() -> list[Any]:
-    """For kernels of attention in Triton's interpreter; options that they do not depend on are thorough."""
-    return [
-        pytest.param(*case.values, id=case.id, marks=() if case.id == "base" else pytest.mark.thorough)
-        for case in slow_cases()
-    ]
+    """For kernels of attention in Triton's interpreter, which takes seconds: one layer, and every option thoroughly."""
+    small = replace(SMALL, num_layers=1, memory=Plan(long=XL(length=3)))
+    thorough = [pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough) for case in slow_cases()]
+    return [pytest.param(small, id="one layer"), *thorough]
 
 
 def random_weights(config: ModelConfig, deviation: float = 0.3) -> Model:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.marks import few
+from helpers.mechanisms import FEW, MECHANISMS
 from helpers.models import random_model, random_tokens, read
 from helpers.tolerances import TOLERANCES
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.weight_formats import WeightFormat
 from mnemo.model import Model
 from mnemo.model.positions import Rotary
-from mnemo.ops.cuda import decode_kernels
 from mnemo.serving.engine import ReadJob, Token, WriteJob
 from mnemo.storage.run_header import find_run
 from mnemo.storage.shipped import DEFAULT
@@ -96,7 +96,7 @@ def with_rounded_weights(model: Model, narrow: Model) -> Model:
 
 
 @pytest.mark.parametrize("weights", NARROW)
-@pytest.mark.parametrize("name", sorted(MECHANISMS.keys() - {"lstm"}))
+@pytest.mark.parametrize("name", few(sorted(MECHANISMS.keys() - {"lstm"}), lambda name: name in FEW))
 def test_every_mechanism_computes_with_the_rounded_weights(name: str, weights: WeightFormat) -> None:
     model = random_model(dtype=torch.float32, **MECHANISMS[name])
     with torch.no_grad():
@@ -146,8 +146,7 @@ def test_memories_are_interchangeable(weights: WeightFormat, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("weights", NARROW)
-def test_a_server_writes_with_narrow_weights(weights: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_kernels, "INTERPRETED", False)  # as on a CPU of a user
+def test_a_server_writes_with_narrow_weights(weights: WeightFormat) -> None:
     args = Args(device="cpu", rows=2, weights=weights)
     served, session = load_model("model", find_run(DEFAULT), args), mnemo.open_run(DEFAULT, device="cpu").session()
     ids = session.opened.tokenizer.encode("It was a dark night, and the rain fell upon the roofs. ")

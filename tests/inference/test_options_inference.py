@@ -10,7 +10,6 @@ from helpers.option_places import (
     EXACT,
     INTERPRETER,
     NATIVE,
-    SLOW,
     Place,
     cases,
     full_precision,
@@ -19,6 +18,7 @@ from helpers.option_places import (
 
 from mnemo.inference.ring_decoder import suits
 from mnemo.model import ModelConfig
+from mnemo.ops.cuda import decode_kernels
 
 pytestmark = pytest.mark.usefixtures(full_precision.__name__)
 
@@ -55,7 +55,7 @@ def test_weights_in_half_precision(config: ModelConfig, place: Place) -> None:
 
 
 INTERPRETED = [
-    case if option(case) in SLOW else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
+    case if option(case) == "base" else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
     for case in SEEN_IN_RINGS
 ]
 """Triton's interpreter is slow, so that most options are thorough."""
@@ -63,5 +63,6 @@ INTERPRETED = [
 
 @no_interpreter
 @pytest.mark.parametrize("config", INTERPRETED)
-def test_decode_kernels_equal_the_plain_path(config: ModelConfig) -> None:
+def test_decode_kernels_equal_the_plain_path(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_kernels, "INTERPRETED", True)
     assert wrong(config, INTERPRETER, KERNEL_RUNNERS) == []

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import decode_kernels as checks
+from helpers.marks import few
 from helpers.models import random_model, random_tokens
+from helpers.option_places import no_interpreter
 from helpers.tolerances import assert_close
 
 from mnemo.errors import MnemoError
@@ -22,6 +21,7 @@ from mnemo.memory.state import leaves
 from mnemo.model import Model
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.positions import Learned, NoPositions, Relative, Rotary, Shaw
+from mnemo.ops.cuda import decode_kernels
 
 PLAN = Plan(long=XL(length=7), short=XL(length=2), num_long=1)
 KINDS: dict[str, dict[str, Any]] = {
@@ -177,17 +177,39 @@ def test_rings_report_an_output_that_is_not_finite(monkeypatch: pytest.MonkeyPat
         generate(model, random_tokens(1, 3), num_tokens=5, segment=SEGMENT)
 
 
-def test_the_kernels_in_the_interpreter() -> None:
-    """In a separate process: the interpreter is chosen when the kernels are defined."""
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of decoding run in Triton's interpreter; `native` tests run them on a GPU."""
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "helpers.decode_kernels"],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(decode_kernels, "INTERPRETED", True)
+
+
+@no_interpreter
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("first, last", few([(0, 1), (1, 4)], lambda first, _: first == 0))
+def test_kernels_in_the_interpreter(first: int, last: int) -> None:
+    checks.check_attention(checks.SHAPES[first:last])
+    checks.check_projections(checks.SIZES_OF_PRODUCTS[2 * first : 2 * last])
+
+
+@no_interpreter
+@pytest.mark.usefixtures("interpreted")
+def test_further_kernels_in_the_interpreter() -> None:
+    checks.check_tilings()
+    checks.check_projected_parts()
+    checks.check_embedding()
+    checks.check_choice()
+
+
+RINGS = [(2, 3), (5, 1), *((number, 3) for number in (0, 1, 3, 4, 5, 6)), (0, 1), (2, 1)]
+"""Numbers of a model, and of rows."""
+
+
+@no_interpreter
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("number, batch", few(RINGS, lambda *case: case in RINGS[:2]))
+def test_rings_with_kernels_in_the_interpreter(number: int, batch: int) -> None:
+    checks.check_rings(checks.MODELS[number], batch)
 
 
 @pytest.mark.gpu

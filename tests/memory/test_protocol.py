@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import FEW, MECHANISMS
 from helpers.models import random_model, random_tokens
 
 from mnemo.memory import XL, Compressive, KeyValueCache, Lookahead, Plan, protocol
@@ -49,7 +49,13 @@ def test_a_state_has_the_length_that_it_was_made_with(changes: dict[str, Any]) -
         assert all(a >= b for a, b in zip(model.memory_lengths(state), longer, strict=True))
 
 
-@pytest.mark.parametrize("changes", [*MECHANISMS.values(), *UNUSED.values()], ids=[*MECHANISMS, *UNUSED])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=() if name in (*FEW, *UNUSED) else pytest.mark.thorough)
+        for name, changes in {**MECHANISMS, **UNUSED}.items()
+    ],
+)
 def test_unused_weights_are_those_without_a_gradient(changes: dict[str, Any]) -> None:
     """In enough segments that every memory is full and compresses or fits."""
     model = random_model(**changes).train()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.doc_pages import ROOT, blocks, run_block
-from helpers.mechanisms import MECHANISMS
+from helpers.mechanisms import FEW, MECHANISMS
 from helpers.models import SMALL, random_model, random_tokens, read
 from helpers.own_memories import keep_mechanisms
 from helpers.tolerances import assert_close
@@ -56,6 +56,15 @@ def name(changes: dict) -> str:
 
 
 every_model = pytest.mark.parametrize("changes", list(some_models()), ids=name)
+one_of_each = pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=known, marks=() if known in FEW or known not in MECHANISMS else pytest.mark.thorough)
+        for changes in some_models()
+        for known in [name(changes)]
+    ],
+)
+"""For properties that follow from those of every model where rows are independent."""
 
 
 @every_model
@@ -69,7 +78,7 @@ def test_rows_are_independent(changes):
             assert_close(a, b)
 
 
-@every_model
+@one_of_each
 def test_rows_of_different_lengths_equal_rows_alone(changes):
     if isinstance(changes.get("positions"), (Learned, Sinusoidal)):
         changes = {**changes, "positions": replace(changes["positions"], **_counting_up(changes["positions"]))}
@@ -148,7 +157,7 @@ def test_decoding_equals_the_parallel_segment(changes):
     assert all(torch.equal(a, b) for a, (_, b) in zip(kept, leaves(state), strict=True))
 
 
-@every_model
+@one_of_each
 def test_decoding_rows_out_of_step_equals_rows_alone(changes):
     model, tokens = random_model(**changes), random_tokens(2, 11)
     decoder = model.decoder(batch=2, segment=4)
@@ -161,7 +170,7 @@ def test_decoding_rows_out_of_step_equals_rows_alone(changes):
         assert_close(got[row : row + 1], expected)
 
 
-@every_model
+@one_of_each
 def test_cached_keys_and_values_give_equal_numbers(changes):
     model, tokens = random_model(**changes), random_tokens(2, 14)
     expected, _ = read(model, tokens, 4)

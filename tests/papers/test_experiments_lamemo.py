@@ -350,7 +350,10 @@ def test_samples() -> None:
 
 
 # Experiments whose code another self-test covers (lamemo-wikitext103), and one that takes long.
-FURTHER = ("lamemo-enwik8", "lamemo-text8", "lamemo-novels", "lamemo-flops", "lamemo-wikitext103", "lamemo-encoding")
+FURTHER = (
+    *("lamemo-enwik8", "lamemo-text8", "lamemo-novels", "lamemo-flops"),
+    *("lamemo-wikitext103", "lamemo-encoding", "lamemo-extrapolation"),
+)
 
 
 @pytest.mark.parametrize("name", few(NAMES, lambda name: name not in FURTHER))

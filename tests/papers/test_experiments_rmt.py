@@ -68,7 +68,7 @@ def test_nothing_measured_leaves_every_verdict_open(name, budget):
 
 # Experiments whose code the self-tests of copy and the language model cover.
 TASKS = ("rmt-reverse", "rmt-half-memory", "rmt-passkey", "rmt-long-copy", "rmt-retrieval", "rmt-associative-recall")
-FURTHER = (*TASKS, "rmt-context")
+FURTHER = (*TASKS, "rmt-context", "rmt-quadratic", "rmt-state-size")
 
 
 @pytest.mark.parametrize(

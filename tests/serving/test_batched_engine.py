@@ -37,14 +37,6 @@ WAIT = 60
 SAMPLINGS = (Sampling(), Sampling(0), Sampling(0.7, 5), Sampling(1.2, None, 0.6), Sampling(0.9, 7, 0.8))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_kernels() -> Iterator[None]:
-    """On a CPU as users have it: the tests' interpreter of GPU kernels takes minutes here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode_kernels, "INTERPRETED", False)
-        yield
-
-
 class Request(NamedTuple):
     """Read a text, then continue it in two parts."""
 

@@ -16,7 +16,6 @@ from helpers.models import random_model
 from mnemo.cli import main
 from mnemo.errors import MnemoError
 from mnemo.memory.state import nbytes
-from mnemo.ops.cuda import decode_kernels
 from mnemo.serving.load.growth import EngineConversation, GrowthPoint, lengths_up_to, measure_growth
 from mnemo.serving.load.http_sessions import HttpServer, measure_http
 from mnemo.serving.load.picture import write_figures
@@ -44,9 +43,7 @@ def test_sessions() -> None:
 def test_the_state_of_a_conversation_does_not_grow_and_a_cache_does() -> None:
     growing_cache = pytest.importorskip("mnemo.hf.growing_cache")
     model, lengths = random_model(dtype=torch.float32), [200, 300, 600]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode_kernels, "INTERPRETED", False)
-        ours = measure_growth(EngineConversation(model, SEGMENT), lengths, model.config.vocab_size)
+    ours = measure_growth(EngineConversation(model, SEGMENT), lengths, model.config.vocab_size)
     theirs = measure_growth(growing_cache.GrowingCacheConversation(model), lengths, model.config.vocab_size)
     assert [point.length for point in ours] == [point.length for point in theirs] == lengths
     assert len({point.bytes for point in ours}) == 1
@@ -80,8 +77,7 @@ def test_pictures(tmp_path: Path) -> None:
     assert all("Mnemo" in path.read_text() and "</svg>" in path.read_text() for path in paths)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_kernels, "INTERPRETED", False)
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "load.json"
     options = "--sessions 1,3 --rows 2 --length 200 --device cpu --threads 1"
     assert main(["bench", "--serving", "tiny-bytes", *options.split(), "--out", str(out)]) == 0

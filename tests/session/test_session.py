@@ -24,6 +24,8 @@ from mnemo.session.text_run import encode_file, with_tokenizer
 from mnemo.storage.run_folder import open_run
 
 ALL = pytest.mark.parametrize("name", few_first())
+SOME = pytest.mark.parametrize("name", few(MECHANISMS, lambda name: name in ("xl-plan", "rmt", "compressive", "qrnn")))
+"""For what a session does alike with every memory."""
 
 
 def ids(text: str) -> torch.Tensor:
@@ -61,7 +63,7 @@ def test_pieces_of_a_text_are_read_as_one_text(name: str) -> None:
         assert_close(mine, theirs)
 
 
-@ALL
+@SOME
 def test_streamed_text_equals_generate(name: str) -> None:
     session = random_session(seed=3, **MECHANISMS[name])
     expected = generate(session.model, [ids(TEXT[:5])], num_tokens=11, segment=SEGMENT, seed=3)
@@ -70,7 +72,7 @@ def test_streamed_text_equals_generate(name: str) -> None:
     assert same(session.state, expected.text_state)
 
 
-@ALL
+@SOME
 def test_a_reply_that_is_stopped_keeps_its_tokens(name: str) -> None:
     session = random_session(seed=3, **MECHANISMS[name])
     session.read(TEXT[:5])
@@ -80,7 +82,7 @@ def test_a_reply_that_is_stopped_keeps_its_tokens(name: str) -> None:
     assert session.num_tokens == 11 and begun + session.generate(3) == whole
 
 
-@ALL
+@SOME
 def test_forks_are_independent(name: str) -> None:
     session = random_session(**MECHANISMS[name])
     session.read(TEXT[:6])
@@ -123,7 +125,7 @@ def test_slots_fill_up_to_their_number(name: str) -> None:
     assert session.memory().memory_tokens == (tokens.num if tokens is not None and tokens.carries else 0)
 
 
-@ALL
+@SOME
 def test_without_memory_every_segment_starts_empty(name: str) -> None:
     session = random_session(**MECHANISMS[name])
     session.set_memory(on=False)
@@ -177,7 +179,7 @@ def test_memory_on_again_fills_from_empty() -> None:
     assert [layer.filled for layer in session.memory().layers] == [4, 4, 4]
 
 
-@ALL
+@SOME
 def test_memory_files_keep_the_session(name: str, tmp_path: Path) -> None:
     session, other = random_session(seed=1, **MECHANISMS[name]), random_session(seed=1, **MECHANISMS[name])
     session.read(TEXT[:10])

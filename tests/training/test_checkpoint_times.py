@@ -147,7 +147,7 @@ def always_late(folder: Path) -> list[str]:
 
 
 def test_two_processes_save_by_the_clock_together(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"batch": 4, "device": "cpu", "parallel": "ddp"}
+    settings: dict[str, Any] = {"steps": 4, "batch": 4, "device": "cpu", "parallel": "ddp"}
     for name, minutes in (("plain", None), ("timed", ALWAYS)):
         create_run(recipe(checkpoint_minutes=minutes, **settings), tmp_path / name)
         made = ranks.run(2, always_late, tmp_path / name)

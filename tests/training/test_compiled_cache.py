@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import FURTHER
 from helpers.models import random_model
 from torch import Tensor
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, check_node_safe
@@ -25,7 +26,7 @@ def project_as_on_a_gpu(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tens
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("positions", [Relative(), Rotary()])
+@pytest.mark.parametrize("positions", [Relative(), pytest.param(Rotary(), marks=FURTHER)])
 @pytest.mark.filterwarnings("default")  # torch warns of itself while it compiles
 def test_no_operation_of_a_compiled_layer_keeps_it_out_of_the_cache(
     positions: Any, monkeypatch: pytest.MonkeyPatch

@@ -79,15 +79,28 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[floa
     return losses_of
 
 
-@pytest.mark.parametrize(
-    ("size", "kind"),
-    [(2, "ddp"), (2, "fsdp"), *(pytest.param(4, kind, marks=pytest.mark.thorough) for kind in ("ddp", "fsdp"))],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("size", "kind"), [(2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")])
 def test_losses_equal_those_of_one_process(
     size: int, kind: Any, alone: Callable[[str], list[float]], tmp_path: Path
 ) -> None:
     names = {*MEMORIES, *OTHERS, "tokens-sliding-again"} if size == 2 else {*MEMORIES, *AGAIN, "adaptive"}
-    chosen = sorted(names - {"infinite"} if kind == "fsdp" else names)  # FSDP refuses the unbounded memory
+    check_losses(size, kind, sorted(names), alone, tmp_path)
+
+
+def test_losses_of_two_processes_equal_those_of_one(alone: Callable[[str], list[float]], tmp_path: Path) -> None:
+    names = ["adaptive", "compressive", "infinite", "look-ahead", "look-ahead-unused", "tokens", "documents-clip"]
+    check_losses(2, "ddp", names, alone, tmp_path)
+
+
+def test_losses_with_weights_divided_equal_those_of_one_process(
+    alone: Callable[[str], list[float]], tmp_path: Path
+) -> None:
+    check_losses(2, "fsdp", ["associative", "average", "parts", "tokens-sliding-again", "xl"], alone, tmp_path)
+
+
+def check_losses(size: int, kind: Any, names: list[str], alone: Callable[[str], list[float]], tmp_path: Path) -> None:
+    chosen = [name for name in names if (kind, name) != ("fsdp", "infinite")]  # FSDP refuses the unbounded memory
     spread = {name: replace(CASES[name], train=replace(CASES[name].train, parallel=kind)) for name in chosen}
     ranks.run(size, train_all, tmp_path, kind, spread)
     tolerance = TOLERANCES[torch.float64]
@@ -109,7 +122,10 @@ def as_one_rank(folder: Path, device: str, backend: str, cases: dict[str, Recipe
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [pytest.param("cpu", "gloo", marks=pytest.mark.thorough), pytest.param("cuda", "nccl", marks=pytest.mark.gpu)],
+)
 def test_a_job_of_one_process(device: str, backend: str, alone: Callable[[str], list[float]], tmp_path: Path) -> None:
     """On a GPU, this is how DDP, FSDP, NCCL and their checkpoints are tested where there is only one."""
     names, kinds = ("xl", "tokens", "adaptive"), ("ddp", "fsdp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -100,16 +101,35 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in KINDS:
         path = folder / f"moving-{kind}"
         assert checkpoints.checkpoint_steps(path) == [0, 1]
-        assert train(path, monitor=Signaller(signal.SIGTERM, step=3)).step == 3
-    ranks.run(4, then_four, folder)
+        shutil.copytree(path, folder / f"home-{kind}")
+        assert train(folder / f"home-{kind}").step == STEPS["steps"]
     return folder
 
 
+@pytest.fixture(scope="module")
+def runs_of_four(runs: Path) -> Path:
+    for kind in KINDS:
+        assert train(runs / f"moving-{kind}", monitor=Signaller(signal.SIGTERM, step=3)).step == 3
+    ranks.run(4, then_four, runs)
+    return runs
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "size"), [("moving", 4), ("begun", 2)])
-def test_a_run_moves_from_two_to_one_to_four_and_from_one_to_two(name: str, size: int, kind: str, runs: Path) -> None:
+@pytest.mark.parametrize(("name", "size"), [("home", 1), ("begun", 2)])
+def test_a_run_moves_from_two_to_one_and_from_one_to_two(name: str, size: int, kind: str, runs: Path) -> None:
+    check_moved(runs, f"{name}-{kind}", size)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_moves_from_two_to_one_to_four(kind: str, runs_of_four: Path) -> None:
+    check_moved(runs_of_four, f"moving-{kind}", 4)
+
+
+def check_moved(runs: Path, name: str, size: int) -> None:
+    """The run has the numbers of one process that did everything; its last steps were done by `size` processes."""
     tolerance = TOLERANCES[torch.float64]
-    moved = runs / f"{name}-{kind}"
+    moved = runs / name
     assert losses(moved) == pytest.approx(losses(runs / "alone"), rel=tolerance.rtol, abs=tolerance.atol)
     ends = [end_of(path) for path in (moved, runs / "alone")]
     assert [end.num_ranks for end in ends] == [size, 1]
@@ -123,8 +143,17 @@ def test_a_run_moves_from_two_to_one_to_four_and_from_one_to_two(name: str, size
             torch.testing.assert_close(own[name], expected[name], rtol=tolerance.rtol, atol=tolerance.atol)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("ddp", 2), ("fsdp", 2), ("ddp", 4)])
-def test_the_same_number_of_processes_goes_on_bit_for_bit(kind: str, size: int, runs: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_go_on_bit_for_bit(kind: str, runs: Path) -> None:
+    check_went_on(runs, kind, 2)
+
+
+@pytest.mark.thorough
+def test_four_processes_go_on_bit_for_bit(runs_of_four: Path) -> None:
+    check_went_on(runs_of_four, "ddp", 4)
+
+
+def check_went_on(runs: Path, kind: str, size: int) -> None:
     whole, stopped = runs / f"whole-{kind}-{size}", runs / f"stopped-{kind}-{size}"
     assert metrics(stopped) == metrics(whole)
     ends = [end_of(path) for path in (whole, stopped)]
@@ -141,7 +170,7 @@ def test_processes_draw_their_own_dropout(runs: Path) -> None:
 
 
 def test_an_export_stands_for_its_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, target = runs / "moving-fsdp", runs / "exported"
+    source, target = runs / "begun-fsdp", runs / "exported"
     assert cli.main(["export", str(source), "--output", str(target), "--json"]) == 0
     loaded, expected = open_run(target), open_run(source)
     assert json.loads(capsys.readouterr().out) == {"folder": str(target), "step": expected.step}

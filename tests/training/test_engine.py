@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.mechanisms import MECHANISMS
 from helpers.monitors import Signaller
 from helpers.recorders import Rerun
@@ -108,7 +109,7 @@ OTHERS = [name for name in MECHANISMS if name not in QUICK and not name.startswi
 
 
 COMPILED = [(name, how) for name in (*QUICK, *OTHERS) for how in (True, "layers")]
-WHOLE = ("xl", "lookahead")
+WHOLE = ("xl",)
 """Mechanisms that are compiled as a whole, which takes longest, in every run of the tests."""
 
 
@@ -139,7 +140,7 @@ BY_LAYER: dict[str, tuple[dict[str, Any], int]] = {
 """Options of a model, and how many functions are compiled for all of its layers and the loss."""
 
 
-@pytest.mark.parametrize("name", BY_LAYER)
+@pytest.mark.parametrize("name", few(BY_LAYER, lambda name: name in ("layers", "mixed")))
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_one_compiled_layer_serves_all(name: str, reference_op: None, layers_on_cpu: None) -> None:
     options, count = BY_LAYER[name]
@@ -328,6 +329,7 @@ def test_by_default_layers_are_compiled_where_they_are_the_whole_step(
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.thorough
 def test_an_adaptive_softmax_is_compiled_but_for_its_loss(reference_op: None) -> None:
     torch._dynamo.reset()
     notes: list[str] = []

@@ -59,7 +59,7 @@ def test_a_norm_that_is_not_finite_does_not_enter_the_mean() -> None:
     assert float(guard.mean) == 2.0
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("is_recorded", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_the_mean_is_saved_and_resumed(is_recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_recorded:
         monkeypatch.setattr(trainer_module, "Engine", lambda *a, **o: Engine(*a, recorder=Rerun(), **o))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import FURTHER
 from helpers.mechanisms import MECHANISMS, few_first
 from helpers.models import random_model
 from helpers.tolerances import assert_close
@@ -167,7 +168,7 @@ def test_rates_and_momentum_are_checked(change: dict[str, Any], message: str) ->
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("rate_on_device", [False, True])
+@pytest.mark.parametrize("rate_on_device", [False, pytest.param(True, marks=FURTHER)])
 def test_the_step_in_kernels_is_the_plain_step(rate_on_device: bool) -> None:
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -335,12 +335,16 @@ def create(wanted: Recipe, path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "faults",
-    [{"nan": "fsdp"}, pytest.param(dict.fromkeys(FAULTS, "ddp"), marks=pytest.mark.thorough)],
-    ids=["divided", "replicated"],
+    ("of", "faults"),
+    [
+        (PLAIN, {"nan": "ddp"}),
+        pytest.param(HARD, {"nan": "fsdp"}, marks=pytest.mark.thorough),
+        pytest.param(HARD, dict.fromkeys(FAULTS, "ddp"), marks=pytest.mark.thorough),
+    ],
+    ids=["plain", "divided", "replicated"],
 )
-def test_two_processes_roll_back_together(faults: dict[str, Any], tmp_path: Path) -> None:
-    cases = [(name, replace(HARD, train=replace(HARD.train, parallel=kind))) for name, kind in faults.items()]
+def test_two_processes_roll_back_together(of: Recipe, faults: dict[str, Any], tmp_path: Path) -> None:
+    cases = [(name, replace(of, train=replace(of.train, parallel=kind))) for name, kind in faults.items()]
     assert ranks.run(2, in_ranks, tmp_path, cases, 11) == [2, 2]
     for name, wanted in cases:
         whole, killed = (tmp_path / f"{kind}-{name}-{wanted.train.parallel}" for kind in ("whole", "killed"))

@@ -140,6 +140,7 @@ def test_a_closed_terminal_does_not_prevent_saving(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "run"
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, tests would wait for a run that goes on
         os.chdir(tmp_path)
         os.execv(sys.executable, COMMAND)
     os.set_blocking(terminal, False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import few
 from helpers.tolerances import assert_close
 from helpers.toy_runs import exact, metrics, recipe, run, scored_as, toy
 
@@ -82,7 +83,7 @@ SAME: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", few(SAME, lambda name: name in ("parts of the batch", "context", "warm-up")))
 def test_training_is_the_plain_loop(name: str, tmp_path: Path) -> None:
     wanted = recipe(**exact(log_every=1, optimizer=OptimizerConfig(lr=0.01), **SAME[name]))
     model, losses, norms = by_hand(wanted)

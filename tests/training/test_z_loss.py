@@ -79,7 +79,7 @@ def test_the_objective_is_that_of_the_definition() -> None:
     ("embedding", "by_layer"),
     [
         (EmbeddingConfig(), True),
-        (ADAPTIVE, False),
+        pytest.param(ADAPTIVE, False, marks=pytest.mark.thorough),
         pytest.param(EmbeddingConfig(), False, marks=pytest.mark.thorough),
         pytest.param(ADAPTIVE, True, marks=pytest.mark.thorough),
     ],

@@ -7,7 +7,6 @@ of a program, N keys of a tile.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -26,7 +25,8 @@ try:
 except ImportError:
     triton = None
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = False
+"""Whether kernels of decoding run on every device: tests of these kernels set it, with Triton's interpreter."""
 LARGEST_PARTS = 32
 LOG2_E = 1.4426950408889634
 LARGEST_HEAD = 256

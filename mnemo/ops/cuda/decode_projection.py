@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemo.errors import one_line
-from mnemo.ops.cuda.decode_kernels import INTERPRETED, TOLERANCE, Parts, power_of_two, supports, trusted
+from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda.decode_kernels import TOLERANCE, Parts, power_of_two, supports, trusted
 
 try:
     import triton  # type: ignore[import-not-found]
@@ -50,7 +51,7 @@ def suit(x: Tensor, batch: int, width: int) -> bool:
     """Whether the kernels support `batch` rows of this width, in the type and on the device of x."""
     if not supports(x) or batch > LARGEST_ROWS or width * x.element_size() > LARGEST_WIDTH:
         return False
-    if INTERPRETED:
+    if decode_kernels.INTERPRETED:
         return x.dtype != torch.bfloat16  # Triton's interpreter multiplies the bits of bf16 as integers
     return works(x.device, x.dtype)
 

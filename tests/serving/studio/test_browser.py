@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from helpers.browser import PHONE, Watched, launched, overflow, save_picture, violations, watched
 from helpers.http_server import RunningServer
+from helpers.marks import few
 from helpers.run_folders import make_run, recipe, score, write_result
 from helpers.studio_server import studio_server
 from helpers.tiny_runs import sample_text
@@ -132,7 +133,7 @@ def opened(watched: Watched, name: str) -> Page:
     return page
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", few(PAGES, lambda name: name in ("runs", "experiment")))
 def test_pages_in_light_and_dark_and_on_a_phone(
     browser: Browser, server: RunningServer, name: str, pictures: Path | None
 ) -> None:
@@ -198,6 +199,7 @@ def test_names_are_text(desktop: Watched) -> None:
     assert page.locator("b[onclick]").count() == 0
 
 
+@pytest.mark.thorough
 def test_commands_are_copied(browser: Browser, server: RunningServer) -> None:
     with watched(browser, server.url, permissions=["clipboard-read", "clipboard-write"]) as watch:
         page = opened(watch, "run")
@@ -224,6 +226,7 @@ def test_the_studio_works_by_keyboard(desktop: Watched) -> None:
     expect(page.locator(".u-legend .u-value").first).to_have_text("8")
 
 
+@pytest.mark.thorough
 def test_the_theme_follows_the_system_and_the_switch(browser: Browser, server: RunningServer) -> None:
     def ground(page: Page) -> str:
         return page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
@@ -265,6 +268,7 @@ def test_memory_shows_what_fills_the_slots(desktop: Watched) -> None:
     expect(long).to_have_accessible_name("Layer 3, XL: 256 of 256 slots filled, with tokens 3328 to 3583")
 
 
+@pytest.mark.thorough
 def test_memory_of_files(desktop: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_pages, "MOST_TOKENS", 500)
     page = desktop.open("/studio/memory?run=with-memory")
@@ -280,6 +284,7 @@ def test_memory_of_files(desktop: Watched, tmp_path: Path, monkeypatch: pytest.M
     page.get_by_label("Text file").set_input_files([])
 
 
+@pytest.mark.thorough
 def test_memory_of_an_unusable_run_says_why(desktop: Watched) -> None:
     page = desktop.open("/studio/memory?run=damaged")
     expect(page.get_by_role("alert").first).to_contain_text("recipe.json")
@@ -288,6 +293,7 @@ def test_memory_of_an_unusable_run_says_why(desktop: Watched) -> None:
     page.locator(".uplot").wait_for()
 
 
+@pytest.mark.thorough
 def test_experiments_are_found_and_opened(desktop: Watched) -> None:
     page = opened(desktop, "papers")
     expect(page.locator(".experiment")).to_have_count(6)
@@ -302,6 +308,7 @@ def test_experiments_are_found_and_opened(desktop: Watched) -> None:
     expect(page.locator(".verdicts tbody tr").first).to_contain_text("holds")
 
 
+@pytest.mark.thorough
 def test_a_lost_server_is_reported_and_found_again(browser: Browser, folder: Path, tmp_path: Path) -> None:
     studio = StudioSettings(results=())
     with studio_server(tmp_path, studio) as server, watched(browser, server.url) as watch:
@@ -324,6 +331,7 @@ def test_a_server_with_a_key_asks_for_it(browser: Browser, tmp_path: Path) -> No
         watch.problems.clear()  # the browser's note about the answer 401
 
 
+@pytest.mark.thorough
 def test_no_results_and_no_such_page(browser: Browser, tmp_path: Path) -> None:
     with (
         studio_server(tmp_path, StudioSettings(runs=tmp_path, results=(tmp_path,))) as server,

@@ -170,6 +170,7 @@ def use_arrow_keys(tab: Any) -> None:
     expect(tab.locator(".details")).to_contain_text("line end")
 
 
+@pytest.mark.thorough
 def test_a_dropped_file_is_read(tab: Any) -> None:
     transfer = tab.evaluate_handle(
         "text => { const data = new DataTransfer(); data.items.add(new File([text], 'story.txt')); return data; }", TEXT
@@ -208,6 +209,7 @@ def write(tab: Any, tokens: int) -> None:
     finished(tab)
 
 
+@pytest.mark.thorough
 def test_stop_ends_writing_and_keeps_it(tab: Any) -> None:
     read(tab)
     tab.locator("#set-tokens").fill("16000")
@@ -226,6 +228,7 @@ def stop(tab: Any) -> None:
     tab.get_by_role("button", name="Stop").click()
 
 
+@pytest.mark.thorough
 def test_a_double_click_reads_once_and_to_the_end(tab: Any) -> None:
     tab.locator("#reading").fill(TEXT * 10)
     tab.get_by_role("button", name="Read", exact=True).dblclick()
@@ -234,6 +237,7 @@ def test_a_double_click_reads_once_and_to_the_end(tab: Any) -> None:
     assert num_tokens(tab) == len((TEXT * 10).encode())
 
 
+@pytest.mark.thorough
 def test_stop_ends_reading_and_keeps_it(tab: Any) -> None:
     choose(tab, file("long.txt", LONG.encode()))
     expect(tab.get_by_text(re.compile("Reading: [1-9]"))).to_be_visible()
@@ -244,6 +248,7 @@ def test_stop_ends_reading_and_keeps_it(tab: Any) -> None:
     write(tab, 10)
 
 
+@pytest.mark.thorough
 def test_long_texts_are_shown_in_pages(tab: Any) -> None:
     read(tab, TEXT * 60)
     pages = tab.get_by_role("navigation", name="Pages of the text")
@@ -257,6 +262,7 @@ def test_long_texts_are_shown_in_pages(tab: Any) -> None:
     expect(pages).to_contain_text("1–4,096")
 
 
+@pytest.mark.thorough
 def test_two_memories_side_by_side(tab: Any) -> None:
     read(tab)
     tab.get_by_role("button", name="Fork").click()
@@ -280,6 +286,7 @@ def test_two_memories_side_by_side(tab: Any) -> None:
     expect(memory(tab, "Memory B")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_the_slider_changes_the_memory_length(tab: Any) -> None:
     read(tab)
     slider = tab.get_by_role("slider")
@@ -380,6 +387,7 @@ def test_wrong_memory_files_lose_nothing(tab: Any, tmp_path: Path) -> None:
         expect(tab.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_a_second_tab_waits_for_the_first(tab: Any, studio: tuple[Studio, RunningServer]) -> None:
     read(tab)
     address = tab.url
@@ -437,6 +445,7 @@ def test_a_restarted_server_goes_on(browser: Any, tmp_path: Path) -> None:
     assert not problems
 
 
+@pytest.mark.thorough
 def test_a_session_that_is_gone_is_explained(tab: Any, studio: tuple[Studio, RunningServer]) -> None:
     tab.goto(studio[1].url + "/studio/playground?a=session-0000000000000000")
     expect(tab.get_by_text("The server no longer has this session")).to_be_visible()
@@ -444,6 +453,7 @@ def test_a_session_that_is_gone_is_explained(tab: Any, studio: tuple[Studio, Run
     assert shown(tab) == TEXT
 
 
+@pytest.mark.thorough
 def test_coming_back_to_the_page_finds_the_session(tab: Any) -> None:
     read(tab)
     address = tab.url
@@ -458,6 +468,7 @@ def test_coming_back_to_the_page_finds_the_session(tab: Any) -> None:
     assert shown(tab) == TEXT and tab.url == address
 
 
+@pytest.mark.thorough
 def test_a_phone_shows_everything_in_light_and_dark(browser: Any, studio: tuple[Studio, RunningServer]) -> None:
     context = browser.new_context(viewport=PHONE)
     tab, problems = open_tab(context, studio[1].url)
