@@ -2,9 +2,9 @@
 
 `mnemo reproduce --budget laptop` shows the main claim of every paper on two CPU cores, in at most 15 minutes.
 `mnemo reproduce --list` shows every experiment and its claim. The other budgets: small, a size that one GPU trains in
-minutes; gpu, the main claims on enwik8; paper, the published hyperparameters; self-test, two steps of everything, which
-shows that the code runs and says nothing about the claim. After an interruption the same command continues; finished
-cells are not run again.
+minutes; gpu, the main claims on enwik8 and on RMT's tasks; paper, the published hyperparameters; self-test, two steps
+of everything, which shows that the code runs and says nothing about the claim. After an interruption the same command
+continues; finished cells are not run again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Args:
     """Show every experiment and the claim that it tests."""
     budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,gpu,paper,self-test}")] = None
     """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); gpu:
-    the main claims on enwik8, for the experiments gpu-*, each sized for half an hour of one GPU; small, the default of
-    the others: minutes on one GPU; paper: the published hyperparameters; self-test: two steps, no verdicts."""
+    the main claims on enwik8 and on RMT's tasks, for the experiments gpu-*, each sized for half an hour of one GPU;
+    small, the default of the others: minutes on one GPU; paper: the published hyperparameters; self-test: two steps, no
+    verdicts."""
     out: Path = OUT
     """Folder for results."""
     site: Path = SITE

@@ -54,7 +54,14 @@ NEVER_COUNTED = ("checkpoint_minutes", "health")
 """Settings that change no number of a cell: when checkpoints are saved, and how a run goes on after a divergence."""
 AS_STORED = {"on_nan": "stop"}
 """Settings that are the same in all cells: a divergence is the result of a cell, and ends its run."""
-OFF = {"z_loss": 0.0, "logit_cap": None, "clip_mean": None, "update_clip": None, "first_bias": "normal"}
+OFF = {
+    "z_loss": 0.0,
+    "logit_cap": None,
+    "clip_mean": None,
+    "update_clip": None,
+    "first_bias": "normal",
+    "largest_root": 100,
+}
 """Settings that stored results do not have, and the values that change nothing."""
 
 

@@ -42,6 +42,8 @@ NAMES = (
     "gpu-xl",
     "gpu-long-range",
     "gpu-rmt",
+    "gpu-retrieval",
+    "gpu-quadratic",
     "gpu-lamemo",
     "laptop-xl",
     "laptop-long-range",

@@ -185,6 +185,19 @@ def test_no_equation_comes_twice() -> None:
     assert len(np.unique(rows[:, :30], axis=0)) == len(rows)
 
 
+def test_smaller_roots_are_small_and_none_is_tested_with_the_published_task() -> None:
+    easy = Quadratic(largest_root=10, train=1600, valid=200, test=200)
+    rows = texts(easy)
+    answers = [written(row)[-1] for row in rows["train"]]
+    roots = [int(root) for answer in answers if answer for root in answer.split(",")]
+    assert max(map(abs, roots)) == 9 and 0.1 < answers.count("") / len(answers) < 0.3
+    drawn = np.concatenate(list(rows.values()))[:, :30]
+    assert len(np.unique(drawn, axis=0)) == len(drawn)
+    held_out = [texts(Quadratic())[split][:, :30] for split in ("valid", "test")]
+    assert len(np.unique(np.concatenate([drawn, *held_out]), axis=0)) == len(drawn) + 30_000
+    assert (easy.label, Quadratic().label) == ("quadratic-10", "quadratic")
+
+
 @pytest.mark.parametrize(
     ("kind", "bad"),
     [
@@ -195,6 +208,9 @@ def test_no_equation_comes_twice() -> None:
         (MultiQuery, {"queries": 9}),
         (Passkey, {"length": 10}),
         (Quadratic, {"train": 400_000}),
+        (Quadratic, {"largest_root": 1}),
+        (Quadratic, {"largest_root": 101}),
+        (Quadratic, {"largest_root": 10, "train": 3000}),
         (Copy, {"seed": -1}),
     ],
 )

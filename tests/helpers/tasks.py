@@ -16,6 +16,7 @@ TASKS: list[AnyTask] = [
     Reverse(symbols=6, **FEW),
     Retrieval(**FEW),
     Quadratic(**FEW),
+    Quadratic(largest_root=10, **FEW),
     MultiQuery(pairs=4, queries=3, keys=6, values=5, **FEW),
     Passkey(length=20, digits=3, **FEW),
 ]

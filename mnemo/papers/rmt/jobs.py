@@ -1,4 +1,4 @@
-"""Jobs of RMT's experiments: a task learned in stages, and a language model whose failure is a result."""
+"""Jobs of RMT's experiments: a task learned in stages or as a pilot decides, a language model that may fail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import torch
 
 from mnemo.bench.timing import allocated
 from mnemo.config import from_json
+from mnemo.data.tasks import TaskSplit
 from mnemo.errors import one_line
 from mnemo.evaluation.task_accuracy import answer
+from mnemo.files.json_file import load_json
 from mnemo.memory.state import leaves, nbytes
 from mnemo.model import Model
 from mnemo.papers.jobs import Place, begin_run, job, train_and_score, train_here
 from mnemo.papers.rmt.maps import attention_maps
+from mnemo.papers.store import RESULT
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.runs import read_run
 from mnemo.storage.run_folder import open_run
@@ -38,16 +41,31 @@ def learn_in_stages(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     return values | {"maps": _maps(stages[-1], place)} if settings["maps"] else values
 
 
+@job("rmt-pilot")
+def learn_at_once(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    """Train a model on one task. Scored on validation samples, because it is for a choice."""
+    recipe = from_json(Recipe, settings["recipe"], "recipe")
+    return _trained(recipe, place, None) | _answers(recipe, place, "valid")
+
+
+@job("rmt-task-after-pilot")
+def learn_as_decided(settings: dict[str, Any], place: Place) -> dict[str, Any]:
+    """As `rmt-task`: at once if the pilot has solved enough in this way, else in stages."""
+    solved = load_json(place.of(settings["pilot"]) / RESULT)["values"]["answer_accuracy"]
+    way = "at once" if solved >= settings["enough"] else "in stages"
+    return learn_in_stages(settings[way], place) | {"way": way}
+
+
 def _trained(recipe: Recipe, place: Place, source: Path | None) -> dict[str, Any]:
     begin_run(recipe, place, source)
     return train_here(recipe, place)
 
 
-def _answers(recipe: Recipe, place: Place) -> dict[str, Any]:
-    """Accuracies over the whole test set."""
+def _answers(recipe: Recipe, place: Place, split: TaskSplit = "test") -> dict[str, Any]:
+    """Accuracies over all samples of a split."""
     assert recipe.data.task is not None
     model = open_run(place.run, "best", place.device).model
-    score = answer(model, recipe.data.task, segment=recipe.train.segment, progress=place.progress)
+    score = answer(model, recipe.data.task, segment=recipe.train.segment, split=split, progress=place.progress)
     return {
         "character_accuracy": score.character_accuracy,
         "answer_accuracy": score.answer_accuracy,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from mnemo.config import to_json
 from mnemo.data.tasks import AnyTask
@@ -54,6 +54,7 @@ class Training:
     """Standard deviation of the initial memory tokens."""
     clip: float = 0.25
     betas: tuple[float, float] = (0.9, 0.999)
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
     def schedule(self) -> ScheduleConfig:
@@ -126,6 +127,20 @@ LONG_AS_PUBLISHED = as_published("rmt-copy120-seg120")
 QUADRATIC_AS_PUBLISHED = as_published("rmt-quadratic-seg180")
 
 
+def at_published_size(published: Training, quick: Training) -> Training:
+    """Published layers and widths in bf16; norms, first weights, dropout and rates of `quick`."""
+    size = published.model
+    model = replace(
+        quick.model,
+        num_layers=size.num_layers,
+        dim=size.dim,
+        num_heads=size.num_heads,
+        head_dim=size.head_dim,
+        inner_dim=size.inner_dim,
+    )
+    return replace(quick, model=model, precision="bf16")
+
+
 def task_recipe(
     task: AnyTask, model: ModelConfig, *, segment: int, seed: int, training: Training, last: bool
 ) -> Recipe:
@@ -144,6 +159,7 @@ def task_recipe(
             schedule=training.schedule,
             bptt=task.num_segments(segment) - 1,
             bptt_window="tumbling",
+            precision=training.precision,
             seed=seed,
             compile=None if steps >= LONG else "layers" if steps >= SHORT else False,
             goal=training.goal if last else training.first_goal,

@@ -46,12 +46,17 @@ class Series:
     quoted: Quotes = field(default_factory=dict)
     shorter: Callable[[int, int], Sequence[int]]
     """From tokens of a segment and the task's size to the sizes of the tasks that are learned first."""
+    grows_in_one: bool = False
+    """Whether a model that sees everything in one segment learns them first, too."""
     memory: Callable[[int], int] = field(default=lambda segment: segment)
     """From tokens of a segment to memory tokens or slots."""
     chance: float = 0.1
     """Accuracy of guessing."""
     models: tuple[str, ...] = MODELS
+    left_out: tuple[tuple[str, int], ...] = ()
+    """Models and numbers of segments that are not trained."""
     small: Training = SMALL
+    """Of every budget between `self-test` and `paper`."""
     as_published: Training = COPY_AS_PUBLISHED
     splits: dict[str, int] = field(default_factory=dict)
     seeds: Mapping[Budget, int] = field(default_factory=lambda: SEEDS)
@@ -73,7 +78,7 @@ class Series:
     def growing(self, budget: Budget, segment: int) -> list[AnyTask]:
         """From a short task to the whole one."""
         whole = self.build(budget)
-        grows = budget != "paper" and segment < whole.num_tokens
+        grows = budget != "paper" and (self.grows_in_one or segment < whole.num_tokens)
         sizes = self.shorter(segment, self.tiny[0] if budget == "self-test" else self.size) if grows else ()
         return [*(self.build(budget, size) for size in sizes), whole]
 
@@ -89,7 +94,7 @@ class Series:
 
     def training(self, budget: Budget, count: int, *, deep: bool) -> Training:
         published = replace(self.as_published, steps=self.paper_steps.get(count, self.as_published.steps))
-        return {"self-test": SELF_TEST, "small": DEEP if deep else self.small, "paper": published}[budget]
+        return {"self-test": SELF_TEST, "paper": published}.get(budget, DEEP if deep else self.small)
 
     def part(self, count: int) -> str:
         return f"{self.task} in {count} segments{f' with {self.memory_text}' if self.memory_text else ''}"
@@ -123,9 +128,12 @@ class Series:
         others = [model for model in self.models if model not in remembering]
         depths = [(count, False) for count in counts] + [(count, True) for count in self.deep if budget == "small"]
         depths.sort(key=lambda depth: counts.index(depth[0]))
+        wanted = [(model, count, deep) for count, deep in depths for model in remembering]
+        wanted += [(model, count, False) for count in counts for model in others]
         return [
-            *(self.row(budget, model, count, deep=deep) for count, deep in depths for model in remembering),
-            *(self.row(budget, model, count) for count in counts for model in others),
+            self.row(budget, model, count, deep=deep)
+            for model, count, deep in wanted
+            if (model, count) not in self.left_out
         ]
 
     def shown(self, budget: Budget) -> Grid:
@@ -139,7 +147,7 @@ class Series:
 
     def solved_in_one(self) -> Claim:
         """Nothing has to be remembered if everything is in one segment."""
-        rows = (self.key(model, 1) for model in self.models)
+        rows = (self.key(model, 1) for model in self.models if (model, 1) not in self.left_out)
         return solves(f"In one segment every model solves {self.task} (0.99 or better).", "1.0", *rows)
 
     def outdone(self, count: int, *, deep: bool = False) -> Claim:
@@ -236,6 +244,7 @@ def series_experiment(
     notes: tuple[str, ...],
     paper: str = PAPER,
     covers: tuple[str, ...] = ("Figure 4",),
+    budgets: tuple[Budget, ...] = PAPER_BUDGETS,
 ) -> Experiment:
     """An experiment on one or several tasks that are cut into segments."""
 
@@ -252,6 +261,7 @@ def series_experiment(
         verdicts=lambda results: judge(grid(results.budget), results, claims(results.budget)),
         figures=lambda results: [figure for each in series for figure in each.figures(results)],
         tables=lambda results: [table for each in series for table in each.tables(results)],
+        budgets=budgets,
         notes=notes,
     )
 
