@@ -168,6 +168,7 @@ class Measurement:
     def training(self) -> dict[str, Any]:
         steps, begin = self.file.found["steps"], time.monotonic()
         recipe = for_training(self.recipe, steps, lines=LINES, evaluations=EVALUATIONS)
+        self.monitor.notes.clear()
         self._train(recipe, self.run, validated=True)
         seconds = sum(_interval_seconds(self.run / TIMING, self.symbols))
         losses = [line for line in _lines(self.run / METRICS) if line.get("split") == "valid"]
@@ -176,7 +177,7 @@ class Measurement:
             "symbols": steps * self.symbols,
             "symbols_per_second": steps * self.symbols / seconds,
             "seconds_in_all": time.monotonic() - begin,
-            "how": [note for note in self.monitor.notes if note.startswith(("model:", "memory:", "step:"))],
+            "notes": list(self.monitor.notes),
             "valid_curve": {str(line["step"]): bits(line["loss"]) for line in losses},
             "recipe": to_json(recipe),
         }

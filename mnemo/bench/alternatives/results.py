@@ -22,6 +22,8 @@ HEADERS = (
     "steps",
     "score symbols/s",
 )
+BUSY_MIB = 4096
+"""GPU memory in use at the start of a row from which on another process must be there."""
 PLANNED = ("seconds_aimed", "miniature", "machine", "commit")
 """What rows of one table must have in common."""
 
@@ -75,6 +77,9 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     measured = {row["row"] for row in rows if "test" in row}
     found += [f"row {name} is not measured" for name in ROWS if name not in measured]
     for row in rows:
+        used = row.get("card", {}).get("used_mib", 0)
+        if used > BUSY_MIB:
+            found.append(f"row {row['row']} was not alone: {used:,.0f} MiB of the GPU were in use at its start")
         share = row["training"]["seconds"] / row["seconds_aimed"] - 1 if "training" in row else 0.0
         if abs(share) > TOLERANCE and not row.get("miniature"):
             found.append(f"row {row['row']} was trained for {100 * share:+.1f}% of the declared time")

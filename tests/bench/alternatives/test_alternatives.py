@@ -23,7 +23,7 @@ from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
 from mnemo.recipes.presets import preset
 from mnemo.storage.run_folder import open_run
-from mnemo.training import Unwatched, create_run, train
+from mnemo.training import Unwatched, create_run
 
 HAS_LIBRARY = importlib.util.find_spec("fla") is not None
 
@@ -96,6 +96,7 @@ def test_a_row_is_trained_for_its_time_and_scored(name: str, stand_in: None, enw
     assert found["training"]["seconds"] * found["training"]["symbols_per_second"] == pytest.approx(
         found["training"]["symbols"]
     )
+    assert any("2 layers of width 32" in note for note in found["training"]["notes"])
     assert list(found["training"]["valid_curve"])[-1] == str(found["steps"])
     assert [score["reading"] for score in found["valid"]] == [reading.name for reading in ROWS[name].readings]
     best = min(found["valid"], key=lambda score: score["bpc"])
@@ -158,10 +159,14 @@ def test_training_that_was_cut_off_goes_on_from_its_checkpoint(
 
 def test_unequal_conditions_are_remarked() -> None:
     row = {"row": "memory", "seconds_aimed": 450.0, "machine": {}, "commit": "a", "test": {}}
-    rows = [row | {"training": {"seconds": 470.0}}, row | {"row": "plain-512", "commit": "b"}]
+    rows = [
+        row | {"training": {"seconds": 470.0}},
+        row | {"row": "plain-512", "commit": "b", "card": {"used_mib": 9e3}},
+    ]
     found = remarks(rows)
     assert "rows differ in commit" in found
     assert "row memory was trained for +4.4% of the declared time" in found
+    assert "row plain-512 was not alone: 9,000 MiB of the GPU were in use at its start" in found
     assert "row plain-1024 is not measured" in found and "row plain-512 is not measured" not in found
 
 
@@ -228,11 +233,10 @@ def test_mistakes_are_one_line(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ROWS)
-def test_every_row_trains_on_a_gpu(name: str, enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_is_measured_on_a_gpu(name: str, enwik8: None, tmp_path: Path) -> None:
     if name == "gated-deltanet" and not HAS_LIBRARY:
         pytest.skip("flash-linear-attention is not installed")
-    keep_mechanisms(monkeypatch)
-    register()
-    recipe = for_training(recipe_of(ROWS[name], "cuda", miniature=True), 3, lines=3)
-    outcome = train(create_run(recipe, tmp_path / "run"))
-    assert outcome.step == 3 and outcome.best is not None and 0 < outcome.best.loss < 6
+    found = measure_row(ROWS[name], replace(conditions(tmp_path), device="cuda"), Unwatched())
+    assert found["probe"]["steps"] == measure.TINY_PROBE_STEPS and found["probe"]["peak_bytes"] > 0
+    assert not [note for note in found["training"]["notes"] if "continuing without" in note]
+    assert 0 < found["test"]["bpc"] < 9
