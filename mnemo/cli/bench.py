@@ -6,6 +6,7 @@ its equation in float64, and both implementations of each case with each other. 
 LaMemo's refresh at growing memory lengths; `--curves 1000` compares training with fast attention and with its equation.
 `--serving RUN` measures many sessions at the same time, and a long conversation beside a transformer with a growing
 cache. `--gpu-table` measures the speeds that Mnemo must reach on one GPU, and `--profile` the time by kernel of a step.
+`--alternatives` trains a memory model, plain transformers and a gated DeltaNet for the same time on enwik8.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mnemo.bench.alternatives import rows as alternatives
 from mnemo.bench.cases import SECTIONS, check_names
 from mnemo.bench.gpu_table.rows import PROFILED, find_rows
-from mnemo.cli import bench_serving, bench_table, console
+from mnemo.cli import bench_alternatives, bench_serving, bench_table, console
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.files.json_file import write_json
 
@@ -38,7 +40,7 @@ REPEATS, QUICK_REPEATS = 9, 3
 class Args:
     what: str | None = None
     """Sections (op, training, evaluation, generation) or single cases to measure, separated by commas; with --gpu-table
-    rows of that table. If unset, all."""
+    or --alternatives rows of that table. If unset, all."""
     quick: bool = False
     """Fewer repetitions: faster, less precise."""
     repeats: int | None = None
@@ -60,6 +62,19 @@ class Args:
     speedrun, wikitext, generation. With --device cpu, tiny models only try the command."""
     profile: bool = False
     """Also divide the step of each row into kernels; without --gpu-table and --what, the rows base and speedrun."""
+    alternatives: bool = False
+    """Train models for the same time on enwik8 instead, and score them: rows memory, plain-512, plain-1024, plain-2048,
+    gated-deltanet (pip install flash-linear-attention). A row takes about ten minutes on a GPU; what is measured of it
+    is kept, so the same command continues it. With --device cpu, tiny models only try the command."""
+    seconds: float | None = None
+    """With --alternatives: training time of each row, without compilation, evaluation and saving; if unset, 450."""
+    runs: Path = Path("runs/alternatives")
+    """With --alternatives: folder of the runs and of a JSON file for each row."""
+    only_speed: bool = False
+    """With --alternatives: measure how fast the rows train, which sets their numbers of steps and fills the caches of
+    compilers; the same command without this option then trains them."""
+    merge: bool = False
+    """With --alternatives: measure nothing, and put the rows in --runs together."""
     commit: str | None = None
     """The measured commit, if it cannot be taken from git."""
     sessions: str = "1,8,64,256"
@@ -92,6 +107,8 @@ def run(args: Args) -> int:
             profile=args.profile, commit=args.commit, require=args.require, out=args.out, json=args.json
         )
         return bench_table.measure_table(find_rows(names), args.device, options)
+    if args.alternatives:
+        return _alternatives(args)
     names = ",".join(SECTIONS) if args.what is None else args.what
     if not args.lookahead and args.curves is None:
         check_names(names)
@@ -137,6 +154,20 @@ def _serving(args: Args, target: str) -> int:
     if args.json:
         console.print_json(found)
     return 0
+
+
+def _alternatives(args: Args) -> int:
+    rows = alternatives.find_rows(args.what)
+    options = bench_alternatives.Options(
+        folder=args.runs,
+        device=args.device,
+        seconds=args.seconds,
+        commit=args.commit,
+        only_speed=args.only_speed,
+        out=args.out,
+        json=args.json,
+    )
+    return bench_alternatives.merge(options) if args.merge else bench_alternatives.measure(rows, options)
 
 
 def _report(result: Comparison, args: Args, record: dict[str, Any]) -> None:

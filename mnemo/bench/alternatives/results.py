@@ -1,0 +1,112 @@
+"""The file of each row, and the table of all rows whose files are in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mnemo.bench.alternatives.rows import ROWS, TOLERANCE, Row
+from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json, write_json
+
+GIB = 2**30
+HEADERS = (
+    "row",
+    "test bpc",
+    "valid bpc, 1M",
+    "read by",
+    "train symbols/s",
+    "train GiB",
+    "seconds",
+    "steps",
+    "score symbols/s",
+)
+BUSY_MIB = 4096
+"""GPU memory in use at the start of a row from which on another process must be there."""
+PLANNED = ("seconds_aimed", "miniature", "machine", "commit")
+"""What rows of one table must have in common."""
+
+
+class RowFile:
+    """The result of a row, which is written after each of its stages."""
+
+    def __init__(self, folder: Path, row: Row, about: Mapping[str, Any]) -> None:
+        """`about`: what the row is measured with; a file of the same row that was measured otherwise is refused."""
+        self.path = result_path(folder, row)
+        self.found: dict[str, Any] = {"row": row.name, "what": row.what, **about}
+        if self.path.is_file():
+            self._continue(load_json(self.path))
+
+    def _continue(self, earlier: dict[str, Any]) -> None:
+        for name in PLANNED:
+            if earlier.get(name) != self.found[name]:
+                raise MnemoError(
+                    f"{self.path} was measured with another {name}: remove it and its run to measure the row again"
+                )
+        self.found = earlier
+
+    def has(self, stage: str) -> bool:
+        return stage in self.found
+
+    def add(self, stage: str, value: Any) -> None:
+        """Add the result of a stage, and write the file."""
+        self.found[stage] = value
+        write_json(self.path, self.found)
+
+
+def result_path(folder: Path, row: Row) -> Path:
+    return folder / f"{row.name}.json"
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """The results in a folder as one record, in the order of the table."""
+    paths = [result_path(folder, row) for row in ROWS.values()]
+    rows = [load_json(path) for path in paths if path.is_file()]
+    if not rows:
+        raise MnemoError(f"{folder} has no results: there is none of {', '.join(path.name for path in paths)}")
+    for row in rows:
+        row.pop("format_version", None)
+    return {"what": "equal training time on enwik8; see docs/alternatives.md", "rows": rows, "remarks": remarks(rows)}
+
+
+def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader of the table has to know: unequal conditions, and rows that are missing or unfinished."""
+    unequal = [name for name in PLANNED if any(row.get(name) != rows[0].get(name) for row in rows)]
+    found = [f"rows differ in {name}" for name in unequal]
+    measured = {row["row"] for row in rows if "test" in row}
+    found += [f"row {name} is not measured" for name in ROWS if name not in measured]
+    for row in rows:
+        used = row.get("card", {}).get("used_mib", 0)
+        if used > BUSY_MIB:
+            found.append(f"row {row['row']} was not alone: {used:,.0f} MiB of the GPU were in use at its start")
+        share = row["training"]["seconds"] / row["seconds_aimed"] - 1 if "training" in row else 0.0
+        if abs(share) > TOLERANCE and not row.get("miniature"):
+            found.append(f"row {row['row']} was trained for {100 * share:+.1f}% of the declared time")
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The lines of the table; values that are not known yet are dashes."""
+    return [_line(row) for row in rows]
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    probe, training, test = row.get("probe", {}), row.get("training", {}), row.get("test", {})
+    valid = min((score["bpc"] for score in row.get("valid", ())), default=None)
+    peak = probe.get("peak_bytes")
+    return (
+        row["row"],
+        _shown(test.get("bpc"), ".4f"),
+        _shown(valid, ".4f"),
+        test.get("reading", "-"),
+        _shown(training.get("symbols_per_second"), ",.0f"),
+        _shown(None if peak is None else peak / GIB, ".1f"),
+        _shown(training.get("seconds"), ".1f"),
+        _shown(row.get("steps"), ",d"),
+        _shown(test.get("symbols_per_second"), ",.0f"),
+    )
+
+
+def _shown(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,108 @@
+"""`mnemo bench --alternatives`: models that are trained for the same time, each in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mnemo.bench.alternatives.results import HEADERS, collect, table
+from mnemo.bench.alternatives.rows import CORPUS, ROWS, SECONDS, Row
+from mnemo.cli import console
+from mnemo.cli.run_arguments import require_corpus
+from mnemo.errors import CheckFailed, MnemoError
+from mnemo.files.json_file import write_json
+
+if TYPE_CHECKING:
+    from mnemo.bench.alternatives.measure import Conditions
+
+TINY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    folder: Path
+    device: str
+    seconds: float | None
+    commit: str | None
+    only_speed: bool
+    out: Path | None
+    json: bool
+
+
+def measure(rows: Sequence[Row], options: Options) -> int:
+    """Measure rows one after the other, then show all that are known."""
+    if options.seconds is not None and options.seconds <= 0:
+        raise MnemoError(f"--seconds {options.seconds:g} must be positive")
+    require_corpus(CORPUS)
+    conditions = _conditions(options)
+    if len(rows) == 1:
+        measure_here(rows[0].name, conditions)
+    failed = [row.name for row in rows if not _measured_apart(row, conditions)] if len(rows) > 1 else []
+    merge(options)
+    if failed:
+        raise CheckFailed(f"not measured: {', '.join(failed)}")
+    return 0
+
+
+def merge(options: Options) -> int:
+    """Put the results of all rows together."""
+    found = collect(options.folder)
+    if options.out is not None:
+        write_json(options.out, found)
+    if options.json:
+        console.print_json(found)
+    else:
+        console.table(table(found["rows"]), HEADERS)
+    for remark in found["remarks"]:
+        print(remark, file=sys.stderr)
+    return 0
+
+
+def _conditions(options: Options) -> Conditions:
+    from mnemo.bench.alternatives.measure import Conditions
+    from mnemo.storage.weights import pick_device
+
+    device = pick_device(options.device)
+    miniature = device.type != "cuda"
+    if miniature:
+        print("without a GPU, tiny models try the command: these numbers say nothing", file=sys.stderr)
+    seconds = options.seconds or (TINY_SECONDS if miniature else SECONDS)
+    return Conditions(
+        folder=options.folder,
+        device=str(device),
+        seconds=seconds,
+        miniature=miniature,
+        commit=options.commit,
+        only_speed=options.only_speed,
+    )
+
+
+def measure_here(name: str, conditions: Conditions) -> dict[str, Any]:
+    """Measure a row in this process."""
+    from mnemo.bench.alternatives.measure import measure_row
+    from mnemo.cli.watching import watching
+
+    with watching() as watcher:
+        watcher.unit = "byte"
+        return measure_row(ROWS[name], conditions, watcher)
+
+
+def _measured_apart(row: Row, conditions: Conditions) -> bool:
+    """Measure a row in a new process, so that the GPU and the compiler are as fresh as for the first row."""
+    process = get_context("spawn").Process(target=_serve, args=(row.name, conditions))
+    process.start()
+    process.join()
+    return process.exitcode == 0
+
+
+def _serve(name: str, conditions: Conditions) -> None:
+    sys.stdout = sys.stderr  # the parent prints the table and JSON there
+    try:
+        measure_here(name, conditions)
+    except MnemoError as error:
+        print(f"row {name}: {error}", file=sys.stderr)
+        sys.exit(2)

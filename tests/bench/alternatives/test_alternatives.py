@@ -1,0 +1,242 @@
+"""Rows of equal training time: declared sizes, stages that continue, and the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.own_memories import keep_mechanisms
+from helpers.stand_in_delta import use_stand_in
+from helpers.tiny_runs import sample_text
+
+from mnemo.bench.alternatives import measure
+from mnemo.bench.alternatives.measure import Conditions, measure_row
+from mnemo.bench.alternatives.recipes import for_training, recipe_of, register
+from mnemo.bench.alternatives.results import HEADERS, collect, remarks, result_path, table
+from mnemo.bench.alternatives.rows import CARRIED, CORPUS, PRESET, ROWS, SEPARATE, SLIDING, SYMBOLS, find_rows
+from mnemo.cli import bench_alternatives, main
+from mnemo.data.prepare import prepare
+from mnemo.errors import MnemoError
+from mnemo.recipes.presets import preset
+from mnemo.storage.run_folder import open_run
+from mnemo.training import Unwatched, create_run
+
+HAS_LIBRARY = importlib.util.find_spec("fla") is not None
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_stand_in(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of corpora, with a small text under the name of the one that rows are trained on."""
+    folder = tmp_path_factory.mktemp("corpora")
+    (folder / "enwik8").write_text(sample_text(400), encoding="utf-8")
+    prepare(CORPUS, folder / "enwik8", root=folder, allow_mismatch=True)
+    return folder
+
+
+@pytest.fixture
+def enwik8(small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus and the memories of rows, until the test ends."""
+    keep_mechanisms(monkeypatch)
+    register()
+    monkeypatch.setenv("MNEMO_DATA", str(small_corpus))
+
+
+def conditions(folder: Path, seconds: float = 0.2) -> Conditions:
+    return Conditions(folder=folder, device="cpu", seconds=seconds, miniature=True, commit="abc")
+
+
+def test_rows_are_selected_by_name_in_the_table_s_order() -> None:
+    assert [row.name for row in find_rows("plain-512, memory")] == ["memory", "plain-512"]
+    assert len(find_rows(None)) == len(ROWS) == 5
+    with pytest.raises(MnemoError, match="did you mean 'plain-512'"):
+        find_rows("plain-51")
+
+
+def test_plain_transformers_have_two_ways_to_read_and_the_others_carry_their_state() -> None:
+    assert [(r.name, r.segment, r.context) for r in ROWS["plain-1024"].readings] == [
+        (SEPARATE, 1024, 0),
+        (SLIDING, 512, 512),
+    ]
+    assert [(r.name, r.segment) for r in ROWS["memory"].readings] == [(CARRIED, 512)]
+    assert [(r.name, r.segment) for r in ROWS["gated-deltanet"].readings] == [(CARRIED, 2048)]
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_rows_differ_from_the_preset_in_memory_and_segment_only(row: Any) -> None:
+    recipe, base = recipe_of(row, "cpu"), preset(PRESET)
+    assert recipe.train.batch * recipe.train.segment == SYMBOLS == base.train.batch * base.train.segment
+    same = replace(recipe.train, batch=64, segment=512, device="auto", compile=None)
+    assert (same, recipe.data, recipe.evaluation) == (base.train, base.data, base.evaluation)
+    assert replace(recipe.model, memory=base.model.memory, positions=base.model.positions) == base.model
+    assert any(recipe.model.memory.lengths(12)) == (row.name == "memory")
+
+
+def test_the_rate_falls_over_the_steps_of_the_row() -> None:
+    recipe = for_training(recipe_of(ROWS["plain-512"], "cpu"), 9000, lines=150, evaluations=6)
+    train = recipe.train
+    assert (train.steps, train.schedule.steps, train.schedule.warmup) == (9000, None, 200)
+    assert (train.log_every, train.eval_every) == (60, 1500)
+
+
+@pytest.mark.parametrize("name", ["plain-512", "gated-deltanet"])
+def test_a_row_is_trained_for_its_time_and_scored(name: str, stand_in: None, enwik8: None, tmp_path: Path) -> None:
+    found = measure_row(ROWS[name], conditions(tmp_path), Unwatched())
+    assert json.loads(result_path(tmp_path, ROWS[name]).read_text())["test"] == found["test"]
+    assert found["steps"] == int(0.2 * found["probe"]["symbols_per_second"] / 1024) or found["steps"] == 1
+    assert found["training"]["symbols"] == 1024 * found["steps"]
+    assert found["training"]["seconds"] * found["training"]["symbols_per_second"] == pytest.approx(
+        found["training"]["symbols"]
+    )
+    assert any("2 layers of width 32" in note for note in found["training"]["notes"])
+    assert list(found["training"]["valid_curve"])[-1] == str(found["steps"])
+    assert [score["reading"] for score in found["valid"]] == [reading.name for reading in ROWS[name].readings]
+    best = min(found["valid"], key=lambda score: score["bpc"])
+    assert (found["test"]["reading"], found["test"]["context"]) == (best["reading"], best["context"])
+    assert 0 < found["test"]["bpc"] < 9 and found["commit"] == "abc" and found["probe"]["peak_bytes"] is None
+    assert open_run(tmp_path / name, "last", "cpu").step == found["steps"]
+    assert not (tmp_path / f"{name}-probe").exists()
+
+
+def test_an_interrupted_row_continues_with_its_next_stage(
+    enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ROWS["memory"]
+
+    def fail(self: Any) -> Any:
+        raise MnemoError("the power is off")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(measure.Measurement, "test", fail)
+        with pytest.raises(MnemoError, match="the power is off"):
+            measure_row(row, conditions(tmp_path), Unwatched())
+    earlier = json.loads(result_path(tmp_path, row).read_text())
+    assert "test" not in earlier
+    assert "row memory is not measured" in collect(tmp_path)["remarks"]
+    monkeypatch.setattr(measure.Measurement, "_train", fail)
+    found = measure_row(row, conditions(tmp_path), Unwatched())
+    assert found["training"] == earlier["training"]
+    assert found["test"]["memory"] == 32
+    with pytest.raises(MnemoError, match="another seconds_aimed"):
+        measure_row(row, conditions(tmp_path, seconds=3.0), Unwatched())
+
+
+def test_the_speed_alone_is_measured_first(enwik8: None, tmp_path: Path) -> None:
+    given = conditions(tmp_path)
+    found = measure_row(ROWS["memory"], replace(given, only_speed=True), Unwatched())
+    assert found["steps"] >= 1 and "training" not in found
+    assert list(tmp_path.iterdir()) == [result_path(tmp_path, ROWS["memory"])]
+    assert measure_row(ROWS["memory"], given, Unwatched())["steps"] == found["steps"]
+
+
+def test_training_that_was_cut_off_goes_on_from_its_checkpoint(
+    enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, started = ROWS["plain-512"], list[str]()
+    recipe = for_training(recipe_of(row, "cpu", miniature=True), 3, lines=measure.LINES, evaluations=6)
+    create_run(recipe, tmp_path / row.name)
+    monkeypatch.setattr(measure.Measurement, "steps", lambda self: 3)
+    monkeypatch.setattr(
+        measure,
+        "create_run",
+        lambda recipe, folder, **options: started.append(folder.name) or create_run(recipe, folder),
+    )
+    found = measure_row(row, conditions(tmp_path), Unwatched())
+    assert started == ["plain-512-probe"] and found["training"]["symbols"] == 3 * 1024
+    other = conditions(tmp_path / "other")
+    create_run(replace(recipe, train=replace(recipe.train, seed=5)), other.folder / row.name)
+    with pytest.raises(MnemoError, match="started with other settings"):
+        measure_row(row, other, Unwatched())
+
+
+def test_unequal_conditions_are_remarked() -> None:
+    row = {"row": "memory", "seconds_aimed": 450.0, "machine": {}, "commit": "a", "test": {}}
+    rows = [
+        row | {"training": {"seconds": 470.0}},
+        row | {"row": "plain-512", "commit": "b", "card": {"used_mib": 9e3}},
+    ]
+    found = remarks(rows)
+    assert "rows differ in commit" in found
+    assert "row memory was trained for +4.4% of the declared time" in found
+    assert "row plain-512 was not alone: 9,000 MiB of the GPU were in use at its start" in found
+    assert "row plain-1024 is not measured" in found and "row plain-512 is not measured" not in found
+
+
+def test_a_table_shows_what_is_known() -> None:
+    known = {"row": "memory", "steps": 9000, "probe": {"peak_bytes": 3 * 2**30}, "valid": [{"bpc": 1.2}, {"bpc": 1.1}]}
+    (line,) = table([known])
+    assert line == ("memory", "-", "1.1000", "-", "-", "3.0", "-", "9,000", "-")
+    assert len(line) == len(HEADERS)
+
+
+def test_the_command_measures_a_row_and_merges_it(
+    enwik8: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "--alternatives", "--runs", str(tmp_path / "rows"), "--device", "cpu"]
+    assert main([*words, "--what", "plain-1024", "--seconds", "0.1", "--commit", "abc"]) == 0
+    printed = capsys.readouterr()
+    assert "plain-1024" in printed.out and "row memory is not measured" in printed.err
+    assert main([*words, "--merge", "--json", "--out", str(tmp_path / "all.json")]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["row"] for row in record["rows"]] == ["plain-1024"]
+    assert json.loads((tmp_path / "all.json").read_text())["rows"] == record["rows"]
+
+
+def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
+    enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = []
+
+    def apart(row: Any, given: Conditions) -> bool:
+        measured.append((row.name, given.seconds, given.miniature))
+        if row.kind == "plain":
+            result_path(given.folder, row).parent.mkdir(exist_ok=True)
+            bench_alternatives.write_json(result_path(given.folder, row), {"row": row.name, "test": {}})
+        return row.kind == "plain"
+
+    monkeypatch.setattr(bench_alternatives, "_measured_apart", apart)
+    words = ["--runs", str(tmp_path / "rows"), "--device", "cpu", "--what", "plain-512,gated-deltanet"]
+    assert main(["bench", "--alternatives", *words]) == 1
+    assert measured == [("plain-512", 1.0, True), ("gated-deltanet", 1.0, True)]
+    assert "not measured: gated-deltanet" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_process_of_a_row_reports_its_failure(enwik8: None, tmp_path: Path) -> None:
+    """Without a GPU, the row of the library cannot run; its process says so, and the others go on."""
+    assert not bench_alternatives._measured_apart(ROWS["gated-deltanet"], conditions(tmp_path))
+    assert not result_path(tmp_path, ROWS["gated-deltanet"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seconds", "0"], "must be positive"),
+        (["--merge"], "has no results"),
+        (["--what", "memori"], "did you mean 'memory'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, enwik8: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--alternatives", "--device", "cpu", "--runs", str(tmp_path), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_is_measured_on_a_gpu(name: str, enwik8: None, tmp_path: Path) -> None:
+    if name == "gated-deltanet" and not HAS_LIBRARY:
+        pytest.skip("flash-linear-attention is not installed")
+    found = measure_row(ROWS[name], replace(conditions(tmp_path), device="cuda"), Unwatched())
+    assert found["probe"]["steps"] == measure.TINY_PROBE_STEPS and found["probe"]["peak_bytes"] > 0
+    assert not [note for note in found["training"]["notes"] if "continuing without" in note]
+    assert 0 < found["test"]["bpc"] < 9
