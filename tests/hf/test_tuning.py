@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.real_models import TINY_LLAMA, tiny_llama, tiny_tokenizer
-from torch._dynamo.utils import counters
+from helpers.real_models import TINY_LLAMA, llama_with_filled_memory, tiny_llama, tiny_tokenizer
 
 from mnemo import MnemoError
 from mnemo.cli import main
 from mnemo.data.babilong import BabiLongData
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
-from mnemo.hf.memory_tokens.compiled_layers import compile_layers
 from mnemo.hf.tuning import book_loss as books_module
 from mnemo.hf.tuning import trainer
 from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered, up_to_mistake
@@ -29,9 +27,6 @@ from mnemo.hf.tuning.results import draw_results
 from mnemo.hf.tuning.trainer import build_optimizer
 from mnemo.hf.tuning.tune import equal_batches, load_model, speed, tune
 from mnemo.hf.tuning.zero_shot import NEW_TOKENS, prompt_of
-from mnemo.memory import Associative
-from mnemo.memory.associative import modules
-from mnemo.memory.protocol import full_precision
 from mnemo.recipes.tuning import Stage, Tuning
 
 transformers = pytest.importorskip("transformers")
@@ -331,134 +326,8 @@ def test_a_frozen_model_that_attends_to_the_previous_segment(kind: Any, tmp_path
         options(freeze=True, lora=2)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
-def test_compiled_layers_keep_their_hooks() -> None:
-    model, _ = load_model(options(memory="associative"))
-    tokens = torch.arange(5, 133)[None]
-    with torch.no_grad():
-        expected = model(input_ids=tokens).logits
-        compile_layers(model)
-        with torch.compiler.set_stance("force_eager"):
-            torch.testing.assert_close(model(input_ids=tokens).logits, expected)
-
-
-def new_memory(bounded: bool) -> Any:
-    """A model whose memory is not empty: the values of a new memory are zero."""
-    changes = Associative(key_dim=16, bounded=bounded, row_size=3.0)
-    torch.manual_seed(0)
-    model: Any = add_memory(tiny_llama(), tokens=4, segment=32, bptt=None, kind="associative", associative=changes)
-    for layer in model.memory_tokens.layers:
-        torch.nn.init.normal_(layer.value.weight, 0.0, 0.05)
-    return model.double().train()
-
-
-def loss_gradients_and_memory(model: Any, **inputs: Any) -> tuple[Any, dict[str, Any], Any]:
-    loss = model(**inputs, return_memory=False).loss
-    loss.backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    with torch.no_grad():
-        return loss, gradients, model(input_ids=inputs["input_ids"], return_logits=False).memory
-
-
-@pytest.mark.parametrize("bounded", [True, pytest.param(False, marks=pytest.mark.thorough)])
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch.compile looks at it
-def test_the_compiled_model_has_the_same_loss_gradients_and_memory(bounded: bool, monkeypatch: Any) -> None:
-    """With one graph for all layers. The graphs run uncompiled here: compiling takes minutes on a CPU."""
-    compiled = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda function, dynamic: compiled(function, dynamic=dynamic, backend="eager")
-    )
-    torch._dynamo.reset()
-    counters.clear()
-    ids = torch.randint(5, 2000, (2, 96), generator=torch.Generator().manual_seed(1))
-    labels = torch.where(torch.arange(96) >= 92, ids, IGNORED)
-    expected = loss_gradients_and_memory(new_memory(bounded), input_ids=ids, labels=labels)
-    model = new_memory(bounded)
-    compile_layers(model)
-    found = loss_gradients_and_memory(model, input_ids=ids, labels=labels)
-    # First, middle and last segments in training; first and later segments without gradient.
-    assert counters["stats"]["unique_graphs"] == 5 and not counters["graph_break"]
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.thorough), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
-@pytest.mark.filterwarnings("ignore")  # of compilers
-def test_compiled_layers_compute_what_uncompiled_ones_do(device: str) -> None:
-    """With the real compiler. In bfloat16 roundings differ, but not their distance from single precision."""
-    torch._dynamo.reset()
-    ids = torch.randint(5, 2000, (4, 128), generator=torch.Generator().manual_seed(1)).to(device)
-    labels = torch.where(torch.arange(128, device=device) >= 96, ids, IGNORED)
-
-    def numbers(compiling: bool, narrow: bool) -> torch.Tensor:
-        """Loss, gradients and memory as one vector, each part divided by its size in `expected`."""
-        model = new_memory(True).float().to(device)
-        if compiling:
-            compile_layers(model)
-        with torch.autocast(device, torch.bfloat16, enabled=narrow):
-            loss, gradients, memory = loss_gradients_and_memory(model, input_ids=ids, labels=labels)
-        parts = [loss[None], *gradients.values(), *(part for layer in memory for part in layer)]
-        sizes.extend(float(part.norm()) for part in parts if len(sizes) < len(parts))
-        return torch.cat([part.detach().flatten() / size for part, size in zip(parts, sizes, strict=True)])
-
-    sizes: list[float] = []
-    expected = numbers(compiling=False, narrow=False)
-    assert float((numbers(compiling=True, narrow=False) - expected).abs().max()) < 1e-4
-    rounding = float((numbers(compiling=False, narrow=True) - expected).norm())
-    assert float((numbers(compiling=True, narrow=True) - expected).norm()) < 1.5 * rounding
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-def test_one_graph_serves_the_memories_of_all_layers(device: str, monkeypatch: Any) -> None:
-    """Without a break, also where PyTorch cannot trace whether a device has autocast, as in version 2.11 on a GPU."""
-    monkeypatch.setattr(torch.amp, "is_autocast_available", torch.compiler.disable(torch.amp.is_autocast_available))
-    monkeypatch.setattr(modules, "full_precision", lambda _: full_precision(torch.device(device)))
-    torch._dynamo.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    layers = [modules.AssociativeMemory(Associative(key_dim=16, bounded=True), 32) for _ in range(10)]
-    rows, x = torch.randn(2, 4, 32), torch.randn(2, 20, 32)
-    names = ("write_first", "write", "add_read")
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=device == "cpu"):
-        for layer in layers:
-            torch.nn.init.normal_(layer.value.weight)
-            first, write, read = (
-                torch.compile(getattr(layer, name), backend="aot_eager", dynamic=False, fullgraph=True)
-                for name in names
-            )
-            before = layer.write_first(rows)
-            found = first(rows), write(rows, before), read(x, before)
-            assert all(tensor.dtype == torch.float32 for tensor in (*found[0], *found[1]))
-            torch.testing.assert_close(found, (before, layer.write(rows, before), layer.add_read(x, before)))
-    assert counters["stats"]["unique_graphs"] == len(names) and not counters["graph_break"]
-
-
-def test_segments_that_no_other_reads_are_not_written() -> None:
-    """The loss, its gradients and a memory that continues from an explicit empty one are those of the whole work."""
-    model = new_memory(False)
-    ids = torch.randint(5, 2000, (3, 96), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids)
-    mask[0, :40] = 0  # this row begins in the second segment, with an empty memory
-    inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask.bool(), ids, IGNORED)}
-    results = []
-    for options in ({"memory": model.memory_tokens.init(3).inner}, {}, {"return_memory": False}):
-        model.zero_grad()
-        out = model(**inputs, **options)
-        out.loss.backward()
-        results.append((out.loss, {name: weight.grad.clone() for name, weight in model.named_parameters()}, out.memory))
-    assert results[2][2] is None
-    for loss, gradients, memory in results[1:]:
-        torch.testing.assert_close(loss, results[0][0])
-        torch.testing.assert_close(gradients, results[0][1])
-        if memory is not None:
-            torch.testing.assert_close(memory, results[0][2])
-
-
 def test_long_tests_describe_the_memory_and_the_answers(task: Any) -> None:
-    model = new_memory(False)
+    model = llama_with_filled_memory(False)
     found = accuracy(model, task, Stage(6, 64), 3, batch=2, decode=tiny_tokenizer().decode)
     assert [size["segments"] for size in found.growth] == [1, 2, 4]
     with torch.no_grad():
@@ -490,7 +359,7 @@ def few_books(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_books")
 def test_loss_on_books_with_memory_and_in_separate_segments(tmp_path: Path) -> None:
-    model, segment = new_memory(False), 32
+    model, segment = llama_with_filled_memory(False), 32
     ids = torch.randint(5, 2000, (3, 96), generator=torch.Generator().manual_seed(1))
     found = book_loss(model, ids, segment, batch=2)
     pieces = ids.view(-1, segment)
