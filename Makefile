@@ -5,19 +5,24 @@
 CANDIDATES = python3 python3.13 python3.12 python3.11
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 STAMP = .venv/installed
-WORKERS = 2
+# More processes than two cores: tests of servers, signals and browsers wait for most of their time.
+WORKERS = 3
 PYTHON_FOLDERS = mnemo tests tools examples
+TYPES = PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv/bin/pyright
 
 # Every process that imports torch would compile its sources anew if bytecode were not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-gpu docs same same-list venv lint clean
+.PHONY: demo test test-all test-gpu docs same same-list venv lint style clean
 
 demo: venv
 	.venv/bin/mnemo demo $(if $(MINUTES),--minutes $(MINUTES))
 
-test: lint
-	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "not thorough"
+# Types are checked while the tests run; what pyright finds is shown after them.
+test: style
+	@mkdir -p build; ($(TYPES)) > build/types.log 2>&1 & types=$$!; \
+	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "not thorough"; tests=$$?; \
+	wait $$types || { cat build/types.log; exit 1; }; exit $$tests
 
 test-all: lint
 	.venv/bin/pytest -n $(WORKERS) --dist worksteal
@@ -39,10 +44,12 @@ same: venv
 same-list: venv
 	.venv/bin/python -m tools.same --list
 
-lint: venv
+lint: style
+	$(TYPES)
+
+style: venv
 	.venv/bin/ruff check $(PYTHON_FOLDERS)
 	.venv/bin/ruff format --check $(PYTHON_FOLDERS)
-	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv/bin/pyright
 
 venv: $(STAMP)
 

@@ -143,6 +143,7 @@ def test_rates_in_single_precision_are_the_same(monkeypatch: pytest.MonkeyPatch)
     assert check(CASES["lamemo"], CPU) < EXACT
 
 
+@pytest.mark.thorough
 def test_nothing_is_timed_when_the_formulations_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mnemo.bench.published_xl.relative_shift", lambda scores: scores)
     monkeypatch.setattr("mnemo.bench.comparison.take_turns", lambda *_, **__: pytest.fail("timed"))
@@ -291,6 +292,7 @@ def test_bench_can_require_the_speed(
     assert "slower than required: eval" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_the_number_of_threads_is_put_back(tiny_cases: dict[str, Case]) -> None:
     before = torch.get_num_threads()
     list(compare("eval", device=CPU, threads=before + 1, repeats=1))
@@ -316,6 +318,7 @@ def test_the_cost_of_looking_ahead_is_measured_at_every_length() -> None:
     assert all(min(row.xl, row.lookahead, row.refresh, row.naive) > 0 for row in rows)
 
 
+@pytest.mark.thorough
 def test_loss_curves_of_fast_attention_and_of_its_equation_agree(tmp_path: Path) -> None:
     out = tmp_path / "curves.json"
     assert main(["bench", "--curves", "20", "--device", "cpu", "--out", str(out)]) == 0

@@ -121,6 +121,7 @@ def test_both_starts_use_the_same_new_cache_folders(tmp_path: Path, monkeypatch:
         first_step.measure_start("cpu", True)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked")
 def test_a_row_that_fails_does_not_stop_the_others() -> None:
     broken = Row(name="broken", goals={"rate": Goal("broken", "tokens/s", 1, 2)}, gib=1)

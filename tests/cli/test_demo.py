@@ -84,6 +84,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_memory_solves_the_task(trained: Path) -> None:
     result = json.loads((trained / "with-memory" / "results" / "score.json").read_text())
     assert result["score"]["accuracy"] > 0.99
@@ -191,6 +192,7 @@ def test_the_first_sentence_is_computed(trained: Path) -> None:
     assert headline([Run(trained, "with-memory")], []).sentence == "The models were not trained"
 
 
+@pytest.mark.thorough
 def test_two_cores_train_the_same_byte_model_as_one(tmp_path: Path) -> None:
     beside = demo_background.BackgroundTraining(tmp_path, SMALLEST, None)
     try:
@@ -205,6 +207,7 @@ def test_two_cores_train_the_same_byte_model_as_one(tmp_path: Path) -> None:
     assert metrics(tmp_path / demo.BYTES, "train") == metrics(tmp_path / "alone", "train")
 
 
+@pytest.mark.thorough
 def test_a_byte_model_that_cannot_be_trained_ends_the_demo(tmp_path: Path) -> None:
     (tmp_path / demo.BYTES).write_text("in the way")
     beside = demo_background.BackgroundTraining(tmp_path, demo.QUICK, None)

@@ -39,6 +39,7 @@ def test_pieces_are_the_whole(tokenizer: AnyTokenizer, text: str, piece: int, tm
         assert found[-1].num_bytes == path.stat().st_size
 
 
+@pytest.mark.thorough
 def test_a_long_text_needs_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"ab a\n" * (1 << 20) + b"b")

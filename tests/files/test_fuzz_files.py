@@ -24,6 +24,7 @@ def folder() -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.thorough
 def test_the_seeds_are_whole(folder: Path) -> None:
     for target in targets():
         tried = attempt_target(folder, target, (seeds() / target.file).read_bytes())

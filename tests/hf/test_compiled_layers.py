@@ -87,7 +87,7 @@ def test_compiled_layers_compute_what_uncompiled_ones_do(device: str) -> None:
     assert float((numbers(compiling=True, narrow=True) - expected).norm()) < 1.5 * rounding
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cuda", pytest.param("cpu", marks=pytest.mark.thorough)])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_one_graph_serves_the_memories_of_all_layers(device: str, monkeypatch: Any) -> None:
     """Without a break, also where PyTorch cannot trace whether a device has autocast, as in version 2.11 on a GPU."""

@@ -86,6 +86,7 @@ def test_all_logits_are_copied_a_fixed_number_of_times(padded: bool) -> None:
     assert (many - more) / (more - few) == pytest.approx(2, rel=0.01)
 
 
+@pytest.mark.thorough
 def test_gradients_of_all_logits_cost_linear_work() -> None:
     model = build(bptt=0, window="tumbling")
 

@@ -122,6 +122,7 @@ def test_decoding_equals_the_parallel_segment(weights: WeightFormat) -> None:
     assert relative_error(step_by_step, torch.cat(together, 1)) < CLOSE
 
 
+@pytest.mark.thorough
 def test_the_shipped_model_writes_the_same_text_and_loses_little() -> None:
     full = mnemo.open_run(DEFAULT, device="cpu")
     prompt = "It was a dark night, and the rain fell upon the roofs of the old town. "
@@ -133,6 +134,7 @@ def test_the_shipped_model_writes_the_same_text_and_loses_little() -> None:
         assert sum(p.nbytes for p in run.model.parameters()) < 0.6 * sum(p.nbytes for p in full.model.parameters())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weights", NARROW)
 def test_memories_are_interchangeable(weights: WeightFormat, tmp_path: Path) -> None:
     full, narrow = (mnemo.open_run(DEFAULT, device="cpu", weights=each) for each in ("fp32", weights))

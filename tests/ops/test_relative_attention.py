@@ -127,6 +127,7 @@ def test_a_score_is_the_papers_formula():
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.thorough
 def test_dropout_keeps_the_mean_and_its_gradient():
     tensors = inputs(3, 2, ("r", "u", "w"), 0)
     exact, _ = relative_attention(**tensors, offset=2, impl="reference")

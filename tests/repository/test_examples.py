@@ -125,6 +125,7 @@ def test_a_short_document_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_example(monkeypatch, "read_and_continue", "note.txt")
 
 
+@pytest.mark.thorough
 def test_words_that_gain_most_are_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     run_example(monkeypatch, "where_memory_helps")
     out = capsys.readouterr().out

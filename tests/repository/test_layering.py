@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,7 @@ EVERY_PART = set().union(*LEVELS) | ADAPTERS
 
 
 @cache
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 

@@ -36,6 +36,7 @@ def recorded(folder: Path, *arguments: str) -> tuple[int | None, dict]:
     return process.exitcode, json.loads((folder / "out/result.json").read_text())
 
 
+@pytest.mark.thorough
 def test_a_run_is_recorded(tmp_path: Path) -> None:
     code, found = recorded(tmp_path, "--commit", "abc")
     assert code == 1

@@ -77,6 +77,7 @@ def test_pictures(tmp_path: Path) -> None:
     assert all("Mnemo" in path.read_text() and "</svg>" in path.read_text() for path in paths)
 
 
+@pytest.mark.thorough
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "load.json"
     options = "--sessions 1,3 --rows 2 --length 200 --device cpu --threads 1"

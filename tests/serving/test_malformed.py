@@ -131,7 +131,7 @@ JSON = st.recursive(
 CHAT_FIELDS = ["messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format", "tools"]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]),
     changes=st.dictionaries(st.sampled_from([*WRONG, *CHAT_FIELDS, "tokens"]), JSON, max_size=4),
@@ -142,7 +142,7 @@ def test_any_values(server: httpx2.Client, path: str, changes: dict[str, Any]) -
         assert_error(response, 400, 404)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=100))
 def test_any_bytes(server: httpx2.Client, body: bytes) -> None:
     assert_error(send(server, body), 400)

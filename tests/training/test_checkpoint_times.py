@@ -97,6 +97,7 @@ def test_clock_and_background_change_no_number(tmp_path: Path, monkeypatch: pyte
     assert steps[0] == steps[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", [nan_at(7), drift_from(5, 11)], ids=["nan", "drift"])
 def test_a_rollback_does_not_depend_on_the_clock(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_schedule, "LARGEST_SHARE", float("inf"))
@@ -146,6 +147,7 @@ def always_late(folder: Path) -> list[str]:
     return made
 
 
+@pytest.mark.thorough
 def test_two_processes_save_by_the_clock_together(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 4, "batch": 4, "device": "cpu", "parallel": "ddp"}
     for name, minutes in (("plain", None), ("timed", ALWAYS)):

@@ -88,6 +88,7 @@ def fill_disk_after(count: int) -> None:
     os.fsync = fsync
 
 
+@pytest.mark.thorough
 def test_a_process_that_hangs_is_given_up(tmp_path: Path) -> None:
     wanted = recipe(**STEPS)
     first, second = ranks.run(2, with_fault, tmp_path / "run", wanted, "hangs", 6.0)

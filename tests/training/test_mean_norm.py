@@ -90,6 +90,7 @@ def create(wanted: Recipe, path: Path) -> str:
     return str(create_run(wanted, path))
 
 
+@pytest.mark.thorough
 def test_two_processes_limit_gradients_as_one_does(tmp_path: Path) -> None:
     run(tmp_path / "alone", of=LIMITED)
     ranks.run(2, train_together, tmp_path)

@@ -63,11 +63,11 @@ with stop_on_signals() as stop:
     ("signals", "survived"),
     [
         ([signal.SIGTERM, signal.SIGINT], 1),
-        ([signal.SIGQUIT, signal.SIGTERM], 1),
+        pytest.param([signal.SIGQUIT, signal.SIGTERM], 1, marks=pytest.mark.thorough),
         # Slurm's notice, then its SIGTERM at the time limit; a closed terminal signals more than once
-        ([signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM], 2),
+        pytest.param([signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM], 2, marks=pytest.mark.thorough),
         ([signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1], 3),
-        ([signal.SIGTERM, signal.SIGHUP], 2),
+        pytest.param([signal.SIGTERM, signal.SIGHUP], 2, marks=pytest.mark.thorough),
     ],
 )
 def test_a_second_signal_is_obeyed_at_once_but_not_notices(signals: list[signal.Signals], survived: int) -> None:

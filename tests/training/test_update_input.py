@@ -181,6 +181,7 @@ def last_losses(bptt: int, steps: int = 120) -> float:
     return sum(losses[-20:]) / 20
 
 
+@pytest.mark.thorough
 def test_what_lies_a_segment_back_is_learned_only_with_gradient_from_there() -> None:
     chance = math.log(4)
     assert last_losses(bptt=1) < 0.25 * chance

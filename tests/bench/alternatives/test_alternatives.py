@@ -106,6 +106,7 @@ def test_a_row_is_trained_for_its_time_and_scored(name: str, stand_in: None, enw
     assert not (tmp_path / f"{name}-probe").exists()
 
 
+@pytest.mark.thorough
 def test_an_interrupted_row_continues_with_its_next_stage(
     enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_an_interrupted_row_continues_with_its_next_stage(
         measure_row(row, conditions(tmp_path, seconds=3.0), Unwatched())
 
 
+@pytest.mark.thorough
 def test_the_speed_alone_is_measured_first(enwik8: None, tmp_path: Path) -> None:
     given = conditions(tmp_path)
     found = measure_row(ROWS["memory"], replace(given, only_speed=True), Unwatched())
@@ -209,6 +211,7 @@ def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
     assert "not measured: gated-deltanet" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_of_a_row_reports_its_failure(enwik8: None, tmp_path: Path) -> None:
     """Without a GPU, the row of the library cannot run; its process says so, and the others go on."""

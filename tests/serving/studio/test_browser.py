@@ -155,6 +155,7 @@ def test_pages_in_light_and_dark_and_on_a_phone(
         picture("-phone")
 
 
+@pytest.mark.thorough
 def test_curves_grow_while_a_run_trains(desktop: Watched, folder: Path) -> None:
     run = make_run(folder / "runs" / "live", recipe(), corpus="live", steps=100)
     try:
@@ -176,6 +177,7 @@ def test_curves_grow_while_a_run_trains(desktop: Watched, folder: Path) -> None:
     expect(row).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_runs_are_compared_and_opened(desktop: Watched) -> None:
     page = opened(desktop, "runs")
     page.get_by_label("Compare novels-small").check()

@@ -306,6 +306,7 @@ def test_the_slider_changes_the_memory_length(tab: Any) -> None:
     expect(tab.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_a_saved_memory_is_loaded_again(tab: Any) -> None:
     read(tab)
     with tab.expect_download() as waiting:
