@@ -5,8 +5,7 @@
 CANDIDATES = python3 python3.13 python3.12 python3.11
 SUPPORTED = import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 STAMP = .venv/installed
-# More processes than two cores: tests of servers, signals and browsers wait for most of their time.
-WORKERS = 3
+WORKERS = 2
 PYTHON_FOLDERS = mnemo tests tools examples
 TYPES = PYRIGHT_PYTHON_IGNORE_WARNINGS=1 .venv/bin/pyright
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from functools import cache
 from pathlib import Path
@@ -36,7 +35,6 @@ EVERY_PART = set().union(*LEVELS) | ADAPTERS
 
 
 @cache
-@functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
