@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mnemo.errors import MnemoError, unknown
+from mnemo.bench.row_names import named_rows
 
 SECONDS = 450.0
 """Training time of a row, without compilation, evaluation and saving."""
@@ -64,10 +64,4 @@ ROWS = {
 
 def find_rows(names: str | None) -> list[Row]:
     """Parse comma-separated names of rows; None means all rows."""
-    wanted = list(ROWS) if names is None else [name.strip() for name in names.split(",") if name.strip()]
-    if not wanted:
-        raise MnemoError(f"name at least one of {', '.join(ROWS)}")
-    for name in wanted:
-        if name not in ROWS:
-            raise unknown("row", name, tuple(ROWS))
-    return [row for row in ROWS.values() if row.name in wanted]
+    return named_rows(ROWS, names)

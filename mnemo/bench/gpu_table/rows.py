@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mnemo.errors import MnemoError, unknown
+from mnemo.bench.row_names import named_rows
 
 BELOW = "below must"
 Unit = Literal["ms", "tokens/s", "GiB", "s"]
@@ -98,13 +98,7 @@ PROFILED = ("base", "speedrun")
 
 def find_rows(names: str | None) -> list[Row]:
     """Parse comma-separated names of rows; None means all rows."""
-    wanted = list(ROWS) if names is None else [name.strip() for name in names.split(",") if name.strip()]
-    if not wanted:
-        raise MnemoError(f"name at least one of {', '.join(ROWS)}")
-    for name in wanted:
-        if name not in ROWS:
-            raise unknown("row", name, tuple(ROWS))
-    return [row for row in ROWS.values() if row.name in wanted]
+    return named_rows(ROWS, names)
 
 
 def waves(rows: list[Row], gib: float) -> list[list[Row]]:
