@@ -65,7 +65,7 @@ def test_training_ends_without_a_limit_by_the_user() -> None:
     assert options(steps=5).time_limit is None and options(steps=5, minutes=3).time_limit == 3
 
 
-def test_the_beginning_and_an_early_end_are_told(tmp_path: Path) -> None:
+def test_the_beginning_and_an_early_end_are_printed(tmp_path: Path) -> None:
     lines: list[str] = []
     tune(options(out=tmp_path, steps=2, promote=1.0, test=("1x96:2",)), say=lines.append)
     assert lines[0] == "training for 2 steps, stages 1x96 2x64; a line every 2 steps"

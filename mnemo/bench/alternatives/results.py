@@ -82,7 +82,8 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"row {row['row']} was not alone: {used:,.0f} MiB of the GPU were in use at its start")
         share = row["training"]["seconds"] / row["seconds_aimed"] - 1 if "training" in row else 0.0
         if abs(share) > TOLERANCE and not row.get("miniature"):
-            found.append(f"row {row['row']} was trained for {100 * share:+.1f}% of the declared time")
+            how = "longer" if share > 0 else "shorter"
+            found.append(f"row {row['row']} was trained {100 * abs(share):.1f}% {how} than declared")
     return found
 
 

@@ -167,7 +167,7 @@ def test_unequal_conditions_are_remarked() -> None:
     ]
     found = remarks(rows)
     assert "rows differ in commit" in found
-    assert "row memory was trained for +4.4% of the declared time" in found
+    assert "row memory was trained 4.4% longer than declared" in found
     assert "row plain-512 was not alone: 9,000 MiB of the GPU were in use at its start" in found
     assert "row plain-1024 is not measured" in found and "row plain-512 is not measured" not in found
 
