@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,6 +201,8 @@ def test_curriculum() -> None:
     assert [state.rate(step, 4) for step in (0, 3, 50)] == [0.25, 1.0, 1.0]
     state.cooldown = (50, 60)
     assert [state.rate(step, 4) for step in (50, 55, 60, 70)] == [1.0, 0.5, 0.0, 0.0]
+    state.end_at(55, 75)  # slower: the rate goes on from one half
+    assert [state.rate(step, 4) for step in (55, 65, 75)] == [0.5, 0.25, 0.0]
     again = CurriculumState()
     again.load(json.loads(json.dumps(state.as_dict())))
     assert again == state
@@ -280,21 +283,26 @@ def test_minutes_end_training(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint-1").is_dir()
 
 
-def test_minutes_hold_if_the_last_stage_is_slower(monkeypatch: Any) -> None:
-    """Steps of 1 s, and of 8 s from step 41 on, shortly before the learning rate begins to fall."""
+@pytest.mark.parametrize(("promoted", "share"), [((40,), 0.5), ((40, 65), 0.8)], ids=["before", "while the rate falls"])
+def test_minutes_hold_if_later_stages_are_slower(promoted: Any, share: float, monkeypatch: Any) -> None:
+    """Steps of 1 s; each stage takes 4 s longer, and its first step, like that of a call, is compiled for 10 s."""
     curriculum, clock = CurriculumState(), [0.0]
     monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[0])
-    some = options(minutes=2, steps=None, cooldown=0.5, check_every=40)
+    some = options(minutes=4, steps=None, cooldown=share, check_every=1)
     stub: Any = SimpleNamespace(options=some, curriculum=curriculum, samples=SimpleNamespace())
     course: Any = trainer._Course(stub, stub, print)
-    monkeypatch.setattr(course, "_check", lambda step: curriculum.record(step, 1.0, 0.9, 2))
+    monkeypatch.setattr(course, "_check", lambda step: curriculum.record(step, step in promoted, 0.9, 3))
     state, control = transformers.TrainerState(), transformers.TrainerControl()
     course.on_train_begin(None, state, control)
+    rates = []
     while not control.should_training_stop:
         state.global_step += 1
-        clock[0] += 8 if curriculum.stage else 1
+        first = state.global_step - 1 in (0, *promoted)
+        clock[0] += 1 + 4 * curriculum.stage + 10 * first
         course.on_step_end(None, state, control)
-    assert 112 <= clock[0] <= 120
+        rates.append(curriculum.rate(state.global_step, 1))
+    assert curriculum.stage == len(promoted) and 225 <= clock[0] <= 245
+    assert all(after <= before for before, after in itertools.pairwise(rates)) and rates[-1] == 0
 
 
 @pytest.mark.parametrize("kind", ["tokens", pytest.param("associative", marks=pytest.mark.thorough)])

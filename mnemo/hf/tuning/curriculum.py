@@ -15,7 +15,7 @@ class CurriculumState:
     """First step of each stage that was reached"""
     checks: list[dict[str, Any]] = field(default_factory=list)
     """Measured accuracies on held-out samples"""
-    cooldown: tuple[int, int] | None = None
+    cooldown: tuple[float, int] | None = None
     """First and last step of the falling learning rate"""
     seconds: float = 0.0
     """Time of training in all calls"""
@@ -38,11 +38,18 @@ class CurriculumState:
 
     def rate(self, step: int, warmup: int) -> float:
         """Return the learning rate at a step, as a share of the largest one."""
-        rising = min(1.0, (step + 1) / max(1, warmup))
+        return min(1.0, (step + 1) / max(1, warmup)) * self._cooled(step)
+
+    def end_at(self, step: int, last: int) -> None:
+        """Let the learning rate fall to zero at the step `last`, from what it is at `step`."""
+        level = self._cooled(step)
+        self.cooldown = (last - (last - step) / level if level else step, last)
+
+    def _cooled(self, step: int) -> float:
         if self.cooldown is None:
-            return rising
+            return 1.0
         begin, end = self.cooldown
-        return rising * min(1.0, max(0.0, (end - step) / max(1, end - begin)))
+        return min(1.0, max(0.0, (end - step) / max(1, end - begin)))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

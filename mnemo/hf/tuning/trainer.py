@@ -36,6 +36,8 @@ DECISIONS = "curriculum.json"
 """The curriculum at the step of a Trainer checkpoint"""
 METRICS = "metrics.jsonl"
 RECENT_STEPS = 20
+LEAST_STEPS = 5
+"""Steps whose time must be known before the end of training is planned"""
 BETAS = (0.9, 0.95)
 CHECK_SEED = 2_000_003
 Say = Callable[[str], None]
@@ -179,6 +181,7 @@ class _Course(TrainerCallback):
             self.curriculum.cooldown = (round(steps * (1 - options.cooldown)), steps)
         self._called = self._last = self._since = time.monotonic()
         self._before, self._first = self.curriculum.seconds, state.global_step + 1
+        self._first_of_its_kind, self._planned = True, None
         self.say(_plan(options))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -189,8 +192,10 @@ class _Course(TrainerCallback):
         if step % self.options.check_every == 0:
             self._check(step)
         now = time.monotonic()
-        self._recent.append(now - self._last)
-        if self.curriculum.stage != stage:
+        if not self._first_of_its_kind:  # it may have been compiled
+            self._recent.append(now - self._last)
+        self._first_of_its_kind = self.curriculum.stage != stage
+        if self._first_of_its_kind:
             self._recent.clear()  # the steps of a new stage are slower
         self._last = now
         self.curriculum.seconds = self._before + now - self._called
@@ -207,15 +212,23 @@ class _Course(TrainerCallback):
         write_json(folder / DECISIONS, self.curriculum.as_dict())
 
     def _plan_end(self, step: int) -> None:
-        """Let the learning rate fall in the last part of the minutes, by the speed of recent steps of the stage."""
-        options = self.options
-        if options.time_limit is None or self.curriculum.cooldown is not None or not self._recent:
+        """Let the learning rate fall in the last part of the minutes, by the speed of recent steps of the stage.
+
+        The plan is renewed as long as it falls, since later stages have slower steps.
+        """
+        options, curriculum = self.options, self.curriculum
+        if options.time_limit is None:
             return
-        total = 60 * options.time_limit
-        if self.curriculum.seconds >= total * (1 - options.cooldown):
-            left = max(0.0, total - self.curriculum.seconds)
+        left = 60 * options.time_limit - curriculum.seconds
+        falling = left <= 60 * options.time_limit * options.cooldown
+        if not falling or (self._planned is not None and step < self._planned + LEAST_STEPS):
+            return
+        if left <= 0:
+            curriculum.end_at(step, step)
+        elif len(self._recent) >= LEAST_STEPS:
             steps = int(left / (sum(self._recent) / len(self._recent)))
-            self.curriculum.cooldown = (step, step + steps)
+            curriculum.end_at(step, step + steps)
+            self._planned = step
 
     def _check(self, step: int) -> None:
         options, curriculum = self.options, self.curriculum
