@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ MemoryKind = Literal["tokens", "associative"]
 MOST_STEPS = 100_000
 """Steps if only --minutes ends training"""
 USUAL_MINUTES = 20.0
+USUAL_SEGMENTS = ("1", "2", "4", "8")
 
 
 class Stage(NamedTuple):
@@ -38,6 +40,15 @@ class Stage(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.segments}x{self.tokens}"
+
+
+def usual_stages(longest_story: int, segment: int) -> tuple[str, ...]:
+    """Return 1, 2, 4 and 8 segments, first of as few tokens as a task's stories allow, then of `segment` tokens."""
+    alone = 32 * math.ceil(longest_story / 32)
+    several = 16 * math.ceil(alone / 24)  # two thirds: two segments hold a story, and one does not
+    if 2 * alone > segment:  # nearly as long as a whole segment
+        return USUAL_SEGMENTS
+    return (f"1x{alone}", *(f"{segments}x{several}" for segments in USUAL_SEGMENTS[1:]), *USUAL_SEGMENTS)
 
 
 class Evaluation(NamedTuple):
@@ -84,8 +95,9 @@ class Tuning:
     """Tokens also attend to the tokens of the previous segment, without gradient."""
     segment: int = 512
     """Tokens per segment, without memory tokens."""
-    stages: tuple[str, ...] = ("1", "2", "4", "8")
-    """Curriculum: numbers of segments; 4x128 means four segments of 128 tokens."""
+    stages: tuple[str, ...] = ()
+    """Curriculum: numbers of segments; 4x128 means four segments of 128 tokens. If unset: 1, 2, 4 and 8, first with
+    segments that are just long enough for a story, on which a memory is learned in a fraction of the time."""
     promote: float = 0.9
     """Accuracy on held-out samples that starts the next stage."""
     mix: float = 0.3
@@ -100,8 +112,8 @@ class Tuning:
     book_steps: float = 0.1
     """Share of steps on text of the training books, with a loss on its tokens. With answers alone (0) the model forgets
     how to continue a text, most of all with memory."""
-    bptt: int | None = None
-    """Earlier segments that a gradient reaches; if unset, all of them."""
+    bptt: int | None = 7
+    """Earlier segments that a gradient reaches; None for all of them, which made training with 16 segments unstable."""
     lora: int = 0
     """Rank of LoRA weights, which are trained instead of the model's; 0 trains all weights."""
     freeze: bool = False
@@ -185,8 +197,6 @@ class Tuning:
             raise MnemoError("--rate and --memory-rate must be positive")
         if self.freeze and (self.lora or not self.tokens):
             raise MnemoError("--freeze trains the memory alone: leave out --lora, and use at least one memory token")
-        if not self.stages:
-            raise MnemoError("--stages needs at least one number of segments")
         _ = self.curriculum
 
     @property
@@ -196,7 +206,7 @@ class Tuning:
 
     @property
     def curriculum(self) -> list[Stage]:
-        return [Stage.parse(text, self.segment) for text in self.stages]
+        return [Stage.parse(text, self.segment) for text in self.stages or USUAL_SEGMENTS]
 
     @property
     def tests(self) -> list[Evaluation]:

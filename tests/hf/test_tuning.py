@@ -28,7 +28,7 @@ from mnemo.hf.tuning.results import draw_results
 from mnemo.hf.tuning.trainer import build_optimizer
 from mnemo.hf.tuning.tune import equal_batches, load_model, speed, tune
 from mnemo.hf.tuning.zero_shot import NEW_TOKENS, prompt_of
-from mnemo.recipes.tuning import Stage, Tuning
+from mnemo.recipes.tuning import Stage, Tuning, usual_stages
 
 transformers = pytest.importorskip("transformers")
 IGNORED = -100
@@ -277,10 +277,37 @@ def test_resume_is_exact_and_the_command_writes_its_files(tmp_path: Path) -> Non
     assert only_tested.results == resumed.results
 
 
+def test_a_resumed_run_has_its_own_rate_and_checkpoints(tmp_path: Path) -> None:
+    first = options(out=tmp_path, steps=2, save_every=2)
+    tune(first, say=lambda _: None)
+    changed = dataclasses.replace(first, resume=True, steps=5, rate=1e-5, warmup=0, cooldown=0.0, save_every=3)
+    tune(changed, say=lambda _: None)
+    saved = json.loads((tmp_path / "checkpoint-5" / "trainer_state.json").read_text())
+    assert saved["save_steps"] == 3
+    metrics = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["rate"] == 1e-5
+    optimizer = torch.load(tmp_path / "checkpoint-5" / "optimizer.pt", weights_only=True)
+    assert [group["lr"] for group in optimizer["param_groups"]] == [1e-5, 1e-5]
+
+
+def test_usual_stages_begin_with_segments_of_the_length_of_a_story(tmp_path: Path) -> None:
+    assert usual_stages(85, 512) == ("1x96", "2x64", "4x64", "8x64", "1", "2", "4", "8")
+    assert usual_stages(464, 512) == ("1", "2", "4", "8")
+    for longest in range(1, 300):
+        stages = [Stage.parse(text, 4096) for text in usual_stages(longest, 4096)]
+        assert all(stage.length >= longest for stage in stages)
+    said: list[str] = []
+    tune(options(out=tmp_path, stages=(), segment=256, steps=1, test=("1:1",)), say=said.append)
+    assert said[0].startswith("training for 1 steps, stages 1x96 2x64 4x64 8x64 1x256 2x256 4x256 8x256;")
+
+
 def test_minutes_end_training(tmp_path: Path) -> None:
     tuned = tune(options(out=tmp_path, steps=None, minutes=0.0, test=("2",)), say=lambda _: None)
     assert [result.segments for result in tuned.results] == [2]
     assert (tmp_path / "checkpoint-1").is_dir()
+    further = options(out=tmp_path, steps=3, minutes=9.0, test=("2",), resume=True)
+    tune(further, say=lambda _: None)
+    assert (tmp_path / "checkpoint-3").is_dir()
 
 
 @pytest.mark.parametrize(("promoted", "share"), [((40,), 0.5), ((40, 65), 0.8)], ids=["before", "while the rate falls"])
@@ -293,7 +320,7 @@ def test_minutes_hold_if_later_stages_are_slower(promoted: Any, share: float, mo
     course: Any = trainer._Course(stub, stub, print)
     monkeypatch.setattr(course, "_check", lambda step: curriculum.record(step, step in promoted, 0.9, 3))
     state, control = transformers.TrainerState(), transformers.TrainerControl()
-    course.on_train_begin(None, state, control)
+    course.on_train_begin(SimpleNamespace(save_steps=500), state, control)
     rates = []
     while not control.should_training_stop:
         state.global_step += 1

@@ -95,6 +95,12 @@ class MemoryTrainer(Trainer):
         self.course.add(loss.detach(), inputs["input_ids"].numel(), books)
         return loss
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # A run may be continued with other rates than the checkpoint's, for example after an unstable stage.
+        rates = list(self.lr_scheduler.base_lrs)  # type: ignore[union-attr]
+        super()._load_optimizer_and_scheduler(checkpoint)
+        self.lr_scheduler.base_lrs = rates  # type: ignore[union-attr]
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.curriculum.load(load_json(Path(resume_from_checkpoint) / DECISIONS))
@@ -176,9 +182,13 @@ class _Course(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.trainer.samples.first_step = state.global_step
-        steps, options = self.options.steps, self.options
-        if steps is not None and options.time_limit is None and options.cooldown:
-            self.curriculum.cooldown = (round(steps * (1 - options.cooldown)), steps)
+        state.save_steps = int(args.save_steps)  # not those of the checkpoint
+        steps, options, planned = self.options.steps, self.options, self.curriculum.cooldown
+        if steps is not None and options.time_limit is None:
+            last_part = (round(steps * (1 - options.cooldown)), steps)
+            self.curriculum.cooldown = last_part if options.cooldown else None
+        elif planned is not None and planned[1] <= state.global_step:  # a finished run is trained further
+            self.curriculum.cooldown = None
         self._called = self._last = self._since = time.monotonic()
         self._before, self._first = self.curriculum.seconds, state.global_step + 1
         self._first_of_its_kind, self._planned = True, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from mnemo.hf.tuning.trainer import MemoryTrainer, Say, compiling, precision_con
 from mnemo.hf.tuning.zero_shot import zero_shot
 from mnemo.memory import Associative
 from mnemo.progress import ShowProgress, silent
-from mnemo.recipes.tuning import Stage, Tuning
+from mnemo.recipes.tuning import Stage, Tuning, usual_stages
 from mnemo.storage.weights import pick_device
 
 MODEL, ADAPTER = "model", "adapter"
@@ -53,6 +53,8 @@ def tune(options: Tuning, say: Say = print, show: ShowProgress = silent) -> Tune
     data = load_data(options.task, options.data)
     model, tokenizer = load_model(options)
     train, held_out = (build_task(data, split, tokenizer, options.background) for split in ("train", "valid"))
+    if not options.stages:
+        options = replace(options, stages=usual_stages(train.longest_story(), options.segment))
     check_room(train, options.curriculum)
     options.out.mkdir(parents=True, exist_ok=True)
     test = build_task(data, "test", tokenizer, options.background)
