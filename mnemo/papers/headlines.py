@@ -98,13 +98,13 @@ def longer_memories(evidence: Evidence) -> Headline | None:
 
 
 def facts_in_books(evidence: Evidence) -> Headline | None:
-    measured = evidence.measurement("h200-babilong-bounded")
-    if measured is None:
+    compared = evidence.measurement("h200-babilong-comparison")
+    run = evidence.measurement("h200-babilong-associative")
+    if compared is None or run is None:
         return None
-    run = measured["runs"][0]
     trained, shown = trained_length(run), {each["length"]: each for each in run["results"]}
     longer = [f"{shown[length]['accuracy']:.1%} at {length:,}" for length in sorted(shown) if length >= trained]
-    published = {label: dict(points) for label, points in map(itemgetter("label", "points"), measured["published"])}
+    published = {label: dict(points) for label, points in map(itemgetter("label", "points"), compared["published"])}
     return Headline(
         "With an associative memory, a small model finds facts in texts far longer than those of its training.",
         f"BABILong qa1, SmolLM2-135M, trained on up to {trained:,} tokens for {run['options']['minutes']:g} minutes",

@@ -370,10 +370,11 @@ def _by_memory(results: Results, model: str) -> list[Mark]:
 
 def facts_in_books(evidence: Evidence) -> Figure | None:
     """BABILong: right answers over the length of the text."""
-    measured = evidence.measurement("h200-babilong-bounded")
-    if measured is None:
+    compared = evidence.measurement("h200-babilong-comparison")
+    run = evidence.measurement("h200-babilong-associative")
+    if compared is None or run is None:
         return None
-    run, published = measured["runs"][0], next(each for each in measured["published"] if each["label"] == "ARMT")
+    published = next(each for each in compared["published"] if each["label"] == "ARMT")
     with_memory, cut = (_answers(run["results"], kind) for kind in ("", "_cut"))
     traces = [
         Trace(label="memory cut", marks=cut, color=7, shown="memory cut", at=2, place="right"),
@@ -397,7 +398,7 @@ def facts_in_books(evidence: Evidence) -> Figure | None:
         y_limits=(0, 118),
     )
     caption = (
-        f"One run of {run['options']['minutes']:g} minutes on one {measured['machine']['name']}, shared with another "
+        f"One run of {run['options']['minutes']:g} minutes on one {run['machine']['name']}, shared with another "
         f"run, trained on texts of at most {trained_length(run):,} tokens. Bars are 95% intervals (Wilson) over test "
         "samples. The published values are means of three runs of another model (GPT-2)."
     )

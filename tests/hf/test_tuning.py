@@ -467,25 +467,28 @@ def test_the_stored_figures_are_those_of_their_measurements(tmp_path: Path) -> N
     pytest.importorskip("matplotlib")
     from mnemo.hf.tuning.comparison import draw_comparison
 
-    drawn = draw_comparison(DOCS / "measurements" / "h200-babilong-bounded.json", tmp_path, "babilong-smollm2")
+    drawn = draw_comparison(DOCS / "measurements" / "h200-babilong-comparison.json", tmp_path, "babilong-smollm2")
     assert [path.stem for path in drawn] == [f"babilong-smollm2{kind}" for kind in ("", "-seconds", "-gpu-memory")]
     for path in drawn:
         assert description(path.read_text()) == description((DOCS / "pictures" / path.name).read_text())
     accuracy, seconds, memory = (path.read_text() for path in drawn)
     assert "ARMT (published): 49.60 at tokens 50,000,000" in accuracy and "a guess" in accuracy
-    assert "bounded memory: 89.80 at tokens 65,536" in accuracy and "bounded memory, cut: 20.40" in accuracy
-    assert "unbounded memory: 0.000 at tokens 524,288" in accuracy and "unbounded" not in seconds + memory
-    assert "bounded memory: 0.240 at tokens / 1,024 64" in seconds
-    assert "book steps: 36.00 at tokens 1,048,576" in accuracy and "not trained: 6.500 at tokens 512" in accuracy
+    assert (
+        "memory tokens: 80.00 at tokens 65,536" in accuracy and "memory tokens, cut: 17.80 at tokens 65,536" in accuracy
+    )
+    assert "associative memory: 94.40 at tokens 65,536" in accuracy and "not trained: 6.500 at tokens 512" in accuracy
+    assert "no memory: 99.50 at tokens 8,192" in accuracy
+    assert "memory tokens: 0.052 at tokens / 1,024 64" in seconds
 
 
 @pytest.mark.parametrize(
-    ("name", "digits"), [("h200-babilong", 0), ("h200-babilong-bounded", 1), ("h200-babilong-books", 1)]
+    ("name", "digits"),
+    [("", 0), ("-bounded", 1), ("-books", 1), ("-associative", 1), ("-memory-tokens", 1)],
 )
 def test_tables_of_the_guide_are_those_of_the_measurements(name: str, digits: int) -> None:
-    found = json.loads((DOCS / "measurements" / f"{name}.json").read_text())
+    found = json.loads((DOCS / "measurements" / f"h200-babilong{name}.json").read_text())
     page = (DOCS / "babilong.md").read_text()
-    for result in found["results"] if "results" in found else found["runs"][0]["results"]:
+    for result in found["results"]:
         low, high = (f"{100 * edge:.{digits}f}" for edge in result["interval"])
         accuracy, cut = (f"{100 * result[kind]:.{digits}f}" for kind in ("accuracy", "accuracy_cut"))
         row = f"| {result['segments']:,} | {result['length']:,} | {accuracy} [{low}, {high}] | {cut} |"
