@@ -16,7 +16,7 @@ from mnemo.hf.tuning.trainer import Say, precision_context
 from mnemo.recipes.tuning import Tuning
 
 SEGMENTS = 4
-REPEATS, WARM_UP = 5, 2
+REPEATS, WARM_UP = 10, 2
 NUM_LABELS = 4
 """Labels at the end of a sample, as in training on answers"""
 
@@ -39,7 +39,7 @@ def measure_speed(model: Any, options: Tuning, say: Say) -> list[dict[str, Any]]
     results = []
     for name, without, with_memory in cases:
         try:
-            speeds = [ids.numel() / _seconds(step, inner.device) for step in (without, with_memory)]
+            speeds = [ids.numel() / seconds for seconds in _fastest([without, with_memory], inner.device)]
         except torch.OutOfMemoryError:
             say(f"{name:<24} needs more GPU memory: --micro-batch {options.micro_batch} is too large")
             torch.cuda.empty_cache()
@@ -51,16 +51,18 @@ def measure_speed(model: Any, options: Tuning, say: Say) -> list[dict[str, Any]]
     return results
 
 
-def _seconds(step: Callable[[], None], device: torch.device) -> float:
-    """Return the shortest time of a step; the first ones compile."""
-    times = []
-    for _ in range(WARM_UP + REPEATS):
-        _wait(device)
-        begin = time.perf_counter()
-        step()
-        _wait(device)
-        times.append(time.perf_counter() - begin)
-    return min(times[WARM_UP:])
+def _fastest(steps: list[Callable[[], None]], device: torch.device) -> list[float]:
+    """Return the shortest time of each step. They take turns, so that changes of the machine's speed affect all."""
+    times = [[float("inf")] for _ in steps]
+    for turn in range(WARM_UP + REPEATS):
+        for step, found in zip(steps, times, strict=True):
+            _wait(device)
+            begin = time.perf_counter()
+            step()
+            _wait(device)
+            if turn >= WARM_UP:  # the first ones compile
+                found.append(time.perf_counter() - begin)
+    return [min(found) for found in times]
 
 
 def _wait(device: torch.device) -> None:
