@@ -29,14 +29,20 @@ def build(family: str = "llama", **options: Any) -> Any:
 
 
 class Work(TorchDispatchMode):
-    """Count the bytes that all operations return, and the elements of the largest result of floating-point type."""
+    """Count the bytes that all operations return, and the elements of the largest result of floating-point type.
+
+    `held`: most bytes that the inputs of one operation keep in memory, of which they may be small views.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_bytes, self.largest = 0, 0
+        self.num_bytes, self.largest, self.held = 0, 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        storages = {leaf.untyped_storage().data_ptr(): leaf for leaf in inputs if leaf.is_floating_point()}
+        self.held = max(self.held, sum(leaf.untyped_storage().nbytes() for leaf in storages.values()))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.num_bytes += leaf.numel() * leaf.element_size()
@@ -68,6 +74,7 @@ def test_reading_is_linear_in_time_and_constant_in_memory(call: Any) -> None:
     model = build()
     few, more, many = (work_of(model, call, number) for number in (8, 16, 32))
     assert many.largest == more.largest == few.largest
+    assert many.held == more.held == few.held
     # Sixteen segments more cost twice as much as eight segments more; 1 % is for ids, which some steps pass on whole.
     growth = (many.num_bytes - more.num_bytes) / (more.num_bytes - few.num_bytes)
     assert growth == pytest.approx(2, rel=0.01)

@@ -97,7 +97,8 @@ class Group:
         while tokens.shape[1]:
             part, tokens = tokens.tensor_split([self.room - self.count], 1)
             hidden = self._feed_part(model.embed(part), model)
-            pieces.append(hidden[:, hidden.shape[1] - max(0, min(last - tokens.shape[1], hidden.shape[1])) :])
+            unwanted = hidden.shape[1] - max(0, min(last - tokens.shape[1], hidden.shape[1]))
+            pieces.append(hidden[:, unwanted:].clone())  # a view, even an empty one, would keep all rows in memory
             if self.count == self.room:
                 self._commit(model)
         return torch.cat(pieces, 1)
