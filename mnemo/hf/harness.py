@@ -31,6 +31,7 @@ from mnemo.storage.run_header import RECIPE, RUNS
 from mnemo.storage.weights import pick_device
 
 try:
+    import lm_eval.models  # noqa: F401  (registers its own models, and would not after ours)
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,17 @@ def test_the_harness_class_for_hugging_face_warns_of_windows(folder: Path) -> No
         theirs.loglikelihood_rolling(instances("loglikelihood_rolling", (STORY,)), disable_tqdm=True)
     assert len(caught) == 1
     model(input_ids=torch.tensor([[1, 2]]))  # a call from elsewhere does not warn: warnings are errors in tests
+
+
+def test_the_models_of_the_harness_stay_known() -> None:
+    """Checked in a new process: the harness registers its models when it is first asked for one."""
+    code = "import mnemo.hf.harness; from lm_eval.api.registry import get_model as get; print(get('hf'), get('mnemo'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "HFLM" in done.stdout and "MnemoLM" in done.stdout, done.stderr
+
+
+@pytest.mark.thorough
+def test_the_command_of_the_harness_knows_mnemo(tmp_path: Path) -> None:
+    options = ["--model", "mnemo", "--model_args", f"pretrained={tmp_path}", "--tasks", "wikitext", "--limit", "1"]
+    done = subprocess.run([sys.executable, "-m", "mnemo.hf.harness_command", *options], capture_output=True, text=True)
+    assert done.returncode and f"{tmp_path}" in done.stderr and "no model for this name" not in done.stderr

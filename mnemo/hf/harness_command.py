@@ -1,0 +1,14 @@
+"""lm-evaluation-harness's own command, which then also knows the model "mnemo".
+
+python -m mnemo.hf.harness_command --model mnemo --model_args pretrained=tuned/model --tasks wikitext
+"""
+
+from __future__ import annotations
+
+from mnemo.hf import harness
+
+if __name__ == "__main__":
+    assert harness.MnemoLM  # registered by the import
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
