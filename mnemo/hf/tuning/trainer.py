@@ -31,6 +31,7 @@ from mnemo.hf.tuning.accuracy import accuracy_by_segments
 from mnemo.hf.tuning.batches import BookDraw, Draw, TrainingSamples
 from mnemo.hf.tuning.curriculum import CurriculumState
 from mnemo.recipes.tuning import Tuning
+from mnemo.storage.weights import pick_device
 
 DECISIONS = "curriculum.json"
 """The curriculum at the step of a Trainer checkpoint"""
@@ -114,7 +115,7 @@ def training_arguments(options: Tuning, per_step: int) -> TrainingArguments:
         gradient_accumulation_steps=per_step,
         max_grad_norm=1.0,
         bf16=options.precision == "bf16",
-        use_cpu=options.device == "cpu",
+        use_cpu=pick_device(options.device).type == "cpu",
         seed=options.seed,
         save_strategy="no" if options.save_every is None else "steps",
         save_steps=options.save_every or 500,
