@@ -7,6 +7,7 @@ that it does not know the type `mnemo-memory`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,19 +32,13 @@ segment to segment.
 
 ## Loading
 
-This model needs the package Mnemo ({install}). One import registers it:
-
-```python
-import mnemo.hf
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("THIS FOLDER")
+{loading}
 tokenizer = AutoTokenizer.from_pretrained("{tokenizer}")
 memory = model.read(open("book.txt"), tokenizer=tokenizer)
 answer = model.generate(**tokenizer("Question", return_tensors="pt"), memory=memory)
 ```
 
-Without this import, transformers says that it does not know the model type `mnemo-memory`, and may advise to upgrade
+Without Mnemo, transformers says that it does not know the model type `mnemo-memory`, and may advise to upgrade
 transformers or to install sentencepiece. Neither helps. The folder contains no code, and `trust_remote_code` is not
 needed.
 
@@ -67,8 +62,31 @@ needed.
 """
 
 
+WHOLE = """This model needs the package Mnemo ({install}). One import registers it:
+
+```python
+import mnemo.hf
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS FOLDER")"""
+ADAPTER = """This folder holds the trained memory without the model around which it was trained. It needs the package
+Mnemo ({install}):
+
+```python
+from mnemo.hf import load_adapter
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = load_adapter("THIS FOLDER", AutoModelForCausalLM.from_pretrained("{backbone}"))"""
+
+
 def write_card(
-    folder: Path, config: MemoryConfig, *, training: str | None = None, scores: Mapping[str, Any] | None = None
+    folder: Path,
+    config: MemoryConfig,
+    *,
+    training: str | None = None,
+    scores: Mapping[str, Any] | None = None,
+    licence: str | None = None,
+    adapter: bool = False,
 ) -> None:
     """Write README.md, unless the folder has one from elsewhere."""
     path = folder / CARD
@@ -76,27 +94,36 @@ def write_card(
         return
     try:
         with atomic.new_file(path) as partial:
-            partial.write_text(card(config, training, scores), encoding="utf-8")
+            partial.write_text(card(config, training, scores, licence, adapter), encoding="utf-8")
     except OSError as error:
         raise MnemoError(f"cannot save {path}: {error.strerror or error}") from None
 
 
-def card(config: MemoryConfig, training: str | None, scores: Mapping[str, Any] | None) -> str:
+def card(
+    config: MemoryConfig,
+    training: str | None,
+    scores: Mapping[str, Any] | None,
+    licence: str | None = None,
+    adapter: bool = False,
+) -> str:
     """Return the page."""
-    name = str(getattr(config.text_config, "_name_or_path", "") or "")
+    source = str(getattr(config.text_config, "_name_or_path", "") or "")
+    # A folder of this machine tells others nothing but its last name.
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None and not Path(source).is_dir()
+    name = source if on_hub else Path(source).name
     base = f"`{name}`" if name else f"A model of type `{config.text_config.model_type}`"
     values = {option: getattr(config, option) for option in ("kind", "tokens", "segment", "start", "mask", "positions")}
     rows = "\n".join(f"| {option} | {value} |" for option, value in values.items())
     table = "\n".join(f"| {key} | {value} |" for key, value in (scores or {}).items())
     return PAGE.format(
-        front=_front(name),
+        front=_front(name if on_hub else None, licence or _licence(Path(source))),
         mark=MARK,
         title=Path(name).name or config.text_config.model_type,
         base=base,
         memory=_memory(config),
         segment=config.segment,
-        install=install_command("hf"),
-        tokenizer=name or "THIS FOLDER",
+        loading=(ADAPTER if adapter else WHOLE).format(install=install_command("hf"), backbone=name or "ITS BACKBONE"),
+        tokenizer=name if on_hub else "THIS FOLDER",
         options=rows,
         training=training or "Not described. `model.save_card(folder, training=..., scores=...)` adds it.",
         scores=f"| measure | value |\n|---|---|\n{table}" if table else "None given.",
@@ -109,13 +136,12 @@ def _memory(config: MemoryConfig) -> str:
     return f"{config.tokens} recurrent memory tokens (RMT)"
 
 
-def _front(name: str) -> str:
-    """Return the metadata that the Hub reads; the licence is the backbone's, if its folder or page names one."""
+def _front(base_model: str | None, licence: str) -> str:
+    """Return the metadata that the Hub reads."""
     lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [mnemo, memory]"]
-    if name and not Path(name).is_absolute():
-        lines.append(f"base_model: {json.dumps(name)}")
-    lines.append(f"license: {_licence(Path(name)) if name else 'other'}")
-    return "\n".join(lines)
+    if base_model is not None:
+        lines.append(f"base_model: {json.dumps(base_model)}")
+    return "\n".join([*lines, f"license: {licence}"])
 
 
 def _licence(folder: Path) -> str:

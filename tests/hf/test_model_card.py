@@ -25,8 +25,9 @@ def test_saving_writes_a_card_that_says_how_to_load_the_model(tmp_path: Path) ->
     model = add_memory(tiny_llama(), tokens=4, segment=16, start="overlap")
     model.save_pretrained(tmp_path)
     page = (tmp_path / "README.md").read_text()
-    for words in ("pip install", "import mnemo.hf", "4 recurrent memory tokens", "segments of 16", str(TINY_LLAMA)):
+    for words in ("pip install", "import mnemo.hf", "4 recurrent memory tokens", "segments of 16", TINY_LLAMA.name):
         assert words in page
+    assert str(TINY_LLAMA.parent) not in page and 'AutoTokenizer.from_pretrained("THIS FOLDER")' in page
     for words in ("vLLM", "llama.cpp", "GGUF", "trust_remote_code", "| start | overlap |"):
         assert words in page
     assert front(tmp_path)["license"] == "other"
@@ -36,6 +37,17 @@ def test_saving_writes_a_card_that_says_how_to_load_the_model(tmp_path: Path) ->
     (tmp_path / "README.md").write_text("my own page")
     model.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "my own page"
+
+
+def test_cards_of_adapters_and_of_models_of_the_hub(tmp_path: Path) -> None:
+    model: Any = add_memory(llama(), tokens=2, segment=8)
+    model.config.text_config._name_or_path = "owner/name"
+    save_adapter(model, tmp_path / "adapter")
+    page = (tmp_path / "adapter" / "README.md").read_text()
+    assert 'load_adapter("THIS FOLDER", AutoModelForCausalLM.from_pretrained("owner/name"))' in page
+    assert 'AutoTokenizer.from_pretrained("owner/name")' in page and front(tmp_path / "adapter")["license"] == "other"
+    model.save_card(tmp_path, licence="apache-2.0")
+    assert front(tmp_path) == front(tmp_path / "adapter") | {"license": "apache-2.0", "base_model": "owner/name"}
 
 
 def test_the_licence_of_a_local_backbone_is_kept(tmp_path: Path) -> None:

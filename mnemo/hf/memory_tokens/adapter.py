@@ -1,6 +1,7 @@
 """Save the trained parts without the backbone: the learned memory, and the LoRA weights if there are any.
 
 mnemo_adapter.json   options, and the name and size of the backbone; written last, so it marks a complete folder
+README.md            says how to load it
 memory.safetensors   the learned memory
 lora/                as peft writes it
 """
@@ -20,6 +21,7 @@ from mnemo.files.tensor_file import load_tensors, write_tensors
 from mnemo.hf.memory_tokens.attach import add_memory
 from mnemo.hf.memory_tokens.curriculum import memory_model
 from mnemo.hf.memory_tokens.modeling import MemoryForCausalLM
+from mnemo.hf.model_card import write_card
 
 OPTIONS = ("tokens", "segment", "bptt", "mask", "positions", "align", "window", "score", "backward", "wrap", "std")
 LATER_OPTIONS = ("kind", "associative", "start", "attend_previous")
@@ -41,6 +43,7 @@ def save_adapter(model: Any, folder: str | Path) -> None:
     if with_lora:
         model.save_pretrained(folder / LORA, save_embedding_layers=False)
     write_tensors(folder / MEMORY, {name: weight.cpu() for name, weight in _memory_weights(inner).items()})
+    write_card(folder, inner.config, adapter=True)
     write_json(folder / DESCRIPTION, _describe(inner) | {"lora": with_lora})
 
 

@@ -85,10 +85,18 @@ class _WithMemory(SafeFolder, PreTrainedModel):
         write_card(Path(save_directory), self.config)
 
     def save_card(
-        self, folder: str | Path, *, training: str | None = None, scores: Mapping[str, Any] | None = None
+        self,
+        folder: str | Path,
+        *,
+        training: str | None = None,
+        scores: Mapping[str, Any] | None = None,
+        licence: str | None = None,
     ) -> None:
-        """Write the model card of a saved folder again, with a description of the training and a table of scores."""
-        write_card(Path(folder), self.config, training=training, scores=scores)
+        """Write the model card of a saved folder again, with a description of the training and a table of scores.
+
+        `licence`: such as "apache-2.0"; if unset, that of a local backbone whose page names one.
+        """
+        write_card(Path(folder), self.config, training=training, scores=scores, licence=licence)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentMemory):
