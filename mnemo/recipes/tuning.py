@@ -98,11 +98,11 @@ class Tuning:
     stages: tuple[str, ...] = ()
     """Curriculum: numbers of segments; 4x128 means four segments of 128 tokens. If unset: 1, 2, 4 and 8, first with
     segments that are just long enough for a story, on which a memory is learned in a fraction of the time."""
-    promote: float = 0.9
+    promote: float = 0.93
     """Accuracy on held-out samples that starts the next stage."""
     mix: float = 0.3
     """Share of batches with the length of an earlier stage, so that it is not forgotten."""
-    far: float = 0.5
+    far: float = 0.8
     """Share of training samples whose facts all lie before the last segment. With facts placed at random, many answers
     are in the last segment, and the model learns to guess the others before it learns to use its memory. Held-out and
     test samples have facts anywhere."""
@@ -118,15 +118,15 @@ class Tuning:
     """Rank of LoRA weights, which are trained instead of the model's; 0 trains all weights."""
     freeze: bool = False
     """Train only the parameters of the memory, and save them without the model."""
-    rate: float = 1e-4
+    rate: float = 2e-4
     """Learning rate after warm-up."""
     memory_rate: float = 1.0
     """Learning rate of the memory's own parameters, as a multiple of --rate."""
-    warmup: int = 100
+    warmup: int = 40
     """Steps in which the learning rate rises."""
-    cooldown: float = 0.15
+    cooldown: float = 0.4
     """Last part of the steps or minutes in which the learning rate falls to zero."""
-    batch: int = 64
+    batch: int = 32
     """Samples per step, a multiple of --micro-batch."""
     micro_batch: int = 32
     """Samples in memory at a time; all have the same number of segments. Stages with shorter segments than the last
