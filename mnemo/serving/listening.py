@@ -74,14 +74,19 @@ class AppServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class HeadersInTime(H11Protocol):
-    """Closes a connection whose client does not send the headers of a request in time; uvicorn waits for ever."""
+class PromptConnection(H11Protocol):
+    """Sends at once, and closes a connection whose client does not send the headers of a request in time.
+
+    uvicorn waits for ever. asyncio lets the system send at once only if the listening socket names its protocol, which
+    those of `socket.create_server` do not: a body would wait until the client has acknowledged the headers, 40 ms.
+    """
 
     seconds: float
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -105,8 +110,8 @@ class HeadersInTime(H11Protocol):
             self._timer = None
 
 
-def _protocol(seconds: float) -> type[HeadersInTime]:
-    return type("HeadersInTime", (HeadersInTime,), {"seconds": seconds})
+def _protocol(seconds: float) -> type[PromptConnection]:
+    return type("PromptConnection", (PromptConnection,), {"seconds": seconds})
 
 
 @contextmanager

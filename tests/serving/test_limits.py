@@ -153,6 +153,15 @@ def test_headers_that_do_not_arrive() -> None:
                 assert not connection.recv(1000)  # the server has closed the connection
 
 
+def test_answers_are_sent_at_once() -> None:
+    """The body of an answer does not wait until the client has acknowledged the headers."""
+    with running([serial(random_run())]) as server, httpx2.Client(base_url=server.url) as client:
+        client.get("/v1/models")
+        (connection,) = server.uvicorn.server_state.connections
+        own: Any = connection.transport
+        assert own.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_client_that_disconnects_in_its_body_gets_no_answer() -> None:
     app, sent = create_app([serial(random_run())]), []
 
