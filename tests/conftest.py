@@ -7,7 +7,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import gc
 import random
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ import pytest
 import torch
 from helpers import cpu_times
 from helpers.attention import by_the_equation
+from helpers.garbage import OnlyNewObjects
 from helpers.golden import GOLDEN
 from helpers.models import set_seed
 from helpers.record import Record
@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--record")
     if path is not None:
         config.pluginmanager.register(Record(path, config.getoption("--commit")))
+    config.pluginmanager.register(OnlyNewObjects())
     cpu_times.register(config)
 
 
@@ -55,11 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--commit", help="the commit that is tested, where there is no git to ask")
     parser.addoption("--pictures", type=Path, help="browser tests write the documentation's pictures to this folder")
     parser.addoption("--cpu-times", type=Path, help="write the processor seconds of each test to this file")
-
-
-def pytest_collection_finish() -> None:
-    """Libraries and test cases are millions of objects, which garbage collections need not look at from now on."""
-    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

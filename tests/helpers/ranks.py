@@ -17,7 +17,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest import mock
 
-PRELOAD = ["helpers.toy_runs", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+PRELOAD = [
+    "helpers.toy_runs",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "helpers.frozen",
+]
 
 PATIENCE = 300
 """Seconds before a process that hangs prints its stack and ends."""
