@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 FORBIDDEN_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "runpy", "shelve", "_pickle"}
@@ -36,6 +37,12 @@ SHARDED_LOAD = {
 """Functions that load a pickle by default."""
 
 
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """All parts of a tree, found once for all rules."""
+    return list(ast.walk(tree))
+
+
 def module_name(path: Path, root: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -43,7 +50,7 @@ def module_name(path: Path, root: Path) -> str:
 
 def imports(tree: ast.AST, module: str = "", is_package: bool = False) -> Iterator[tuple[str, int]]:
     """Every imported name with its line: `from a import b` gives a.b, because b may be a module."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -69,7 +76,7 @@ def forbidden(tree: ast.AST, restricted_load: bool = False) -> list[str]:
         f"line {line}: imports {name}" for name, line in imports(tree) if name.partition(".")[0] in FORBIDDEN_MODULES
     ]
     aliases = _aliases(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if node in allowed:
             continue
         if isinstance(node, ast.Call):
@@ -82,7 +89,7 @@ def forbidden(tree: ast.AST, restricted_load: bool = False) -> list[str]:
 def restricted_loads(tree: ast.AST) -> Iterator[ast.expr]:
     """Functions of the calls that load nothing but tensors."""
     aliases = _aliases(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and _dotted(node.func, aliases) in TORCH_LOAD:
             words = {word.arg: word.value for word in node.keywords}
             restricted = words.get("weights_only")
@@ -109,7 +116,7 @@ def _forbidden_call(call: ast.Call, aliases: dict[str, str]) -> Iterator[str]:
 def _aliases(tree: ast.AST) -> dict[str, str]:
     """Full name of each local name, as in `import numpy as np` or `from torch import load as read`."""
     aliases = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             aliases.update({alias.asname: alias.name for alias in node.names if alias.asname})
         elif isinstance(node, ast.ImportFrom) and node.module:

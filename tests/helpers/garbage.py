@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+
+import pytest
 
 
 class OnlyNewObjects:
@@ -14,6 +17,14 @@ class OnlyNewObjects:
 
     def __init__(self) -> None:
         self.whole = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.enable()
 
     def pytest_collection_finish(self) -> None:
         gc.freeze()

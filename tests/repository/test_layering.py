@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers.code_walk import forbidden, imports, module_name, restricted_loads
+from helpers.code_walk import forbidden, imports, module_name, nodes, restricted_loads
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "mnemo").rglob("*.py"))
@@ -111,7 +111,7 @@ def test_files_stay_small() -> None:
 
 def test_functions_stay_short() -> None:
     """Kernels aside, which cannot be divided without cost."""
-    functions = [(path, node) for path in SOURCES for node in ast.walk(parsed(path))]
+    functions = [(path, node) for path in SOURCES for node in nodes(parsed(path))]
     long = {
         f"{path.relative_to(ROOT)}: {node.name}"
         for path, node in functions
