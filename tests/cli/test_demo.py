@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.run_folders import make_run, score, write_result
 
 from mnemo import cli
 from mnemo.cli import demo_background, demo_phases, demo_time
@@ -91,6 +92,7 @@ def test_memory_solves_the_task(trained: Path) -> None:
     assert metrics(trained / "with-memory", "valid")[-1]["loss"] < 0.1
 
 
+@pytest.mark.thorough
 def test_without_memory_there_is_only_guessing(trained: Path) -> None:
     run = trained / "without-memory"
     assert not metrics(run, "event"), "a loss that stays is no divergence"
@@ -179,9 +181,22 @@ def test_steps_fit_into_the_time(
     assert (fitted.steps, fitted.is_cut) == (steps, steps < 200)
 
 
-def test_the_first_sentence_is_computed(trained: Path) -> None:
-    runs, _ = read_runs([trained / name for name in demo.RECALL_RUNS])
+@pytest.fixture(scope="module")
+def invented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both runs of the recall task with invented results."""
+    folder = tmp_path_factory.mktemp("invented")
+    for name, memory, share in zip(demo.RECALL_RUNS, (demo.RECALL_SEGMENT, 0), (0.95, 0.2), strict=True):
+        run = make_run(folder / name, demo.recall_recipe(memory, demo.QUICK), unit="symbol", corpus="recall", steps=140)
+        write_result(run, "score", kind="score", score=score(memory, 0.1, accuracy=share))
+    return folder
+
+
+@pytest.mark.parametrize("made", ["invented", pytest.param("trained", marks=pytest.mark.thorough)])
+def test_the_first_sentence_is_computed(made: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(made)
+    runs, _ = read_runs([folder / name for name in demo.RECALL_RUNS])
     shares = [run.results.scores[-1].accuracy for run in runs]
+    assert made == "trained" or shares == [0.95, 0.2]
     first = headline(runs, ["a note"])
     assert first.sentence == f"With memory: {percent(shares[0] or 0)} right; without: {percent(shares[1] or 0)}"
     assert first.figure is not None and first.notes == ("a note",)
@@ -189,7 +204,7 @@ def test_the_first_sentence_is_computed(trained: Path) -> None:
     alike = headline([runs[1], replace(runs[1], name="with-memory")], [])
     assert alike.sentence == "Too little was trained to show anything" and alike.figure is None
     assert alike.notes[0].endswith("after 140 steps.")
-    assert headline([Run(trained, "with-memory")], []).sentence == "The models were not trained"
+    assert headline([Run(folder, "with-memory")], []).sentence == "The models were not trained"
 
 
 @pytest.mark.thorough

@@ -69,7 +69,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     make_run(runs / NASTY, recipe(), corpus="other")
     make_run(runs / "damaged", recipe(), corpus="other")
     (runs / "damaged" / "recipe.json").write_text("{")
-    steps = 80 if request.config.getoption("--pictures") is None else 320
+    steps = 40 if request.config.getoption("--pictures") is None else 320
     trained(runs / "without-memory", memory=0, steps=steps)
     trained(runs / "with-memory", memory=32, steps=steps)
     sweep = [score(memory, 1.16 - 0.02 * math.log2(1 + memory)) for memory in (0, 4, 8, 16, 24, 32)]
@@ -100,7 +100,7 @@ def trained(folder: Path, memory: int, steps: int) -> None:
         steps=steps,
         batch=16,
         segment=4,
-        eval_every=40,
+        eval_every=steps // 2,
         log_every=4,
         checkpoint_every=steps,
         optimizer=OptimizerConfig(lr=5e-3),
