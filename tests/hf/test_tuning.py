@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from helpers.real_models import TINY_LLAMA, llama_with_filled_memory, tiny_llama
 
 from mnemo import MnemoError
 from mnemo.cli import main
-from mnemo.data.babilong import BabiLongData
+from mnemo.data.babilong import BabiLongData, folder
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
 from mnemo.hf.tuning import book_loss as books_module
@@ -54,6 +55,14 @@ def options(**changes: Any) -> Tuning:
         device="cpu",
     )
     return Tuning(**(small | changes))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_text() -> Iterator[None]:
+    """Less text to hide facts in, all of which is encoded before training starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "GENERATED_SENTENCES", 500)
+        yield
 
 
 @pytest.fixture(scope="module")
