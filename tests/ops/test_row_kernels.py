@@ -114,7 +114,7 @@ SUMS = list(itertools.product(WIDTHS, ("layer", "rms"), TOLERANCE))
 
 @pytest.mark.parametrize(
     ("width", "norm", "dtype"),
-    few(SUMS, lambda width, norm, dtype: width == 41 or dtype == torch.float32, FURTHER),
+    few(SUMS, lambda width, norm, dtype: width == 41 or (width, norm, dtype) == (300, "layer", torch.float32), FURTHER),
 )
 def test_sums_with_norm_and_dropout(width: int, norm: str, dtype: torch.dtype) -> None:
     parts = "bcws" if norm == "layer" else "bcw"
@@ -152,7 +152,7 @@ def test_parts_that_may_be_absent(name: str) -> None:
         (2, 1, 384),
         (130, 16),
         (2, 3, 5, 24),
-        (2, 600),
+        pytest.param((2, 600), marks=FURTHER),
         pytest.param((9, 1024), marks=FURTHER),
         pytest.param((3, 2050), marks=FURTHER),
     ],
@@ -229,7 +229,8 @@ SIZES_OF_ACTIVATIONS = [(kind, shape) for kind in PLAIN_ACTIVATIONS for shape in
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), few(SIZES_OF_ACTIVATIONS, lambda kind, shape: kind == "gelu" or shape == (1, 1), FURTHER)
+    ("kind", "shape"),
+    few(SIZES_OF_ACTIVATIONS, lambda kind, shape: (kind, shape) == ("gelu", (33, 700)) or shape == (1, 1), FURTHER),
 )
 def test_sizes_of_activations(kind: str, shape: tuple[int, ...]) -> None:
     assert_activation(shape, torch.float32, kind, 0.2)
@@ -358,8 +359,13 @@ def outcome(made: TransformerLayer, impl: str, memory: int = 4, shared: bool = F
     return {**outputs, **dict(zip(("x", "context", *used), gradients, strict=True))}
 
 
-@pytest.mark.parametrize("activation", ["relu", "squared_relu", "gelu"])
-@pytest.mark.parametrize(("norm", "kind"), [("post", "layer"), ("post", "rms"), ("pre", "layer"), ("pre", "rms")])
+LAYERS = list(itertools.product(("post", "pre"), ("layer", "rms"), ("relu", "squared_relu", "gelu")))
+PAIRS = {("post", "layer", "relu"), ("post", "rms", "squared_relu"), ("post", "layer", "gelu")}
+PAIRS |= {("pre", "rms", "relu"), ("pre", "layer", "squared_relu"), ("pre", "rms", "gelu")}
+"""Layers that have any two of these choices"""
+
+
+@pytest.mark.parametrize(("norm", "kind", "activation"), few(LAYERS, lambda *layer: layer in PAIRS, FURTHER))
 def test_a_layer_with_kernels_equals_the_plain_one(norm: str, kind: str, activation: str) -> None:
     made = layer(norm, kind, activation)
     want = outcome(made, "eager")
@@ -512,8 +518,12 @@ def test_the_seed_differs_from_call_to_call() -> None:
     assert int(draw_seed(x, y)) != int(draw_seed(x, y))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("norm", "activation"), [("layer", "relu"), ("rms", "squared_relu"), ("layer", "gelu")])
+FIRST = [("layer", "relu"), ("rms", "squared_relu"), ("layer", "gelu")]
+ONCE = [(*parts, dtype) for parts, dtype in zip(FIRST, TOLERANCE, strict=True)]
+FIRST_TESTS = [(*parts, dtype) for parts in FIRST for dtype in TOLERANCE]
+
+
+@pytest.mark.parametrize(("norm", "activation", "dtype"), few(FIRST_TESTS, lambda *case: case in ONCE, FURTHER))
 def test_the_first_test_of_a_device(norm: str, activation: str, dtype: torch.dtype) -> None:
     assert row_dispatch.failure(DEVICE, dtype, 48, norm, activation) is None
 
