@@ -5,8 +5,10 @@ Triton's interpreter takes programs that its compiler refuses, such as a variabl
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from mnemo.files.atomic import new_file
 from mnemo.ops import Causal, KeyLimit
 from mnemo.ops.cuda import decode_kernels, decode_rows, launch, row_operators
 from mnemo.ops.cuda.compile_together import launches_only_compile
@@ -66,9 +69,18 @@ def compile_instead_of_running(capability: int) -> None:
         if kernel.metadata.shared > memory:
             raise SystemExit(f"{self.fn.__name__} needs {kernel.metadata.shared} bytes of shared memory, not {memory}")
         if capability == 90 and "wgmma" in kernel.asm["ptx"]:
-            search(self.fn.__name__, kernel.asm["sass"])
+            search(self.fn.__name__, disassembled(kernel))
 
     JITFunction.run = only_compile
+
+
+def disassembled(kernel: Any) -> str:
+    """Instructions of a kernel, which are kept beside the compiled kernels: listing them takes half a second."""
+    kept = Path(os.environ["TRITON_CACHE_DIR"]) / f"{kernel.hash}.sass"
+    if not kept.exists():
+        with new_file(kept) as path:
+            path.write_text(kernel.asm["sass"], encoding="utf-8")
+    return kept.read_text(encoding="utf-8")
 
 
 def search(name: str, sass: str) -> None:
