@@ -58,7 +58,7 @@ def drawn(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "out" / "report-files").glob("*.svg")}
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "chars", "words"])
+@pytest.mark.parametrize("tokenizer", ["bytes", pytest.param("chars", marks=pytest.mark.thorough), "words"])
 def test_a_page_for_every_tokenizer(tokenizer: Option, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, tmp_path, run=tiny_run(tokenizer))
     run, ids = open_run(tiny_run(tokenizer), device="cpu"), Corpus.open(f"tiny-{tokenizer}").tokenizer

@@ -51,7 +51,7 @@ def test_an_exported_step_reads_on_from_its_own_state(name: str, tokens: int | N
         ("llama", {}),
         pytest.param("gpt2", {"mask": "block"}, marks=pytest.mark.thorough),
         pytest.param("llama", {"start": "overlap"}, marks=pytest.mark.thorough),
-        ("llama", {"kind": "associative"}),
+        pytest.param("llama", {"kind": "associative"}, marks=pytest.mark.thorough),
     ],
     ids=["llama", "gpt2-block", "overlap", "associative"],
 )

@@ -193,7 +193,7 @@ def test_an_empty_memory_adds_nothing_and_bf16_keeps_a_wide_state() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # by importing torch.compile
-@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_reading_and_writing_are_one_graph_each(bounded: bool) -> None:
     """So that a compiler can fuse all operations; nothing waits for values on a GPU."""
     memory = memory_of(Associative(key_dim=4, bounded=bounded)).float()

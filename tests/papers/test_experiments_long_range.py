@@ -61,7 +61,7 @@ def holds(experiment: Experiment, results: Results) -> list[bool | None]:
     return [verdict.holds for verdict in experiment.verdicts(results)]
 
 
-QUICK = ("long-profile", "long-short-memory")
+QUICK = ("long-profile",)
 
 
 @pytest.mark.parametrize(

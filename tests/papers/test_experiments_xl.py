@@ -428,7 +428,15 @@ def test_shuffled_lines_are_the_same_lines(tmp_path) -> None:
 
 
 # Experiments that take long, and those whose code the self-tests of text8 and of the Penn Treebank cover.
-FURTHER = ("xl-ablation", "xl-context-length", "xl-equal-memory", "xl-wikitext103", "xl-enwik8", "xl-text8")
+FURTHER = (
+    "xl-attention",
+    "xl-ablation",
+    "xl-context-length",
+    "xl-equal-memory",
+    "xl-wikitext103",
+    "xl-enwik8",
+    "xl-text8",
+)
 
 
 @pytest.mark.parametrize(

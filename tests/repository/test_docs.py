@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.doc_pages import PAGES, blocks, run_block
+from helpers.marks import few
 from helpers.own_memories import keep_mechanisms
 
 from mnemo.cli import VERBS, main
@@ -20,7 +21,12 @@ def commands(page: Path) -> list[str]:
     return [line.partition("  #")[0].strip() for line in lines if line.startswith("mnemo ")]
 
 
-@pytest.mark.parametrize(("page", "number"), [(p, n) for p in PAGES for n in range(len(blocks(p)))], ids=str)
+BLOCKS = [(page, number) for page in PAGES for number in range(len(blocks(page)))]
+SLOW = {("experiments.md", 0), ("SCALE.md", 0), ("python.md", 2)}
+"""Blocks that train, measure or estimate for seconds what other tests do in small"""
+
+
+@pytest.mark.parametrize(("page", "number"), few(BLOCKS, lambda page, number: (page.name, number) not in SLOW), ids=str)
 def test_python_blocks_run(page: Path, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     keep_mechanisms(monkeypatch)

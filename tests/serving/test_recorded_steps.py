@@ -102,8 +102,15 @@ def texts(engine: Engine) -> list[list[Token]]:
     return written
 
 
-@pytest.mark.parametrize("changes", [dict(memory=PLAN), dict(memory=PLAN, positions=Rotary())], ids=["xl", "rotary"])
-@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize(
+    ("prepared", "changes"),
+    [
+        pytest.param(False, dict(memory=PLAN), id="xl"),
+        pytest.param(True, dict(memory=PLAN), id="xl-prepared", marks=pytest.mark.thorough),
+        pytest.param(False, dict(memory=PLAN, positions=Rotary()), id="rotary", marks=pytest.mark.thorough),
+        pytest.param(True, dict(memory=PLAN, positions=Rotary()), id="rotary-prepared"),
+    ],
+)
 def test_recorded_steps_write_the_same(batches: list[WritingRows], prepared: bool, changes: dict[str, Any]) -> None:
     model = random_model(**changes)
     with closing(BatchedEngine(model, SEGMENT, rows=3, fixed=True)) as engine:

@@ -108,7 +108,11 @@ def test_runs_write_the_recorded_text(name: str) -> None:
     assert observe.greedy(observe.RUNS / name) == EXPECTED["greedy"][name]
 
 
-@pytest.mark.parametrize(("name", "number"), [*((name, 1) for name in ALONE), ("xl", 2), ("modern", 2)])
+RESUMED = [*((name, 1) for name in ALONE), ("xl", 2), ("modern", 2)]
+QUICK = [("tokens", 1), ("task", 1), ("compressive", 1), ("recurrent", 1), ("modern", 2)]
+
+
+@pytest.mark.parametrize(("name", "number"), few(RESUMED, lambda *case: case in QUICK))
 def test_runs_resume_from_older_checkpoints_as_if_never_stopped(name: str, number: int) -> None:
     run = observe.RUNS / name
     resumed = observe.cut_back(run, number, name)

@@ -105,6 +105,7 @@ def compare(
 
 
 QUICK = ("xl", "lookahead", "compressive", "rmt-with-cache", "armt")
+BY_LAYERS = ("xl", "lookahead", "rmt-with-cache")
 OTHERS = [name for name in MECHANISMS if name not in QUICK and not name.startswith((*UNCOMPILED, "qrnn-kernels"))]
 
 
@@ -114,7 +115,7 @@ WHOLE = ("xl",)
 
 
 def is_quick(name: str, how: Any) -> bool:
-    return name in (QUICK if how == "layers" else WHOLE)
+    return name in (BY_LAYERS if how == "layers" else WHOLE)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -404,7 +405,12 @@ WITH_BINS = {"embedding": EmbeddingConfig(cutoffs=(2, 4))}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"model": BPTT_MODEL, "bptt": 1}, {"model": WITH_BINS}], ids=["xl", "sliding", "adaptive softmax"]
+    "options",
+    [
+        pytest.param({}, id="xl", marks=pytest.mark.thorough),
+        pytest.param({"model": BPTT_MODEL, "bptt": 1}, id="sliding"),
+        pytest.param({"model": WITH_BINS}, id="adaptive softmax"),
+    ],
 )
 def test_a_recorded_run_resumes_bit_for_bit(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,7 +54,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", few(RECIPES, lambda name: name in ("average-plateau-parts", "clock")))
+@pytest.mark.parametrize("name", few(RECIPES, lambda name: name == "average-plateau-parts"))
 def test_killed_again_and_again(name: str, tmp_path: Path) -> None:
     wanted, data = recipe(**RECIPES[name]), os.environ["MNEMO_DATA"]
     run(tmp_path / "whole", of=wanted)
@@ -86,7 +86,7 @@ def _tensors(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("number", few(stop_signals.SIGNALS, lambda number: number in (signal.SIGTERM, signal.SIGHUP)))
+@pytest.mark.parametrize("number", few(stop_signals.SIGNALS, lambda number: number == signal.SIGTERM))
 def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> None:
     run(tmp_path / "whole")
     before = signal.getsignal(number)
@@ -100,7 +100,7 @@ def test_a_signal_finishes_the_step_and_saves(number: int, tmp_path: Path) -> No
     assert _tensors(tmp_path / "stopped") == _tensors(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("log_every", [2, 3])
+@pytest.mark.parametrize("log_every", [2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_a_signal_in_the_middle_of_an_evaluation(log_every: int, tmp_path: Path) -> None:
     """Also between two lines of metrics: losses since the last line must not be lost."""
     wanted = recipe(log_every=log_every)

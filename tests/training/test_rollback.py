@@ -67,7 +67,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 GOING_BACK = [(recipe, name) for recipe in ("plain", "bptt") for name in FAULTS]
 
 
-@pytest.mark.parametrize(("kind", "name"), few(GOING_BACK, lambda kind, name: kind == "plain" or name == "spike"))
+@pytest.mark.parametrize(("kind", "name"), few(GOING_BACK, lambda kind, name: (kind == "bptt") == (name == "spike")))
 def test_a_run_goes_back_and_on_to_its_end(kind: str, name: str, tmp_path: Path) -> None:
     wanted = {"plain": PLAIN, "bptt": HARD}[kind]
     notes = Notes()
@@ -104,7 +104,7 @@ def test_batches_of_the_bad_steps_are_passed_over_with_empty_memories(tmp_path: 
 KILLS = [(name, kill) for name in FAULTS for kill in (2, 7, 8, 9, 10, 11, 12, 15)]
 
 
-@pytest.mark.parametrize(("name", "kill_at"), few(KILLS, lambda *kill: kill in (("nan", 8), ("spike", 11))))
+@pytest.mark.parametrize(("name", "kill_at"), few(KILLS, lambda *kill: kill == ("spike", 11)))
 def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(name: str, kill_at: int, tmp_path: Path) -> None:
     wanted = HARD if kill_at % 2 else PLAIN
     trained(tmp_path / "whole", wanted, FAULTS[name])
@@ -113,7 +113,12 @@ def test_a_killed_and_resumed_run_equals_the_uninterrupted_one(name: str, kill_a
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(RunCheckpoints, "go_back"), (checkpoints, "remove_after"), (TrainingLog, "go_back")]
+    ("owner", "name"),
+    [
+        (RunCheckpoints, "go_back"),
+        pytest.param(checkpoints, "remove_after", marks=pytest.mark.thorough),
+        (TrainingLog, "go_back"),
+    ],
 )
 def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(owner: Any, name: str, tmp_path: Path) -> None:
     trained(tmp_path / "whole", PLAIN, nan_at(7))

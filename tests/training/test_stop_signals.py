@@ -177,7 +177,7 @@ def signalled(folder: Path, number: int) -> int:
     return outcome.signal
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGUSR1, marks=pytest.mark.thorough), signal.SIGHUP])
 def test_a_signal_to_one_rank_stops_all(number: signal.Signals, tmp_path: Path) -> None:
     create_run(recipe(batch=4, device="cpu", parallel="ddp"), tmp_path / "run")
     assert ranks.run(2, signalled, tmp_path / "run", int(number)) == [number, number]

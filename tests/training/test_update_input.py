@@ -123,7 +123,7 @@ class Stopper(Unwatched):
     [
         {"bptt": 2, "accumulate": 2, "bptt_memory": "replay", "data": {"documents": "reset"}},
         {"bptt": 1, "bptt_stale": True, "bptt_memory": "checkpoint"},
-        {"bptt": 1, "bptt_window": "tumbling"},
+        pytest.param({"bptt": 1, "bptt_window": "tumbling"}, marks=pytest.mark.thorough),
     ],
     ids=["sliding", "stale", "tumbling"],
 )

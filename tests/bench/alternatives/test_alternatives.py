@@ -87,7 +87,7 @@ def test_the_rate_falls_over_the_steps_of_the_row() -> None:
     assert (train.log_every, train.eval_every) == (60, 1500)
 
 
-@pytest.mark.parametrize("name", ["plain-512", "gated-deltanet"])
+@pytest.mark.parametrize("name", [pytest.param("plain-512", marks=pytest.mark.thorough), "gated-deltanet"])
 def test_a_row_is_trained_for_its_time_and_scored(name: str, stand_in: None, enwik8: None, tmp_path: Path) -> None:
     found = measure_row(ROWS[name], conditions(tmp_path), Unwatched())
     assert json.loads(result_path(tmp_path, ROWS[name]).read_text())["test"] == found["test"]

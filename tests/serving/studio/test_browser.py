@@ -133,7 +133,7 @@ def opened(watched: Watched, name: str) -> Page:
     return page
 
 
-@pytest.mark.parametrize("name", few(PAGES, lambda name: name in ("runs", "experiment")))
+@pytest.mark.parametrize("name", few(PAGES, lambda name: name == "runs"))
 def test_pages_in_light_and_dark_and_on_a_phone(
     browser: Browser, server: RunningServer, name: str, pictures: Path | None
 ) -> None:
