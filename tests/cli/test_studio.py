@@ -6,20 +6,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import webbrowser
 from pathlib import Path
 
 import httpx2
 import pytest
+from helpers import commands
+from helpers.http_server import wait_for
 from helpers.tiny_runs import tiny_run
 
 from mnemo.cli import main, studio
 from mnemo.serving.settings import Settings
 from mnemo.storage.shipped import SHIPPED
 
-ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_MODEL = f"novels-small={SHIPPED / 'novels-small'}"
 
 
@@ -63,16 +62,18 @@ def test_the_browser_is_opened(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_studio_while_a_page_is_open(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "mnemo", "studio", "--no-browser", "--port", "0", "--device", "cpu"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            (address,) = re.findall(r"the studio is at (\S+)/studio with novels-small", process.stderr.readline())
-            assert httpx2.get(f"{address}/studio/runs").status_code == 200
-            with httpx2.stream("GET", f"{address}/studio/api/runs/events", timeout=60) as events:
-                assert next(events.iter_lines()) == "event: runs"
-                process.send_signal(signal.SIGINT)
-                assert process.wait(30) == 0
-        finally:
-            process.kill()
+    messages = tmp_path / commands.MESSAGES
+    messages.touch()
+    process = commands.start(["studio", "--no-browser", "--port", "0", "--device", "cpu"], tmp_path)
+    try:
+        wait_for(lambda: not process.is_alive() or "\n" in messages.read_text())
+        (address,) = re.findall(r"the studio is at (\S+)/studio with novels-small", messages.read_text())
+        assert httpx2.get(f"{address}/studio/runs").status_code == 200
+        with httpx2.stream("GET", f"{address}/studio/api/runs/events", timeout=60) as events:
+            assert next(events.iter_lines()) == "event: runs"
+            os.kill(process.pid or 0, signal.SIGINT)
+            process.join(30)
+            assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()

@@ -9,18 +9,19 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from helpers import commands
 from helpers.http_server import RunningServer, running, serial, wait_for
 from helpers.serial_engine import SerialEngine
 from helpers.sessions import random_run
@@ -28,7 +29,6 @@ from helpers.sessions import random_run
 from mnemo.serving.app import create_app
 from mnemo.serving.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 2000, "seed": 1}
 LONG = 16_384
 
@@ -259,27 +259,20 @@ def test_shutdown_does_not_wait_for_ever() -> None:
 
 
 @contextmanager
-def command(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def command(folder: Path, *arguments: str) -> Iterator[tuple[BaseProcess, list[str]]]:
     """`mnemo serve` in another process, and the lines that it prints until it is ready."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mnemo", "serve", "--port", "0", "--device", "cpu", *arguments],
-        cwd=folder,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    (folder / commands.MESSAGES).touch()
+    process = commands.start(["serve", "--port", "0", "--device", "cpu", *arguments], folder)
     try:
-        assert process.stderr is not None
-        lines: list[str] = []
-        while not lines or "try: curl" not in lines[-1]:
-            lines.append(process.stderr.readline())
-            assert lines[-1], lines
-        yield process, lines
+        wait_for(lambda: not process.is_alive() or re.search("try: curl.*\n", messages(folder)))
+        yield process, messages(folder).splitlines()
     finally:
         process.kill()
-        process.wait()
-        process.stderr.close()  # type: ignore[union-attr]
+        process.join()
+
+
+def messages(folder: Path) -> str:
+    return (folder / commands.MESSAGES).read_text()
 
 
 @pytest.mark.slow
@@ -294,6 +287,7 @@ def test_the_command(tmp_path: Path, number: signal.Signals) -> None:
         assert len(client.completions.create(model="novels-small", prompt="It was", max_tokens=5).choices[0].text) == 5
         done = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout)["choices"][0]["finish_reason"] == "length"
-        process.send_signal(number)
-        assert process.wait(30) == 0
-        assert process.stderr is not None and process.stderr.read() == "mnemo: the server has stopped\n"
+        os.kill(process.pid or 0, number)
+        process.join(30)
+        assert process.exitcode == 0
+        assert messages(tmp_path).splitlines()[len(lines) :] == ["mnemo: the server has stopped"]
