@@ -119,7 +119,7 @@ def test_every_memory_writes_the_same_together(name: str) -> None:
     assert_same_texts(random_model(**MECHANISMS[name]), requests, segment=5, rows=3)
 
 
-@pytest.mark.parametrize("name", ["xl", "lookahead", *map(thorough, ("xl-plan-modern", "rmt-with-cache", "infinite"))])
+@pytest.mark.parametrize("name", ["xl", *map(thorough, ("lookahead", "xl-plan-modern", "rmt-with-cache", "infinite"))])
 def test_in_single_precision(name: str) -> None:
     choose = random.Random(name)
     model = random_model(dtype=torch.float32, **MECHANISMS[name])
@@ -134,7 +134,7 @@ def test_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_texts(model, [Request(5, 3, Sampling(), 0), Request(2, 2, Sampling(), 1)], rows=2)
 
 
-@pytest.mark.parametrize("name", ["xl", "xl-plan-modern", "xl-without-positions"])
+@pytest.mark.parametrize("name", [thorough("xl"), "xl-plan-modern", "xl-without-positions"])
 def test_rows_copied_as_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through rings of one row and tensors of fixed sizes, which can be recorded."""
     original, made = RingRows.__init__, []
@@ -199,7 +199,7 @@ def test_texts_share_steps(engine: BatchedEngine) -> None:
     assert engine.stats().steps < 200
 
 
-@pytest.mark.parametrize("name", ["lookahead", "rmt-with-cache", *map(thorough, ("compressive", "infinite", "lstm"))])
+@pytest.mark.parametrize("name", ["rmt-with-cache", *map(thorough, ("lookahead", "compressive", "infinite", "lstm"))])
 def test_texts_inside_their_segments_share_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every memory: only first and last tokens of segments are computed for single texts."""
     segment, shared, alone = 32, [], []
@@ -353,7 +353,7 @@ def test_results_of_both_engines_have_the_same_states() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
-    "name", ["xl", "lookahead", *map(thorough, ("xl-plan-modern", "compressive", "rmt-with-cache"))]
+    "name", ["xl", *map(thorough, ("lookahead", "xl-plan-modern", "compressive", "rmt-with-cache"))]
 )
 def test_with_fixed_rows_the_numbers_do_not_depend_on_other_texts(name: str, device: str) -> None:
     """Bit by bit: log-probabilities alone and among others."""

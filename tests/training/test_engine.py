@@ -141,7 +141,7 @@ BY_LAYER: dict[str, tuple[dict[str, Any], int]] = {
 """Options of a model, and how many functions are compiled for all of its layers and the loss."""
 
 
-@pytest.mark.parametrize("name", few(BY_LAYER, lambda name: name in ("layers", "mixed")))
+@pytest.mark.parametrize("name", few(BY_LAYER, lambda name: name == "mixed"))
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_one_compiled_layer_serves_all(name: str, reference_op: None, layers_on_cpu: None) -> None:
     options, count = BY_LAYER[name]
