@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.hf_backbones import CAUSAL, bert, gpt2, llama, tokens
+from helpers.marks import few
 from helpers.tolerances import assert_close
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM, DynamicCache
@@ -27,6 +28,8 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "associative": {"tokens": 3, "kind": "associative", "associative": Associative(key_dim=4)},
 }
 EVERY_MEMORY = pytest.mark.parametrize("memory", MEMORIES)
+SOME = ("none", "tokens", "associative")
+SOME_MEMORIES = pytest.mark.parametrize("memory", few(MEMORIES, lambda memory: memory in SOME))
 
 
 def seeded(family: str = "llama") -> Any:
@@ -85,7 +88,7 @@ def test_relative_positions_need_no_change() -> None:
     assert_close(model(input_ids=text).logits, backbone(input_ids=text).logits)
 
 
-@EVERY_MEMORY
+@SOME_MEMORIES
 @pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.thorough)])
 def test_generated_text_is_that_of_reading_everything_again(family: str, memory: str) -> None:
     model, prompt = build(memory, seeded(family).double()), tokens(2, 7)
@@ -110,7 +113,7 @@ def test_a_padded_batch_equals_its_rows(memory: str, align: str) -> None:
             assert_close(leaf[row : row + 1], other, msg=name)
 
 
-@EVERY_MEMORY
+@SOME_MEMORIES
 def test_a_text_is_read_saved_loaded_and_continued(memory: str, tmp_path: Path) -> None:
     model, text = build(memory), tokens(1, 23)
     whole = model(input_ids=text).logits

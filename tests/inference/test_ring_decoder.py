@@ -42,6 +42,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "no positions": dict(memory=5, positions=NoPositions()),
     "adaptive": dict(memory=5, embedding=EmbeddingConfig(cutoffs=(5, 11), div_val=2)),
 }
+SIMILAR = ("shorter memory", "plan", "pre-norm", "same length, no memory", "rotary", "normalised heads")
+"""Kinds whose parts others have too."""
 SEGMENT = 4
 
 
@@ -72,10 +74,10 @@ def valid_part(state: Any) -> Any:
     return memory, opened, [c.length for c in state.state], state.count
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_rings_equal_the_plain_decoder(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", few(KINDS, lambda kind: kind not in SIMILAR))
+def test_rings_equal_the_plain_decoder(kind: str) -> None:
     """Rows at different places, over several segments."""
-    model, tokens = random_model(**changes), random_tokens(3, 40)
+    model, tokens = random_model(**KINDS[kind]), random_tokens(3, 40)
     plain, rings = both(model, 3)
     for decoder in (plain, rings):
         decoder.feed(tokens[:, :6], lengths=[6, 2, 5])

@@ -118,6 +118,7 @@ SLOW_SEGMENTS = (
     "whole tiles",
     "no memory",
     "few queries, long memory",
+    "window",
     "rows with less memory in a window",
     "many rows of few keys",
     "many rows of a tile of keys",

@@ -162,7 +162,10 @@ def test_pages_can_be_made_from_nothing_and_from_everything(experiment: Experime
     assert len(experiment.figures(whole)) == 2
 
 
-@each_experiment
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(e, id=e.name, marks=pytest.mark.thorough if e.name == "gpu-quadratic" else ()) for e in EXPERIMENTS],
+)
 def test_the_self_test_passes(experiment: Experiment, tmp_path: Path) -> None:
     ran = run_here(experiment, "self-test", tmp_path, device="cpu")
     assert not ran.failures

@@ -89,14 +89,14 @@ def test_losses_equal_those_of_one_process(
 
 
 def test_losses_of_two_processes_equal_those_of_one(alone: Callable[[str], list[float]], tmp_path: Path) -> None:
-    names = ["adaptive", "compressive", "infinite", "look-ahead", "look-ahead-unused", "tokens", "documents-clip"]
+    names = ["adaptive", "infinite", "look-ahead-unused", "tokens", "documents-clip"]
     check_losses(2, "ddp", names, alone, tmp_path)
 
 
 def test_losses_with_weights_divided_equal_those_of_one_process(
     alone: Callable[[str], list[float]], tmp_path: Path
 ) -> None:
-    check_losses(2, "fsdp", ["associative", "average", "parts", "tokens-sliding-again", "xl"], alone, tmp_path)
+    check_losses(2, "fsdp", ["associative", "average", "compressive", "tokens-sliding-again"], alone, tmp_path)
 
 
 def check_losses(size: int, kind: Any, names: list[str], alone: Callable[[str], list[float]], tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def compare(
 
 
 QUICK = ("xl", "lookahead", "compressive", "rmt-with-cache", "armt")
-BY_LAYERS = ("xl", "lookahead", "rmt-with-cache")
+BY_LAYERS = ("xl", "rmt-with-cache")
 OTHERS = [name for name in MECHANISMS if name not in QUICK and not name.startswith((*UNCOMPILED, "qrnn-kernels"))]
 
 
