@@ -27,6 +27,7 @@ from mnemo.recipes.recipe import EvalConfig
 lm_eval = pytest.importorskip("lm_eval")
 harness = pytest.importorskip("mnemo.hf.harness")
 from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.api.registry import get_model  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 TEXTS = sample_text(6).split("\0")
@@ -230,7 +231,12 @@ def test_the_harness_class_for_hugging_face_warns_of_windows(folder: Path) -> No
 
 
 def test_the_models_of_the_harness_stay_known() -> None:
-    """Checked in a new process: the harness registers its models when it is first asked for one."""
+    assert "lm_eval.models" in sys.modules and get_model("hf").__name__ == "HFLM"
+
+
+@pytest.mark.thorough
+def test_the_models_of_the_harness_stay_known_in_a_new_process() -> None:
+    """The harness registers its models when it is first asked for one, and none is registered."""
     code = "import mnemo.hf.harness; from lm_eval.api.registry import get_model as get; print(get('hf'), get('mnemo'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "HFLM" in done.stdout and "MnemoLM" in done.stdout, done.stderr

@@ -20,6 +20,7 @@ from mnemo.data.babilong import BabiLongData, folder
 from mnemo.data.babilong.generated import PERSONS
 from mnemo.hf import add_memory, load_adapter
 from mnemo.hf.tuning import book_loss as books_module
+from mnemo.hf.tuning import speed as speed_module
 from mnemo.hf.tuning import trainer
 from mnemo.hf.tuning.accuracy import TEST_SEED, accuracy, accuracy_by_segments, answered, up_to_mistake
 from mnemo.hf.tuning.batches import BookDraw, Draw, build_task, check_room, collate
@@ -457,7 +458,8 @@ def test_zero_shot_prompts_fill_their_length(tmp_path: Path, capsys: pytest.Capt
     assert "60 tokens have no room for a prompt" in capsys.readouterr().err
 
 
-def test_speed_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speed_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed_module, "REPEATS", 1)
     results = speed(options(segment=16, micro_batch=1))
     assert [result["case"] for result in results] == ["training", "training, checkpointed", "reading"]
     assert all(result["ratio"] == result["memory"] / result["plain"] for result in results)

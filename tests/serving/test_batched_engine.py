@@ -162,7 +162,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=6),
     rows=st.integers(1, 5),

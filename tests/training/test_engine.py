@@ -389,6 +389,7 @@ def losses(folder: Path) -> Tensor:
     return torch.tensor([line["loss"] for line in lines], dtype=torch.float64)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_and_recorded_runs_have_the_plain_loss_curve(
     reference_op: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
