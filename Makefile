@@ -17,11 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: venv
 	.venv/bin/mnemo demo $(if $(MINUTES),--minutes $(MINUTES))
 
-# Types are checked while the tests run; what pyright finds is shown after them.
 test: style
-	@mkdir -p build; ($(TYPES)) > build/types.log 2>&1 & types=$$!; \
-	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "not thorough"; tests=$$?; \
-	wait $$types || { cat build/types.log; exit 1; }; exit $$tests
+	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "not thorough"
 
 test-all: lint
 	.venv/bin/pytest -n $(WORKERS) --dist worksteal
