@@ -53,7 +53,11 @@ def run(args: Args) -> int:
 
 
 def _check_model(name: str) -> None:
-    if not Path(name).is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise MnemoError(f"'{name}' does not exist")
+    elif not path.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise MnemoError(f"'{name}' is no folder; models of the Hugging Face hub are named OWNER/NAME")
 
 

@@ -71,7 +71,8 @@ class Tuning:
     """Settings of `mnemo tune`: the model, its memory, the curriculum and the measurements."""
 
     model: Annotated[str, tyro.conf.Positional]
-    """A causal language model: a folder in Hugging Face's format, or OWNER/NAME of its hub."""
+    """A causal language model: a folder in Hugging Face's format, OWNER/NAME of its hub, or a GGUF file, whose weights
+    are dequantised."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("tuned")
     """Folder for the model, its card, checkpoints, measurements and figures."""
     task: str = "qa1"

@@ -199,6 +199,21 @@ def test_a_mixed_batch_equals_its_rows(task: Any) -> None:
     torch.testing.assert_close(model(**together).loss, (alone * counts).sum() / counts.sum(), rtol=1e-10, atol=1e-10)
 
 
+def test_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[Any] = []
+
+    def load(**source: Any) -> Any:
+        asked.append(source)
+        raise ImportError("gguf")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
+    file = tmp_path / "model.Q4.gguf"
+    assert main(["tune", str(file)]) == 2 and "model.Q4.gguf' does not exist" in capsys.readouterr().err
+    file.write_bytes(b"GGUF")
+    assert main(["tune", str(file)]) == 2 and "pip install gguf" in capsys.readouterr().err
+    assert asked == [{"pretrained_model_name_or_path": str(tmp_path), "gguf_file": "model.Q4.gguf"}]
+
+
 def test_stages_without_room_are_refused(task: Any) -> None:
     with pytest.raises(MnemoError, match="stage 1x64 has 64 tokens, but a story with its question has"):
         check_room(task, [Stage(2, 64), Stage(1, 64)])

@@ -125,11 +125,21 @@ def load_model(options: Tuning) -> tuple[Any, Any]:
 
 def load_backbone(options: Tuning) -> tuple[Any, Any]:
     """Load the tokenizer and the model without memory."""
+    path = Path(options.model)
+    is_gguf = path.suffix == ".gguf"
+    source = {"pretrained_model_name_or_path": str(path.parent) if is_gguf else options.model}
+    source |= {"gguf_file": path.name} if is_gguf else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(options.model)
-        backbone: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        backbone: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    except ImportError:
+        if not is_gguf:
+            raise
+        raise MnemoError("GGUF files need the package gguf: pip install gguf") from None
     except (OSError, ValueError) as error:
         raise MnemoError(f"'{options.model}' cannot be loaded as a language model: {one_line(error)}") from None
+    if is_gguf:
+        backbone.config._name_or_path = path.stem  # for the model card, in place of the folder
     return tokenizer, backbone.to(pick_device(options.device))
 
 
