@@ -44,6 +44,7 @@ def test_a_long_text_needs_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"ab a\n" * (1 << 20) + b"b")
     for tokenizer in TOKENIZERS[:2]:
+        tokenizer.encode("ab")  # characters have a table, which is made once
         tracemalloc.start()
         count = sum(len(piece.ids) for piece in encoded_pieces(path, tokenizer, 1 << 16))
         peak = tracemalloc.get_traced_memory()[1]
