@@ -64,7 +64,9 @@ class MnemoLM(TemplateLM):
         max_gen_toks: int = 256,
     ) -> None:
         super().__init__()
-        self._device = pick_device("auto" if device is None else device)
+        # The harness's command passes a GPU on machines without one, too.
+        missing = str(device).startswith("cuda") and not torch.cuda.is_available()
+        self._device = pick_device("auto" if device is None or missing else device)
         self.reader = _open(pretrained, tokenizer, self._device)
         self.tokenizer = self.reader.tokenizer
         self.max_gen_toks = int(max_gen_toks)

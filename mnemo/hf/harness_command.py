@@ -5,10 +5,9 @@ python -m mnemo.hf.harness_command --model mnemo --model_args pretrained=tuned/m
 
 from __future__ import annotations
 
-from mnemo.hf import harness
+import mnemo.hf.harness  # noqa: F401  (registers the model)
 
 if __name__ == "__main__":
-    assert harness.MnemoLM  # registered by the import
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

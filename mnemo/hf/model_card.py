@@ -122,7 +122,9 @@ def card(
         base=base,
         memory=_memory(config),
         segment=config.segment,
-        loading=(ADAPTER if adapter else WHOLE).format(install=install_command("hf"), backbone=name or "ITS BACKBONE"),
+        loading=(ADAPTER if adapter else WHOLE).format(
+            install=install_command("hf"), backbone=name if on_hub else "ITS BACKBONE"
+        ),
         tokenizer=name if on_hub else "THIS FOLDER",
         options=rows,
         training=training or "Not described. `model.save_card(folder, training=..., scores=...)` adds it.",

@@ -98,7 +98,7 @@ class Tuning:
     """Tokens per segment, without memory tokens."""
     stages: tuple[str, ...] = ()
     """Curriculum: numbers of segments; 4x128 means four segments of 128 tokens. If unset: 1, 2, 4 and 8, first with
-    segments that are just long enough for a story, on which a memory is learned in a fraction of the time."""
+    segments that are just long enough for a story: their steps take a fraction of the time."""
     promote: float = 0.93
     """Accuracy on held-out samples that starts the next stage."""
     mix: float = 0.3
@@ -114,7 +114,8 @@ class Tuning:
     """Share of steps on text of the training books, with a loss on its tokens. With answers alone (0) the model forgets
     how to continue a text, most of all with memory."""
     bptt: int | None = 7
-    """Earlier segments that a gradient reaches; None for all of them, which made training with 16 segments unstable."""
+    """Earlier segments that a gradient reaches; None for all of them, with which two runs did not learn samples of 16
+    segments."""
     lora: int = 0
     """Rank of LoRA weights, which are trained instead of the model's; 0 trains all weights."""
     freeze: bool = False

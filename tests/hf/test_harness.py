@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -242,8 +243,25 @@ def test_the_models_of_the_harness_stay_known_in_a_new_process() -> None:
     assert "HFLM" in done.stdout and "MnemoLM" in done.stdout, done.stderr
 
 
+TASK = """
+task: places
+dataset_path: json
+dataset_kwargs: {data_files: {test: FOLDER/texts.jsonl}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: bits_per_byte, aggregation: bits_per_byte, higher_is_better: false}]
+"""
+
+
 @pytest.mark.thorough
-def test_the_command_of_the_harness_knows_mnemo(tmp_path: Path) -> None:
-    options = ["--model", "mnemo", "--model_args", f"pretrained={tmp_path}", "--tasks", "wikitext", "--limit", "1"]
-    done = subprocess.run([sys.executable, "-m", "mnemo.hf.harness_command", *options], capture_output=True, text=True)
-    assert done.returncode and f"{tmp_path}" in done.stderr and "no model for this name" not in done.stderr
+def test_the_command_of_the_harness_scores_a_model_with_memory(tmp_path: Path) -> None:
+    add_memory(tiny_llama(), tokens=2, segment=16).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Mary went to the garden. " * 9}))
+    (tmp_path / "places.yaml").write_text(TASK.replace("FOLDER", str(tmp_path)))
+    options = ["--model", "mnemo", "--model_args", f"pretrained={tmp_path}/model", "--tasks", "places"]
+    command = [sys.executable, "-m", "mnemo.hf.harness_command", *options, "--include_path", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0 and "bits_per_byte" in done.stdout, done.stderr

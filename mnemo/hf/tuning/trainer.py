@@ -38,7 +38,7 @@ DECISIONS = "curriculum.json"
 METRICS = "metrics.jsonl"
 RECENT_STEPS = 20
 LEAST_STEPS = 5
-"""Steps whose time must be known before the end of training is planned"""
+"""Steps whose time must be known before the end of training is planned, and from one plan to the next"""
 BETAS = (0.9, 0.95)
 CHECK_SEED = 2_000_003
 Say = Callable[[str], None]
@@ -232,11 +232,11 @@ class _Course(TrainerCallback):
             return
         left = 60 * options.time_limit - curriculum.seconds
         falling = left <= 60 * options.time_limit * options.cooldown
-        if not falling or (self._planned is not None and step < self._planned + LEAST_STEPS):
+        if not falling:
             return
         if left <= 0:
             curriculum.end_at(step, step)
-        elif len(self._recent) >= LEAST_STEPS:
+        elif len(self._recent) >= LEAST_STEPS and (self._planned is None or step >= self._planned + LEAST_STEPS):
             steps = int(left / (sum(self._recent) / len(self._recent)))
             curriculum.end_at(step, step + steps)
             self._planned = step

@@ -127,11 +127,10 @@ def load_backbone(options: Tuning) -> tuple[Any, Any]:
     """Load the tokenizer and the model without memory."""
     path = Path(options.model)
     is_gguf = path.suffix == ".gguf"
-    source = {"pretrained_model_name_or_path": str(path.parent) if is_gguf else options.model}
-    source |= {"gguf_file": path.name} if is_gguf else {}
+    name, file = (str(path.parent), {"gguf_file": path.name}) if is_gguf else (options.model, {})
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        backbone: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(name, **file)
+        backbone: Any = AutoModelForCausalLM.from_pretrained(name, **file, dtype=torch.float32)
     except ImportError:
         if not is_gguf:
             raise
