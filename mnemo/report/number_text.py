@@ -63,7 +63,7 @@ def duration(seconds: float | None) -> str:
 def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Labels of an axis, all with the same number of decimals; thousands as k, millions as M.
 
-    Where this would need more than three decimals of thousands or millions, each label has its own suffix.
+    Where this would need more than one decimal of thousands or millions, each label has its own suffix.
     """
     short = [amount(tick) for tick in ticks]
     step = min((abs(b - a) for a, b in zip(ticks, ticks[1:], strict=False)), default=1.0)
@@ -73,7 +73,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
         return [_short_exponent(f"{tick:g}") for tick in ticks]
     if step / size < 1e-6:
         return [f"{tick:.15g}" for tick in ticks]
-    if suffix and _decimals(step / size) > 3 and len(set(short)) == len(ticks):
+    if suffix and _decimals(step / size) > 1 and len(set(short)) == len(ticks):
         return short
     return [f"{tick / size:,.{_decimals(step / size)}f}{suffix if tick else ''}" for tick in ticks]
 

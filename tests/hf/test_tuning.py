@@ -504,7 +504,7 @@ def test_the_stored_figures_are_those_of_their_measurements(tmp_path: Path) -> N
     )
     assert "associative memory: 94.40 at tokens 65,536" in accuracy and "not trained: 6.500 at tokens 512" in accuracy
     assert "no memory: 99.50 at tokens 8,192" in accuracy
-    assert "memory tokens: 0.052 at tokens / 1,024 64" in seconds
+    assert "memory tokens: 0.052 at tokens 65,536" in seconds
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_tick_labels() -> None:
     assert number_text.tick_labels([0.0, 2500.0, 5000.0]) == ["0", "2,500", "5,000"]
     assert number_text.tick_labels([0.0, 50_000.0, 100_000.0]) == ["0", "50k", "100k"]
     assert number_text.tick_labels([512.0, 65_536.0, 50_000_000.0]) == ["512", "65.5k", "50.0M"]
+    assert number_text.tick_labels([512.0, 2048.0, 131_072.0]) == ["512", "2.05k", "131k"]
 
 
 def test_ticks_of_many_decades_leave_room() -> None:

@@ -60,7 +60,7 @@ def _seconds(task: str, runs: list[dict[str, Any]]) -> Figure:
         f"BABILong {task}: seconds by length",
         "Seconds per sample, in batches.",
         [_cost_line(run, "seconds", lambda result: result["seconds"] / result["samples"]) for run in runs],
-        x_label="tokens / 1,024",
+        x_label="tokens",
         y_label="seconds per sample",
         x_kind="doubling",
         y_logarithmic=True,
@@ -73,7 +73,7 @@ def _gpu_memory(task: str, runs: list[dict[str, Any]]) -> Figure:
         f"BABILong {task}: GPU memory by length",
         "Largest GPU memory in use, with the weights.",
         [_cost_line(run, "gigabytes", lambda result: result["gigabytes"]) for run in runs],
-        x_label="tokens / 1,024",
+        x_label="tokens",
         y_label="gigabytes",
         x_kind="doubling",
     )
@@ -82,4 +82,4 @@ def _gpu_memory(task: str, runs: list[dict[str, Any]]) -> Figure:
 def _cost_line(run: dict[str, Any], needed: str, cost: Callable[[dict[str, Any]], float]) -> Line:
     """Return the costs of those results of a run that have the measurement `needed`."""
     results = [result for result in run["results"] if result.get(needed) is not None]
-    return Line(run["label"], [(result["length"] / 1024, cost(result)) for result in results])
+    return Line(run["label"], [(result["length"], cost(result)) for result in results])
