@@ -134,17 +134,25 @@ def _methods(model: Model) -> dict[nn.Module, tuple[str, ...]]:
 def with_compiled_methods(model: Model, methods: Mapping[nn.Module, tuple[str, ...]], backend: str) -> Model:
     """A copy of a model that shares its weights, buffers and hooks, and has compiled methods in some modules."""
     copies: dict[nn.Module, nn.Module] = {}
+    compiled = copy_modules(model, copies)
+    for module, names in methods.items():
+        copies[module].__class__ = _compiled_class(type(module), names, backend)
+    return compiled
+
+
+def copy_modules(model: Model, copies: dict[nn.Module, nn.Module]) -> Model:
+    """A copy of a model and all of its modules that shares their weights, buffers and hooks.
+
+    `copies` receives the copy of every module.
+    """
 
     def copied(module: nn.Module | None) -> nn.Module | None:
         if module is None:
             return None
-        if module in copies:
-            return copies[module]
-        other = copies[module] = copy.copy(module)
-        other._modules = {name: copied(child) for name, child in module._modules.items()}
-        if module in methods:
-            other.__class__ = _compiled_class(type(module), methods[module], backend)
-        return other
+        if module not in copies:
+            other = copies[module] = copy.copy(module)
+            other._modules = {name: copied(child) for name, child in module._modules.items()}
+        return copies[module]
 
     return copied(model)  # type: ignore[return-value]
 

@@ -22,6 +22,7 @@ from mnemo.memory.state import State
 from mnemo.model import Model, attention_obstacle, rows_obstacle
 from mnemo.recipes.recipe import TrainConfig
 from mnemo.training.compiled_loss import CompiledLoss, against_compiling, is_adaptive, with_fixed_bins
+from mnemo.training.half_weights import MOST_SEGMENTS, HalfWeights
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import set_learning_rate
 from mnemo.training.precision import autocast, state_dtype
@@ -190,15 +191,25 @@ class Engine:
             mean_norm=self._mean_norm,
         )
 
-    def _forward_to_record(self) -> SegmentLoss:
-        """The loss function; that of an adaptive softmax has bins of fixed sizes, so that all of it is compiled."""
-        if not is_adaptive(self.model):
+    def _half_weights(self, inputs: UpdateInput, states: Sequence[State]) -> HalfWeights | None:
+        """Matrices in half precision for recorded updates; parts of a batch add up their gradients in single."""
+        dtype = state_dtype(self.config.precision)
+        if dtype is None or len(states) > 1 or len(inputs.batches) > MOST_SEGMENTS:
+            return None
+        return HalfWeights(self._model_to_record(), dtype)
+
+    def _model_to_record(self) -> Model:
+        """The model; the bins of an adaptive softmax have fixed sizes, so that all of its loss is compiled."""
+        return with_fixed_bins(self.model) if is_adaptive(self.model) else self.model
+
+    def _forward_to_record(self, half: HalfWeights | None) -> SegmentLoss:
+        model = self._model_to_record() if half is None else half.model
+        if model is self.model:
             return self._forward
-        fixed = with_fixed_bins(self.model)
         loss, _ = choose_forward(
-            fixed, self.config, self.device, uneven=self._uneven, note=self._note, backend=self._backend
+            model, self.config, self.device, uneven=self._uneven, note=self._note, backend=self._backend
         )
-        return partial(_loss_of, fixed, loss)
+        return partial(_loss_of, model, loss, half)
 
     def _forward_beside_recording(self) -> SegmentLoss:
         """The loss function of updates that do not fit the recording.
@@ -245,6 +256,7 @@ class Engine:
         """Record the update if inputs have the run's usual shape; nothing that training depends on changes."""
         if not self.needs_preparing(inputs) or self._recorder is None:
             return
+        half = self._half_weights(inputs, states)
         try:
             self._recorded = RecordedUpdate(
                 self.model,
@@ -253,9 +265,10 @@ class Engine:
                 states,
                 clip=self.config.optimizer.clip,
                 autocast=autocast(self.config.precision, self.device),
-                forward=self._forward_to_record(),
+                forward=self._forward_to_record(half),
                 recorder=self._recorder,
                 mean_norm=self._mean_norm,
+                half=half,
             )
         except RuntimeError as error:
             self.not_recorded = str(error).strip().partition("\n")[0]
@@ -265,9 +278,17 @@ class Engine:
 
 
 def _loss_of(
-    model: Model, loss: SegmentLoss, given: Model, batch: Batch, state: State, scored: bool = True
+    model: Model,
+    loss: SegmentLoss,
+    half: HalfWeights | None,
+    given: Model,
+    batch: Batch,
+    state: State,
+    scored: bool = True,
 ) -> tuple[Tensor | None, Tensor | float, State]:
     """The loss function of one model, whose weights are those of the given one."""
+    if half is not None:
+        half.begin_segment()
     return loss(model, batch, state, scored)
 
 

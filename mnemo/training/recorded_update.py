@@ -19,6 +19,7 @@ from mnemo.data.streams import Batch
 from mnemo.inference.cuda_graph import Recorder
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
+from mnemo.training.half_weights import HalfWeights
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import clip_gradients
 from mnemo.training.update_input import UpdateInput
@@ -100,8 +101,10 @@ class RecordedUpdate:
         forward: SegmentLoss,
         recorder: Recorder,
         mean_norm: MeanNorm | None = None,
+        half: HalfWeights | None = None,
     ) -> None:
-        self.model, self.optimizer, self._mean_norm = model, optimizer, mean_norm
+        """`half`: copies of the model's matrices, with which `forward` computes."""
+        self.model, self.optimizer, self._mean_norm, self._half = model, optimizer, mean_norm, half
         self._clip, self._autocast, self._forward = clip, autocast, forward
         device = next(model.parameters()).device
         self._inputs = inputs.map(lambda batch: _buffers(batch, device))
@@ -122,6 +125,8 @@ class RecordedUpdate:
     def _update(self) -> tuple[Tensor, Tensor, tuple[tuple[State, ...], ...], tuple[Tensor | None, ...]]:
         """Return loss, gradient norm, states after every batch, gradients."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self._half is not None:
+            self._half.refresh()
         loss, borders = gradients(
             self.model,
             self._inputs,
@@ -130,6 +135,8 @@ class RecordedUpdate:
             forward=self._forward,
             counts=self._counts,
         )
+        if self._half is not None:
+            self._half.add_gradients()
         norm = clip_gradients(self.model.parameters(), self._clip, self._mean_norm)
         if self._optimizer_inside:
             self.optimizer.step()

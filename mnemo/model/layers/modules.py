@@ -173,6 +173,12 @@ class TransformerLayer(nn.Module):
         self.norm_feed_forward = NORMS[norm_kind](dim, norm_eps)
         self.drop = Dropout(dropout.projection, dropout.locked)
 
+    def product_maps(self) -> list[nn.Linear]:
+        """The maps whose weights enter products as they are: those before a norm may be multiplied with its weights."""
+        attention, inside = self.attention, self.feed_forward
+        unscaled = [] if self.pre else [attention.query, attention.key_value]
+        return [*unscaled, attention.output, inside.inner, inside.outer]
+
     def _rows(self, x: Tensor) -> RowOperations:
         return row_operations(x, self.norm_attention.kind, self.feed_forward.activation)
 

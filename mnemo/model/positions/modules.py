@@ -18,6 +18,7 @@ from mnemo.memory.protocol import Layer, Relation
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.layers.modules import Attention, Dropout
 from mnemo.model.positions import AnyPositions, Learned, NoPositions, Relative, Rotary, Shaw, Sinusoidal
+from mnemo.ops.projection import compute_dtype
 from mnemo.ops.rotary import rotary_angles
 
 
@@ -91,7 +92,7 @@ class RelativePositions(Positions):
 
     def encoding(self, num_keys: int, ahead: int, like: Tensor) -> Tensor:
         table = sinusoids(num_keys, self.sizes.dim, self.config.clamp, like.dtype, like.device, ahead)
-        return self.drop(table)
+        return self.drop(table).to(compute_dtype(table))  # once, and not by autocast in every layer
 
     @property
     def drops_out(self) -> bool:

@@ -1,0 +1,86 @@
+"""Copies of matrices in half precision, made once for a whole update.
+
+Under autocast, every product casts its weight, and the backward pass casts the gradient of the weight back: two small
+kernels for each matrix, in each segment. Here all matrices are cast in a few launches before the update, and all
+gradients after it. A product and its gradient see the same numbers; only the sum over several uses of a matrix within
+one segment is rounded to half precision, where a compiled graph adds up single precision.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import (
+    Tensor,
+    _foreach_add_,  # type: ignore[attr-defined]
+    _foreach_copy_,  # type: ignore[attr-defined]
+    nn,
+)
+
+from mnemo.model import Model
+from mnemo.model.layers.modules import TransformerLayer
+from mnemo.model.positions.modules import RelativePositions
+from mnemo.training.compiled_loss import copy_modules
+
+MOST_SEGMENTS = 4
+"""Segments of an update: each has gradients of its own, so that they are added in single precision."""
+
+
+def product_maps(model: Model) -> list[nn.Linear]:
+    """The linear maps whose weights enter products as they are, and nothing else."""
+    found: list[nn.Linear] = []
+    for module in model.modules():
+        if isinstance(module, TransformerLayer):
+            found += module.product_maps()
+        elif isinstance(module, RelativePositions):
+            found += module.projections or []  # type: ignore[arg-type]
+    return found
+
+
+class HalfWeights:
+    """`model` is a copy of a model that computes with matrices in half precision, and shares all other weights.
+
+    In an update, `refresh` comes first, `begin_segment` before each segment, `add_gradients` after the backward pass.
+    """
+
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+        maps = product_maps(model)
+        self._weights = [each.weight for each in maps]
+        self._values = [torch.empty_like(weight, dtype=dtype) for weight in self._weights]
+        self._segments: list[list[nn.Parameter]] = []
+        copies: dict[nn.Module, nn.Module] = {}
+        self.model = copy_modules(model, copies)
+        self._own = [copies[each] for each in maps]
+        for each in self._own:
+            each._parameters = dict(each._parameters)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take over the present weights."""
+        self._segments.clear()
+        _foreach_copy_(self._values, self._weights)
+
+    def begin_segment(self) -> None:
+        leaves = [nn.Parameter(values) for values in self._values]
+        for own, leaf in zip(self._own, leaves, strict=True):
+            own._parameters["weight"] = leaf
+        self._segments.append(leaves)
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        """Add the gradients of all segments to those of the weights, the last segment first, as autograd does."""
+        for leaves in reversed(self._segments):
+            pairs = zip(self._weights, leaves, strict=True)
+            found = {weight: leaf.grad for weight, leaf in pairs if leaf.grad is not None}
+            wide = {weight: torch.empty_like(weight) for weight in found}
+            if found:
+                _foreach_copy_(list(wide.values()), list(found.values()))
+            _add(wide)
+        self._segments.clear()
+
+
+def _add(gradients: dict[Tensor, Tensor]) -> None:
+    pairs = [(weight.grad, gradients[weight]) for weight in gradients if weight.grad is not None]
+    for weight in gradients:
+        weight.grad = gradients[weight] if weight.grad is None else weight.grad
+    if pairs:
+        _foreach_add_([held for held, _ in pairs], [new for _, new in pairs])
