@@ -68,6 +68,8 @@ class Trace(NamedTuple):
     """(B, M + L, H, d); None in a layer that is not refreshed"""
     lse: Tensor | None
     """(B, M + L, H), likewise"""
+    own: tuple[Tensor, Tensor] | None = None
+    """The segment's part of both"""
 
 
 class LookaheadStage(Stage):
@@ -103,17 +105,19 @@ class LookaheadStage(Stage):
         horizon = self.horizon(state, num_new, segment.lengths)
         contexts, lses = [], []
 
-        def newest(kept: Tensor) -> Tensor:
+        def newest(kept: Tensor, own: Tensor) -> Tensor:
+            if segment.lengths is None and num_new >= num_slots:  # without a copy, if the segment is as long
+                return own[:, num_new - num_slots :].detach().to(kept.dtype).contiguous()
             return keep_newest(kept, num_slots, segment.lengths, num_new, 1)
 
         for depth in range(len(self.layers)):
             trace, rows = segment.run_layer(self.run_layer, depth, rows, state, horizon, segment)
-            if trace.contexts is not None and trace.lse is not None:
-                contexts.append(newest(trace.contexts).to(state.contexts[depth].dtype))
-                lses.append(newest(trace.lse))
+            if trace.contexts is not None and trace.lse is not None and trace.own is not None:
+                contexts.append(newest(trace.contexts, trace.own[0]).to(state.contexts[depth].dtype))
+                lses.append(newest(trace.lse, trace.own[1]))
         used = segment.used(x)
         return rows, LookaheadState(
-            newest(inputs),
+            newest(inputs, x),
             tuple(contexts),
             tuple(lses),
             (state.length + used).clamp(max=num_slots),
@@ -156,11 +160,13 @@ class LookaheadStage(Stage):
         ahead = self._relation_ahead(depth, relation, num_slots, segment.tables)
         found = self._look_ahead(depth, memory, keys, values, ahead, horizon)
         refreshed, refreshed_lse = self._refresh(depth, found, state, horizon, segment)
+        own_lse = by_row(lse)
         contexts = torch.cat([refreshed, context], 1)
-        lses = torch.cat([refreshed_lse, by_row(lse)], 1)
+        lses = torch.cat([refreshed_lse, own_lse], 1)
         is_last = depth == len(self.layers) - 1
         out = layer.finish(x, context) if is_last else layer.finish(rows, contexts)
-        return Trace(keys, values, contexts.unflatten(2, self.heads), lses), out
+        own = context.unflatten(2, self.heads), own_lse
+        return Trace(keys, values, contexts.unflatten(2, self.heads), lses, own), out
 
     def _refresh(
         self, depth: int, found: tuple[Tensor, Tensor] | None, state: LookaheadState, horizon: Horizon, segment: Segment
