@@ -39,7 +39,8 @@ def product_maps(model: Model) -> list[nn.Linear]:
 class HalfWeights:
     """`model` is a copy of a model that computes with matrices in half precision, and shares all other weights.
 
-    In an update, `refresh` comes first, `begin_segment` before each segment, `add_gradients` after the backward pass.
+    In an update, `refresh` comes first, then `begin_segment` before each segment, and after the backward pass
+    `add_gradients` or `only_gradients`.
     """
 
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
@@ -64,6 +65,13 @@ class HalfWeights:
         for own, leaf in zip(self._own, leaves, strict=True):
             own._parameters["weight"] = leaf
         self._segments.append(leaves)
+
+    def only_gradients(self) -> dict[Tensor, Tensor] | None:
+        """The gradients of all weights that have one, in half precision; None if there are several segments."""
+        if len(self._segments) != 1:
+            return None
+        pairs = zip(self._weights, self._segments.pop(), strict=True)
+        return {weight: leaf.grad for weight, leaf in pairs if leaf.grad is not None}
 
     @torch.no_grad()
     def add_gradients(self) -> None:

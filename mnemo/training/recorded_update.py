@@ -19,6 +19,7 @@ from mnemo.data.streams import Batch
 from mnemo.inference.cuda_graph import Recorder
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
+from mnemo.training.half_adam import clipped_step, takes_half_gradients
 from mnemo.training.half_weights import HalfWeights
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import clip_gradients
@@ -115,6 +116,7 @@ class RecordedUpdate:
         self._optimizer_inside = takes_tensor_rates(optimizer)
         if self._optimizer_inside:
             put_rates_on_device(optimizer, device)
+        self._steps_in_half = mean_norm is None and takes_half_gradients(optimizer, device)
         self._fill(inputs, states)
         with unchanged(model, optimizer, mean_norm):
             recorder.warm(self._update)
@@ -135,12 +137,20 @@ class RecordedUpdate:
             forward=self._forward,
             counts=self._counts,
         )
+        norm = self._clipped_step()
+        return loss, norm, borders, tuple(parameter.grad for parameter in self.model.parameters())
+
+    def _clipped_step(self) -> Tensor:
+        """Clip the gradients and, if possible here, update the weights; return the norm before."""
         if self._half is not None:
+            half = self._half.only_gradients() if self._steps_in_half else None
+            if half is not None:
+                return clipped_step(self.optimizer, half, self._clip)
             self._half.add_gradients()
         norm = clip_gradients(self.model.parameters(), self._clip, self._mean_norm)
         if self._optimizer_inside:
             self.optimizer.step()
-        return loss, norm, borders, tuple(parameter.grad for parameter in self.model.parameters())
+        return norm
 
     def fits(self, inputs: UpdateInput) -> bool:
         return _shape(inputs) == _shape(self._inputs)

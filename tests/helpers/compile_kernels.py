@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 from mnemo.files.atomic import new_file
 from mnemo.ops import Causal, KeyLimit
 from mnemo.ops.cuda import decode_kernels, decode_rows, launch, row_operators
+from mnemo.ops.cuda.adam_kernels import Slot, take_steps
 from mnemo.ops.cuda.compile_together import launches_only_compile
 from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.decode_kernels import Parts
@@ -171,11 +172,18 @@ def compile_muon(shape: tuple[int, int], parts: int) -> None:
     step_in_kernels(tensors, tensors, tensors, [parts] * 3, lr=tensors[0][0, 0], momentum=0.9, weight_decay=0.1)
 
 
+def compile_adam(rate: float | torch.Tensor, limit: float | None, decoupled: bool) -> None:
+    wide, half = torch.zeros(64, 40), torch.zeros(64, 40, dtype=HALF)
+    slots = [Slot(wide, half, wide, wide, wide[0, 0])] * 3
+    take_steps(slots, wide[0, 0], limit, lr=rate, betas=(0.9, 0.999), eps=1e-8, decay=0.1, decoupled=decoupled)
+
+
 def compile_further_variants() -> None:
     compile_at_once(64)
     for batch in (1, 3):
         rows, weight = torch.zeros(batch, 96, dtype=HALF), torch.zeros(40, 96, dtype=HALF)
         project(rows, weight, torch.zeros(40, dtype=HALF), "gelu")
+    compile_adam(0.1, None, decoupled=False)
     compile_muon((512, 128), 1)
     compile_muon((40, 30), 1)
     compile_rows(HALF, 512, "layer", "relu", 0.1)
@@ -206,6 +214,7 @@ if __name__ == "__main__":
     compile_rows(HALF, 128, "layer", "relu", 0.1)
     compile_heads(HALF, 64)
     compile_muon((256, 128), 2)
+    compile_adam(torch.zeros(()), 1.0, decoupled=True)
     if sys.argv[2:] == ["all"]:
         compile_further_variants()
     if sys.argv[1] == "90" and "forward_kernel" not in SEARCHED:

@@ -30,6 +30,7 @@ KERNELS = {
     "place_heads_backward_kernel",
     "direction_kernel",
     "step_kernel",
+    "adam_kernel",
     "_take_likeliest",
     "_look_up",
     "_project_row",

@@ -19,7 +19,9 @@ from mnemo.model.layers import DropoutConfig
 from mnemo.model.positions import Rotary
 from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
 from mnemo.training import engine as engine_module
+from mnemo.training import recorded_update
 from mnemo.training.engine import Engine
+from mnemo.training.half_adam import clipped_step
 from mnemo.training.half_weights import HalfWeights, product_maps
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.update_input import UpdateInput, after_update
@@ -75,6 +77,26 @@ def test_a_matrix_that_is_used_twice_differs_by_rounding(monkeypatch: pytest.Mon
     found, expected = (trained(monkeypatch, options, {}, half=half) for half in (True, False))
     for a, b in zip(found, expected, strict=True):
         assert_close(a.bfloat16(), b.bfloat16())
+
+
+@pytest.mark.parametrize("name", ["xl", "modern", "three segments"])
+def test_recorded_updates_take_steps_from_half_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel runs in Triton's interpreter; with several segments, gradients are added up first."""
+    pytest.importorskip("triton")
+    options, settings = CASES[name]
+    plain = trained(monkeypatch, options, settings, half=True)
+    calls: list[int] = []
+
+    def counted(optimizer: Any, gradients: Any, limit: Any) -> Tensor:
+        calls.append(len(gradients))
+        return clipped_step(optimizer, gradients, limit)
+
+    monkeypatch.setattr(recorded_update, "takes_half_gradients", lambda optimizer, device: True)
+    monkeypatch.setattr(recorded_update, "clipped_step", counted)
+    found = trained(monkeypatch, options, settings, half=True)
+    assert bool(calls) == (name != "three segments") and all(calls)
+    for a, b in zip(found, plain, strict=True):
+        assert_close(a, b)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -26,16 +26,16 @@ BLOCK = 64
 
 
 @triton.jit
-def _pick(tensors, index, N: tl.constexpr):
-    """One of N tensors of fp32 numbers, which begin at multiples of 16 bytes.
+def pick(tensors, index, N: tl.constexpr, BYTES: tl.constexpr = 4):
+    """One of N tensors of numbers of 2 or 4 bytes, which begin at multiples of 16 bytes.
 
     As a distance from the first of them, so that the compiler knows the alignment, and loads 16 bytes at once.
     """
     begin = tensors[0].to(tl.int64)
     distance = begin - begin
     for i in tl.static_range(1, N):
-        distance = tl.where(index == i, (tensors[i].to(tl.int64) - begin) // 4, distance)
-    return tensors[0] + tl.multiple_of(distance, 4)
+        distance = tl.where(index == i, (tensors[i].to(tl.int64) - begin) // BYTES, distance)
+    return tensors[0] + tl.multiple_of(distance, 16 // BYTES)
 
 
 @triton.jit
@@ -56,8 +56,8 @@ def direction_kernel(
     part = tl.program_id(1)
     rows, columns, inside = _tile(R, C, BR, BC)
     at = (part % P * R + rows) * C + columns
-    grad_at = _pick(grads, part // P, N) + at
-    held_at = _pick(momenta, part // P, N) + at
+    grad_at = pick(grads, part // P, N) + at
+    held_at = pick(momenta, part // P, N) + at
     grad, held = tl.load(grad_at, mask=inside, other=0.0), tl.load(held_at, mask=inside, other=0.0)
     held += (1 - momentum) * (grad - held)
     tl.store(held_at, held, mask=inside)
@@ -80,7 +80,7 @@ def step_kernel(
     """weights * (1 - lr * decay) - lr * scale * updates, for updates (N * P, R, C), transposed if TALL."""
     part = tl.program_id(1)
     rows, columns, inside = _tile(R, C, BR, BC)
-    weight_at = _pick(weights, part // P, N) + (part % P * R + rows) * C + columns
+    weight_at = pick(weights, part // P, N) + (part % P * R + rows) * C + columns
     first = updates + part.to(tl.int64) * R * C
     if TALL:
         turned = tl.trans(columns) * R + tl.trans(rows)
