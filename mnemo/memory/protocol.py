@@ -127,6 +127,10 @@ class Layer(Protocol):
         """Contexts (B, L, H * d) of the rows x, before the output projection; their log-sum-exp (B, H, L)."""
         ...
 
+    def attend_from(self, queries: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        """`attend` with the `queries` of the rows, for positions that are not rotary."""
+        ...
+
     def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
         """`attend` with the keys and values of constant rows `memory` (B, M, D) and of x after them, then `finish`."""
         ...

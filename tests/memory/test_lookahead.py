@@ -20,9 +20,11 @@ from mnemo.interop.parity import lamemo
 from mnemo.interop.parity.comparison import check
 from mnemo.interop.parity.reference import Reference
 from mnemo.memory import XL, Lookahead, LookaheadState, Plan
+from mnemo.memory.lookahead import modules as lookahead_modules
 from mnemo.memory.lookahead.modules import LookaheadStage, coefficient
 from mnemo.memory.state import leaves, tree_map
 from mnemo.model import Model, ModelConfig
+from mnemo.model.layers import DropoutConfig
 from mnemo.model.layers import rows as layer_rows
 from mnemo.model.positions import Relative, Rotary, Shaw
 from mnemo.model.positions.modules import sinusoids
@@ -388,3 +390,23 @@ def test_the_published_bias_for_what_is_ahead_starts_wider() -> None:
     start = stage_of(Model(ModelConfig(memory=memory, positions=Relative(), num_heads=10, head_dim=41))).v_minus
     assert start is not None
     assert 0.18 < float(start.detach().std()) < 0.22
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("length", [4, 7])
+def test_one_product_for_all_queries_changes_nothing(length: int, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is how queries are computed on a GPU: outputs, states and gradients."""
+    tokens, results = random_tokens(2, 12), []
+    for together in (False, True):
+        monkeypatch.setattr(lookahead_modules, "queries_together", lambda rows, together=together: together)
+        model = lookahead_model(changes={"norm": norm, "dropout": DropoutConfig()}, length=length).train()
+        state, loss = model.init(2), 0.0
+        for part in tokens.split(4, 1):
+            out, state = model(part, state)
+            loss = loss + model.loss(out, part).sum()
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        results.append([loss.detach(), *gradients, *(leaf for _, leaf in leaves(state))])
+    for expected, found in zip(*results, strict=True):
+        assert_close(found, expected)

@@ -154,19 +154,24 @@ class LookaheadStage(Stage):
             with_lse=kept,
             record=segment.call.record,
         )
-        context, lse = layer.attend(x, keys, values, scope)
+        past = None
+        if kept and num_slots and self.config.alpha != "one" and queries_together(rows):
+            past, own = layer.queries(rows).split([num_slots, x.shape[1]], 2)
+            context, lse = layer.attend_from(own, keys, values, scope)
+        else:
+            context, lse = layer.attend(x, keys, values, scope)
         if not kept or lse is None:
             return Trace(keys, values, None, None), layer.finish(x, context)
         ahead = self._relation_ahead(depth, relation, num_slots, segment.tables)
-        found = self._look_ahead(depth, memory, keys, values, ahead, horizon)
+        found = self._look_ahead(depth, memory, keys, values, ahead, horizon, past)
         refreshed, refreshed_lse = self._refresh(depth, found, state, horizon, segment)
         own_lse = by_row(lse)
         contexts = torch.cat([refreshed, context], 1)
         lses = torch.cat([refreshed_lse, own_lse], 1)
         is_last = depth == len(self.layers) - 1
         out = layer.finish(x, context) if is_last else layer.finish(rows, contexts)
-        own = context.unflatten(2, self.heads), own_lse
-        return Trace(keys, values, contexts.unflatten(2, self.heads), lses, own), out
+        newest = context.unflatten(2, self.heads), own_lse
+        return Trace(keys, values, contexts.unflatten(2, self.heads), lses, newest), out
 
     def _refresh(
         self, depth: int, found: tuple[Tensor, Tensor] | None, state: LookaheadState, horizon: Horizon, segment: Segment
@@ -190,17 +195,29 @@ class LookaheadStage(Stage):
         return new.flatten(2), new_lse
 
     def _look_ahead(
-        self, depth: int, memory: Tensor, keys: Tensor, values: Tensor, relation: Relation, horizon: Horizon
+        self,
+        depth: int,
+        memory: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        relation: Relation,
+        horizon: Horizon,
+        queries: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """Attention of memory rows (B, M, D) to later positions: contexts (B, M, H, d), log-sum-exps (B, M, H)."""
+        """Attention of memory rows (B, M, D) to later positions: contexts (B, M, H, d), log-sum-exps (B, M, H).
+
+        `queries` (B, H, M, d): those of the memory rows, if they are known.
+        """
         num_slots = memory.shape[1]
         if self.config.alpha == "one" or num_slots == 0:
             return None
         new = slice(num_slots + 1 - horizon.num_keys, num_slots + 1)
         scope = Scope(relation, horizon.mask, offset=0, with_lse=True)
-        context, lse = self.layer(depth).attend(
-            memory.flip(1), keys[:, :, new].flip(2), values[:, :, new].flip(2), scope
-        )
+        layer, seen = self.layer(depth), (keys[:, :, new].flip(2), values[:, :, new].flip(2), scope)
+        if queries is None:
+            context, lse = layer.attend(memory.flip(1), *seen)
+        else:
+            context, lse = layer.attend_from(queries.flip(2), *seen)
         assert lse is not None
         return context.flip(1).unflatten(2, self.heads), by_row(lse).flip(1)
 
@@ -248,6 +265,14 @@ class XavierLookaheadStage(LookaheadStage, DrawsOwnWeights):
     def reset_parameters(self) -> None:
         if self.v_minus is not None:
             nn.init.xavier_uniform_(self.v_minus)
+
+
+def queries_together(rows: Tensor) -> bool:
+    """Whether one product for the queries of all rows is faster than one for the memory's and one for the segment's.
+
+    On a GPU it is: those rows would be copied for their products, in both directions.
+    """
+    return rows.is_cuda
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -223,6 +223,9 @@ class TransformerLayer(nn.Module):
         keys = keys if rotary is None or scope.keys_rotated else rotate(keys, rotary)
         return self._attend(self._inner(x), keys, values, scope)
 
+    def attend_from(self, queries: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+        return self.attention(queries, keys, values, scope)
+
     def _attend(self, x: Inputs, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         """`attend` with keys that are rotated already, if positions are rotary."""
         offset = keys.shape[2] - x.rows.shape[1] if scope.offset is None else scope.offset
