@@ -94,7 +94,7 @@ def group_of(kernel: Kernel) -> str:
         return ATTENTION[kernel.name][0]
     if kernel.name in DECODING:
         return DECODING[kernel.name]
-    if kernel.in_optimizer or "multi_tensor_apply" in kernel.name:
+    if kernel.in_optimizer or kernel.name == "adam_kernel" or "multi_tensor_apply" in kernel.name:
         return OPTIMIZER
     names = (kernel.name.lower(), kernel.op.lower())
     return next((group for group, pattern in PATTERNS if any(re.search(pattern, name) for name in names)), OTHER)
