@@ -37,6 +37,9 @@ def build_stages(config: ModelConfig) -> list[Stage]:
     # All transformer layers are made before the stages: the order of random draws is part of a seed's meaning.
     attending = config.memory.attending(config.num_layers)
     layers = {index: _layer(config, place) for place, index in enumerate(attending)}
+    lengths = [memories[index].length for index in attending]
+    for index, layer in layers.items():
+        layer.attention.alike = lengths.count(memories[index].length)
     stages: list[Stage] = []
     for group in stage_layers(config.memory, config.num_layers):
         memory = memories[group[0]]

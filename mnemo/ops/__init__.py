@@ -75,6 +75,7 @@ def relative_attention(
     lengths: Tensor | None = None,
     dropout: float = 0.0,
     with_lse: bool = False,
+    alike: int = 1,
     impl: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with relative positions: `(out, lse)`; see `relative_attention_reference` for the equation.
@@ -82,7 +83,8 @@ def relative_attention(
     q (B, H, L, D); k, v (B, H, K, D); u, w (H, D). r (H, C, D) and bias (H, C) are in descending distance: the last
     column is distance -ahead, the first at least offset + L - 1. Query i is at the position of key `offset + i`.
     `lengths` (B,): number of valid keys of a row, counted from the right. lse (B, H, L), the logarithm of the softmax's
-    sum, may be None unless `with_lse` is set. `impl`: "auto" takes fused kernels where they can run.
+    sum, may be None unless `with_lse` is set. `alike`: layers that make such a call, which keep scores at the same
+    time. `impl`: "auto" takes fused kernels where they can run.
     """
     impl = _chosen if impl == "auto" else impl
     if impl not in IMPLEMENTATIONS:
@@ -98,7 +100,7 @@ def relative_attention(
         if fast:
             from mnemo.ops.cuda.dispatch import fused_attention
 
-            out, lse = fused_attention(q, k, v, r, u, w, **see)
+            out, lse = fused_attention(q, k, v, r, u, w, **see, alike=alike)
             return out, lse if with_lse else None
         return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
 

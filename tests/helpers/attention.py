@@ -9,7 +9,9 @@ from torch import Tensor
 from mnemo import ops
 
 
-def by_the_equation(*tensors: Tensor, with_lse: bool = False, impl: str = "auto", **see: Any) -> tuple[Tensor, Tensor]:
+def by_the_equation(
+    *tensors: Tensor, with_lse: bool = False, alike: int = 1, impl: str = "auto", **see: Any
+) -> tuple[Tensor, Tensor]:
     """Replacement for `relative_attention` that computes the paper's equation."""
     attended = ops.relative_attention_reference(*tensors, **see)
     return attended.out, attended.lse

@@ -63,6 +63,8 @@ class Attention(nn.Module):
         self.norm_key = nn.Identity() if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
         self.drop_qkv = Dropout(dropout.qkv, dropout.locked)
         self.rate = dropout.attention
+        self.alike = 1
+        """Layers of the model with as long a memory, this one included"""
 
     def split(self, x: Tensor) -> Tensor:
         """(B, T, H * d) -> (B, H, T, d)."""
@@ -111,7 +113,8 @@ class Attention(nn.Module):
             scope.record.append(attended)
             out, lse = attended.out, attended.lse
         else:
-            out, lse = relative_attention(q, k, v, r, u, w, **see, dropout=rate, with_lse=scope.with_lse)
+            kept = {"with_lse": scope.with_lse, "alike": self.alike}
+            out, lse = relative_attention(q, k, v, r, u, w, **see, dropout=rate, **kept)
         return out.transpose(1, 2).flatten(2), lse
 
 

@@ -41,13 +41,14 @@ def fused_attention(
     mask: Mask,
     lengths: Tensor | None,
     dropout: float,
+    alike: int = 1,
 ) -> tuple[Tensor, Tensor]:
     root, size = q.shape[-1] ** -0.5, q.shape[-1]
     q, k, v, r, u, w = (_widened(x) for x in (q, k, v, r, u, w))  # type: ignore[assignment]
     begin, low, high = _bounds(mask, lengths, q.shape[2], k.shape[2], offset, q.device)
     window = (mask.window or 0) if isinstance(mask, Causal) else 0
     seed = draw_seed(q.detach(), k.detach()) if dropout else None
-    numbers = (offset, ahead, window, float(dropout), root)
+    numbers = (offset, ahead, window, float(dropout), root, alike)
     keep = torch.is_grad_enabled()
     # The largest number of keys that a query sees, known to the device only: kernels skip the keys after it.
     limit = mask.limits.max().int().view(1) if isinstance(mask, KeyLimit) else None

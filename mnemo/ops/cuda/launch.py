@@ -21,8 +21,9 @@ from mnemo.ops.cuda.score_layout import RESIDUES, Layout
 
 LOG2E = 1.4426950408889634
 KEPT_SHARE = 1 / 384
-"""Position scores of a call are kept for the backward pass up to this share of the GPU's memory: every layer keeps its
-own."""
+"""Position scores of a call are kept for the backward pass up to this share of the GPU's memory."""
+KEPT_BY_ALL = 1 / 32
+"""Likewise for all layers of a model that make such calls: every layer keeps its own."""
 INTERPRETED_MEMORY = 2**37
 QUERY_TILE = 128
 """Statistics of queries are padded to a multiple of this many, at least the queries of any tile."""
@@ -134,6 +135,8 @@ class Arguments:
     rate: float
     root: float
     """Factor of the scores"""
+    alike: int = 1
+    """Calls of this size that are waiting for their backward passes at the same time, one for each layer"""
 
     @property
     def layout(self) -> Layout:
@@ -197,8 +200,8 @@ class Prepared(NamedTuple):
 
 def keep_scores(call: Arguments) -> bool:
     """Whether position scores are kept for the backward pass, or computed again there."""
-    kept = _kept_elements(call) * call.score_dtype.itemsize
-    return call.r is not None and kept <= KEPT_SHARE * memory_size(call.q.device)
+    kept, memory = _kept_elements(call) * call.score_dtype.itemsize, memory_size(call.q.device)
+    return call.r is not None and kept <= KEPT_SHARE * memory and kept * call.alike <= KEPT_BY_ALL * memory
 
 
 def _kept_elements(call: Arguments) -> int:
