@@ -100,8 +100,10 @@ def take_steps(
     beta1, beta2 = betas
     numbers = (math.log2(beta1), math.log2(beta2), 1 - beta1, 1 - beta2, eps, decay)
     for size, members in equal.items():
-        for begin in range(0, len(members), MOST_TENSORS):
-            chosen: tuple[Any, ...] = tuple(zip(*members[begin : begin + MOST_TENSORS], strict=True))
+        # Launches of equally many tensors where possible: every number of them is a kernel to be compiled.
+        most = triton.cdiv(len(members), triton.cdiv(len(members), MOST_TENSORS))
+        for begin in range(0, len(members), most):
+            chosen: tuple[Any, ...] = tuple(zip(*members[begin : begin + most], strict=True))
             adam_kernel[(triton.cdiv(size, BLOCK), len(chosen[0]))](
                 *chosen, norm, limit or 0.0, lr, *numbers, size,
                 RATE_ON_DEVICE=isinstance(lr, Tensor), CLIPS=limit is not None, DECOUPLED=decoupled,
