@@ -31,9 +31,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """Return the first line of another library's error message."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return shorten(lines[0], limit)
+    """Return the first line of another library's error message, and the second if the first ends with a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    announced = lines[0].endswith(":") and len(lines) > 1
+    return shorten(f"{lines[0]} {lines[1]}" if announced else lines[0], limit)
 
 
 def install_command(extras: str) -> str:

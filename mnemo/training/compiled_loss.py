@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.data.streams import Batch
+from mnemo.errors import one_line
 from mnemo.memory.state import State
 from mnemo.model import Model, Output, stage_layers
 from mnemo.model.positions.modules import RelativePositions
@@ -86,7 +87,7 @@ class CompiledLoss:
                 if not type(error).__module__.startswith(COMPILERS):
                     raise
                 self._compiled = None
-                self._note(f"compiling failed, continuing without it, slower: {_first_line(error)}")
+                self._note(f"compiling failed, continuing without it, slower: {one_line(error)}")
         return self.plain(model, batch, state, scored)
 
 
@@ -190,7 +191,3 @@ def _loss_apart(
         return None, aux, state
     nll, z = loss_terms(model, Output(hidden, {}), batch.targets, z_loss)
     return nll, aux + z if z_loss else aux, state
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
