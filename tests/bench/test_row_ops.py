@@ -23,7 +23,8 @@ def test_both_contenders_compute_the_same(shape: Shape) -> None:
         with torch.autocast(DEVICE.type, torch.bfloat16):
             found, wanted = case.run(FusedRows()), case.run(PLAIN)
         for got, want in zip(found, wanted, strict=True):
-            torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+            # With autocast, PyTorch's own RMS norm returns fp32 on a GPU.
+            torch.testing.assert_close(got, want, rtol=0.02, atol=0.02, check_dtype=False)
         assert case.leaves and case.name in line(case.name, case, (1.0, 2.0))
 
 

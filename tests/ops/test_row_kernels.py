@@ -538,6 +538,7 @@ def test_kernels_that_err_are_not_trusted(error: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(row_dispatch, "_add_norm_errors", errors)
     monkeypatch.setattr(row_dispatch, "OFF", None)
     monkeypatch.setattr(row_dispatch, "_tested", set())
+    monkeypatch.setenv("MNEMO_TEST_KERNELS", "1")  # whatever passed on this GPU before
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     call = (DEVICE, torch.float32, 16, "layer", "relu")
     with pytest.warns(UserWarning, match="plain PyTorch, which is slower"):

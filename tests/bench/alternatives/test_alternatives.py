@@ -235,6 +235,7 @@ def test_mistakes_are_one_line(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # torch warns of itself while it compiles
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_is_measured_on_a_gpu(name: str, enwik8: None, tmp_path: Path) -> None:
     if name == "gated-deltanet" and not HAS_LIBRARY:
