@@ -4,6 +4,7 @@ and the alpha of look-ahead memories. Writes an HTML page, its figures as SVG an
     mnemo analyse                 the validation text of the run that was trained last
     mnemo analyse FILE            a text, with the run that was trained last
     mnemo analyse RUN [FILE]      another run
+    mnemo analyse RUN --growth    weights, residual rows, scores and logits at every kept checkpoint
 
 - in place of FILE takes the text from a pipe.
 """
@@ -29,6 +30,9 @@ class Args(TextArgs):
     """Segment length; if unset, as in training."""
     memory_length: int | None = None
     """Memory length of the long-range layers; if unset, as in training."""
+    growth: bool = False
+    """Instead show how large weights, residual rows, attention scores and logits are at every kept checkpoint: what
+    grew before a divergence (keep more of them with mnemo train --train.keep)."""
 
 
 def run(args: Args) -> int:
@@ -39,6 +43,10 @@ def run(args: Args) -> int:
     require_text(args.text)
     if args.text is None:
         _require_validation_text(Path(args.run or ""))
+    if args.growth:
+        from mnemo.cli.analyse_growth import analyse_growth
+
+        return analyse_growth(args)
     from mnemo.cli.analyse_text import analyse
 
     return analyse(args)

@@ -39,7 +39,7 @@ class Text(NamedTuple):
 
 def analyse(args: Args) -> int:
     opened = opened_run.open_with_tokenizer(args)
-    name, whole = _load_text(opened, args.text)
+    name, whole = load_text(opened, args.text)
     ids = whole[: args.limit] if args.limit else whole
     segment = args.segment or opened.run.recipe.train.segment
     _require_two_segments(len(ids), segment)
@@ -68,7 +68,7 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _load_text(opened: OpenedRun, text: str | None) -> tuple[str, Tensor]:
+def load_text(opened: OpenedRun, text: str | None) -> tuple[str, Tensor]:
     """Name and token ids of the text; if unset, of the validation split that the run was trained with."""
     if text is not None:
         return "stdin" if text == STDIN else Path(text).name, opened_run.encode_text(opened.tokenizer, text)

@@ -87,10 +87,11 @@ class LoadedRun:
         return (self.model.zeros if self.start == "zeros" else self.model.init)(batch, lengths, cached)
 
 
-def open_run(run: str | Path, which: Which = "best", device: str | torch.device = "auto") -> LoadedRun:
+def open_run(run: str | Path, which: Which | int = "best", device: str | torch.device = "auto") -> LoadedRun:
     """Load a trained model as it was evaluated: with averaged weights if the run has begun to average them.
 
-    `run`: a folder, or a name under `runs`. Before the first evaluation the last checkpoint counts as the best.
+    `run`: a folder, or a name under `runs`. `which`: a checkpoint, or its step. Before the first evaluation the last
+    checkpoint counts as the best.
     """
     path = find_run(run)
     header = load_header(path)
@@ -163,7 +164,9 @@ def export_run(run: Path, target: Path, which: Which = "best", half: bool = Fals
     return found
 
 
-def chosen_checkpoint(folder: Path, which: Which) -> Checkpoint:
+def chosen_checkpoint(folder: Path, which: Which | int) -> Checkpoint:
+    if isinstance(which, int):
+        return _load_or_name_complete(folder, which)
     found = best_checkpoint(folder) if which == "best" else last_checkpoint(folder)
     if found is None:
         raise MnemoError(f"{folder} has no whole checkpoint yet")

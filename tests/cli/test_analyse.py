@@ -26,6 +26,7 @@ from mnemo.model import ModelConfig
 from mnemo.model.positions import NoPositions
 from mnemo.report import shaded_text
 from mnemo.report.analysis_page import binned
+from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import open_run
 
 LIMIT = 60
@@ -225,3 +226,23 @@ def test_short_texts_are_ranked_by_the_gain_itself() -> None:
 def test_curves_are_means_of_neighbours() -> None:
     assert binned(np.array([1.0, 3.0, 5.0, 7.0]), first=1, most=2) == [(1.5, 2.0), (3.5, 6.0)]
     assert binned(np.array([1.0, 3.0]), most=5) == [(0.0, 1.0), (1.0, 3.0)]
+
+
+def test_growth_shows_every_kept_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, text = tiny_run(), text_file(tmp_path)
+    words = ["analyse", str(run), str(text), "--growth", "--device", "cpu", "--limit", str(LIMIT)]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = checkpoint_steps(run)
+    assert [each["step"] for each in found["steps"]] == steps and len(steps) == 2
+    assert json.loads(Path(found["saved"]).read_text())["steps"] == found["steps"]
+    assert found["steps"][0]["weights"] != found["steps"][1]["weights"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0]) for line in lines[2:-1]] == steps and lines[-1] == found["saved"]
+
+
+def test_growth_of_a_shipped_model_is_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["analyse", "novels-small", str(text_file(tmp_path)), "--growth", "--device", "cpu", "--limit", str(LIMIT)]
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3

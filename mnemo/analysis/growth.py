@@ -1,0 +1,110 @@
+"""How large the weights, residual rows, attention scores and logits of a model are: what grows before a divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mnemo.analysis.inputs import Ids, as_ids, checked_segment, empty_state
+from mnemo.model import Model, evaluating
+from mnemo.ops import Attended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Root mean squares and largest absolute values while a model reads a text."""
+
+    loss: float
+    """Nats per token, without the first one of each segment"""
+    weights: dict[str, float]
+    """Root mean square of every matrix"""
+    rows: list[float]
+    """Root mean square of the residual rows after each stage; a stage is a layer, or a group that shares a memory"""
+    largest_rows: list[float]
+    """Largest element of these rows"""
+    scores: list[float]
+    """Largest visible attention score of each layer with attention"""
+    logits: float
+    """Largest logit; with an adaptive softmax, the largest log-probability"""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sizes(model: Model, ids: Ids, *, segment: int) -> Sizes:
+    """Read a text (T,) in segments, and measure all sizes over it."""
+    text, segment = as_ids(model, ids, at_least=2), checked_segment(segment)
+    state, scores, logits, losses = empty_state(model, None), _LargestScores(), 0.0, []
+    with evaluating(model), _watching_rows(model) as rows:
+        for part in text.split(segment):
+            scores.layer = 0
+            out, state = model.observe(part[None], state, scores)
+            found = model.logits(out)[0]
+            logits = max(logits, _largest(found))
+            losses.append(nn.functional.cross_entropy(found[:-1].double(), part[1:], reduction="none"))
+    return Sizes(
+        loss=float(torch.cat(losses).mean()),
+        weights={name: _root_mean_square(weight) for name, weight in model.named_parameters() if weight.dim() > 1},
+        rows=[(stage.squares / stage.count) ** 0.5 for stage in rows],
+        largest_rows=[stage.largest for stage in rows],
+        scores=scores.largest,
+        logits=logits,
+    )
+
+
+def most_grown(now: dict[str, float], first: dict[str, float]) -> tuple[str, float]:
+    """The matrix that has grown by the largest factor, and the factor. Matrices that began as zeros are left out."""
+    factors = {name: now[name] / size for name, size in first.items() if size > 0}
+    name = max(factors, key=lambda name: factors[name])
+    return name, factors[name]
+
+
+class _LargestScores:
+    """Receives the attention of a model's layers in order."""
+
+    def __init__(self) -> None:
+        self.layer, self.largest = 0, []
+
+    def append(self, attended: Attended, /) -> None:
+        scores = torch.stack(list(attended.terms.values())).sum(0)
+        found = _largest(scores.masked_fill(~attended.visible, 0.0))
+        if self.layer == len(self.largest):
+            self.largest.append(0.0)
+        self.largest[self.layer] = max(self.largest[self.layer], found)
+        self.layer += 1
+
+
+@dataclass
+class _Rows:
+    squares: float = 0.0
+    count: int = 0
+    largest: float = 0.0
+
+    def __call__(self, module: nn.Module, args: Any, output: tuple[Tensor, Any]) -> None:
+        rows = output[0].double()
+        self.squares += float(rows.square().sum())
+        self.count += rows.numel()
+        self.largest = max(self.largest, _largest(rows))
+
+
+@contextmanager
+def _watching_rows(model: Model) -> Iterator[list[_Rows]]:
+    watched = [_Rows() for _ in model.stages]
+    with ExitStack() as hooks:
+        for stage, rows in zip(model.stages, watched, strict=True):
+            hooks.enter_context(stage.register_forward_hook(rows))  # type: ignore[arg-type]
+        yield watched
+
+
+def _largest(values: Tensor) -> float:
+    """Infinity if a value is not finite, so that the largest of several texts stays so."""
+    return float(values.abs().max().nan_to_num(nan=float("inf")))
+
+
+def _root_mean_square(weight: Tensor) -> float:
+    return float(weight.detach().double().square().mean().sqrt())
