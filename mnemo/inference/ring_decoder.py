@@ -29,9 +29,10 @@ from mnemo.memory.state import State, select
 from mnemo.model.embedding.modules import TokenEmbedding
 from mnemo.model.layers.modules import TransformerLayer
 from mnemo.model.positions import NoPositions, Relative, Rotary, Shaw
-from mnemo.ops.cuda import decode_kernels, decode_rows
+from mnemo.ops.cuda import decode_kernels, decode_rows, early_test
 from mnemo.ops.cuda.decode_attention import Table, decode_attention
 from mnemo.ops.cuda.decode_kernels import Parts, attend_parts
+from mnemo.ops.cuda.early_start import early_starts
 from mnemo.ops.rotary import rotate
 
 if TYPE_CHECKING:
@@ -234,7 +235,8 @@ class Rings:
         x = embed(self.model.embedding, tokens)
         if fused_layers.suit(self.model, self.projections[0], x):
             activation, attend = self.model.config.activation, self._attend_in_parts
-            x = run_layers(self.layers, self.projections, attend, activation, x[:, 0])[:, None]
+            with early_starts(early_test.works(x.device, x.dtype)):  # the embedding's kernel has a normal start
+                x = run_layers(self.layers, self.projections, attend, activation, x[:, 0])[:, None]
         else:
             for index, layer in enumerate(self.layers):
                 x = layer.finish(x, self._attend(index, layer, x)[:, None])

@@ -26,6 +26,8 @@ from mnemo.ops.cuda.decode_attention import Table
 from mnemo.ops.cuda.decode_kernels import Parts
 from mnemo.ops.cuda.decode_projection import Norm, project, project_normed, project_parts
 from mnemo.ops.cuda.dispatch import fused_attention
+from mnemo.ops.cuda.early_start import CAPABILITY, early_starts
+from mnemo.ops.cuda.early_test import layer_chain
 from mnemo.ops.cuda.place_heads import place_heads
 from mnemo.training.muon import step_in_kernels
 
@@ -35,6 +37,8 @@ SEARCHED: set[str] = set()
 HALF = torch.bfloat16
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 """Largest shared memory of a program, by compute capability (CUDA programming guide, technical specifications)"""
+STARTED_EARLY: set[str] = set()
+"""Kernels that let the next one start, wait, and store only after that"""
 MASKS = {
     "causal": Causal(),
     "lengths": Causal(),
@@ -69,6 +73,8 @@ def compile_instead_of_running(capability: int) -> None:
         COMPILED.add(self.fn.__name__)
         if kernel.metadata.shared > memory:
             raise SystemExit(f"{self.fn.__name__} needs {kernel.metadata.shared} bytes of shared memory, not {memory}")
+        if options.get("EARLY"):
+            check_early_start(self.fn.__name__, kernel.asm["ptx"])
         if capability == 90 and "wgmma" in kernel.asm["ptx"]:
             search(self.fn.__name__, disassembled(kernel))
 
@@ -90,6 +96,13 @@ def search(name: str, sass: str) -> None:
         SEARCHED.add(name)
     if problems := overwritten(sass):
         raise SystemExit(f"{name}: {problems[0]}")
+
+
+def check_early_start(name: str, ptx: str) -> None:
+    first_store = ptx.find("st.global")
+    if not 0 < ptx.find("griddepcontrol.launch_dependents") < ptx.find("griddepcontrol.wait") < first_store:
+        raise SystemExit(f"{name} stores before the kernel before it has ended")
+    STARTED_EARLY.add(name)
 
 
 def compile_attention(
@@ -134,6 +147,16 @@ def compile_decoding(dtype: torch.dtype, size: int) -> None:
     cursors, lengths = torch.zeros(5, 4, 3, dtype=torch.int64), torch.ones(4, 1, dtype=torch.int64)
     places, slots, valid, limits, counts = cursors
     decode_rows.advance(places, slots, valid, limits, counts, lengths, lengths, 8)
+
+
+def compile_early_starts(dtype: torch.dtype) -> None:
+    """The chain of kernels that tests early starts; none of them may wait after its first store."""
+    for batch in (1, 16):
+        with early_starts(True):
+            layer_chain(torch.device("cpu"), dtype, batch)()
+    missing = {"_attend_part", "_put_together", "_project_row", "_project_rows"} - STARTED_EARLY
+    if missing:
+        raise SystemExit(f"{', '.join(sorted(missing))} cannot start early")
 
 
 def compile_projections(zeros: Callable[..., torch.Tensor]) -> None:
@@ -211,6 +234,8 @@ if __name__ == "__main__":
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
     compile_at_once(16)
     compile_decoding(HALF, 64)
+    if int(sys.argv[1]) >= 10 * CAPABILITY[0]:
+        compile_early_starts(HALF)
     compile_rows(HALF, 128, "layer", "relu", 0.1)
     compile_heads(HALF, 64)
     compile_muon((256, 128), 2)

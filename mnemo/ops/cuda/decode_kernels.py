@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mnemo.errors import one_line
+from mnemo.ops.cuda import early_start
 
 if TYPE_CHECKING:
     from mnemo.ops.cuda.decode_attention import Table
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 try:
     import triton  # type: ignore[import-not-found]
     import triton.language as tl  # type: ignore[import-not-found]
+
+    from mnemo.ops.cuda.early_start import let_next_start, prefetch, wait_for_previous
 except ImportError:
     triton = None
 
 INTERPRETED = False
 """Whether kernels of decoding run on every device: tests of these kernels set it, with Triton's interpreter."""
 LARGEST_PARTS = 32
+PIECE_BYTES = 512
+PREFETCHED_PIECES = 32
+"""Pieces of the keys and of the values of a text that a program with an early start prefetches"""
 LOG2_E = 1.4426950408889634
 LARGEST_HEAD = 256
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -97,6 +103,7 @@ def suit(ring: Tensor) -> bool:
 if triton is not None:
     LOWEST = tl.constexpr(-1e30)
     """Below every score, and finite: differences stay numbers."""
+    PIECE = tl.constexpr(PIECE_BYTES)
 
     @triton.jit
     def _load_tile(
@@ -167,12 +174,39 @@ if triton is not None:
         return above, total, context
 
     @triton.jit
+    def _prefetch_ring(
+        ring_ptr,
+        slots_ptr,
+        head,
+        heads,
+        start,
+        end,
+        num_slots,
+        values_at,
+        batch,
+        D: tl.constexpr,
+        GROUP: tl.constexpr,
+        AHEAD: tl.constexpr,
+    ):
+        """Prefetch keys and values of a program's texts, for AHEAD distances from `start` on."""
+        KEYS: tl.constexpr = PIECE // (ring_ptr.dtype.element_ty.primitive_bitwidth // 8 * D)
+        place = tl.arange(0, 2 * GROUP * (AHEAD // KEYS))
+        text = tl.minimum(tl.program_id(2) * GROUP + place // 2 % GROUP, batch - 1)
+        column = tl.minimum(start + place // (2 * GROUP) * KEYS, end - 1)
+        index = column + tl.load(slots_ptr + text).to(tl.int32) + 1
+        index = tl.minimum(tl.where(index >= num_slots, index - num_slots, index), num_slots - KEYS)
+        row = (text * heads + head).to(tl.int64) * num_slots + index
+        prefetch(ring_ptr + (row * D + (place % 2) * values_at), PIECE)
+
+    @triton.jit
     def _attend_part(
         q_ptr, k_ptr, v_ptr, ring_ptr, r_ptr, u_ptr, w_ptr, bias_ptr, slots_ptr, limits_ptr, sums_ptr, stats_ptr,
         out_ptr, scale, batch, num_slots, part_size, values_at, stride_q, stride_k, stride_v,
         D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, HAS_R: tl.constexpr,
         HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_BIAS: tl.constexpr, ONE_PART: tl.constexpr, STAGES: tl.constexpr,
+        EARLY: tl.constexpr, AHEAD: tl.constexpr,
     ):  # fmt: skip
+        let_next_start(EARLY)
         part, head = tl.program_id(0), tl.program_id(1)
         num_parts, heads = tl.num_programs(0), tl.num_programs(1)
         texts = tl.program_id(2) * GROUP + tl.arange(0, GROUP)
@@ -192,6 +226,11 @@ if triton is not None:
         keys, values, r = _load_tile(
             rings_ptr, head_r_ptr, slots3, limits3, begin, end, num_slots, values_at, lanes, dims3, inside3, D, HAS_R
         )
+        if AHEAD:
+            _prefetch_ring(
+                ring_ptr, slots_ptr, head, heads, begin + BLOCK_N, end, num_slots, values_at, batch, D, GROUP, AHEAD
+            )
+        wait_for_previous(EARLY)
         vector = head * D + dims
         known = there[:, None] & inside[None, :]
         q = tl.load(q_ptr + texts[:, None] * stride_q + vector[None, :], mask=known, other=0.0).to(tl.float32)
@@ -258,7 +297,10 @@ if triton is not None:
         D: tl.constexpr,
         BLOCK_D: tl.constexpr,
         BLOCK_S: tl.constexpr,
+        EARLY: tl.constexpr,
     ):
+        let_next_start(EARLY)
+        wait_for_previous(EARLY)
         row_head = tl.program_id(0)
         dims, parts = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
         inside, there = dims < D, parts < num_parts
@@ -326,6 +368,7 @@ def put_together(parts: Parts, batch: int, dtype: torch.dtype) -> Tensor:
         D=size,
         BLOCK_D=power_of_two(size),
         BLOCK_S=power_of_two(num_parts),
+        **early_start.launch_options(),
     )
     return out
 
@@ -351,6 +394,7 @@ def attend_parts(
     sums = torch.empty(count, size, dtype=torch.float32, device=ring.device)
     stats = torch.empty(count, 2, dtype=torch.float32, device=ring.device)
     out = torch.empty(batch if parts == 1 else 0, heads * size, dtype=ring.dtype, device=ring.device)
+    early = early_start.launch_options(*table)
     kernel = cast(Any, _attend_part)
     kernel[(parts, heads, -(-batch // group))](
         q,
@@ -381,9 +425,19 @@ def attend_parts(
         HAS_BIAS=table.bias is not None,
         ONE_PART=parts == 1,
         STAGES=stages,
+        AHEAD=_prefetched(ring, part_size - block) if early["EARLY"] else 0,
         num_warps=warps,
+        **early,
     )
     return out if parts == 1 else Parts(sums, stats, parts)
+
+
+def _prefetched(ring: Tensor, further: int) -> int:
+    """Distances of a part that are prefetched while the program waits; `further`: those after the first tile."""
+    size = ring.shape[-1] * ring.element_size()
+    fits = PIECE_BYTES % size == 0 and size % 16 == 0 and ring.shape[3] * size >= PIECE_BYTES
+    pieces = min(PREFETCHED_PIECES, further * size // PIECE_BYTES) if fits else 0
+    return 0 if pieces < 1 else (1 << (pieces.bit_length() - 1)) * PIECE_BYTES // size
 
 
 def _heads_together(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mnemo.errors import one_line
-from mnemo.ops.cuda import decode_kernels
+from mnemo.ops.cuda import decode_kernels, early_start
 from mnemo.ops.cuda.decode_kernels import TOLERANCE, Parts, power_of_two, supports, trusted
 
 try:
@@ -24,6 +24,7 @@ try:
     import triton.language as tl  # type: ignore[import-not-found]
 
     from mnemo.ops.cuda.decode_kernels import LOWEST
+    from mnemo.ops.cuda.early_start import let_next_start, prefetch, wait_for_previous
 except ImportError:
     triton = None
 
@@ -205,8 +206,10 @@ if triton is not None:
         KEEP_SUM: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         ACTIVATION: tl.constexpr,
+        EARLY: tl.constexpr,
     ):
         """One row, multiplied without tensor cores."""
+        let_next_start(EARLY)
         row = tl.program_id(1)
         at, outs = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         wanted = (outs < N)[:, None] & (at < K)[None, :]
@@ -217,11 +220,14 @@ if triton is not None:
         if SOURCE == "norm":
             rows = row + tl.arange(0, 1)
             gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
+            wait_for_previous(EARLY)
             x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
             x = _normed_rows(x, gain, shift, carry_ptr, rows, batch, eps, K, BLOCK_K, HAS_SHIFT, KEEP_SUM)
         elif SOURCE == "parts":
+            wait_for_previous(EARLY)
             x = _contexts(sums_ptr, stats_ptr, row, num_parts, HEAD, K, BLOCK_K, BLOCK_S)
         else:
+            wait_for_previous(EARLY)
             x = tl.load(x_ptr + row * K + at, mask=at < K, other=0.0)[None, :]
         x = x.to(weight_ptr.dtype.element_ty).to(tl.float32)
         y += tl.sum(weight.to(tl.float32) * x, 1)
@@ -252,8 +258,11 @@ if triton is not None:
         KEEP_SUM: tl.constexpr,
         HAS_BIAS: tl.constexpr,
         ACTIVATION: tl.constexpr,
+        EARLY: tl.constexpr,
+        PREFETCHED: tl.constexpr,
     ):
         """Several rows. Each warp multiplies its part of the inputs, so that no warp has a long chain of products."""
+        let_next_start(EARLY)
         rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
         outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         part = tl.arange(0, PARTS)[:, None, None] * (BLOCK_K // PARTS)
@@ -261,11 +270,15 @@ if triton is not None:
         weights_ptr = weight_ptr + outs[None, None, :] * K
         inside = (outs < N)[None, None, :]
         if SOURCE == "norm":
-            x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
+            if not EARLY:
+                x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
             weight = tl.load(weights_ptr + inner, mask=(inner < K) & inside, other=0.0)
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + outs, mask=outs < N, other=0.0)
-            gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)
+            gain, shift = _gain_and_shift(gain_ptr, shift_ptr, K, BLOCK_K, HAS_SHIFT)  # type: ignore[misc]
+            if EARLY:
+                wait_for_previous(EARLY)
+                x = _residual_sums(x_ptr, branch_ptr, carry_ptr, rows, batch, K, BLOCK_K, HAS_BRANCH)
             x = _normed_rows(x, gain, shift, carry_ptr, rows, batch, eps, K, BLOCK_K, HAS_SHIFT, KEEP_SUM)
             x = x.to(weight_ptr.dtype.element_ty)
             x = tl.permute(tl.reshape(x, (BLOCK_M, PARTS, BLOCK_K // PARTS)), (1, 0, 2))
@@ -276,6 +289,13 @@ if triton is not None:
             rows_ptr = x_ptr + rows[None, :, None] * K
             if HAS_BIAS:
                 bias = tl.load(bias_ptr + outs, mask=outs < N, other=0.0)
+            if PREFETCHED:
+                # All weights of the program, which lie together; the programs of further rows have the same weights.
+                LINES: tl.constexpr = BLOCK_N * K // PREFETCHED
+                first = tl.program_id(0) * BLOCK_N * K + tl.arange(0, LINES) * PREFETCHED
+                item_bytes: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
+                prefetch(weight_ptr + tl.minimum(first, N * K - PREFETCHED), PREFETCHED * item_bytes)
+            wait_for_previous(EARLY)
             products = tl.zeros((PARTS, BLOCK_M, BLOCK_N), tl.float32)
             # In a loop, loads go to shared memory ahead; otherwise few of them are under way at the same time.
             for start in tl.range(0, K, BLOCK_K, num_stages=4):
@@ -344,6 +364,7 @@ def _product(rows: _Rows, weight: Tensor, bias: Tensor | None, activation: Activ
         "KEEP_SUM": rows.keep_sum,
         "HAS_BIAS": bias is not None,
         "ACTIVATION": activation,
+        **early_start.launch_options(weight, bias, gain, shift),
     }
     launch = _multiply_row if rows.batch == 1 or rows.parts is not None else _multiply_rows
     launch(rows, (*inputs, carry), outputs, options)
@@ -380,6 +401,7 @@ def _multiply_rows(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], o
     if rows.kind == "plain":
         block_k = min(1024 // outputs[0].element_size(), block_k // 4)
     block_k = max(16 * WARPS, block_k)
+    early = options["EARLY"] and rows.kind == "plain"
     cast(Any, _project_rows)[(-(-options["N"] // OUTPUTS), -(-rows.batch // ROW_BLOCK))](
         *inputs,
         *outputs,
@@ -387,9 +409,16 @@ def _multiply_rows(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], o
         BLOCK_M=ROW_BLOCK,
         BLOCK_N=OUTPUTS,
         PARTS=WARPS,
+        PREFETCHED=_prefetched(options["K"], outputs[0].element_size()) if early else 0,
         num_warps=WARPS,
         **options,
     )
+
+
+def _prefetched(width: int, item_bytes: int) -> int:
+    """Weights that each thread of a program prefetches; 0 if those of a program cannot be divided evenly."""
+    share = OUTPUTS * width // (32 * WARPS)
+    return share if width == power_of_two(width) and share * item_bytes % 16 == 0 else 0
 
 
 def _floor_power_of_two(value: int) -> int:
