@@ -382,7 +382,9 @@ def evaluating(model: Model) -> Iterator[None]:
 def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the model's attention cannot run in fused kernels on a device; None if it can."""
     ahead = config.tokens.ahead if config.tokens is not None and config.tokens.blocks else "signed"
-    refused = call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim)
+    memories = config.memory.memories(config.num_layers)
+    causal = config.tokens is None and all(memory.traits.key_value_cache for memory in memories)
+    refused = call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim, spans=not causal)
     if refused is None:
         heads_obstacle(device, dtype, config.head_dim)  # tests these kernels too, which is impossible while compiling
     return refused

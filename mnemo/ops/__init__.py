@@ -116,16 +116,17 @@ def _is_fused(impl: Implementation, q: Tensor, r: Tensor | None, bias: Tensor | 
     """Whether kernels support this call. If not, one warning tells why, on a GPU or if they were requested."""
     refused = call_obstacle(r is not None, bias is not None, mask.ahead)
     if refused is None:
-        refused = (_interpreter_obstacle if impl == "fused" else kernel_obstacle)(q.device, q.dtype, q.shape[-1])
+        obstacle = _interpreter_obstacle if impl == "fused" else kernel_obstacle
+        refused = obstacle(q.device, q.dtype, q.shape[-1], not isinstance(mask, Causal))
     if refused is not None and (impl == "fused" or q.is_cuda):
         _warn_once(refused)
     return refused is None
 
 
-def _interpreter_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+def _interpreter_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int, spans: bool) -> str | None:
     """As `kernel_obstacle`, except that kernels run on every device in Triton's interpreter, which tests use."""
     if not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1":
-        return kernel_obstacle(device, dtype, head_dim)
+        return kernel_obstacle(device, dtype, head_dim, spans)
     from mnemo.ops.cuda.dispatch import heads_obstacle
 
     return heads_obstacle(dtype, head_dim)
@@ -150,12 +151,15 @@ def call_obstacle(has_positions: bool, has_bias: bool, ahead: Ahead) -> str | No
     return None
 
 
-def kernel_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why attention does not run in fused kernels; None if it does. The first call for a device tests them."""
+def kernel_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int, spans: bool = True) -> str | None:
+    """Why attention does not run in fused kernels; None if it does. The first call for a device tests them.
+
+    `spans`: whether there are masks other than causal ones, which have kernels of their own.
+    """
     if device.type != "cuda":
         return f"fused kernels need a CUDA device, not {device.type}"
     if not HAS_TRITON:
         return "Triton is not installed"
     from mnemo.ops.cuda.dispatch import kernel_obstacle as tested_obstacle
 
-    return tested_obstacle(device, dtype, head_dim)
+    return tested_obstacle(device, dtype, head_dim, spans)

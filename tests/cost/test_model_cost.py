@@ -142,7 +142,7 @@ def test_info_says_which_attention_is_taken_and_why(monkeypatch: pytest.MonkeyPa
     assert "plain PyTorch" in attention_path(recipe.model, half) and "CUDA" in attention_path(recipe.model, half)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
-    def refused(device: object, dtype: torch.dtype, size: int) -> str | None:
+    def refused(device: object, dtype: torch.dtype, size: int, spans: bool = True) -> str | None:
         return None if size == 64 else f"{dtype} {size}"
 
     monkeypatch.setattr("mnemo.model.model.kernel_obstacle", refused)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from helpers.marks import FURTHER, few
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from mnemo.memory.lookahead import Lookahead
+from mnemo.memory.memory_tokens import MemoryTokens
+from mnemo.memory.plan import Plan
+from mnemo.model import ModelConfig, attention_obstacle
 from mnemo.ops import Blocks, Causal, KeyLimit, Mask, call_obstacle, kernel_obstacle, relative_attention
 from mnemo.ops.cuda import decode_kernels, decode_projection
 from mnemo.ops.cuda.decode_attention import decode_attention_plain
@@ -454,6 +459,56 @@ def test_kernels_that_err_are_not_trusted(monkeypatch, error):
     with pytest.warns(UserWarning, match="going on slower"):
         assert dispatch.device_obstacle(DEVICE, torch.float32, 16)
     assert str(error) in (dispatch.device_obstacle(DEVICE, torch.float32, 16) or "")  # said once
+
+
+def test_kernels_for_spans_are_tested_only_where_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[str] = []
+
+    def errors(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> dict[str, float]:
+        kinds.append(kind)
+        return {"out": 0.0}
+
+    monkeypatch.setattr(dispatch, "_errors", errors)
+    monkeypatch.setattr(dispatch, "OFF", None)
+    monkeypatch.setattr(dispatch, "_tested", set())
+    monkeypatch.setenv("MNEMO_TEST_KERNELS", "1")
+    monkeypatch.setattr(dispatch, "note_passed", lambda *test: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert dispatch.kernel_obstacle(DEVICE, torch.float32, 16, spans=False) is None
+    assert kinds == ["causal"]
+    assert dispatch.kernel_obstacle(DEVICE, torch.float32, 16) is None
+    assert kinds == ["causal", "spans"]
+
+
+@pytest.mark.parametrize(
+    ("change", "spans"),
+    [({}, False), ({"memory": Plan(long=Lookahead(length=4))}, True), ({"tokens": MemoryTokens(num=2)}, True)],
+)
+def test_a_model_of_plain_memories_needs_no_kernels_for_spans(
+    change: dict[str, Any], spans: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr("mnemo.model.model.kernel_obstacle", lambda *call, spans: asked.append(spans) or "none here")
+    config = ModelConfig(vocab_size=8, num_layers=2, dim=32, num_heads=2, head_dim=16, inner_dim=32, **change)
+    assert attention_obstacle(config, DEVICE, torch.float32) == "none here"
+    assert asked == [spans]
+
+
+def test_launchers_are_made_in_the_threads_that_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mnemo.ops.cuda import compile_together
+
+    made: list[tuple[str, int]] = []
+
+    class Card:
+        @staticmethod
+        def launcher_cls(src: str, metadata: int) -> None:
+            made.append((src, metadata))
+            raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(compile_together, "driver", SimpleNamespace(active=Card))
+    with compile_together.CompileThreads(2) as threads:
+        kernel = threads.submit(lambda source: SimpleNamespace(src=source, metadata=3), "code").result()
+    assert kernel.src == "code" and made == [("code", 3)]
 
 
 def test_every_call_draws_a_seed_of_its_own_when_compiled() -> None:

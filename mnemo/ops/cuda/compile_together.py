@@ -1,7 +1,8 @@
 """Compile the kernels of forward and backward pass at the same time, before the first call that needs them.
 
 Triton compiles a kernel when it is first launched, one after the other. Here all launches of a call are gone through
-without running any kernel, and their compilers run in threads: they do not hold Python's lock.
+without running any kernel, and their compilers run in threads: they do not hold Python's lock. Triton also translates C
+code that launches a kernel, when it is first launched; here the same threads do that too.
 """
 
 # pyright: basic
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mnemo.ops.cuda import launch
@@ -47,6 +49,20 @@ def compile_attention(call: Arguments) -> None:
         launch.differentiate(call, out, lse, scores if keep else None, out, None)
 
 
+class CompileThreads(ThreadPoolExecutor):
+    """Threads that compile kernels, each with the code that launches it."""
+
+    def submit(self, compiled: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        return super().submit(lambda: _with_launcher(compiled(*args, **options)))
+
+
+def _with_launcher(kernel: Any) -> Any:
+    """The kernel, whose launcher is in Triton's cache from now on."""
+    with suppress(Exception):  # it is made again, and an error reported, where the kernel is launched
+        cast(Any, driver.active).launcher_cls(kernel.src, kernel.metadata)
+    return kernel
+
+
 @contextmanager
 def launches_only_compile() -> Iterator[None]:
     """Launches by this thread compile their kernels, at the same time, and do not run them."""
@@ -58,7 +74,7 @@ def launches_only_compile() -> Iterator[None]:
     assert AsyncCompileMode is not None
     JITFunction.run = compile_or_run
     try:
-        with ThreadPoolExecutor(os.cpu_count() or 1) as threads, AsyncCompileMode(threads, ignore_errors=True):
+        with CompileThreads(os.cpu_count() or 1) as threads, AsyncCompileMode(threads, ignore_errors=True):
             yield
     finally:
         JITFunction.run = run
