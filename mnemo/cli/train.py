@@ -61,6 +61,7 @@ from mnemo.config import to_json
 from mnemo.errors import CheckFailed, MnemoError
 from mnemo.recipes.presets import format_presets
 from mnemo.recipes.recipe import Recipe
+from mnemo.start import starting
 from mnemo.storage.overrides import Rates, differences
 from mnemo.storage.run_header import RECIPE, RUN_NAME, RUNS, find_run, load_header
 from mnemo.training import Unwatched
@@ -127,7 +128,8 @@ class Resume:
 
 def main(argv: list[str]) -> int:
     try:
-        return _main(argv)
+        with starting():
+            return _main(argv)
     except RankError:
         raise
     except MnemoError as error:

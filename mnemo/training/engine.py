@@ -21,6 +21,7 @@ from mnemo.inference.cuda_graph import CudaRecorder, Recorder
 from mnemo.memory.state import State
 from mnemo.model import Model, attention_obstacle, rows_obstacle
 from mnemo.recipes.recipe import TrainConfig
+from mnemo.start import started
 from mnemo.training.compiled_loss import CompiledLoss, against_compiling, is_adaptive, with_fixed_bins
 from mnemo.training.half_weights import MOST_SEGMENTS, HalfWeights
 from mnemo.training.mean_norm import MeanNorm
@@ -171,6 +172,7 @@ class Engine:
         must be set.
         """
         self.prepare(inputs, states)
+        started()
         set_learning_rate(self.optimizer, lr)
         if self.device.type == "cuda":
             inputs = inputs.map(pinned)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mnemo.errors import MnemoError
+from mnemo.start import starting
 
 SECONDS = 400
 """Limit of one process."""
@@ -83,4 +84,5 @@ def first_step(device: str, miniature: bool, begin: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(first_step(sys.argv[1], sys.argv[2] == "1", float(sys.argv[3]))))
+    with starting():  # as `mnemo train` does
+        print(json.dumps(first_step(sys.argv[1], sys.argv[2] == "1", float(sys.argv[3]))))
