@@ -32,6 +32,7 @@ from mnemo.training.processes import Alone, AnyWorld
 from mnemo.training.recovery import Recovery
 from mnemo.training.rollbacks import rate_factor
 from mnemo.training.run_progress import Best, Progress
+from mnemo.training.start_ahead import start_ahead
 from mnemo.training.stop_signals import Interrupted, Stop
 from mnemo.training.training_log import PendingStep, TrainingLog
 from mnemo.training.update_guard import UpdateGuard
@@ -76,7 +77,8 @@ class Trainer:
         self.world = world = world or Alone()
         self.device = device = world.device(config.device)
         torch.manual_seed(config.seed)
-        self.model = model = build_model(header.recipe.model, config.precision).train()
+        with start_ahead(device, config):
+            self.model = model = build_model(header.recipe.model, config.precision).train()
         self.rows = Rows.of(world, config.batch)
         empty = fresh_states(model, len(self.rows), config.accumulate, state_dtype(config.precision))
         choose_loss = partial(choose_forward, model, config, device, uneven=uneven, note=monitor.note)

@@ -21,6 +21,7 @@ from mnemo.storage.weights import build_model, pick_device
 from mnemo.training.engine import Engine
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.precision import gradient_scaler, state_dtype
+from mnemo.training.start_ahead import start_ahead
 from mnemo.training.update_input import UpdateInput, after_update
 from mnemo.training.weight_update import Update, fresh_states
 
@@ -80,7 +81,8 @@ class RandomUpdates:
     ) -> None:
         self.device = pick_device(config.device)
         torch.manual_seed(config.seed)
-        built = build_model(model, config.precision).to(self.device).train()
+        with start_ahead(self.device, config):
+            built = build_model(model, config.precision).to(self.device).train()
         scaler = gradient_scaler(config.precision, self.device)
         optimizer = build_optimizer(built, config.optimizer)
         self.engine = Engine(built, optimizer, config, scaler=scaler, recorder=recorder)
