@@ -99,8 +99,9 @@ def search(name: str, sass: str) -> None:
 
 
 def check_early_start(name: str, ptx: str) -> None:
-    first_store = ptx.find("st.global")
-    if not 0 < ptx.find("griddepcontrol.launch_dependents") < ptx.find("griddepcontrol.wait") < first_store:
+    if "griddepcontrol.launch_dependents" not in ptx:
+        raise SystemExit(f"{name} does not let the next kernel start")
+    if not 0 < ptx.find("griddepcontrol.wait") < ptx.find("st.global"):
         raise SystemExit(f"{name} stores before the kernel before it has ended")
     STARTED_EARLY.add(name)
 

@@ -2,7 +2,7 @@
 
 A chain of short kernels spends much of its time on launches, and on waiting for the first loads of each kernel. With an
 early start, the programs of a kernel are on the card while the kernels before it still run. They load what these do not
-write (weights, keys and values of earlier tokens), and then wait. Every kernel lets the next one start with its first
+write (weights, keys and values of earlier tokens), and then wait. A short kernel lets the next one start with its first
 instruction, so several of them may be waiting at the same time.
 
 What may be read before waiting is what was written before the last kernel with a normal start. All stores come after
