@@ -185,12 +185,31 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 def iterated(x: Tensor) -> Tensor:
     """Newton and Schulz's iteration of matrices (N, R, C) with norms of at most 1."""
-    a, b, c = COEFFICIENTS
+    step = squared_step if x.is_cuda else plain_step
     for _ in range(ITERATIONS):
-        square = x @ x.mT
-        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
+        x = step(x)
     return x
+
+
+def plain_step(x: Tensor) -> Tensor:
+    a, b, c = COEFFICIENTS
+    square = x @ x.mT
+    polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+    return torch.baddbmm(x, polynomial, x, beta=a)
+
+
+def squared_step(x: Tensor) -> Tensor:
+    """The same as a + bs + cs^2 = (cs + b/2)^2 / c + a - b^2 / 4c, for s = x x^T.
+
+    A product that adds another matrix first copies that matrix; here numbers are added to diagonals only.
+    """
+    a, b, c = COEFFICIENTS
+    shape = (len(x), x.shape[1], x.shape[1])
+    root = x.new_empty(shape).baddbmm_(x, x.mT, beta=0, alpha=c)
+    root.diagonal(dim1=1, dim2=2).add_(b / 2)
+    polynomial = x.new_empty(shape).baddbmm_(root, root, beta=0, alpha=1 / c)
+    polynomial.diagonal(dim1=1, dim2=2).add_(a - b * b / (4 * c))
+    return polynomial @ x
 
 
 def kernels_fit(tensors: Sequence[Tensor]) -> bool:

@@ -70,6 +70,26 @@ def test_stacked_matrices_are_made_orthogonal_apart() -> None:
     assert_close(together, torch.cat(apart))
 
 
+@pytest.mark.parametrize("shape", [(2, 8, 8), (3, 6, 20), (1, 3, 24)])
+def test_the_step_without_copies_is_the_same_polynomial(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    x = x / x.flatten(1).norm(dim=1)[:, None, None]
+    for _ in range(ITERATIONS):
+        assert_close(muon.squared_step(x), muon.plain_step(x))
+        x = muon.plain_step(x)
+    assert torch.equal(muon.squared_step(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 64), (2, 64, 160)])
+def test_the_step_without_copies_rounds_no_worse_than_a_gpu_may(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    x = (x / x.flatten(1).norm(dim=1)[:, None, None]).bfloat16()
+    exact, found = x.double(), x
+    for _ in range(ITERATIONS):
+        exact, found = muon.plain_step(exact), muon.squared_step(found)
+    assert float((found.double() - exact).norm() / exact.norm()) < muon.TOLERANCE
+
+
 def test_nothing_comes_of_nothing() -> None:
     assert torch.equal(orthogonal(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 
