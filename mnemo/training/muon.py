@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from torch import (
     _foreach_lerp_,  # type: ignore[attr-defined]
     _foreach_mul_,  # type: ignore[attr-defined]
     _foreach_norm,  # type: ignore[attr-defined]
+    nn,
 )
 from torch.optim.adam import adam
 
@@ -39,6 +40,10 @@ LEAST_SIZE = 1e-2
 """Weights count as at least this large on average where steps are limited to a share of them."""
 
 
+GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of gradients that the kernels read"""
+Clip = tuple[Tensor, float] | None
+"""The norm of all gradients, (), and its limit: they are multiplied by min(1, limit / (norm + 1e-6))"""
 TOLERANCE = 5e-2
 """Of the test of kernels: bf16 is rounded at other places, and small singular values grow by the iteration"""
 
@@ -70,24 +75,47 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is None, "the loss is computed outside"
+        self._step({}, None)
+
+    @torch.no_grad()
+    def clipped_step(self, halves: Mapping[Tensor, Tensor], limit: float | None) -> Tensor:
+        """Clip all gradients and take a step; return their norm before. `halves`: gradients of some matrices in half
+        precision, which have no other one. The kernels read and clip them, without a pass of its own for either."""
+        for parameter in [p for p, half in halves.items() if not half.is_contiguous() or half.data_ptr() % 16]:
+            parameter.grad = wide(halves[parameter], parameter)
+        halves = {parameter: half for parameter, half in halves.items() if parameter.grad is None}
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = total_norm([*grads, *halves.values()])
+        if limit is None:
+            self._step(halves, None)
+            return norm
+        by_adam = [p for group in self.param_groups if group["parts"] is None for p in group["params"]]
+        nn.utils.clip_grads_with_norm_(by_adam, limit, norm)
+        self._step(halves, (norm, limit))
+        return norm
+
+    def _step(self, halves: Mapping[Tensor, Tensor], clip: Clip) -> None:
         for group in self.param_groups:
             if group["parts"] is None:
                 self._adam(group)
             else:
-                self._muon(group)
+                self._muon(group, halves, clip)
 
-    def _muon(self, group: dict[str, Any]) -> None:
-        pairs = zip(group["params"], group["parts"], strict=True)
-        used = [(parameter, parts) for parameter, parts in pairs if parameter.grad is not None]
+    def _muon(self, group: dict[str, Any], halves: Mapping[Tensor, Tensor], clip: Clip) -> None:
+        found = [(p, halves.get(p, p.grad), parts) for p, parts in zip(group["params"], group["parts"], strict=True)]
+        used = [(parameter, grad, parts) for parameter, grad, parts in found if grad is not None]
         if not used:
             return
-        params, parts = [parameter for parameter, _ in used], [count for _, count in used]
-        grads = [parameter.grad for parameter in params]
+        params, grads, parts = (list(column) for column in zip(*used, strict=True))
         momenta = [self._slot(parameter, "momentum") for parameter in params]
-        if self.update_clip is None and kernels_fit([*params, *grads, *momenta]):
+        if self.update_clip is None and kernels_fit([*params, *momenta], grads):
             numbers = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
-            step_in_kernels(params, grads, momenta, parts, **numbers)
+            step_in_kernels(params, grads, momenta, parts, **numbers, clip=clip)
             return
+        grads = [wide(grad, parameter) for parameter, grad in zip(params, grads, strict=True)]
+        if clip is not None:
+            norm, limit = clip
+            _foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
         _foreach_lerp_(momenta, grads, 1 - group["momentum"])
         ahead = _foreach_lerp(grads, momenta, group["momentum"])  # Nesterov's
         updates = orthogonal_updates(ahead, parts)
@@ -133,6 +161,22 @@ class Muon(torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
         return state["step"]
+
+
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """The norm of all numbers of tensors, in single precision or better."""
+    kinds: dict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        kinds[tensor.dtype].append(tensor)
+    norms = []
+    for dtype, members in kinds.items():
+        norms += _foreach_norm(members, 2, torch.promote_types(dtype, torch.float32))
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def wide(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the type and with the strides of its parameter."""
+    return gradient if gradient.dtype == parameter.dtype else torch.empty_like(parameter).copy_(gradient)
 
 
 def limits(params: list[Tensor], updates: list[Tensor], lr: float | Tensor, share: float) -> list[Tensor]:
@@ -212,14 +256,19 @@ def squared_step(x: Tensor) -> Tensor:
     return polynomial @ x
 
 
-def kernels_fit(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels for a GPU take these weights, gradients and momenta."""
-    first = tensors[0]
-    if not (HAS_TRITON and first.is_cuda):
+def kernels_fit(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
+    """Whether the kernels for a GPU take these weights and momenta, and gradients in single or half precision."""
+    if not (HAS_TRITON and tensors[0].is_cuda):
         return False
     from mnemo.ops.cuda.muon_kernels import takes
 
-    return all(takes(tensor) for tensor in tensors) and TEST.obstacle(first.device, torch.float32, 0) is None
+    fit = all(map(takes, tensors)) and all(takes(gradient, GRADIENTS) for gradient in gradients)
+    return fit and kernels_work(tensors[0].device)
+
+
+def kernels_work(device: torch.device) -> bool:
+    """Whether there are kernels for a device, which pass their test."""
+    return HAS_TRITON and device.type == "cuda" and TEST.obstacle(device, torch.float32, 0) is None
 
 
 def step_in_kernels(
@@ -231,15 +280,16 @@ def step_in_kernels(
     lr: float | Tensor,
     momentum: float,
     weight_decay: float,
+    clip: Clip = None,
 ) -> None:
     """The step of `Muon` without limits, in two passes besides the products: hundreds of launches fewer."""
     from mnemo.ops.cuda import muon_kernels
 
-    equal: dict[tuple[torch.Size, int], list[int]] = defaultdict(list)
+    equal: dict[tuple[torch.Size, int, torch.dtype], list[int]] = defaultdict(list)
     for index, (parameter, count) in enumerate(zip(params, parts, strict=True)):
-        equal[parameter.shape, count].append(index)
+        equal[parameter.shape, count, grads[index].dtype].append(index)
     together: dict[tuple[int, int], list[Equal]] = defaultdict(list)
-    for (shape, count), indices in equal.items():
+    for (shape, count, _), indices in equal.items():
         rows, columns = shape[0] // count, shape[1]
         together[min(rows, columns), max(rows, columns)].append(Equal(indices, count, rows, columns))
     for shape, members in together.items():
@@ -248,7 +298,7 @@ def step_in_kernels(
         norms = []
         for each, out in zip(members, x.split(sizes), strict=True):
             own = [grads[index] for index in each.indices], [momenta[index] for index in each.indices]
-            norms.append(muon_kernels.write_directions(*own, each.parts, momentum, out))
+            norms.append(muon_kernels.write_directions(*own, each.parts, momentum, out, clip))
         x.div_(torch.cat(norms).clamp(min=torch.finfo(torch.float32).tiny)[:, None, None])
         for each, updates in zip(members, iterated(x).split(sizes), strict=True):
             own = [params[index] for index in each.indices]
@@ -268,21 +318,29 @@ class Equal(NamedTuple):
 
 
 def _failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
-    """What is wrong with the kernels: their step is compared with the plain one, for wide and tall stacked matrices."""
+    """What is wrong with the kernels: their step is compared with the plain one, for wide and tall stacked matrices,
+    of which some have gradients in half precision, with and without clipping."""
+    norm = torch.tensor(2.0, device=device)
+    worst = max(_error(device, clip) for clip in (None, (norm, 1.0)))
+    return None if worst <= TOLERANCE else f"error {worst:.1e}"
+
+
+def _error(device: torch.device, clip: Clip) -> float:
     generator = torch.Generator().manual_seed(0)
     parts = [1, 1, 2, 1]
     shapes = [(72, 136), (136, 72), (144, 136), (72, 136)]
     drawn = [[torch.randn(shape, generator=generator).to(device) for shape in shapes] for _ in range(3)]
     params, grads, momenta = ([tensor.clone() for tensor in tensors] for tensors in drawn)
+    grads[2:] = [grad.bfloat16() for grad in grads[2:]]
     rates: dict[str, Any] = {"lr": torch.tensor(0.1, device=device), "momentum": 0.9, "weight_decay": 0.1}
-    step_in_kernels(params, grads, momenta, parts, **rates)
-    _foreach_lerp_(drawn[2], drawn[1], 1 - rates["momentum"])
-    updates = orthogonal_updates(_foreach_lerp(drawn[1], drawn[2], rates["momentum"]), parts)
+    step_in_kernels(params, grads, momenta, parts, **rates, clip=clip)
+    clipped = [grad.float() * (1.0 if clip is None else 0.5) for grad in grads]
+    _foreach_lerp_(drawn[2], clipped, 1 - rates["momentum"])
+    updates = orthogonal_updates(_foreach_lerp(clipped, drawn[2], rates["momentum"]), parts)
     pairs = list(zip(momenta, drawn[2], strict=True))
     for found, weight, update in zip(params, drawn[0], updates, strict=True):
         pairs.append((weight * (1 - 0.01) - found, 0.1 * update))
-    worst = max(float((a - b).norm() / b.norm()) for a, b in pairs)
-    return None if worst <= TOLERANCE else f"error {worst:.1e}"
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
 TEST = SelfTest("kernels for Muon", _failure)

@@ -19,7 +19,7 @@ from mnemo.data.streams import Batch
 from mnemo.inference.cuda_graph import Recorder
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
-from mnemo.training.half_adam import clipped_step, takes_half_gradients
+from mnemo.training.half_gradients import clipped_step, takes_half_gradients
 from mnemo.training.half_weights import HalfWeights
 from mnemo.training.mean_norm import MeanNorm
 from mnemo.training.optimizers import clip_gradients

@@ -192,8 +192,11 @@ def compile_heads(dtype: torch.dtype, size: int, *, norm: bool = True, rotary: b
 
 
 def compile_muon(shape: tuple[int, int], parts: int) -> None:
-    tensors = [torch.zeros(shape) for _ in range(3)]
-    step_in_kernels(tensors, tensors, tensors, [parts] * 3, lr=tensors[0][0, 0], momentum=0.9, weight_decay=0.1)
+    tensors, halves = [torch.zeros(shape) for _ in range(3)], [torch.zeros(shape, dtype=HALF) for _ in range(3)]
+    number = tensors[0][0, 0]
+    rates: dict[str, Any] = {"lr": number, "momentum": 0.9, "weight_decay": 0.1}
+    step_in_kernels(tensors, tensors, tensors, [parts] * 3, **rates)
+    step_in_kernels(tensors, halves, tensors, [parts] * 3, **rates, clip=(number, 1.0))
 
 
 def compile_adam(rate: float | torch.Tensor, limit: float | None, decoupled: bool) -> None:

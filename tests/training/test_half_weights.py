@@ -21,7 +21,7 @@ from mnemo.recipes.recipe import OptimizerConfig, TrainConfig
 from mnemo.training import engine as engine_module
 from mnemo.training import recorded_update
 from mnemo.training.engine import Engine
-from mnemo.training.half_adam import clipped_step
+from mnemo.training.half_gradients import clipped_step
 from mnemo.training.half_weights import HalfWeights, product_maps
 from mnemo.training.optimizers import build_optimizer
 from mnemo.training.update_input import UpdateInput, after_update
@@ -35,14 +35,20 @@ BINS = EmbeddingConfig(cutoffs=(3, 6))
 
 
 def trained(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], settings: dict[str, Any], *, half: bool, **more: Any
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    half: bool,
+    optimizer: OptimizerConfig = OptimizerConfig(lr=0.01),
+    **more: Any,
 ) -> list[Tensor]:
     """Losses, norms and weights of three recorded updates in bf16."""
     monkeypatch.setattr(engine_module, "MOST_SEGMENTS", 4 if half else 0)
     torch.manual_seed(0)
     model = Model(ModelConfig(**{**TINY, "dropout": DropoutConfig.published(0.1), **options})).train()
     config = TrainConfig(**{"batch": 4, "segment": 6, "precision": "bf16", "compile": False, **settings})
-    engine = Engine(model, build_optimizer(model, OptimizerConfig(lr=0.01)), config, recorder=Rerun(), **more)
+    engine = Engine(model, build_optimizer(model, optimizer), config, recorder=Rerun(), **more)
     states, random, found = fresh_states(model, 4, config.accumulate, torch.bfloat16), torch.Generator(), []
     for _ in range(3):
         text = torch.randint(11, (1 + config.bptt, 4, 7), generator=random)
@@ -95,6 +101,24 @@ def test_recorded_updates_take_steps_from_half_gradients(name: str, monkeypatch:
     monkeypatch.setattr(recorded_update, "clipped_step", counted)
     found = trained(monkeypatch, options, settings, half=True)
     assert bool(calls) == (name != "three segments") and all(calls)
+    for a, b in zip(found, plain, strict=True):
+        assert_close(a, b)
+
+
+def test_a_profile_knows_steps_from_half_gradients() -> None:
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.ones(2, 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        clipped_step(torch.optim.AdamW([weight]), {}, 1.0)
+    assert any(event.key.startswith("Optimizer.step#AdamW.clipped") for event in profile.key_averages())
+
+
+def test_recorded_updates_of_muon_take_half_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    options, settings = CASES["modern"]
+    muon = OptimizerConfig(kind="muon", lr=0.01, adam_lr=0.01, clip=0.5)
+    plain = trained(monkeypatch, options, settings, half=True, optimizer=muon)
+    monkeypatch.setattr(recorded_update, "takes_half_gradients", lambda optimizer, device: True)
+    found = trained(monkeypatch, options, settings, half=True, optimizer=muon)
     for a, b in zip(found, plain, strict=True):
         assert_close(a, b)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from mnemo.model import Model
 from mnemo.recipes.recipe import OptimizerConfig
 from mnemo.training import muon
+from mnemo.training.half_gradients import takes_half_gradients
 from mnemo.training.muon import ITERATIONS, Muon, orthogonal, orthogonal_updates
 from mnemo.training.optimizers import build_optimizer, layer_matrices, set_learning_rate
 
@@ -117,7 +118,7 @@ def test_matrices_of_layers_are_muons_and_the_rest_is_adams() -> None:
 def give_gradients(model: Model, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype).to(parameter.device)
 
 
 def plain_update(parameter: Tensor, momentum: Tensor, parts: int, lr: float) -> None:
@@ -213,9 +214,63 @@ def test_the_step_in_kernels_is_the_plain_step(rate_on_device: bool) -> None:
     assert muon._failure(device, torch.float32, 0) is None
 
 
+def half_gradients(model: Model, seed: int) -> dict[Tensor, Tensor]:
+    """Gradients of all matrices but a few in half precision; all other gradients are single."""
+    give_gradients(model, seed)
+    matrices = [weight for weight in layer_matrices(model) if weight.shape[0] != weight.shape[1]]
+    halves = {}
+    for weight in matrices:
+        assert weight.grad is not None
+        halves[weight], weight.grad = weight.grad.bfloat16(), None
+    first = matrices[0]
+    halves[first] = halves[first].t().contiguous().t()  # no kernel takes it
+    return halves
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("limit", [None, 3.0])
+@pytest.mark.parametrize("in_kernels", [False, True])
+def test_steps_from_half_gradients_are_plain_steps(
+    limit: float | None, in_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    models = [random_model(dtype=torch.float32).to(device) for _ in range(2)]
+    optimizers = [build_optimizer(model, MUON) for model in models]
+    for seed in range(2):
+        plain, halves = half_gradients(models[0], seed), half_gradients(models[1], seed)
+        for weight, gradient in plain.items():
+            weight.grad = gradient.float()
+        wanted = torch.nn.utils.clip_grad_norm_(models[0].parameters(), float("inf") if limit is None else limit)
+        monkeypatch.setattr(muon, "kernels_fit", lambda *_: False)
+        optimizers[0].step()
+        monkeypatch.setattr(muon, "kernels_fit", lambda *_: in_kernels)
+        found = optimizers[1].clipped_step(halves, limit)  # type: ignore[attr-defined]
+        assert_close(found, wanted)
+    for found, expected in zip(*(model.state_dict().values() for model in models), strict=True):
+        if in_kernels or device.type == "cuda":  # rounded to bf16 before and in the iteration
+            assert float((found - expected).norm() / expected.norm().clamp(min=1e-6)) < muon.TOLERANCE
+        else:
+            assert_close(found, expected)
+    for found, expected in zip(*(optimizer.state.values() for optimizer in optimizers), strict=True):
+        assert_close(found.get("momentum", torch.zeros(1)), expected.get("momentum", torch.zeros(1)))
+
+
+def test_the_recorded_update_asks_for_half_steps_where_kernels_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    groups = [{"params": [weight], "parts": [1]}]
+    free, limited = Muon(groups, 0.1), Muon(groups, 0.1, update_clip=0.1)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert not takes_half_gradients(free, cpu)
+    monkeypatch.setattr(muon.TEST, "obstacle", lambda *_: None)
+    assert takes_half_gradients(free, cuda) == muon.HAS_TRITON
+    assert not takes_half_gradients(limited, cuda) and not takes_half_gradients(free, cpu)
+
+
 def test_kernels_take_plain_single_precision_on_a_gpu_only() -> None:
     takes = pytest.importorskip("mnemo.ops.cuda.muon_kernels").takes
     matrix = torch.zeros(8, 8)
-    assert takes(matrix) and takes(torch.nn.Parameter(matrix)) and not muon.kernels_fit([matrix])
+    assert takes(matrix) and takes(torch.nn.Parameter(matrix)) and not muon.kernels_fit([matrix], [matrix])
+    assert takes(matrix.bfloat16(), muon.GRADIENTS) and not takes(matrix.bfloat16())
     for other in (matrix.double(), matrix.t()[1:], matrix.flatten()[1:50].view(7, 7), matrix[0]):
         assert not takes(other)

@@ -49,16 +49,22 @@ def _tile(R, C, BR: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def direction_kernel(
-    grads, momenta, out, sums, momentum, R, C,
-    N: tl.constexpr, P: tl.constexpr, TALL: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    grads, momenta, out, sums, momentum, norm, limit, R, C,
+    CLIPS: tl.constexpr, BYTES: tl.constexpr, N: tl.constexpr, P: tl.constexpr, TALL: tl.constexpr, BR: tl.constexpr,
+    BC: tl.constexpr,
 ):  # fmt: skip
-    """New momenta, and Nesterov's directions: `out` (N * P, R, C), transposed if TALL, and sums of squares by tile."""
+    """New momenta, and Nesterov's directions: `out` (N * P, R, C), transposed if TALL, and sums of squares by tile.
+
+    `norm`: of all gradients, whose norm is limited to `limit`. BYTES of a gradient's number.
+    """
     part = tl.program_id(1)
     rows, columns, inside = _tile(R, C, BR, BC)
     at = (part % P * R + rows) * C + columns
-    grad_at = pick(grads, part // P, N) + at
+    grad_at = pick(grads, part // P, N, BYTES) + at
     held_at = pick(momenta, part // P, N) + at
-    grad, held = tl.load(grad_at, mask=inside, other=0.0), tl.load(held_at, mask=inside, other=0.0)
+    grad, held = tl.load(grad_at, mask=inside, other=0.0).to(tl.float32), tl.load(held_at, mask=inside, other=0.0)
+    if CLIPS:
+        grad *= tl.minimum(limit / (tl.load(norm) + 1e-6), 1.0)
     held += (1 - momentum) * (grad - held)
     tl.store(held_at, held, mask=inside)
     ahead = grad + momentum * (held - grad)
@@ -94,9 +100,9 @@ def step_kernel(
     tl.store(weight_at, weight - rate * scale * update.to(tl.float32), mask=inside)
 
 
-def takes(tensor: Tensor) -> bool:
-    """Whether the kernels take a matrix: plain, contiguous, fp32, at a multiple of 16 bytes."""
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.dtype == torch.float32 and tensor.dim() == 2
+def takes(tensor: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> bool:
+    """Whether the kernels take a matrix: plain, contiguous, of such a type, at a multiple of 16 bytes."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.dtype in dtypes and tensor.dim() == 2
     return plain and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
@@ -107,17 +113,27 @@ def _sizes(tensor: Tensor, parts: int) -> tuple[int, int, int, bool]:
 
 
 def write_directions(
-    grads: Sequence[Tensor], momenta: Sequence[Tensor], parts: int, momentum: float, out: Tensor
+    grads: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    parts: int,
+    momentum: float,
+    out: Tensor,
+    clip: tuple[Tensor, float] | None,
 ) -> Tensor:
-    """Move momenta of equal shape, write Nesterov's directions to `out` (N * P, R, C), R <= C; return their norms."""
+    """Move momenta of equal shape, write Nesterov's directions to `out` (N * P, R, C), R <= C; return their norms.
+
+    All gradients are of one type, single or half. `clip`: the norm of all gradients, and its limit.
+    """
     rows, columns, tiles, tall = _sizes(grads[0], parts)
+    norm, limit = clip or (None, 0.0)
     sums = torch.empty(len(grads) * parts, tiles, dtype=torch.float32, device=out.device)
     for begin in range(0, len(grads), MOST_TENSORS):
         some = slice(begin, begin + MOST_TENSORS)
         chosen, first = tuple(grads[some]), begin * parts
         direction_kernel[(tiles, len(chosen) * parts)](
-            chosen, tuple(momenta[some]), out[first:], sums[first:], momentum, rows, columns,
-            N=len(chosen), P=parts, TALL=tall, BR=BLOCK, BC=BLOCK,
+            chosen, tuple(momenta[some]), out[first:], sums[first:], momentum, norm, limit, rows, columns,
+            CLIPS=clip is not None, BYTES=chosen[0].element_size(), N=len(chosen), P=parts, TALL=tall, BR=BLOCK,
+            BC=BLOCK,
         )  # fmt: skip
     return sums.sum(1).sqrt()
 
