@@ -295,11 +295,11 @@ def step_in_kernels(
     for shape, members in together.items():
         sizes = [len(each.indices) * each.parts for each in members]
         x = torch.empty(sum(sizes), *shape, dtype=torch.bfloat16, device=params[0].device)
-        norms = []
-        for each, out in zip(members, x.split(sizes), strict=True):
+        sums = torch.empty(len(x), muon_kernels.num_tiles(*shape), dtype=torch.float32, device=x.device)
+        for each, out, squares in zip(members, x.split(sizes), sums.split(sizes), strict=True):
             own = [grads[index] for index in each.indices], [momenta[index] for index in each.indices]
-            norms.append(muon_kernels.write_directions(*own, each.parts, momentum, out, clip))
-        x.div_(torch.cat(norms).clamp(min=torch.finfo(torch.float32).tiny)[:, None, None])
+            muon_kernels.write_directions(*own, each.parts, momentum, out, squares, clip)
+        muon_kernels.normalise(x, sums)
         for each, updates in zip(members, iterated(x).split(sizes), strict=True):
             own = [params[index] for index in each.indices]
             scale = math.sqrt(max(1.0, each.rows / each.columns))

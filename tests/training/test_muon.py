@@ -214,6 +214,21 @@ def test_the_step_in_kernels_is_the_plain_step(rate_on_device: bool) -> None:
     assert muon._failure(device, torch.float32, 0) is None
 
 
+@pytest.mark.native
+def test_directions_are_divided_by_their_norms() -> None:
+    kernels = pytest.importorskip("mnemo.ops.cuda.muon_kernels")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.randn(3, 70, 130).to(device)
+    x[1] = 0
+    x[2] *= 1e-15
+    sums = torch.zeros(3, kernels.num_tiles(70, 130), device=device)
+    sums[:, 0], sums[:, -1] = x[:, :30].square().sum((1, 2)), x[:, 30:].square().sum((1, 2))
+    found = x.clone()
+    kernels.normalise(found, sums)
+    assert_close(found[[0, 2]], x[[0, 2]] / x[[0, 2]].flatten(1).norm(dim=1)[:, None, None])
+    assert torch.equal(found[1], x[1])
+
+
 def half_gradients(model: Model, seed: int) -> dict[Tensor, Tensor]:
     """Gradients of all matrices but a few in half precision; all other gradients are single."""
     give_gradients(model, seed)

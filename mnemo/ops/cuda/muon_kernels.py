@@ -23,6 +23,9 @@ MOST_TENSORS = 16
 """Tensors of one launch"""
 BLOCK = 64
 """Rows and columns of a tile"""
+VECTOR = 4096
+"""Numbers of a matrix that a program divides by its norm"""
+SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 @triton.jit
@@ -78,6 +81,18 @@ def direction_kernel(
 
 
 @triton.jit
+def normalise_kernel(x, sums, num_sums, size, BLOCK: tl.constexpr, SUMS: tl.constexpr):
+    """Divide matrices x (N, size) by their norms, from sums of squares (N, num_sums); zero stays zero."""
+    matrix, at = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    parts = tl.arange(0, SUMS)
+    squares = tl.sum(tl.load(sums + matrix * num_sums + parts, mask=parts < num_sums, other=0.0))
+    place = x + matrix.to(tl.int64) * size + at
+    values = tl.load(place, mask=at < size, other=0.0).to(tl.float32)
+    values /= tl.maximum(tl.sqrt(squares), SMALLEST)
+    tl.store(place, values.to(x.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
 def step_kernel(
     weights, updates, lr, scale, decay, R, C,
     RATE_ON_DEVICE: tl.constexpr, N: tl.constexpr, P: tl.constexpr, TALL: tl.constexpr, BR: tl.constexpr,
@@ -109,7 +124,7 @@ def takes(tensor: Tensor, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> b
 def _sizes(tensor: Tensor, parts: int) -> tuple[int, int, int, bool]:
     """Rows and columns of a part, tiles of it, and whether it is tall."""
     rows, columns = tensor.shape[0] // parts, tensor.shape[1]
-    return rows, columns, -(-rows // BLOCK) * -(-columns // BLOCK), rows > columns
+    return rows, columns, num_tiles(rows, columns), rows > columns
 
 
 def write_directions(
@@ -118,15 +133,16 @@ def write_directions(
     parts: int,
     momentum: float,
     out: Tensor,
+    sums: Tensor,
     clip: tuple[Tensor, float] | None,
-) -> Tensor:
-    """Move momenta of equal shape, write Nesterov's directions to `out` (N * P, R, C), R <= C; return their norms.
+) -> None:
+    """Move momenta of equal shape, write Nesterov's directions to `out` (N * P, R, C), R <= C, and the sums of squares
+    of their tiles to `sums` (N * P, tiles).
 
     All gradients are of one type, single or half. `clip`: the norm of all gradients, and its limit.
     """
     rows, columns, tiles, tall = _sizes(grads[0], parts)
     norm, limit = clip or (None, 0.0)
-    sums = torch.empty(len(grads) * parts, tiles, dtype=torch.float32, device=out.device)
     for begin in range(0, len(grads), MOST_TENSORS):
         some = slice(begin, begin + MOST_TENSORS)
         chosen, first = tuple(grads[some]), begin * parts
@@ -135,7 +151,19 @@ def write_directions(
             CLIPS=clip is not None, BYTES=chosen[0].element_size(), N=len(chosen), P=parts, TALL=tall, BR=BLOCK,
             BC=BLOCK,
         )  # fmt: skip
-    return sums.sum(1).sqrt()
+
+
+def num_tiles(rows: int, columns: int) -> int:
+    """Tiles of a matrix, of which each has a sum of squares."""
+    return -(-rows // BLOCK) * -(-columns // BLOCK)
+
+
+def normalise(x: Tensor, sums: Tensor) -> None:
+    """Divide matrices (N, R, C) by their norms; `sums` (N, tiles): of squares."""
+    size = x[0].numel()
+    normalise_kernel[(triton.cdiv(size, VECTOR), len(x))](
+        x, sums, sums.shape[1], size, BLOCK=VECTOR, SUMS=triton.next_power_of_2(sums.shape[1])
+    )
 
 
 def take_steps(
