@@ -37,7 +37,7 @@ from mnemo.model.layers.rows import normed
 from mnemo.model.positions import modules as positions
 from mnemo.model.positions.modules import ProjectedPositions, StoredPositions
 from mnemo.model.stages import attending_layers, build_stages, recomputed, stage_layers
-from mnemo.ops import Attended, Blocks, Causal, call_obstacle, kernel_obstacle
+from mnemo.ops import Attended, Blocks, Causal, call_obstacle, gate_obstacle, kernel_obstacle
 from mnemo.ops.heads import heads_obstacle
 from mnemo.ops.projection import compute_dtype
 from mnemo.ops.rows import row_obstacle
@@ -387,6 +387,8 @@ def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.d
     refused = call_obstacle(True, False, ahead) or kernel_obstacle(device, dtype, config.head_dim, spans=not causal)
     if refused is None:
         heads_obstacle(device, dtype, config.head_dim)  # tests these kernels too, which is impossible while compiling
+        if config.head_gate:
+            gate_obstacle(device, dtype, config.head_dim)
     return refused
 
 

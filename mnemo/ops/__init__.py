@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mnemo.ops.cpu.eager import relative_attention_eager
 from mnemo.ops.dropout import keep_mask
+from mnemo.ops.gates import apply_gate
 from mnemo.ops.masks import Ahead, Blocks, Causal, KeyLimit, Mask, as_text
 from mnemo.ops.reference import Attended, relative_attention_reference
 
@@ -34,6 +35,8 @@ __all__ = [
     "Mask",
     "as_text",
     "call_obstacle",
+    "gate_obstacle",
+    "gates_inside",
     "keep_mask",
     "kernel_obstacle",
     "relative_attention",
@@ -76,6 +79,7 @@ def relative_attention(
     dropout: float = 0.0,
     with_lse: bool = False,
     alike: int = 1,
+    gate: Tensor | None = None,
     impl: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with relative positions: `(out, lse)`; see `relative_attention_reference` for the equation.
@@ -84,7 +88,7 @@ def relative_attention(
     column is distance -ahead, the first at least offset + L - 1. Query i is at the position of key `offset + i`.
     `lengths` (B,): number of valid keys of a row, counted from the right. lse (B, H, L), the logarithm of the softmax's
     sum, may be None unless `with_lse` is set. `alike`: layers that make such a call, which keep scores at the same
-    time. `impl`: "auto" takes fused kernels where they can run.
+    time. `gate` (B, L, H): outputs are multiplied by its sigmoid. `impl`: "auto" takes fused kernels where they run.
     """
     impl = _chosen if impl == "auto" else impl
     if impl not in IMPLEMENTATIONS:
@@ -93,16 +97,34 @@ def relative_attention(
     fast = impl in ("auto", "fused") and _is_fused(impl, q, r, bias, mask)
     if impl == "reference" or mask.ahead != "signed":
         attended = relative_attention_reference(q, k, v, r, u, w, **see)
-        return attended.out, attended.lse
+        return attended.out if gate is None else apply_gate(attended.out, gate), attended.lse
     # Backward passes are written for operands of one type, which autocast would mix. Compiled kernels run without it
     # anyway, and torch's cache takes no graph that changes autocast.
     with nullcontext() if fast and torch.compiler.is_compiling() else _without_autocast(q.device.type):
         if fast:
             from mnemo.ops.cuda.dispatch import fused_attention
 
-            out, lse = fused_attention(q, k, v, r, u, w, **see, alike=alike)
+            out, lse = fused_attention(q, k, v, r, u, w, **see, alike=alike, gate=gate)
             return out, lse if with_lse else None
-        return relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
+        out, lse = relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
+        return out if gate is None else apply_gate(out, gate), lse
+
+
+def gates_inside(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -> bool:
+    """Whether the kernels of such a call apply gates, which saves passes over its outputs and their gradients."""
+    if _chosen not in ("auto", "fused") or not _is_fused(_chosen, q, r, bias, mask):
+        return False
+    return _chosen == "fused" or gate_obstacle(q.device, q.dtype, q.shape[-1]) is None
+
+
+def gate_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why no kernel applies gates; None if one does. The first call for a device tests it."""
+    refused = kernel_obstacle(device, dtype, head_dim)
+    if refused is not None:
+        return refused
+    from mnemo.ops.cuda.dispatch import GATE_TEST, head_size
+
+    return GATE_TEST.obstacle(device, dtype, head_size(head_dim))
 
 
 def _without_autocast(kind: str) -> AbstractContextManager[object]:

@@ -107,7 +107,14 @@ def check_early_start(name: str, ptx: str) -> None:
 
 
 def compile_attention(
-    dtype: torch.dtype, size: int, mask: str, *, dropout: float = 0.0, biased: bool = False, backward: bool = True
+    dtype: torch.dtype,
+    size: int,
+    mask: str,
+    *,
+    dropout: float = 0.0,
+    biased: bool = False,
+    backward: bool = True,
+    gated: bool = False,
 ) -> None:
     batch, heads, queries, keys = 2, 2, 72, 160
 
@@ -119,7 +126,9 @@ def compile_attention(
     tables = zeros(heads, keys, size), zeros(heads, size), zeros(heads, size)
     bias = zeros(heads, keys) if biased else None
     lengths = torch.tensor([keys, 100]) if mask == "lengths" else None
-    see = {"bias": bias, "offset": keys - queries, "ahead": 0, "mask": MASKS[mask], "lengths": lengths}
+    see: dict[str, Any] = {"bias": bias, "offset": keys - queries, "ahead": 0, "mask": MASKS[mask], "lengths": lengths}
+    if gated:
+        tables, see["gate"] = (None, None, None), zeros(batch, queries, heads)
     out, lse = fused_attention(q, k, v, *tables, **see, dropout=dropout)
     if backward:
         (out.sum() + lse.sum()).backward()
@@ -128,7 +137,7 @@ def compile_attention(
 def compile_at_once(size: int) -> None:
     """What a first call does: launches compile kernels in threads; after that nothing is left to compile."""
     rows, table = torch.zeros(2, 2, 64, size, dtype=HALF), torch.zeros(2, 64, size, dtype=HALF)
-    values: list[Any] = [rows, rows, rows, table, *[None] * 8, 0, 0, 0, 0.0, 0.125]
+    values: list[Any] = [rows, rows, rows, table, *[None] * 9, 0, 0, 0, 0.0, 0.125]
     call = launch.Arguments(*values)
     with launches_only_compile():
         out, lse, scores = launch.attend(call, True)
@@ -226,6 +235,8 @@ def compile_further_variants() -> None:
     compile_attention(HALF, 64, "lengths", dropout=0.1)
     compile_attention(HALF, 41, "limit")
     compile_attention(HALF, 128, "causal", dropout=0.1)
+    compile_attention(HALF, 128, "window", gated=True)
+    compile_attention(torch.float32, 32, "causal", gated=True)
     compile_attention(torch.float32, 32, "window", biased=True)
     for seen in MASKS:
         compile_attention(HALF, 64, seen, backward=False)
@@ -236,6 +247,7 @@ def compile_further_variants() -> None:
 if __name__ == "__main__":
     compile_instead_of_running(int(sys.argv[1]))
     compile_attention(HALF, 64, "lengths", dropout=0.1, biased=True)
+    compile_attention(HALF, 64, "lengths", gated=True)
     compile_at_once(16)
     compile_decoding(HALF, 64)
     if int(sys.argv[1]) >= 10 * CAPABILITY[0]:

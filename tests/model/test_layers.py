@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from helpers.models import SMALL, random_model, random_tokens
 from helpers.tolerances import assert_close
@@ -13,8 +14,10 @@ from helpers.tolerances import assert_close
 from mnemo.cost.flops import flops_per_token
 from mnemo.memory import XL, Plan
 from mnemo.model import InitConfig, Model, ModelConfig
+from mnemo.model.layers import modules
 from mnemo.model.layers.modules import RMSNorm
 from mnemo.model.positions import Rotary
+from mnemo.ops import relative_attention, using
 from mnemo.recipes.presets import preset
 from mnemo.training.data import build_stream
 
@@ -64,6 +67,29 @@ def test_a_gate_scales_what_its_head_has_read() -> None:
     assert layer.gate is not None
     gates = torch.sigmoid(layer.norm_attention(x) @ layer.gate.linear.weight.T).repeat_interleave(6, -1)
     assert_close(layer.finish(x, context), open_.layers()[0].finish(x, context * gates))
+
+
+@pytest.mark.native
+def test_gates_inside_of_attention_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = random_model(**MODERN, memory=Plan(long=XL(length=5)), dtype=torch.float32).to(device)
+    tokens, results, inside = random_tokens(2, 6).to(device), [], []
+
+    def counted(*args: Any, gate: Any = None, **options: Any) -> Any:
+        inside.append(gate is not None)
+        return relative_attention(*args, gate=gate, **options)
+
+    monkeypatch.setattr(modules, "relative_attention", counted)
+    for impl in ("eager", "fused"):
+        with using(impl):
+            _, state = model(tokens)
+            out, _ = model(tokens, state)
+            gradients = torch.autograd.grad(out.hidden.square().sum(), list(model.layers()[0].parameters()))
+        results.append([out.hidden, *gradients])
+    assert inside == [False] * 6 + [True] * 6
+    for found, expected in zip(*results, strict=True):
+        assert_close(found, expected)
 
 
 def test_gates_are_counted() -> None:

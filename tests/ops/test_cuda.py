@@ -64,6 +64,7 @@ def inputs(
         "u": (heads, size),
         "w": (heads, size),
         "b": (heads, columns),
+        "g": (BATCH, num_queries, heads),
     }
     made = {name: torch.randn(shapes[name], generator=generator).to(DEVICE, dtype) for name in "qkv" + parts}
     by_head = {name: made[name].transpose(1, 2) for name in "qkv"}
@@ -73,7 +74,7 @@ def inputs(
 def outcome(tensors: dict[str, Any], impl: str, dtype: torch.dtype, **see: Any) -> dict[str, Tensor]:
     """Output, log-sum-exp and all gradients, with gradient through both."""
     leaves = {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
-    named = {"bias" if name == "b" else name: x for name, x in leaves.items()}
+    named = {{"b": "bias", "g": "gate"}.get(name, name): x for name, x in leaves.items()}
     out, lse = relative_attention(**named, **see, with_lse=True, impl=impl)  # type: ignore[arg-type]
     assert lse is not None
     generator = torch.Generator().manual_seed(1)
@@ -222,7 +223,7 @@ def test_many_layers_with_many_keys_keep_no_scores():
         q, k = (torch.empty(16, 8, rows, 128, dtype=torch.bfloat16, device="meta") for rows in (384, 384 + slots))
         r = torch.empty(8, 384 + slots, 128, dtype=torch.bfloat16, device="meta")
         u = torch.empty(8, 128, dtype=torch.bfloat16, device="meta")
-        nothing = dict.fromkeys(("bias", "begin", "low", "high", "limit", "seed"))
+        nothing = dict.fromkeys(("bias", "gate", "begin", "low", "high", "limit", "seed"))
         numbers = {"offset": slots, "ahead": 0, "window": 0, "rate": 0.0, "root": 1.0, "alike": alike}
         call: Any = {"q": q, "k": k, "v": k, "r": r, "u": u, "w": u, **nothing, **numbers}
         return launch.keep_scores(launch.Arguments(**call))
@@ -280,8 +281,9 @@ def test_operators_hold_what_torch_asks_of_them():
     from mnemo.ops.cuda.operator import relative_attention as operator
 
     q, k, v, r, u, w = inputs(16, 24, 24).values()
-    leaves = [x.clone().requires_grad_() for x in (q, k, v, r, u, w)]
-    arguments = (*leaves, None, None, None, None, None, None, 8, 0, 0, 0.0, 0.25, 1, True)
+    gate = torch.randn(BATCH, 16, HEADS, device=DEVICE)
+    *leaves, gate = [x.clone().requires_grad_() for x in (q, k, v, r, u, w, gate)]
+    arguments = (*leaves, None, gate, None, None, None, None, None, 8, 0, 0, 0.0, 0.25, 1, True)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(operator, arguments, test_utils=tests)
 
@@ -341,6 +343,39 @@ def list_programs(PLACES, num_tiles):
     tl.store(PLACES + 2 * tl.program_id(0) + 1, tile)
 
 
+GATED: dict[str, dict[str, Any]] = {
+    "no positions": {"parts": "g", "heads": 2},
+    "positions": {"parts": "ruwg", "heads": 3},
+    "odd heads in half precision": {"parts": "g", "size": 41, "dtype": torch.float16},
+    "rows with less memory": {"parts": "g", "see": {"lengths": lengths(40, 51)}},
+    "window": {"parts": "rg", "see": {"mask": Causal(window=20)}},
+}
+
+
+@pytest.mark.parametrize("name", few(GATED, lambda name: name != "window"))
+def test_gates_inside_are_gates_after_attention(name: str) -> None:
+    """Outputs and all gradients, with gradient through the log-sum-exps too."""
+    case = GATED[name]
+    options = {option: case[option] for option in ("parts", "size", "dtype", "heads") if option in case}
+    see = {"offset": 30, **case.get("see", {})}
+    assert_equal(inputs(37, 67, 67, **options), {**TOLERANCE, **ROUNDED}, **see)
+
+
+def test_gates_that_are_almost_shut_or_open_have_finite_gradients() -> None:
+    tensors = inputs(33, 40, 40, parts="g", heads=2)
+    tensors["g"] = torch.linspace(-300, 300, tensors["g"].numel(), device=DEVICE).view(tensors["g"].shape)
+    got = outcome(tensors, "fused", torch.float32, offset=7)
+    want = outcome(tensors, "eager", torch.float64, offset=7)
+    for name, expected in want.items():
+        assert dispatch.relative_error(got[name], expected) < TOLERANCE[torch.float32], name
+
+
+def test_gates_are_tested_before_their_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dispatch._gate_failure(DEVICE, torch.float32, 16) is None
+    monkeypatch.setattr(dispatch, "apply_gate", lambda out, gate: out + 0 * gate.sum())
+    assert (dispatch._gate_failure(DEVICE, torch.float32, 16) or "").startswith("error")
+
+
 @pytest.mark.parametrize(("sequences", "tiles"), [(3, 5), (90, 8), pytest.param(2, 600, marks=FURTHER)])
 def test_every_tile_of_every_sequence_has_one_program(sequences: int, tiles: int) -> None:
     places = torch.full((sequences * tiles, 2), -1, device=DEVICE)
@@ -359,7 +394,8 @@ def test_compilers_are_told_how_all_outputs_are_stored():
     assert not any(tensors[name].is_contiguous() for name in "ruwb")
 
     def outputs(tensors: dict[str, Tensor]) -> list[Tensor]:
-        operands = [*tensors.values(), *[None] * 5, 15, 0, 0, 0.0, 0.25, 1]
+        gate = torch.zeros(10, BATCH, 2, device=tensors["q"].device).transpose(0, 1)
+        operands = [*tensors.values(), gate, *[None] * 5, 15, 0, 0, 0.0, 0.25, 1]
         out, lse, scores = operator.relative_attention(*operands, True)
         gradients = operator.relative_attention_backward(out, lse, out, lse, scores, *operands)
         return [out, lse, scores, *gradients]

@@ -38,10 +38,15 @@ class Flash:
 
 
 class FlashAttention(Attention):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+    def applies_gates(self, q: Tensor, scope: Scope) -> bool:
+        return False
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, scope: Scope, gate: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         # Padding is on the right, where no query of a text looks. A single token of an open segment has more keys.
         whole = q.shape == k.shape and not scope.offset and scope.mask == Causal()
         if not whole or scope.record is not None or scope.with_lse:
-            return super().forward(q, k, v, scope)
+            return super().forward(q, k, v, scope, gate)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return out.transpose(1, 2).flatten(2), None

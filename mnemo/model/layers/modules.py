@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mnemo.memory.protocol import Scope
 from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, dropping_operations, row_operations
-from mnemo.ops import relative_attention, relative_attention_reference
+from mnemo.ops import gates_inside, relative_attention, relative_attention_reference
 from mnemo.ops.heads import place_heads
 from mnemo.ops.projection import project_after
 from mnemo.ops.rotary import rotate
@@ -110,10 +110,18 @@ class Attention(nn.Module):
         keys, values = (self.drop_qkv(part) for part in pair)
         return self.place(keys, self.norm_key, rotary), self.split(values)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
+    def applies_gates(self, q: Tensor, scope: Scope) -> bool:
+        """Whether `forward` with a gate is faster than a multiplication after it."""
+        relation = scope.relation
+        return scope.record is None and gates_inside(q, relation.r, relation.bias, scope.mask)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, scope: Scope, gate: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """q (B, H, L, d), k and v (B, H, K, d) -> contexts (B, L, H * d), log-sum-exp (B, H, L).
 
-        Queries and keys are rotated already, if positions are rotary.
+        Queries and keys are rotated already, if positions are rotary. Contexts are multiplied by the sigmoid of `gate`
+        (B, L, H), if there is one.
         """
         offset = k.shape[2] - q.shape[2] if scope.offset is None else scope.offset
         r, u, w, bias, _, ahead = scope.relation.to(q.dtype)
@@ -124,7 +132,7 @@ class Attention(nn.Module):
             scope.record.append(attended)
             out, lse = attended.out, attended.lse
         else:
-            kept = {"with_lse": scope.with_lse, "alike": self.alike}
+            kept = {"with_lse": scope.with_lse, "alike": self.alike, "gate": gate}
             out, lse = relative_attention(q, k, v, r, u, w, **see, dropout=rate, **kept)
         return out.transpose(1, 2).flatten(2), lse
 
@@ -136,9 +144,13 @@ class HeadGate(nn.Module):
         super().__init__()
         self.linear = nn.Linear(dim, num_heads, bias=False)
 
+    def logits(self, x: Inputs) -> Tensor:
+        """(B, L, H)"""
+        return x.project(self.linear)
+
     def forward(self, x: Inputs, context: Tensor) -> Tensor:
         """Rows x (B, L, D), context (B, L, H * d)."""
-        gate = torch.sigmoid(x.project(self.linear))
+        gate = torch.sigmoid(self.logits(x))
         return (context.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
 
 
@@ -238,23 +250,26 @@ class TransformerLayer(nn.Module):
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         rotary = scope.relation.to(keys.dtype).rotary
         keys = keys if rotary is None or scope.keys_rotated else rotate(keys, rotary)
-        return self._attend(self._inner(x), keys, values, scope)
+        return self.attention(self._placed_queries(self._inner(x), keys, scope), keys, values, scope)
 
     def attend_from(self, queries: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         return self.attention(queries, keys, values, scope)
 
-    def _attend(self, x: Inputs, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
-        """`attend` with keys that are rotated already, if positions are rotary."""
+    def _placed_queries(self, x: Inputs, keys: Tensor, scope: Scope) -> Tensor:
+        """Queries, rotated if positions are rotary."""
         offset = keys.shape[2] - x.rows.shape[1] if scope.offset is None else scope.offset
-        queries = self.attention.queries(x, scope.relation.rotary, offset)
-        return self.attention(queries, keys, values, scope)
+        return self.attention.queries(x, scope.relation.rotary, offset)
 
     def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
         normed = self._shared_norm(x)
         # Keys are normalised and rotated in one pass, which `keys_values` followed by `attend` cannot do.
         keys, values = self.keys_values(x, memory, scope.relation.rotary, normed)
-        context, _ = self._attend(self._inner(x, normed), keys, values, scope)
-        return self.finish(x, context, normed=normed)
+        inner = self._inner(x, normed)
+        queries = self._placed_queries(inner, keys, scope)
+        inside = self.gate is not None and self.attention.applies_gates(queries, scope)
+        gate = self.gate.logits(inner) if inside and self.gate is not None else None
+        context, _ = self.attention(queries, keys, values, scope, gate)
+        return self.finish(x, context, normed=normed, gated=inside)
 
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts (B, L, H * d) of x (B, L, D) over the first lengths[b] of `rows` (B, T, D), without positions;
@@ -273,13 +288,21 @@ class TransformerLayer(nn.Module):
         out = F.scaled_dot_product_attention(q, k, attention.split(v), attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
-    def finish(self, x: Tensor, context: Tensor, added: Tensor | None = None, normed: Tensor | None = None) -> Tensor:
+    def finish(
+        self,
+        x: Tensor,
+        context: Tensor,
+        added: Tensor | None = None,
+        normed: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
         """The layer's output for rows x (B, T, D) and their attention contexts (B, T, H * d).
 
-        `added` (B, T, D) joins the attention output. `normed`: `_shared_norm` of x.
+        `added` (B, T, D) joins the attention output. `normed`: `_shared_norm` of x. `gated`: whether the contexts have
+        been multiplied by the gates.
         """
         rows = self._dropping_rows(x, context)
-        if self.gate is not None:
+        if self.gate is not None and not gated:
             context = self.gate(self._inner(x, normed), context)
         attended = self.attention.output(rows.flat(context))
         branch = Branch(attended if added is None else attended + rows.flat(added), None, self.drop)

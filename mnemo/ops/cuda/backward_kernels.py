@@ -17,17 +17,31 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mnemo.ops.cuda.forward_kernels import LOG2E, column_end, first_tile, kept, key_range, tile_of_program, visible
+from mnemo.ops.cuda.forward_kernels import (
+    LOG2E,
+    column_end,
+    first_tile,
+    kept,
+    key_range,
+    load_gates,
+    tile_of_program,
+    visible,
+)
 
 
 @triton.jit
 def delta_kernel(
-    O, DO, LSE, DLSE, SHIFT, DELTA, stride_ob, stride_oh, stride_ol, stride_db, stride_dh, stride_dl, num_heads,
-    num_rows, padded_rows,
-    HAS_DLSE: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    O, DO, LSE, DLSE, GATE, SHIFT, DELTA, DGATE, stride_ob, stride_oh, stride_ol, stride_db, stride_dh, stride_dl,
+    num_heads, num_rows, padded_rows,
+    HAS_DLSE: tl.constexpr, HAS_GATE: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """DELTA, the mean of the probabilities' gradients, weighted by them, minus the gradient of the log-sum-exp; SHIFT,
-    the log-sum-exp for powers of 2. Rows after the last have no probabilities: infinity and zero."""
+    the log-sum-exp for powers of 2. Rows after the last have no probabilities: infinity and zero.
+
+    With gates g, O and its gradient DO are those of the product g o, and the gradient of o is g DO. The kernels that
+    follow read DO: for them, SHIFT makes all probabilities p the product g p, and DELTA is divided by g. DGATE, the
+    gradient of g's logit, is g (1 - g) times the sum of o DO, which is that of O DO divided by g.
+    """
     head = tl.program_id(1)
     b, h = (head // num_heads).to(tl.int64), head % num_heads
     rows, dims = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)[None, :]
@@ -35,10 +49,18 @@ def delta_kernel(
     o = tl.load(O + b * stride_ob + h * stride_oh + at * stride_ol + dims, mask=inside[:, None], other=0.0)
     do = tl.load(DO + b * stride_db + h * stride_dh + at * stride_dl + dims, mask=inside[:, None], other=0.0)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    lse = tl.load(LSE + head * num_rows + rows, mask=inside, other=float("inf"))
+    if HAS_GATE:
+        inverse = 1.0 + tl.exp(-load_gates(GATE, b, h, rows, num_heads, num_rows))
+        d_gate = delta * (1.0 - 1.0 / inverse)
+        place = DGATE + (b * num_rows + rows) * num_heads + h
+        tl.store(place, d_gate.to(DGATE.dtype.element_ty), mask=inside)
     if HAS_DLSE:
         delta -= tl.load(DLSE + head * num_rows + rows, mask=inside, other=0.0)
-    lse = tl.load(LSE + head * num_rows + rows, mask=inside, other=float("inf"))
-    tl.store(SHIFT + head * padded_rows + rows, lse * LOG2E)
+    shift = lse * LOG2E
+    if HAS_GATE:
+        delta, shift = delta * inverse, shift + tl.log2(inverse)
+    tl.store(SHIFT + head * padded_rows + rows, shift)
     tl.store(DELTA + head * padded_rows + rows, delta)
 
 

@@ -13,7 +13,8 @@ from mnemo.errors import one_line
 from mnemo.ops.cpu.eager import relative_attention_eager
 from mnemo.ops.cuda.operator import draw_seed
 from mnemo.ops.cuda.operator import relative_attention as operator
-from mnemo.ops.cuda.self_test import note_passed, passed_before
+from mnemo.ops.cuda.self_test import SelfTest, note_passed, passed_before
+from mnemo.ops.gates import apply_gate
 from mnemo.ops.masks import Causal, KeyLimit, Mask
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -42,6 +43,7 @@ def fused_attention(
     lengths: Tensor | None,
     dropout: float,
     alike: int = 1,
+    gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     root, size = q.shape[-1] ** -0.5, q.shape[-1]
     q, k, v, r, u, w = (_widened(x) for x in (q, k, v, r, u, w))  # type: ignore[assignment]
@@ -52,7 +54,7 @@ def fused_attention(
     keep = torch.is_grad_enabled()
     # The largest number of keys that a query sees, known to the device only: kernels skip the keys after it.
     limit = mask.limits.max().int().view(1) if isinstance(mask, KeyLimit) else None
-    out, lse, _ = operator(q, k, v, r, u, w, bias, begin, low, high, limit, seed, *numbers, keep)
+    out, lse, _ = operator(q, k, v, r, u, w, bias, gate, begin, low, high, limit, seed, *numbers, keep)
     return out[..., :size], lse
 
 
@@ -139,7 +141,15 @@ def failure(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> s
     return None if worst <= TOLERANCE[dtype] else f"error {worst:.1e}"
 
 
-def _errors(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> dict[str, float]:
+def _gate_failure(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
+    worst = max(_errors(device, dtype, size, "causal", gated=True).values())
+    return None if worst <= TOLERANCE[dtype] else f"error {worst:.1e}"
+
+
+GATE_TEST = SelfTest("gates inside of attention", _gate_failure)
+
+
+def _errors(device: torch.device, dtype: torch.dtype, size: int, kind: str, gated: bool = False) -> dict[str, float]:
     """Errors for causal rows that begin at some key, or for rows with a span of keys, which have separate kernels."""
     generator = torch.Generator().manual_seed(0)
     batch, heads, queries, slots = 2, 2, 72, 88
@@ -152,6 +162,8 @@ def _errors(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> d
         "u": (heads, size),
         "w": (heads, size),
     }
+    if gated:
+        shapes["gate"] = (batch, queries, heads)
     exact = {name: torch.randn(shape, generator=generator).to(device, dtype) for name, shape in shapes.items()}
     counts = torch.tensor([keys, keys - 30], device=device)
     sees = {"mask": Causal(), "lengths": counts} if kind == "causal" else {"mask": KeyLimit(counts), "lengths": None}
@@ -161,8 +173,11 @@ def _errors(device: torch.device, dtype: torch.dtype, size: int, kind: str) -> d
         inputs = {name: x.to(number_type).detach().requires_grad_() for name, x in exact.items()}
         with torch.enable_grad():
             extra: dict[str, Any] = {} if function is fused_attention else {"with_lse": True}
+            gate = None if function is fused_attention else inputs.pop("gate", None)
             out, lse = function(**inputs, **see, dropout=0.0, **extra)
             assert lse is not None
+            if gate is not None:
+                out, inputs["gate"] = apply_gate(out, gate), gate
             weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
             loss = (out * weights).sum() + lse.sum()
             results.append([out, lse, *torch.autograd.grad(loss, list(inputs.values()))])

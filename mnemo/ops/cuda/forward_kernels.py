@@ -190,13 +190,21 @@ def position_kernel(
 
 
 @triton.jit
+def load_gates(GATE, b, h, rows, num_heads, num_rows):
+    """Logarithms g / (1 - g) of the gates of some rows of a head, from (B, L, H), fp32. Gates are at least 1e-26, so
+    that their inverses are finite."""
+    place = GATE + (b.to(tl.int64) * num_rows + rows) * num_heads + h
+    return tl.maximum(tl.load(place, mask=rows < num_rows, other=0.0).to(tl.float32), -60.0)
+
+
+@triton.jit
 def forward_kernel(
-    Q, U, K, V, X, O, LSE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window, scale, rate,
-    HAS_U: tl.constexpr, BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr,
-    HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    Q, U, K, V, X, O, LSE, GATE, BEGIN, LOW, HIGH, SEED, num_heads, num_rows, num_keys, offset, window, scale, rate,
+    HAS_U: tl.constexpr, HAS_GATE: tl.constexpr, BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_X: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax; tiles of queries from the last to the first: long rows first."""
+    """Online softmax, times gates if there are any; tiles of queries from the last to the first: long rows first."""
     num_tiles = (num_rows + BM - 1) // BM
     tile, head = tile_of_program(num_tiles)
     i0, b, h = (num_tiles - 1 - tile) * BM, head // num_heads, head % num_heads
@@ -242,5 +250,8 @@ def forward_kernel(
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
         largest = new
     total = tl.where(total == 0.0, 1.0, total)  # of queries that see no key: zeros, and a log-sum-exp of -inf
-    O.store([b, h, i0, 0], (acc / total[:, None]).to(O.dtype).reshape([1, 1, BM, D]))
+    divisor = total
+    if HAS_GATE:
+        divisor = total * (1.0 + tl.exp(-load_gates(GATE, b, h, rows, num_heads, num_rows)))
+    O.store([b, h, i0, 0], (acc / divisor[:, None]).to(O.dtype).reshape([1, 1, BM, D]))
     tl.store(LSE + head * num_rows + rows, (largest + tl.log2(total)) * LN2, mask=rows < num_rows)

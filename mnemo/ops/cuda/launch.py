@@ -119,6 +119,8 @@ class Arguments:
     u: Tensor | None
     w: Tensor | None
     bias: Tensor | None
+    gate: Tensor | None
+    """(B, L, H) contiguous: the output of every head and row is multiplied by the sigmoid"""
     begin: Tensor | None
     """(B,) the first key that a row sees"""
     low: Tensor | None
@@ -295,9 +297,9 @@ def attend(call: Arguments, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     forward.forward_kernel[grid](
         blocks(q if add else ready.content, tile.rows), call.u, blocks(call.k, tile.columns),
         blocks(call.v, tile.columns),
-        by_key(call, scores, tile), blocks(out, tile.rows), lse, call.begin, call.low, call.high, call.seed,
+        by_key(call, scores, tile), blocks(out, tile.rows), lse, call.gate, call.begin, call.low, call.high, call.seed,
         **call.place(), scale=call.root * LOG2E, rate=call.rate,
-        HAS_U=add, BEGINS=call.begin is not None, **call.modes(),
+        HAS_U=add, HAS_GATE=call.gate is not None, BEGINS=call.begin is not None, **call.modes(),
         DROPOUT=call.rate > 0, HAS_X=scores is not None,
         D=q.shape[3], BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages,
         num_warps=tile.warps,
@@ -313,6 +315,7 @@ class Gradients(NamedTuple):
     u: Tensor | None
     w: Tensor | None
     bias: Tensor | None
+    gate: Tensor | None
 
 
 def differentiate(
@@ -328,7 +331,7 @@ def differentiate(
     content, position = ready
     if position is not None:
         position_scores(call, position, scores, tiles, again=kept)
-    shift, delta = _statistics(call, out, lse, d_out, d_lse)
+    shift, delta, dgate = _statistics(call, out, lse, d_out, d_lse)
     dk, dv = _key_value(call, content, scores, d_out, shift, delta, tiles)
     del ready, content  # free memory early
     d_scores, dq = scores.view(call.q.dtype), heads_inside(call.q)
@@ -337,21 +340,23 @@ def differentiate(
     du_parts = _query(call, d_scores, dq, tiles.query)
     dr, du, dw = _sums(call, distance, du_parts)
     dbias = None if call.bias is None else _bias_gradient(call, d_scores)
-    return Gradients(dq, dk, dv, dr, du, dw, dbias)
+    return Gradients(dq, dk, dv, dr, du, dw, dbias, dgate)
 
 
 def _statistics(
     call: Arguments, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Of every query (B * H, padded L): its log-sum-exp for powers of 2, and the mean gradient of its probabilities."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of every query (B * H, padded L): its log-sum-exp for powers of 2, and the mean gradient of its probabilities;
+    and the gradient of its gates."""
     batch, heads, rows, size = out.shape
     shape = (batch * heads, triton.cdiv(rows, QUERY_TILE) * QUERY_TILE)
     shift, delta = (torch.empty(shape, dtype=torch.float32, device=out.device) for _ in range(2))
+    dgate = None if call.gate is None else torch.empty_like(call.gate)
     backward.delta_kernel[(shape[1] // 64, shape[0])](
-        out, d_out, lse, d_lse, shift, delta, *out.stride()[:3], *d_out.stride()[:3], heads, rows, shape[1],
-        HAS_DLSE=d_lse is not None, D=size, BM=64,
+        out, d_out, lse, d_lse, call.gate, shift, delta, dgate, *out.stride()[:3], *d_out.stride()[:3], heads, rows,
+        shape[1], HAS_DLSE=d_lse is not None, HAS_GATE=dgate is not None, D=size, BM=64,
     )  # fmt: skip
-    return shift, delta
+    return shift, delta, dgate
 
 
 def _key_value(

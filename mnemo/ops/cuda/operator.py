@@ -21,8 +21,8 @@ SCHEMA = ", ".join(f"{SCHEMA_TYPES[str(field.type)]} {field.name}" for field in 
 NUM_ARGUMENTS = len(fields(Arguments))
 NUM_TENSORS = sum("Tensor" in str(field.type) for field in fields(Arguments))
 """They are the first fields."""
-DIFFERENTIABLE = 7
-"""q, k, v, r, u, w and bias, the first of them."""
+DIFFERENTIABLE = 8
+"""q, k, v, r, u, w, bias and gate, the first of them."""
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -35,9 +35,10 @@ def aligned(x: Tensor) -> Tensor:
 
 def _aligned_arguments(values: tuple[Any, ...]) -> Arguments:
     given = Arguments(*values)
-    r, u, w, bias = (None if x is None else x.contiguous() for x in (given.r, given.u, given.w, given.bias))
+    tables = (given.r, given.u, given.w, given.bias, given.gate)
+    r, u, w, bias, gate = (None if x is None else x.contiguous() for x in tables)
     q, k, v = aligned(given.q), aligned(given.k), aligned(given.v)
-    return replace(given, q=q, k=k, v=v, r=r if r is None else aligned(r), u=u, w=w, bias=bias)
+    return replace(given, q=q, k=k, v=v, r=r if r is None else aligned(r), u=u, w=w, bias=bias, gate=gate)
 
 
 @torch.library.custom_op("mnemo::draw_seed", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
@@ -80,12 +81,12 @@ def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     "mnemo::relative_attention_backward",
     mutates_args=(),
     schema=f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor lse, Tensor scores, {SCHEMA}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def relative_attention_backward(
     d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, scores: Tensor, *values: Any
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, r, u, w and bias; those of absent inputs are empty.
+    """Gradients of q, k, v, r, u, w, bias and gate; those of absent inputs are empty.
 
     Backward overwrites `scores`, which is not declared as a mutation: a flag makes a second backward recompute them.
     """
@@ -99,7 +100,7 @@ def relative_attention_backward(
 @relative_attention_backward.register_fake
 def _(d_out: Tensor, d_lse: Tensor | None, out: Tensor, lse: Tensor, scores: Tensor, *values: Any) -> Any:
     given = Arguments(*values)
-    q, tables = given.q, (given.r, given.u, given.w, given.bias)
+    q, tables = given.q, (given.r, given.u, given.w, given.bias, given.gate)
     empty = (q.new_empty(0) if x is None else x.new_empty(x.shape) for x in tables)
     return launch.heads_inside(q), launch.heads_inside(given.k), launch.heads_inside(given.v), *empty
 
