@@ -40,7 +40,7 @@ from mnemo.model.stages import attending_layers, build_stages, recomputed, stage
 from mnemo.ops import Attended, Blocks, Causal, call_obstacle, gate_obstacle, kernel_obstacle
 from mnemo.ops.heads import heads_obstacle
 from mnemo.ops.projection import compute_dtype
-from mnemo.ops.rows import row_obstacle
+from mnemo.ops.rows import joining_obstacle, row_obstacle
 
 if TYPE_CHECKING:
     from mnemo.inference.decoder import Decoder
@@ -394,4 +394,7 @@ def attention_obstacle(config: ModelConfig, device: torch.device, dtype: torch.d
 
 def rows_obstacle(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the model's norms, dropout and activations cannot run in fused kernels on a device; None if they can."""
-    return row_obstacle(device, dtype, config.dim, config.norm_kind, config.activation)
+    refused = row_obstacle(device, dtype, config.dim, config.norm_kind, config.activation)
+    if refused is None and config.norm == "pre" and config.norm_kind == "rms":
+        joining_obstacle(device, dtype, config.dim)  # tests this kernel too, which is impossible while compiling
+    return refused

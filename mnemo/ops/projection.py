@@ -18,6 +18,8 @@ from mnemo.ops import AUTOCAST_DEVICES
 
 TILE_ROWS = 128
 """Rows of a tile of a product: for multiples of it, a batched product computes no more than an ordinary one"""
+MOST_MEMORY = 2
+"""Memory rows for each row of a segment, up to which the joined rows are kept for the backward pass"""
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -75,7 +77,7 @@ def project_rows(memory: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Ten
 
 
 def _keeps_rows(memory: Tensor, x: Tensor) -> bool:
-    return memory.shape[1] <= 2 * x.shape[1]
+    return memory.shape[1] <= MOST_MEMORY * x.shape[1]
 
 
 @project_rows.register_fake
@@ -91,7 +93,13 @@ def project_rows_backward(
     by_keys: Tensor, by_values: Tensor, memory: Tensor, x: Tensor, rows: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, and of the weight."""
-    rows, length = rows if rows.numel() else torch.cat([memory, x], 1), x.shape[1]
+    return rows_gradient(by_keys, by_values, rows if rows.numel() else torch.cat([memory, x], 1), x.shape[1], weight)
+
+
+def rows_gradient(
+    by_keys: Tensor, by_values: Tensor, rows: Tensor, length: int, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the last `length` of rows (B, M + L, D), and of the weight (2W, D) that gave keys and values."""
     by_keys, by_values = by_keys.contiguous(), by_values.contiguous()
     by_weight, flat = torch.empty_like(weight), rows.flatten(0, 1)
     for gradient, half in zip((by_keys, by_values), by_weight.chunk(2), strict=True):

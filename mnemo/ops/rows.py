@@ -30,3 +30,13 @@ def row_obstacle(
     if refused is not None or interpreted:
         return refused
     return device_obstacle(device, dtype, width, norm, activation)
+
+
+def joining_obstacle(device: torch.device, dtype: torch.dtype, width: int) -> str | None:
+    """Why norms of a memory and of a segment are not written into one tensor, where `row_obstacle` is None; None if
+    they are. The first call for a device tests the kernel."""
+    if device.type != "cuda":
+        return None
+    from mnemo.ops.cuda.join_norms import TEST
+
+    return TEST.obstacle(device, dtype, width)

@@ -28,6 +28,7 @@ from mnemo.ops.cuda.decode_projection import Norm, project, project_normed, proj
 from mnemo.ops.cuda.dispatch import fused_attention
 from mnemo.ops.cuda.early_start import CAPABILITY, early_starts
 from mnemo.ops.cuda.early_test import layer_chain
+from mnemo.ops.cuda.join_norms import join_norms
 from mnemo.ops.cuda.place_heads import place_heads
 from mnemo.training.muon import step_in_kernels
 
@@ -200,6 +201,11 @@ def compile_heads(dtype: torch.dtype, size: int, *, norm: bool = True, rotary: b
     place_heads(rows, 2, weight, 1e-5, cos, sin, 16).sum().backward()
 
 
+def compile_joined(dtype: torch.dtype, width: int) -> None:
+    memory, x = torch.zeros(2, 48, width, dtype=dtype), torch.zeros(2, 32, width, dtype=dtype).requires_grad_()
+    join_norms(memory, x, 1e-5)[0].sum().backward()
+
+
 def compile_muon(shape: tuple[int, int], parts: int) -> None:
     tensors, halves = [torch.zeros(shape) for _ in range(3)], [torch.zeros(shape, dtype=HALF) for _ in range(3)]
     number = tensors[0][0, 0]
@@ -229,6 +235,7 @@ def compile_further_variants() -> None:
     compile_rows(torch.float32, 512, "layer", "gelu", 0.0)
     compile_rows(torch.float16, 8192, "rms", "relu", 0.0)
     for dtype in (HALF, torch.float32):
+        compile_joined(dtype, 1000)
         compile_heads(dtype, 128)
         compile_heads(dtype, 41, rotary=False)
         compile_heads(dtype, 64, norm=False)
@@ -254,6 +261,7 @@ if __name__ == "__main__":
         compile_early_starts(HALF)
     compile_rows(HALF, 128, "layer", "relu", 0.1)
     compile_heads(HALF, 64)
+    compile_joined(HALF, 512)
     compile_muon((256, 128), 2)
     compile_adam(torch.zeros(()), 1.0, decoupled=True)
     if sys.argv[2:] == ["all"]:

@@ -70,24 +70,32 @@ def test_a_gate_scales_what_its_head_has_read() -> None:
 
 
 @pytest.mark.native
-def test_gates_inside_of_attention_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gates_and_joined_projections_in_kernels_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = random_model(**MODERN, memory=Plan(long=XL(length=5)), dtype=torch.float32).to(device)
-    tokens, results, inside = random_tokens(2, 6).to(device), [], []
+    tokens, results = random_tokens(2, 6).to(device), []
+    inside: list[bool] = []
+    joined: list[bool] = []
+    joins = modules.TransformerLayer._joins
+
+    def noted(*args: Any) -> bool:
+        joined.append(joins(*args))
+        return joined[-1]
 
     def counted(*args: Any, gate: Any = None, **options: Any) -> Any:
         inside.append(gate is not None)
         return relative_attention(*args, gate=gate, **options)
 
     monkeypatch.setattr(modules, "relative_attention", counted)
+    monkeypatch.setattr(modules.TransformerLayer, "_joins", noted)
     for impl in ("eager", "fused"):
         with using(impl):
             _, state = model(tokens)
             out, _ = model(tokens, state)
-            gradients = torch.autograd.grad(out.hidden.square().sum(), list(model.layers()[0].parameters()))
+            gradients = torch.autograd.grad(out.hidden.square().sum(), list(model.stages.parameters()))
         results.append([out.hidden, *gradients])
-    assert inside == [False] * 6 + [True] * 6
+    assert inside == [False] * 6 + [True] * 6 and joined == [False] * 6 + [True] * 6
     for found, expected in zip(*results, strict=True):
         assert_close(found, expected)
 

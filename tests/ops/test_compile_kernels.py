@@ -29,6 +29,7 @@ KERNELS = {
     "place_heads_kernel",
     "place_heads_backward_kernel",
     "direction_kernel",
+    "join_norms_kernel",
     "normalise_kernel",
     "step_kernel",
     "adam_kernel",

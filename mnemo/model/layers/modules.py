@@ -16,8 +16,10 @@ from mnemo.model.layers import Activation, DropoutConfig, NormKind
 from mnemo.model.layers.rows import NORMS, Branch, Dropout, RMSNorm, RowOperations, dropping_operations, row_operations
 from mnemo.ops import gates_inside, relative_attention, relative_attention_reference
 from mnemo.ops.heads import place_heads
-from mnemo.ops.projection import project_after
+from mnemo.ops.joined_projection import project_joined
+from mnemo.ops.projection import MOST_MEMORY, compute_dtype, project_after
 from mnemo.ops.rotary import rotate
+from mnemo.ops.rows import joining_obstacle
 
 
 def with_constant_weights(module: nn.Module, x: Tensor) -> Tensor:
@@ -48,6 +50,16 @@ class Inputs(NamedTuple):
         if self.scale is None:
             return F.linear(self.rows, weight)
         return F.linear(self.rows, weight * self.scale, None if self.shift is None else weight @ self.shift)
+
+
+class Projected(NamedTuple):
+    """Rows (B, T, W) of keys and values of memory and segment, and (B, L, W) of the segment's queries; logits of gates
+    (B, L, H), if there are any."""
+
+    keys: Tensor
+    values: Tensor
+    queries: Tensor
+    gate: Tensor
 
 
 class Attention(nn.Module):
@@ -150,7 +162,10 @@ class HeadGate(nn.Module):
 
     def forward(self, x: Inputs, context: Tensor) -> Tensor:
         """Rows x (B, L, D), context (B, L, H * d)."""
-        gate = torch.sigmoid(self.logits(x))
+        return self.scaled(context, self.logits(x))
+
+    def scaled(self, context: Tensor, logits: Tensor) -> Tensor:
+        gate = torch.sigmoid(logits)
         return (context.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
 
 
@@ -260,7 +275,41 @@ class TransformerLayer(nn.Module):
         offset = keys.shape[2] - x.rows.shape[1] if scope.offset is None else scope.offset
         return self.attention.queries(x, scope.relation.rotary, offset)
 
+    def _joins(self, x: Tensor, memory: Tensor) -> bool:
+        """Whether norms and projections of memory and segment are computed together, with gradients."""
+        usable = self.pre and self.norm_attention.kind == "rms" and torch.is_grad_enabled()
+        kept = 0 < memory.shape[1] <= MOST_MEMORY * x.shape[1]
+        if not (usable and kept and compute_dtype(x) == x.dtype and self._rows(x).shares_norms):
+            return False
+        return joining_obstacle(x.device, x.dtype, x.shape[-1]) is None
+
+    def _joined(self, x: Tensor, memory: Tensor) -> Projected:
+        """Projections of the norms of [memory ; x], where `_joins`."""
+        from mnemo.ops.cuda.join_norms import join_norms
+
+        attention, norm = self.attention, self.norm_attention
+        normed, joined, _ = join_norms(memory.detach().to(x.dtype), x, norm.eps)
+        maps = (attention.key_value, attention.query, None if self.gate is None else self.gate.linear)
+        # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
+        weights = [None if each is None else (each.weight * norm.weight).to(x.dtype) for each in maps]
+        return Projected(*project_joined(joined, normed, *weights))  # type: ignore[arg-type]
+
+    def _output_of_joined(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
+        attention, rotary = self.attention, scope.relation.rotary
+        keys, values, queries, gate = self._joined(x, memory)
+        keys = attention.place(attention.drop_qkv(keys), attention.norm_key, rotary)
+        values = attention.split(attention.drop_qkv(values))
+        offset = keys.shape[2] - x.shape[1] if scope.offset is None else scope.offset
+        queries = attention.place(attention.drop_qkv(queries), attention.norm_query, rotary, offset)
+        inside = self.gate is not None and attention.applies_gates(queries, scope)
+        context, _ = attention(queries, keys, values, scope, gate if inside else None)
+        if self.gate is not None and not inside:
+            context = self.gate.scaled(context, gate)
+        return self.finish(x, context, gated=True)
+
     def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
+        if self._joins(x, memory):
+            return self._output_of_joined(x, memory, scope)
         normed = self._shared_norm(x)
         # Keys are normalised and rotated in one pass, which `keys_values` followed by `attend` cannot do.
         keys, values = self.keys_values(x, memory, scope.relation.rotary, normed)
