@@ -139,6 +139,14 @@ class Layer(Protocol):
         """`attend` with the keys and values of constant rows `memory` (B, M, D) and of x after them, then `finish`."""
         ...
 
+    def takes_joined(self, x: Tensor, memory: Tensor) -> bool:
+        """Whether `output_after_joined` is faster than `output_after`."""
+        ...
+
+    def output_after_joined(self, x: Tensor, joined: Tensor, scope: Scope) -> Tensor:
+        """`output_after` for constant rows `joined` (B, M + L, D): the memory, and the same numbers as x."""
+        ...
+
     def content_attention(self, x: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
         """Contexts of x over the first lengths[b] `rows`, without positions and with constant weights."""
         ...
@@ -449,12 +457,12 @@ def remember(memory: Tensor, x: Tensor, lengths: Tensor | None) -> Tensor:
         return torch.cat([memory[:, num_new:], new], 1)
     # A GPU concatenates parts of larger tensors element by element; it copies wide elements several times as fast.
     after = torch.empty_like(memory)
-    _copy_rows(memory[:, num_new:], after[:, : num_slots - num_new])
-    _copy_rows(new, after[:, num_slots - num_new :])
+    copy_rows(memory[:, num_new:], after[:, : num_slots - num_new])
+    copy_rows(new, after[:, num_slots - num_new :])
     return after
 
 
-def _copy_rows(source: Tensor, target: Tensor) -> None:
+def copy_rows(source: Tensor, target: Tensor) -> None:
     """Copy rows (B, T, D) in elements of 16 bytes, if they are divisible into them."""
     wide = torch.complex128
     if (source.shape[2] * source.element_size()) % wide.itemsize == 0 and source.stride(2) == 1:

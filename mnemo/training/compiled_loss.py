@@ -27,8 +27,8 @@ from mnemo.training.weight_update import SegmentLoss, loss_terms, segment_loss
 COMPILERS = ("torch._dynamo", "torch._inductor")
 LAYER_METHODS = ("keys_values", "attend", "finish")
 """Together nearly all of a layer's work."""
-WHOLE_LAYER = ("output_after",)
-"""All of a layer's work, for mechanisms that need no part of it by itself."""
+WHOLE_LAYER = ("output_after", "output_after_joined")
+"""Each is all of a layer's work, for mechanisms that need no part of it by itself."""
 
 
 def against_compiling(model: Model) -> str | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mnemo.data.streams import Batch
 from mnemo.inference.cuda_graph import Recorder
+from mnemo.memory.protocol import copy_rows
 from mnemo.memory.state import State, leaves, tree_map
 from mnemo.model import Model
 from mnemo.training.half_gradients import clipped_step, takes_half_gradients
@@ -204,10 +205,17 @@ def _buffers(batch: Batch, device: torch.device) -> Batch:
 
 
 def _copy(source: Sequence[State], target: Sequence[State]) -> None:
-    """Copy all leaves, except those that are the same tensors, in one operation for each dtype."""
+    """Copy all leaves, except those that are the same tensors, in one operation for each dtype.
+
+    Leaves that are parts of larger tensors are copied one by one.
+    """
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for (_, old), (_, new) in zip(leaves(tuple(source)), leaves(tuple(target)), strict=True):
-        if old is not new and new.numel():
+        if old is new or not new.numel():
+            continue
+        if not old.is_contiguous() and old.dim() == 3 and old.dtype == new.dtype:
+            copy_rows(old, new)
+        else:
             into, out_of = by_type.setdefault(new.dtype, ([], []))
             into.append(new)
             out_of.append(old)

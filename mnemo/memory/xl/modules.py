@@ -59,6 +59,10 @@ class XLStage(Stage):
         num_new, num_slots = x.shape[1], self.extent(state).slots
         length = (state.length + (num_new if segment.lengths is None else segment.lengths)).clamp(max=num_slots)
         scope = segment.scope(self.layer, num_slots, num_slots + num_new, state.length + num_new)
+        if isinstance(state, XLState) and segment.lengths is None and self.layer.takes_joined(x, state.hidden):
+            # The memory after the segment is a part of the joined rows, which the backward pass keeps anyway.
+            joined = torch.cat([state.hidden, x.detach()], 1)
+            return self.layer.output_after_joined(x, joined, scope), XLState(joined[:, num_new:], length)
         if isinstance(state, XLState):
             after = XLState(remember(state.hidden, x, segment.lengths), length)
             return self.layer.output_after(x, state.hidden, scope), after

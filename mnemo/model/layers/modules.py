@@ -294,9 +294,21 @@ class TransformerLayer(nn.Module):
         weights = [None if each is None else (each.weight * norm.weight).to(x.dtype) for each in maps]
         return Projected(*project_joined(joined, normed, *weights))  # type: ignore[arg-type]
 
-    def _output_of_joined(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
+    def takes_joined(self, x: Tensor, memory: Tensor) -> bool:
+        # Shorter memories are copied quickly. A compiled stage would be compiled again for a memory with other strides.
+        if self.pre or not x.is_cuda or memory.shape[1] <= x.shape[1] or torch.compiler.is_compiling():
+            return False
+        return torch.is_grad_enabled() and memory.dtype == x.dtype == compute_dtype(x)
+
+    def output_after_joined(self, x: Tensor, joined: Tensor, scope: Scope) -> Tensor:
+        attention = self.attention
+        maps = (attention.key_value, attention.query, None if self.gate is None else self.gate.linear)
+        weights = [None if each is None else each.weight.to(x.dtype) for each in maps]
+        return self._output_of(x, Projected(*project_joined(joined, x, *weights)), scope)  # type: ignore[arg-type]
+
+    def _output_of(self, x: Tensor, projected: Projected, scope: Scope) -> Tensor:
         attention, rotary = self.attention, scope.relation.rotary
-        keys, values, queries, gate = self._joined(x, memory)
+        keys, values, queries, gate = projected
         keys = attention.place(attention.drop_qkv(keys), attention.norm_key, rotary)
         values = attention.split(attention.drop_qkv(values))
         offset = keys.shape[2] - x.shape[1] if scope.offset is None else scope.offset
@@ -309,7 +321,7 @@ class TransformerLayer(nn.Module):
 
     def output_after(self, x: Tensor, memory: Tensor, scope: Scope) -> Tensor:
         if self._joins(x, memory):
-            return self._output_of_joined(x, memory, scope)
+            return self._output_of(x, self._joined(x, memory), scope)
         normed = self._shared_norm(x)
         # Keys are normalised and rotated in one pass, which `keys_values` followed by `attend` cannot do.
         keys, values = self.keys_values(x, memory, scope.relation.rotary, normed)
