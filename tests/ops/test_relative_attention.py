@@ -66,6 +66,27 @@ def assert_equal_paths(tensors: dict[str, Any], block: int, **options: Any) -> N
         assert_close(got, expected)
 
 
+@pytest.mark.parametrize("parts", [("r", "u", "w"), ("r", "u", "bias"), ("bias",), ()])
+@pytest.mark.parametrize("block", [16, 128])
+@pytest.mark.parametrize("mask", [Causal(), Causal(24)])
+def test_half_precision_stays_near_the_equation(
+    parts: tuple[str, ...], block: int, mask: Causal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager, "QUERY_BLOCK", block)
+    monkeypatch.setattr(eager, "CPU_TILE", 16 * block)
+    half = {name: part.detach().bfloat16().requires_grad_() for name, part in inputs(40, 30, parts, 0).items()}
+    exact = {name: part.detach().double().requires_grad_() for name, part in half.items()}
+    weights = torch.randn(BATCH, HEADS, 40, SIZE, dtype=torch.float64)
+    results = []
+    for tensors, impl in ((exact, "reference"), (half, "eager")):
+        out, _ = relative_attention(**tensors, offset=30, mask=mask, impl=impl)
+        gradients = torch.autograd.grad((out * weights.to(out)).sum(), list(tensors.values()))
+        results.append([out, *gradients])
+    for expected, got in zip(*results, strict=True):
+        largest = expected.abs().max()
+        assert_close((got / largest).bfloat16(), (expected / largest).bfloat16())
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     num_queries=st.integers(1, 8),

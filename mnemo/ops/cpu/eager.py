@@ -220,13 +220,28 @@ def _hide_(scores: Tensor, hidden: list[_Hidden], tile: _Tile) -> None:
         by_row[..., keys].masked_fill_(mask[tile.rows] if mask.dim() == 3 and len(mask) > 1 else mask, float("-inf"))
 
 
+def _copies_views(x: Tensor) -> bool:
+    """Whether products copy a skewed view first: on a CPU, those in half precision do, and elementwise operations there
+    take several times as long as in single precision."""
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _position_scores(part: _Operands, r: Tensor, block: _Block, scratch: _Scratch) -> Tensor:
+    """Scores of a block's queries and columns, (heads, rows * L, W), in a buffer that the next block overwrites."""
+    queries, table = part.positions(block), r[:, block.columns].transpose(1, 2)
+    position = scratch.buffer("position", *queries.shape[:2], table.shape[2])
+    return torch.bmm(queries, table, out=position)
+
+
 def _scores(part: _Operands, block: _Block, scratch: _Scratch) -> Tensor:
     """Scaled scores of one block before the mask, (N, L, K)."""
-    scores = torch.bmm(part.content[:, block.queries], part.k[:, block.keys].transpose(1, 2))
+    content, keys = part.content[:, block.queries], part.k[:, block.keys].transpose(1, 2)
+    if part.r is not None and part.bias is None and _copies_views(content):
+        position = _position_scores(part, part.r, block, scratch)
+        return torch.baddbmm(_skewed(position.view(*content.shape[:2], -1), keys.shape[2]), content, keys)
+    scores = torch.bmm(content, keys)
     if part.r is not None:
-        queries, table = part.positions(block), part.r[:, block.columns].transpose(1, 2)
-        position = scratch.buffer("position", *queries.shape[:2], table.shape[2])
-        torch.bmm(queries, table, out=position)
+        position = _position_scores(part, part.r, block, scratch)
         if part.bias is not None:
             position += part.bias[:, None, block.columns]
     elif part.bias is not None:
@@ -330,17 +345,23 @@ class _Gradients:
         torch.bmm(d_rows, self.part.v[:, block.keys].transpose(1, 2), out=d_scores)
         unskewed = self.scratch.unskewed(d_scores, _length(block.columns))
         skewed = _skewed(unskewed, d_scores.shape[2])
+        # Products that would copy a view get the gradient in a buffer of its own, which is copied to the view once.
+        by_key = d_scores if _copies_views(d_scores) else skewed
         if len(probabilities) == 1:
-            torch.mul(d_scores.sub_(mean), probabilities[0], out=skewed)
+            torch.mul(d_scores.sub_(mean), probabilities[0], out=by_key)
         else:
-            torch.addcmul(d_scores.mul_(probabilities[1]), probabilities[0], mean, value=-1, out=skewed)
-        self.dk[:, block.keys].baddbmm_(skewed.transpose(1, 2), self.part.content[:, block.queries])
-        dq = torch.bmm(skewed, self.part.k[:, block.keys])
+            torch.addcmul(d_scores.mul_(probabilities[1]), probabilities[0], mean, value=-1, out=by_key)
+        if by_key is not skewed:
+            skewed.copy_(by_key)
+        self.dk[:, block.keys].baddbmm_(by_key.transpose(1, 2), self.part.content[:, block.queries])
+        dq = torch.bmm(by_key, self.part.k[:, block.keys])
         self._add_heads(self.u, dq)
         by_head = unskewed.view(_length(self.tile.heads), -1, unskewed.shape[2])[..., : _length(block.columns)]
         if self.bias is not None:
             self.bias[self.tile.heads, block.columns].add_(by_head.sum(1))
         if self.part.r is not None and self.r is not None:
+            if by_key is not skewed:
+                by_head = self.scratch.buffer("by head", *by_head.shape).copy_(by_head)
             position = torch.bmm(by_head, self.part.r[:, block.columns])
             self._add_heads(self.w, position)
             dq.add_(position.view(dq.shape))
