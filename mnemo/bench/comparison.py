@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 from mnemo.bench.attention_op import check_operations, measure_operations
 from mnemo.bench.cases import Case, find_cases
+from mnemo.bench.narrow_cases import narrow_obstacle
 from mnemo.bench.results import Comparison, Measured
-from mnemo.bench.timed_steps import builders, check
+from mnemo.bench.timed_steps import builders, check, check_narrow
 from mnemo.bench.timing import allocated, peak_over, reset_peak, take_turns
 from mnemo.errors import MnemoError
 from mnemo.progress import ShowProgress, silent
@@ -42,8 +44,10 @@ def compare(
 
 def _compare(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> Comparison:
     error = check(case, device)
+    narrow_error = None if device.type == "cuda" else check_narrow(case, device)
     measure = _one_by_one if device.type == "cuda" else _in_turns
-    return Comparison.of(case, error, measure(case, device, repeats, progress))
+    measured = Comparison.of(case, error, measure(case, device, repeats, progress))
+    return replace(measured, narrow_error=narrow_error, not_narrow=narrow_obstacle(case, device))
 
 
 def _in_turns(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> dict[str, Measured]:

@@ -57,7 +57,11 @@ class Comparison:
     """Largest difference between the formulations in float64; for an op, the largest error against float64"""
     contenders: Mapping[str, Measured]
     required: float | None = None
-    """Required speed of Mnemo as a multiple of the published formulation's"""
+    """Required speed of Mnemo's fastest option as a multiple of the published formulation's"""
+    narrow_error: float | None = None
+    """Largest difference of options with fewer bits from the published formulation in fp32; None without them"""
+    not_narrow: str | None = None
+    """Why options with fewer bits were not measured, where they could have been"""
 
     @staticmethod
     def of(case: Case, error: float, contenders: Mapping[str, Measured]) -> Comparison:
@@ -76,6 +80,28 @@ class Comparison:
         """Speed of Mnemo as a multiple of the published formulation's, by medians."""
         return self.times("published")
 
+    @property
+    def multiples(self) -> dict[str, float]:
+        """Speed of each of Mnemo's options as a multiple of the published formulation's, by medians."""
+        if "published" not in self.contenders:
+            return {}
+        published = per_token(self.contenders["published"])
+        ours = {name: measured for name, measured in self.contenders.items() if is_ours(name)}
+        return {name: published / per_token(measured) for name, measured in ours.items()}
+
+    @property
+    def verdict(self) -> str:
+        """How many times as fast Mnemo is in each precision, and what is required."""
+        by_bits = {_bits(name, self.setting): multiple for name, multiple in self.multiples.items()}
+        found = ", ".join(f"{multiple:.2f} times as fast in {bits}" for bits, multiple in by_bits.items())
+        if len(by_bits) == 1:
+            wanted = f"{found} (required: {self.required:.1f})"
+        else:
+            wanted = f"{found} (required of the fastest: {self.required:.1f}; the published one in fp32 counts as 1)"
+        narrow = "" if self.narrow_error is None else f" in float64, to {self.narrow_error:.1e} with fewer bits"
+        missing = "" if self.not_narrow is None else f"; not measured in bf16: {self.not_narrow}"
+        return f"{wanted}, both agree to {self.error:.1e}{narrow}{missing}"
+
     def times(self, other: str) -> float | None:
         """Return the time of another contender as a multiple of Mnemo's."""
         if other not in self.contenders or "mnemo" not in self.contenders:
@@ -84,7 +110,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        return self.required is None or (self.ratio is not None and self.ratio >= self.required)
+        return self.required is None or max(self.multiples.values(), default=0.0) >= self.required
 
     @property
     def steady(self) -> bool:
@@ -98,7 +124,10 @@ class Comparison:
             "summary": self.summary,
             "setting": self.setting,
             "error": self.error,
+            "narrow_error": self.narrow_error,
+            "not_narrow": self.not_narrow,
             "ratio": self.ratio,
+            "multiples": self.multiples,
             "required": self.required,
             "holds": self.holds,
             "steady": self.steady,
@@ -119,6 +148,15 @@ class Comparison:
             "" if measured.peak is None else f"{measured.peak / MIB:,.0f}",
             "" if times is None else f"{times:.2f}x",
         )
+
+
+def is_ours(contender: str) -> bool:
+    return contender.partition(",")[0] == "mnemo"
+
+
+def _bits(contender: str, setting: Mapping[str, Any]) -> str:
+    """The precision of a contender, which its name tells unless it is the case's own."""
+    return contender.partition(", ")[2] or setting["precision"]
 
 
 HEADERS = ("case", "formulation", "ms a call", "tokens/s", "peak MiB", "times Mnemo's")

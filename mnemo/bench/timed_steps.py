@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from mnemo.bench.cases import SMALL, Case
+from mnemo.bench.narrow_cases import narrow_cases
 from mnemo.bench.published_memories import PublishedLamemo, PublishedTokens
 from mnemo.bench.published_xl import PublishedModel
 from mnemo.data.streams import Batch
 from mnemo.errors import CheckFailed
 from mnemo.inference.generation import TokenWriter
+from mnemo.inference.narrow_weights import with_narrow_weights
 from mnemo.inference.sampling_options import Sampling
 from mnemo.inference.segment_scorer import open_scorer, with_dtype
 from mnemo.memory.state import State
@@ -33,6 +36,9 @@ from mnemo.training.update_input import UpdateInput
 
 EXACT = 1e-10
 """Largest allowed difference of losses, logits and weights in float64, relative to max(1, largest value)."""
+NARROW = {"bf16": 2e-2, "int8": 6e-2}
+"""The same for losses and logits with fewer bits, against the published formulation in fp32. bf16 has the tolerance of
+the tests; int8 weights are rounded by up to 1/254 of the largest in their row, three times as coarsely."""
 CLIP = 0.25
 RATE = 2.0**-12
 """Learning rate, close to the papers' 2.5e-4 and exact in float32, which CUDA graphs use."""
@@ -78,11 +84,11 @@ def published_of(case: Case, model: Model) -> nn.Module:
 def builders(case: Case, device: torch.device) -> dict[str, Callable[[], Contender]]:
     """Return functions that build the contenders of a case, with full memories."""
 
-    def ours() -> Contender:
+    def ours(case: Case) -> Contender:
         model = build_model(case, device)
         return _contender(case, model, our_step(case, model, full=True))
 
-    def theirs() -> Contender:
+    def theirs(case: Case) -> Contender:
         model = published_of(case, build_model(case, device))
         return _contender(case, model, published_step(case, model, full=True))
 
@@ -90,8 +96,13 @@ def builders(case: Case, device: torch.device) -> dict[str, Callable[[], Contend
         model = published_of(case, build_model(case, device, torch.bfloat16))
         return _contender(case, model, published_step(replace(case, precision="fp32"), model, full=True))
 
-    found: dict[str, Callable[[], Contender]] = {"mnemo": ours, "published": theirs}
-    if case.precision == "bf16" and not case.training:
+    narrow = narrow_cases(case, device)
+    found: dict[str, Callable[[], Contender]] = {"mnemo": partial(ours, case)}
+    found |= {name: partial(ours, other) for name, other in narrow.items()}
+    found["published"] = partial(theirs, case)
+    if narrow and case.training:
+        found["published, bf16"] = partial(theirs, replace(case, precision="bf16"))
+    elif narrow or (case.precision == "bf16" and not case.training):
         found["published, bf16 weights"] = theirs_in_half
     return found
 
@@ -204,7 +215,7 @@ def _published_evaluation(case: Case, model: PublishedModel) -> Step:
 
 def _generation(case: Case, model: Model) -> Step:
     """Return a step that generates greedily, token by token."""
-    model = model.to(torch.bfloat16) if case.precision == "bf16" else model
+    model = model.to(torch.bfloat16) if case.precision == "bf16" else with_narrow_weights(model, case.weights)
     decoder = model.decoder(model.zeros(case.batch, cached=True), segment=case.segment)
     first = decoder.feed(torch.zeros(case.batch, 1, dtype=torch.int64, device=_device(model)))
     writer = TokenWriter(model, decoder, first.hidden[:, -1], Sampling(temperature=0.0))
@@ -249,10 +260,7 @@ def check(case: Case, device: torch.device) -> float:
 
     Compared are the returned values and, in training, the updated weights. Raises CheckFailed above `EXACT`.
     """
-    small = replace(case, **SMALL, num_long=None if case.num_long is None else 1)
-    small = replace(small, memory=min(small.memory, case.memory))
-    if case.section == "generation":
-        small = replace(small, segment=case.segment)
+    small = _small(case)
     model = build_model(small, device, torch.float64)
     published = published_of(small, model)
     full = case.mechanism == "lookahead"  # with an empty memory its bias would have no gradient in Adam's first step
@@ -266,6 +274,29 @@ def check(case: Case, device: torch.device) -> float:
     if not worst <= EXACT:
         raise CheckFailed(f"bench {case.name}: the formulations differ by {worst:.1e}, so no speed is reported")
     return worst
+
+
+def check_narrow(case: Case, device: torch.device) -> float | None:
+    """The same for Mnemo with fewer bits against the published formulation in fp32; None if a case has no such variant.
+
+    Compared are the first values of every variant: later tokens may differ where two of them are almost as likely.
+    Raises CheckFailed above `NARROW`.
+    """
+    small, found = _small(case), list[float]()
+    for name, other in narrow_cases(small, device).items():
+        ours = our_step(other, build_model(small, device), full=False)
+        theirs = published_step(small, published_of(small, build_model(small, device)), full=False)
+        found.append(_difference(ours(), theirs()))
+        if not found[-1] <= NARROW["int8" if other.weights == "int8" else "bf16"]:
+            raise CheckFailed(f"bench {case.name}: {name} differs by {found[-1]:.1e}, so no speed is reported")
+    return max(found, default=None)
+
+
+def _small(case: Case) -> Case:
+    """The case with the sizes of the check."""
+    small = replace(case, **SMALL, num_long=None if case.num_long is None else 1)
+    small = replace(small, memory=min(small.memory, case.memory))
+    return replace(small, segment=case.segment) if case.section == "generation" else small
 
 
 @torch.no_grad()

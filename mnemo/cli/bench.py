@@ -202,8 +202,7 @@ def _print(results: Sequence[Comparison]) -> None:
             setting = result.setting
             shape = f"segment {setting['segment']}, memory {setting['memory']}, batch {setting['batch']}"
             model = f"{setting['num_layers']} layers of width {setting['dim']}"
-            wanted = f"{result.ratio:.2f} times as fast (required: {result.required:.1f})"
-            print(f"{result.name}: {result.summary}; {shape}, {model}: {wanted}, both agree to {result.error:.1e}")
+            print(f"{result.name}: {result.summary}; {shape}, {model}: {result.verdict}")
     for saved in long_range(results):
         print(saved.text)
 

@@ -15,10 +15,21 @@ from mnemo.bench import attention_op, timed_steps
 from mnemo.bench.attention_op import Shape, check_operation, measure_operations
 from mnemo.bench.cases import CASES, CPU_CASES, GPU_CASES, SECTIONS, Case, find_cases
 from mnemo.bench.comparison import compare
+from mnemo.bench.narrow_cases import narrow_cases, narrow_obstacle
 from mnemo.bench.published_memories import shift_ahead
 from mnemo.bench.published_xl import PublishedModel, relative_shift
 from mnemo.bench.results import Comparison, Measured, long_range
-from mnemo.bench.timed_steps import EXACT, build_model, builders, check, our_step, published_of, published_step
+from mnemo.bench.timed_steps import (
+    EXACT,
+    NARROW,
+    build_model,
+    builders,
+    check,
+    check_narrow,
+    our_step,
+    published_of,
+    published_step,
+)
 from mnemo.bench.timing import Timing, take_turns
 from mnemo.cli import main
 from mnemo.errors import CheckFailed, MnemoError
@@ -182,6 +193,46 @@ def test_half_precision_is_measured_against_two_published_variants() -> None:
     assert set(builders(CASES["xl-base"], CPU)) == {"mnemo", "published"}
 
 
+@pytest.fixture
+def bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mnemo.inference.narrow_weights.obstacle", lambda weights, device: None)
+
+
+def test_a_cpu_with_products_in_bf16_is_measured_with_fewer_bits(bf16_products: None) -> None:
+    assert list(builders(CASES["train"], CPU)) == ["mnemo", "mnemo, bf16", "published", "published, bf16"]
+    assert list(builders(CASES["eval"], CPU)) == ["mnemo", "mnemo, bf16", "published", "published, bf16 weights"]
+    narrow = ["mnemo, bf16 weights", "mnemo, int8 weights"]
+    assert list(builders(CASES["generate"], CPU)) == ["mnemo", *narrow, "published", "published, bf16 weights"]
+
+
+def test_a_cpu_without_products_in_bf16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mnemo.inference.narrow_weights.obstacle", lambda weights, device: "too old")
+    assert narrow_cases(CASES["eval"], CPU) == {} and check_narrow(CASES["eval"], CPU) is None
+    sides = {"mnemo": measured(1.0), "published": measured(4.0)}
+    result = replace(Comparison.of(CASES["eval"], 0.0, sides), not_narrow=narrow_obstacle(CASES["eval"], CPU))
+    assert "not measured in bf16: too old" in result.verdict
+    assert narrow_obstacle(CASES["eval-long"], CPU) is None
+
+
+@pytest.mark.parametrize("name", [case.name for case in CPU_CASES])
+def test_fewer_bits_are_checked_before_anything_is_timed(
+    name: str, bf16_products: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = check_narrow(CASES[name], CPU)
+    assert error is not None and EXACT < error <= NARROW["int8"]
+    monkeypatch.setattr(timed_steps, "NARROW", dict.fromkeys(NARROW, error / 2))
+    with pytest.raises(CheckFailed, match="no speed is reported"):
+        check_narrow(CASES[name], CPU)
+
+
+def test_the_fastest_option_must_reach_the_required_speed() -> None:
+    sides = {"mnemo": measured(2.0), "mnemo, bf16": measured(1.0), "published": measured(4.4)}
+    result = Comparison.of(replace(CASES["train"], required=4.0), 0.0, sides)
+    assert result.multiples == {"mnemo": 2.2, "mnemo, bf16": 4.4} and result.holds
+    assert "2.20 times as fast in fp32, 4.40 times as fast in bf16 (required of the fastest: 4.0" in result.verdict
+    assert not replace(result, required=5.0).holds
+
+
 def test_contenders_take_turns_after_a_warm_up() -> None:
     calls: list[str] = []
     ticks = iter(range(100))
@@ -233,8 +284,8 @@ def test_what_few_long_layers_save_leaves_the_weights_out() -> None:
 
 def test_the_promised_shapes_are_measured() -> None:
     train, score = CASES["train"], CASES["eval"]
-    assert (train.segment, train.memory, train.batch, train.required) == (256, 256, 4, 2.5)
-    assert (score.segment, score.memory, score.batch, score.required) == (64, 2048, 4, 6.0)
+    assert (train.segment, train.memory, train.batch, train.required) == (256, 256, 4, 4.0)
+    assert (score.segment, score.memory, score.batch, score.required) == (64, 2048, 4, 8.0)
     for case in (train, score):
         assert (case.num_layers, case.dim, case.num_heads, case.head_dim, case.inner_dim) == (6, 256, 8, 32, 1024)
     base, long = CASES["xl-base"], CASES["eval-long"]
