@@ -30,7 +30,7 @@ def score_text(args: Args) -> int:
             "mnemo: warning: a length chosen on test flatters the score there: choose it on valid",
             file=sys.stderr,
         )
-    half = opened_run.half_precision(args.precision, opened.run)
+    half = opened_run.half_precision(args.precision, opened.run, segments=True)
     evaluation = _Evaluation(args, opened, corpus)
     with opened_run.computing_in(half, opened.run):
         found = evaluation.run()

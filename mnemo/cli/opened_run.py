@@ -22,6 +22,7 @@ from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import write_json
 from mnemo.inference.generation import NOT_FINITE, AnyState
+from mnemo.inference.narrow_weights import obstacle
 from mnemo.inference.weight_formats import WeightFormat
 from mnemo.model.memory_limits import require_state_room
 from mnemo.session.text_run import (
@@ -78,11 +79,18 @@ def start_state(opened: OpenedRun, memory: Path | None, memory_length: int | Non
     return state if memory_length is None else resized(model, state, memory_length, segment), segment
 
 
-def half_precision(choice: Precision, run: LoadedRun) -> torch.dtype | None:
-    """The type to compute in; None: that of the weights. `auto`: on a GPU as the run was trained."""
+def half_precision(choice: Precision, run: LoadedRun, segments: bool = False) -> torch.dtype | None:
+    """The type to compute in; None: that of the weights. `auto`: on a GPU as the run was trained.
+
+    `segments`: the run reads whole segments, which is faster in bf16 on a CPU, too, if it has such products.
+    """
     device = run.model.device
     if choice == "bf16" and device.type == "cpu":
-        raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory (--weights int8 is faster)")
+        if not segments:
+            raise MnemoError("bf16 is for GPUs: on a CPU it is slower and saves no memory (--weights int8 is faster)")
+        refused = obstacle("bf16", device)
+        if refused is not None:
+            raise MnemoError(f"--precision bf16: {refused}")
     if choice == "auto":
         choice = "bf16" if device.type == "cuda" and run.recipe.train.precision == "bf16" else "fp32"
     return torch.bfloat16 if choice == "bf16" else None

@@ -192,10 +192,11 @@ def _score_segments(
 def _stored_as_computed(model: Model) -> tuple[Model, AbstractContextManager[Any]]:
     """The model to score with, and the context to score in.
 
-    In half precision on a GPU the weights are stored in half precision as well, so that no step has to cast them.
+    In half precision the weights are stored in half precision as well, so that no step has to cast them; on a CPU,
+    threads that score some of the rows each need that, because autocast is not active in them.
     """
     device = model.device.type
-    if device == "cuda" and torch.is_autocast_enabled(device) and can_record(model):
+    if device in ("cuda", "cpu") and torch.is_autocast_enabled(device) and can_record(model):
         return with_dtype(model, torch.get_autocast_dtype(device)), torch.autocast(device, enabled=False)
     return model, nullcontext()
 

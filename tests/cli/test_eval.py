@@ -14,11 +14,13 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 from helpers.edited_files import edit_checkpoint
 from helpers.tiny_runs import SEGMENT, tiny_run
+from helpers.tolerances import TOLERANCES
 from torch import Tensor
 
-from mnemo.cli import eval_text, main
+from mnemo.cli import eval_text, main, opened_run
 from mnemo.cli.eval_output import save_chart
 from mnemo.data.corpus import Corpus
 from mnemo.evaluation.perplexity import Score, evaluate, score_split
@@ -148,6 +150,18 @@ def test_loss_by_position(results: Path, capsys: pytest.CaptureFixture[str]) -> 
     check_pictures(results)
     assert run_eval("--by-position") == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[6:11]] == ["0", "1", "2", "4", "7"]
+
+
+def test_a_cpu_scores_in_bf16_if_it_has_such_products(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened_run, "obstacle", lambda weights, device: None)
+    wide, narrow = (scored(capsys, "--precision", kind)["score"] for kind in ("fp32", "bf16"))
+    assert narrow["loss"] != wide["loss"]
+    assert narrow["loss"] == pytest.approx(wide["loss"], rel=TOLERANCES[torch.bfloat16].rtol)
+    monkeypatch.setattr(opened_run, "obstacle", lambda weights, device: "too old")
+    assert run_eval("--precision", "bf16") == 2
+    assert "--precision bf16: too old" in capsys.readouterr().err
 
 
 def test_word_models_are_told_in_perplexity(capsys: pytest.CaptureFixture[str]) -> None:
