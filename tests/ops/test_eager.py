@@ -164,3 +164,35 @@ def test_softmax_in_place_is_softmax() -> None:
             scores[..., 0] = 0
             expected = torch.softmax(scores, -1)
             assert torch.equal(torch.softmax(scores, -1, out=scores), expected)
+
+
+def attention_gradients(seed: int, dtype: torch.dtype, num_keys: int = 24) -> list[Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    shapes = [(2, 3, 16, 8), (2, 3, num_keys, 8), (2, 3, num_keys, 8), (3, num_keys, 8)]
+    inputs = [torch.randn(shape, generator=random).to(dtype).requires_grad_() for shape in shapes]
+    out, _ = relative_attention(*inputs, offset=num_keys - 16, impl="eager")
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_buffers_of_earlier_calls_leave_no_trace(dtype: torch.dtype) -> None:
+    eager._kept.last = None
+    first = attention_gradients(0, dtype)
+    attention_gradients(1, dtype)
+    attention_gradients(2, dtype, num_keys=40)
+    with torch.inference_mode():
+        relative_attention(
+            *(torch.randn(1, 2, 5, 4, dtype=dtype) for _ in range(3)), torch.randn(2, 5, 4).to(dtype), offset=0
+        )
+    assert all(torch.equal(*pair) for pair in zip(first, attention_gradients(0, dtype), strict=True))
+
+
+def test_few_bytes_are_kept_for_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager._kept.last = None
+    attention_gradients(0, torch.float32)
+    kept = eager._kept.last
+    attention_gradients(0, torch.float32)
+    assert eager._kept.last is kept
+    monkeypatch.setattr(eager, "KEPT_BYTES", kept[1].num_bytes - 1)
+    attention_gradients(0, torch.float32)
+    assert eager._kept.last is not kept

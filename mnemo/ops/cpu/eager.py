@@ -12,6 +12,7 @@ the unskewed scores.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from mnemo.ops.masks import Causal, Mask
 QUERY_BLOCK = 128
 CPU_TILE = 2**20
 """Largest number of scores, keys and values of a tile for each CPU thread, so that they stay in its cache."""
+KEPT_BYTES = 2**27
+"""Most bytes of buffers that a thread keeps for its next call."""
 
 
 class _Call(NamedTuple):
@@ -171,7 +174,7 @@ def _skewed(scores: Tensor, num_keys: int) -> Tensor:
 
 
 class _Scratch:
-    """Buffers that blocks and tiles of a call use again: new ones would cost page faults."""
+    """Buffers that blocks, tiles and later calls use again: new ones would cost page faults."""
 
     def __init__(self, like: Tensor) -> None:
         self.like, self.buffers = like, dict[tuple[str, tuple[int, ...]], Tensor]()
@@ -188,6 +191,24 @@ class _Scratch:
         fills. It has K + 1 columns if W is less, so that the view does not overlap itself."""
         count, rows, num_keys = scores.shape
         return self.buffer(f"unskewed {num_keys}", count, rows, max(num_columns, num_keys + 1))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+
+_kept = threading.local()
+
+
+def _scratch(like: Tensor) -> _Scratch:
+    """The buffers of this thread's last call with such tensors; new ones if those became too large."""
+    if like.device.type != "cpu" or type(like) is not Tensor or torch.compiler.is_compiling():
+        return _Scratch(like)
+    key = (like.dtype, torch.is_inference_mode_enabled())
+    last: tuple[object, _Scratch] | None = getattr(_kept, "last", None)
+    if last is None or last[0] != key or last[1].num_bytes > KEPT_BYTES:
+        last = _kept.last = (key, _Scratch(torch.empty(0, dtype=like.dtype)))
+    return last[1]
 
 
 def _hidden(call: _Call, block: _Block, num_keys: int, device: torch.device) -> list[_Hidden]:
@@ -268,7 +289,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tables: _Tables, call: _Call, *, w
     hidden = [_hidden(call, block, k.shape[2], q.device) for block in blocks]
     out = q.new_empty(batch, num_queries, heads, size).transpose(1, 2)
     lse = q.new_empty(batch, heads, num_queries) if with_lse else None
-    saved, scratch = list[Tensor](), _Scratch(q)
+    saved, scratch = list[Tensor](), _scratch(q)
     for tile in tiles:
         part = _Operands.of(tile, q, k, v, *tables)
         for block, masks in zip(blocks, hidden, strict=True):
@@ -323,7 +344,7 @@ class _Gradients:
     dv: Tensor
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, *tables: Tensor | None) -> None:
-        self.inputs, self.scratch = (q, k, v, *tables), _Scratch(q)
+        self.inputs, self.scratch = (q, k, v, *tables), _scratch(q)
         self.q, self.k, self.v = _heads_inside(q), _heads_inside(k), _heads_inside(v)
         self.r, self.u, self.w, self.bias = (
             None if table is None else table.new_zeros(table.shape) for table in tables
