@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.tolerances import assert_close
@@ -181,16 +183,15 @@ def test_buffers_of_earlier_calls_leave_no_trace(dtype: torch.dtype) -> None:
     attention_gradients(1, dtype)
     attention_gradients(2, dtype, num_keys=40)
     with torch.inference_mode():
-        relative_attention(
-            *(torch.randn(1, 2, 5, 4, dtype=dtype) for _ in range(3)), torch.randn(2, 5, 4).to(dtype), offset=0
-        )
+        q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=dtype)
+        relative_attention(q, k, v, torch.randn(2, 5, 4, dtype=dtype), offset=0)
     assert all(torch.equal(*pair) for pair in zip(first, attention_gradients(0, dtype), strict=True))
 
 
 def test_few_bytes_are_kept_for_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     eager._kept.last = None
     attention_gradients(0, torch.float32)
-    kept = eager._kept.last
+    kept: Any = eager._kept.last
     attention_gradients(0, torch.float32)
     assert eager._kept.last is kept
     monkeypatch.setattr(eager, "KEPT_BYTES", kept[1].num_bytes - 1)

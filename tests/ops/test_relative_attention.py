@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mnemo.ops import Blocks, Causal, KeyLimit, relative_attention, relative_attention_reference
+from mnemo.ops import Blocks, Causal, Implementation, KeyLimit, relative_attention, relative_attention_reference
 from mnemo.ops.cpu import eager
 
 BATCH, HEADS, SIZE = 2, 3, 4
@@ -78,7 +78,8 @@ def test_half_precision_stays_near_the_equation(
     exact = {name: part.detach().double().requires_grad_() for name, part in half.items()}
     weights = torch.randn(BATCH, HEADS, 40, SIZE, dtype=torch.float64)
     results = []
-    for tensors, impl in ((exact, "reference"), (half, "eager")):
+    paths: list[tuple[dict[str, Any], Implementation]] = [(exact, "reference"), (half, "eager")]
+    for tensors, impl in paths:
         out, _ = relative_attention(**tensors, offset=30, mask=mask, impl=impl)
         gradients = torch.autograd.grad((out * weights.to(out)).sum(), list(tensors.values()))
         results.append([out, *gradients])
