@@ -344,7 +344,7 @@ class Tiling(NamedTuple):
 def tiling(batch: int, heads: int, num_slots: int, block_d: int, item_bytes: int) -> Tiling:
     """Measured on an H200: few texts need many programs at once; many texts need loads ahead and shared positions."""
     wide = block_d * item_bytes > 128
-    group, block, programs, stages = (1, 128, 256, 1) if batch == 1 else (1, 64, 512, 1)
+    group, block, programs, stages = (1, 128, 128, 1) if batch == 1 else (1, 64, 512, 1)
     if batch >= 8:
         group, block, programs, stages = 2, 32, 256, 1 if wide else 3
     if wide:

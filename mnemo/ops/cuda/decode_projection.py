@@ -31,11 +31,11 @@ except ImportError:
 LARGEST_WIDTH = 2048
 """Bytes of a row that is computed in the same kernel as its product: rows and weights must fit in shared memory"""
 LARGEST_ROWS = 16
-ROW_BLOCK, OUTPUTS, WARPS = 16, 16, 4
-"""Rows and outputs of a program on the tensor cores, which a single row does not use"""
+ROW_BLOCK, OUTPUTS, EARLY_OUTPUTS, WARPS = 16, 16, 32, 4
+"""Rows and outputs of a program on the tensor cores, which a single row does not use; outputs with an early start"""
 ROW_PROGRAMS, ROW_TILE, ROW_WARPS = 384, 2048, 1
 """Programs of the product of a single row, and weights of one of them; one warp needs no barriers"""
-PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS = 128, 8192, 8
+PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS = 64, 8192, 8
 """The same if the row consists of parts, which every program adds up"""
 Activation = Literal["relu", "gelu", "squared_relu"]
 
@@ -401,13 +401,14 @@ def _multiply_rows(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], o
     if rows.kind == "plain":
         block_k = min(1024 // outputs[0].element_size(), block_k // 4)
     block_k = max(16 * WARPS, block_k)
+    outputs_of_one = EARLY_OUTPUTS if options["EARLY"] else OUTPUTS
     early = options["EARLY"] and rows.kind == "plain"
-    cast(Any, _project_rows)[(-(-options["N"] // OUTPUTS), -(-rows.batch // ROW_BLOCK))](
+    cast(Any, _project_rows)[(-(-options["N"] // outputs_of_one), -(-rows.batch // ROW_BLOCK))](
         *inputs,
         *outputs,
         BLOCK_K=block_k,
         BLOCK_M=ROW_BLOCK,
-        BLOCK_N=OUTPUTS,
+        BLOCK_N=outputs_of_one,
         PARTS=WARPS,
         PREFETCHED=_prefetched(options["K"], outputs[0].element_size()) if early else 0,
         num_warps=WARPS,
@@ -417,7 +418,7 @@ def _multiply_rows(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], o
 
 def _prefetched(width: int, item_bytes: int) -> int:
     """Weights that each thread of a program prefetches; 0 if those of a program cannot be divided evenly."""
-    share = OUTPUTS * width // (32 * WARPS)
+    share = EARLY_OUTPUTS * width // (32 * WARPS)
     return share if width == power_of_two(width) and share * item_bytes % 16 == 0 else 0
 
 
