@@ -123,10 +123,6 @@ class Layer(Protocol):
         """Keys and values (B, H, M + T, d) of constant rows `memory` (B, M, D) and of `rows` (B, T, D) after them."""
         ...
 
-    def queries_keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`queries` and `keys_values` of the same rows (B, T, D), by one product."""
-        ...
-
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         """Contexts (B, L, H * d) of the rows x, before the output projection; their log-sum-exp (B, H, L)."""
         ...

@@ -394,11 +394,11 @@ def test_the_published_bias_for_what_is_ahead_starts_wider() -> None:
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("length", [4, 7])
-def test_one_product_of_a_layer_changes_nothing(length: int, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, one product gives queries, keys and values: outputs, states and gradients."""
+def test_one_product_for_all_queries_changes_nothing(length: int, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is how queries are computed on a GPU: outputs, states and gradients."""
     tokens, results = random_tokens(2, 12), []
     for together in (False, True):
-        monkeypatch.setattr(lookahead_modules, "one_product_is_faster", lambda rows, together=together: together)
+        monkeypatch.setattr(lookahead_modules, "queries_together", lambda rows, together=together: together)
         model = lookahead_model(changes={"norm": norm, "dropout": DropoutConfig()}, length=length).train()
         state, loss = model.init(2), 0.0
         for part in tokens.split(4, 1):

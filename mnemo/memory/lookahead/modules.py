@@ -144,13 +144,9 @@ class LookaheadStage(Stage):
         """One layer on [memory ; segment] rows (B, M + L, D): its trace and output; the last layer's without memory."""
         layer, num_slots, num_keys = self.layer(depth), self.num_slots(state), rows.shape[1]
         relation = segment.tables.relation(layer, num_keys, max(segment.ahead, self.extent(state).ahead))
+        keys, values = layer.keys_values(rows)
         memory, x = rows.split([num_slots, num_keys - num_slots], 1)
         kept = depth < self.num_kept
-        looks_ahead = kept and num_slots > 0 and self.config.alpha != "one"
-        if looks_ahead and one_product_is_faster(rows):
-            queries, keys, values = layer.queries_keys_values(rows)
-        else:
-            queries, (keys, values) = None, layer.keys_values(rows)
         scope = Scope(
             relation.nearest(None, segment.ahead),
             segment.mask(num_slots),
@@ -158,14 +154,15 @@ class LookaheadStage(Stage):
             with_lse=kept,
             record=segment.call.record,
         )
-        if queries is None:
-            context, lse = layer.attend(x, keys, values, scope)
+        past = None
+        if kept and num_slots and self.config.alpha != "one" and queries_together(rows):
+            past, own = layer.queries(rows).split([num_slots, x.shape[1]], 2)
+            context, lse = layer.attend_from(own, keys, values, scope)
         else:
-            context, lse = layer.attend_from(queries[:, :, num_slots:], keys, values, scope)
+            context, lse = layer.attend(x, keys, values, scope)
         if not kept or lse is None:
             return Trace(keys, values, None, None), layer.finish(x, context)
         ahead = self._relation_ahead(depth, relation, num_slots, segment.tables)
-        past = None if queries is None else queries[:, :, :num_slots]
         found = self._look_ahead(depth, memory, keys, values, ahead, horizon, past)
         refreshed, refreshed_lse = self._refresh(depth, found, state, horizon, segment)
         own_lse = by_row(lse)
@@ -270,10 +267,10 @@ class XavierLookaheadStage(LookaheadStage, DrawsOwnWeights):
             nn.init.xavier_uniform_(self.v_minus)
 
 
-def one_product_is_faster(rows: Tensor) -> bool:
-    """Whether one product should give the queries, keys and values of all rows.
+def queries_together(rows: Tensor) -> bool:
+    """Whether one product for the queries of all rows is faster than one for the memory's and one for the segment's.
 
-    On a GPU: memory and segment would be copied for products of their own, and gradients of the rows added up.
+    On a GPU it is: those rows would be copied for their products, in both directions.
     """
     return rows.is_cuda
 

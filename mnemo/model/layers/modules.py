@@ -43,12 +43,9 @@ class Inputs(NamedTuple):
 
     def project(self, linear: nn.Linear) -> Tensor:
         """By a linear layer without a bias of its own."""
-        return linear(self.rows) if self.scale is None else self.multiply(linear.weight)
-
-    def multiply(self, weight: Tensor) -> Tensor:
-        """By the weight (N, D) of a linear map without a bias."""
         if self.scale is None:
-            return F.linear(self.rows, weight)
+            return linear(self.rows)
+        weight = linear.weight
         return F.linear(self.rows, weight * self.scale, None if self.shift is None else weight @ self.shift)
 
 
@@ -96,14 +93,6 @@ class Attention(nn.Module):
     def keys_values(self, x: Inputs, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:
         keys, values = self.drop_qkv(x.project(self.key_value)).chunk(2, -1)
         return self.place(keys, self.norm_key, rotary), self.split(values)
-
-    def queries_keys_values(self, x: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """All of the same rows, by one product."""
-        weights = [self.query.weight, self.key_value.weight]
-        queries, joined = x.multiply(torch.cat(weights)).split([len(weight) for weight in weights], -1)
-        keys, values = self.drop_qkv(joined).chunk(2, -1)
-        queries = self.place(self.drop_qkv(queries), self.norm_query, None)
-        return queries, self.place(keys, self.norm_key, None), self.split(values)
 
     def keys_values_after(
         self,
@@ -258,9 +247,6 @@ class TransformerLayer(nn.Module):
 
     def queries(self, x: Tensor) -> Tensor:
         return self.attention.queries(self._inner(x))
-
-    def queries_keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.attention.queries_keys_values(self._inner(rows))
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, scope: Scope) -> tuple[Tensor, Tensor | None]:
         rotary = scope.relation.to(keys.dtype).rotary
