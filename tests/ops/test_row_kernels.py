@@ -415,6 +415,8 @@ def test_the_dropout_of_a_layer_comes_from_torchs_generator(norm: str) -> None:
 
 def test_the_sites_of_a_layer_have_masks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     made, seen = layer("post", "layer", "relu", rate=0.5), []
+    with using("fused"):
+        made.finish(draw(2, 5, 24), draw(2, 5, 16))  # tests the kernels, if nothing has before
 
     def observe(real: Any, place: int) -> Any:
         def call(*values: Any) -> Any:
