@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -36,10 +37,13 @@ class Sizes:
         return asdict(self)
 
 
-def sizes(model: Model, ids: Ids, *, segment: int) -> Sizes:
-    """Read a text (T,) in segments, and measure all sizes over it."""
+def sizes(model: Model, ids: Ids, *, segment: int, memory: int | None = None) -> Sizes:
+    """Read a text (T,) in segments, and measure all sizes over it.
+
+    `memory`: slots of the long-range layers; default: as configured.
+    """
     text, segment = as_ids(model, ids, at_least=2), checked_segment(segment)
-    state, scores, logits, losses = empty_state(model, None), _LargestScores(), 0.0, []
+    state, scores, logits, losses = empty_state(model, memory), _LargestScores(), 0.0, []
     with evaluating(model), _watching_rows(model) as rows:
         for part in text.split(segment):
             scores.layer = 0
@@ -50,7 +54,7 @@ def sizes(model: Model, ids: Ids, *, segment: int) -> Sizes:
     return Sizes(
         loss=float(torch.cat(losses).mean()),
         weights={name: _root_mean_square(weight) for name, weight in model.named_parameters() if weight.dim() > 1},
-        rows=[(stage.squares / stage.count) ** 0.5 for stage in rows],
+        rows=[_finite_or_infinite((stage.squares / stage.count) ** 0.5) for stage in rows],
         largest_rows=[stage.largest for stage in rows],
         scores=scores.largest,
         logits=logits,
@@ -58,8 +62,11 @@ def sizes(model: Model, ids: Ids, *, segment: int) -> Sizes:
 
 
 def most_grown(now: dict[str, float], first: dict[str, float]) -> tuple[str, float]:
-    """The matrix that has grown by the largest factor, and the factor. Matrices that began as zeros are left out."""
-    factors = {name: now[name] / size for name, size in first.items() if size > 0}
+    """The matrix that has grown by the largest factor, and the factor; NaN counts as infinite.
+
+    Matrices that began as zeros are left out.
+    """
+    factors = {name: _finite_or_infinite(now[name]) / size for name, size in first.items() if size > 0}
     name = max(factors, key=lambda name: factors[name])
     return name, factors[name]
 
@@ -102,8 +109,12 @@ def _watching_rows(model: Model) -> Iterator[list[_Rows]]:
 
 
 def _largest(values: Tensor) -> float:
-    """Infinity if a value is not finite, so that the largest of several texts stays so."""
-    return float(values.abs().max().nan_to_num(nan=float("inf")))
+    return _finite_or_infinite(float(values.abs().max()))
+
+
+def _finite_or_infinite(size: float) -> float:
+    """NaN as infinity, which is in order with other sizes."""
+    return math.inf if math.isnan(size) else size
 
 
 def _root_mean_square(weight: Tensor) -> float:

@@ -44,6 +44,8 @@ def run(args: Args) -> int:
     if args.text is None:
         _require_validation_text(Path(args.run or ""))
     if args.growth:
+        if args.which != "best":
+            raise MnemoError("--growth shows every kept checkpoint: leave --which out")
         from mnemo.cli.analyse_growth import analyse_growth
 
         return analyse_growth(args)

@@ -11,7 +11,8 @@ from torch import Tensor
 from mnemo.analysis.growth import Sizes, most_grown, sizes
 from mnemo.cli import console, opened_run
 from mnemo.cli.analyse import Args
-from mnemo.cli.analyse_text import load_text
+from mnemo.cli.analyse_text import load_text, made_folder
+from mnemo.files.json_file import without_nan
 from mnemo.session.text_run import with_tokenizer
 from mnemo.storage.checkpoint import checkpoint_steps
 from mnemo.storage.run_folder import LoadedRun, open_run
@@ -20,6 +21,8 @@ HEADERS = ("step", "bits per token", "residual rows", "largest score", "largest 
 
 
 def analyse_growth(args: Args) -> int:
+    if args.out is not None:
+        made_folder(args.out)
     folder = Path(args.run or "")
     kept: list[Any] = checkpoint_steps(folder) or [args.which]
     found: dict[int, Sizes] = {}
@@ -28,11 +31,12 @@ def analyse_growth(args: Args) -> int:
         for which in kept:
             run = open_run(folder, which, args.device)
             ids = _ids(run, args) if ids is None else ids
-            found[run.step] = sizes(run.model, ids, segment=args.segment or run.recipe.train.segment)
+            segment = args.segment or run.recipe.train.segment
+            found[run.step] = sizes(run.model, ids, segment=segment, memory=args.memory_length)
             bar.advance(1)
     assert run is not None
-    content = {"steps": [{"step": step, **each.to_json()} for step, each in found.items()]}
-    place = args.out or opened_run.result_folder(run)
+    content = without_nan({"steps": [{"step": step, **each.to_json()} for step, each in found.items()]})
+    place = opened_run.result_folder(run) if args.out is None else args.out
     saved = None if place is None else str(opened_run.save_result(place, "growth", run, content))
     if args.json:
         console.print_json(content | {"saved": saved})
@@ -51,9 +55,10 @@ def _ids(run: LoadedRun, args: Args) -> Tensor:
 
 def _row(step: int, now: Sizes, first: Sizes) -> tuple[Any, ...]:
     name, factor = most_grown(now.weights, first.weights)
+    grown = "-" if now is first else f"{factor:.3g}x {name}"
     stage = max(range(len(now.rows)), key=lambda index: now.rows[index])
     rows = f"{now.rows[stage]:.3g} after stage {stage}"
-    return step, f"{now.loss / math.log(2):.4f}", rows, _score(now), f"{now.logits:.3g}", f"{factor:.3g}x {name}"
+    return step, f"{now.loss / math.log(2):.4f}", rows, _score(now), f"{now.logits:.3g}", grown
 
 
 def _score(now: Sizes) -> str:

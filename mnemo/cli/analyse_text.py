@@ -44,7 +44,7 @@ def analyse(args: Args) -> int:
     segment = args.segment or opened.run.recipe.train.segment
     _require_two_segments(len(ids), segment)
     home = Path() if is_shipped(opened.run.path) else opened.run.path
-    folder = _folder(args.out or home / "analyses" / slugify(name.partition(".")[0]))
+    folder = made_folder(args.out or home / "analyses" / slugify(name.partition(".")[0]))
     found = _analyse(args, opened, Text(name, ids, len(whole)), segment)
     page = write_analysis(found, folder)
     answer = _answer(found, page) | {"tokens_in_text": len(whole)}
@@ -60,7 +60,7 @@ def _require_two_segments(num_tokens: int, segment: int) -> None:
         )
 
 
-def _folder(path: Path) -> Path:
+def made_folder(path: Path) -> Path:
     """Create the folder before the work begins, so that an error costs no time."""
     path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):

@@ -80,5 +80,11 @@ def test_nothing_stays_behind_and_a_ruined_model_has_infinite_sizes() -> None:
     assert found.logits == math.inf and found.largest_rows[0] == math.inf and math.isnan(found.loss)
 
 
+def test_the_length_of_the_memory_counts() -> None:
+    model = random_model()
+    assert sizes(model, TEXT, segment=SEGMENT, memory=0) != sizes(model, TEXT, segment=SEGMENT)
+
+
 def test_the_matrix_that_grew_most() -> None:
+    assert most_grown({"a": 3.0, "b": math.nan}, {"a": 2.0, "b": 1.0}) == ("b", math.inf)
     assert most_grown({"a": 3.0, "b": 2.0, "zero": 9.0}, {"a": 2.0, "b": 1.0, "zero": 0.0}) == ("b", 2.0)

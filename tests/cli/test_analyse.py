@@ -231,6 +231,7 @@ def test_curves_are_means_of_neighbours() -> None:
 def test_growth_shows_every_kept_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, text = tiny_run(), text_file(tmp_path)
     words = ["analyse", str(run), str(text), "--growth", "--device", "cpu", "--limit", str(LIMIT)]
+    words += ["--out", str(tmp_path / "out")]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     steps = checkpoint_steps(run)
@@ -246,3 +247,22 @@ def test_growth_of_a_shipped_model_is_one_row(tmp_path: Path, capsys: pytest.Cap
     words = ["analyse", "novels-small", str(text_file(tmp_path)), "--growth", "--device", "cpu", "--limit", str(LIMIT)]
     assert main(words) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_growth_of_a_ruined_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ruined(*words: Any) -> Any:
+        run = open_run(*words)
+        if run.step:
+            run.model.embedding.tables[0].data.fill_(float("nan"))  # type: ignore[union-attr]
+        return run
+
+    monkeypatch.setattr("mnemo.cli.analyse_growth.open_run", ruined)
+    words = ["analyse", str(tiny_run()), str(text_file(tmp_path)), "--growth", "--device", "cpu", "--limit", str(LIMIT)]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
+    first, last = capsys.readouterr().out.splitlines()[2:4]
+    assert "nan" not in first and "inf after stage 0" in last and "infx embedding.tables.0" in last
+    saved = json.loads((tmp_path / "out" / "growth.json").read_text())
+    assert saved["steps"][1]["loss"] is None
+    assert main([*words, "--which", "last"]) == 2
