@@ -171,6 +171,29 @@ def test_other_weights_are_shared_and_the_model_stays() -> None:
     assert not narrow.training and with_narrow_weights(model, "fp32") is model
 
 
+@pytest.mark.parametrize(
+    ("machine", "supported", "avx512_bf16", "amx", "has"),
+    [
+        ("x86_64", True, True, False, True),
+        ("x86_64", True, False, True, True),
+        ("x86_64", True, False, False, False),  # AVX-512 alone: emulated, and slower than fp32
+        ("AMD64", True, False, False, False),
+        ("aarch64", True, False, False, True),
+        ("aarch64", False, False, False, False),
+    ],
+)
+def test_which_processors_have_products_in_bf16(
+    machine: str, supported: bool, avx512_bf16: bool, amx: bool, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrow_weights.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert narrow_weights.has_bf16_products() == has
+    assert (narrow_weights.obstacle("bf16", torch.device("cpu")) is None) == has
+
+
 def test_wrong_formats_and_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained_like(memory=4)
     with pytest.raises(MnemoError, match="format of weights 'int4'"):
