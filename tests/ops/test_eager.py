@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -197,3 +198,14 @@ def test_few_bytes_are_kept_for_later_calls(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(eager, "KEPT_BYTES", kept[1].num_bytes - 1)
     attention_gradients(0, torch.float32)
     assert eager._kept.last is not kept
+
+
+def test_kept_buffers_are_where_the_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the default device is when a thread makes its first ones."""
+    monkeypatch.setattr(eager, "_kept", threading.local())
+    q, r = torch.randn(1, 2, 3, 4), torch.randn(2, 3, 4)
+    with torch.device("meta"):
+        scratch = eager._scratch(q)
+    assert scratch.buffer("scores", 2, 3).device == q.device
+    out, _ = relative_attention(q.requires_grad_(), q, q, r, offset=0)
+    assert bool(out.isfinite().all())

@@ -30,7 +30,7 @@ QUERY_BLOCK = 128
 CPU_TILE = 2**20
 """Largest number of scores, keys and values of a tile for each CPU thread, so that they stay in its cache."""
 KEPT_BYTES = 2**27
-"""Most bytes of buffers that a thread keeps for its next call."""
+"""A thread's buffers are used by its next call unless they have more bytes."""
 
 
 class _Call(NamedTuple):
@@ -207,7 +207,7 @@ def _scratch(like: Tensor) -> _Scratch:
     key = (like.dtype, torch.is_inference_mode_enabled())
     last: tuple[object, _Scratch] | None = getattr(_kept, "last", None)
     if last is None or last[0] != key or last[1].num_bytes > KEPT_BYTES:
-        last = _kept.last = (key, _Scratch(torch.empty(0, dtype=like.dtype)))
+        last = _kept.last = (key, _Scratch(torch.empty(0, dtype=like.dtype, device=like.device)))
     return last[1]
 
 
