@@ -4,7 +4,6 @@ import threading
 
 import pytest
 import torch
-from helpers.tolerances import assert_close
 
 pytest.importorskip("triton")
 
@@ -78,4 +77,4 @@ def test_recorded_chains_with_early_starts_give_the_same_numbers(dtype: torch.dt
     if not early_start.possible(torch.device("cuda")):
         pytest.skip("this GPU starts no kernel early")
     chain = early_test.layer_chain(torch.device("cuda"), dtype, batch)
-    assert_close(early_test.recorded(chain), chain())
+    assert early_test._error(chain) < decode_kernels.TOLERANCE[dtype]  # programs have other sizes

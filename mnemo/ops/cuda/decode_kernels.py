@@ -31,8 +31,6 @@ except ImportError:
 INTERPRETED = False
 """Whether kernels of decoding run on every device: tests of these kernels set it, with Triton's interpreter."""
 LARGEST_PARTS = 32
-NEXT_LATE = True
-"""Whether kernels after attention may start at its end only: what they prefetch would leave the cache too early"""
 PIECE_BYTES = 512
 PREFETCHED_PIECES = 32
 """Pieces of the keys and of the values of a text that a program with an early start prefetches"""
@@ -206,10 +204,8 @@ if triton is not None:
         out_ptr, scale, batch, num_slots, part_size, values_at, stride_q, stride_k, stride_v,
         D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, HAS_R: tl.constexpr,
         HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_BIAS: tl.constexpr, ONE_PART: tl.constexpr, STAGES: tl.constexpr,
-        EARLY: tl.constexpr, AHEAD: tl.constexpr, NEXT_LATE: tl.constexpr,
+        EARLY: tl.constexpr, AHEAD: tl.constexpr,
     ):  # fmt: skip
-        if not NEXT_LATE:
-            let_next_start(EARLY)
         part, head = tl.program_id(0), tl.program_id(1)
         num_parts, heads = tl.num_programs(0), tl.num_programs(1)
         texts = tl.program_id(2) * GROUP + tl.arange(0, GROUP)
@@ -260,8 +256,8 @@ if triton is not None:
                 keys, values, r, content3, position3, head_bias_ptr, scale, limits, start, end, num_slots,
                 largest, total, context, BLOCK_N, HAS_R, HAS_BIAS,
             )  # fmt: skip
-        if NEXT_LATE:
-            let_next_start(EARLY)
+        # Not earlier: what the next kernels prefetch would leave the cache before they use it.
+        let_next_start(EARLY)
         above = tl.max(largest, 1)
         kept = tl.exp2(largest - above[:, None])
         whole = tl.sum(total * kept, 1)
@@ -344,7 +340,8 @@ class Tiling(NamedTuple):
 def tiling(batch: int, heads: int, num_slots: int, block_d: int, item_bytes: int) -> Tiling:
     """Measured on an H200: few texts need many programs at once; many texts need loads ahead and shared positions."""
     wide = block_d * item_bytes > 128
-    group, block, programs, stages = (1, 128, 128, 1) if batch == 1 else (1, 64, 512, 1)
+    one = 128 if early_start.is_early() else 256
+    group, block, programs, stages = (1, 128, one, 1) if batch == 1 else (1, 64, 512, 1)
     if batch >= 8:
         group, block, programs, stages = 2, 32, 256, 1 if wide else 3
     if wide:
@@ -431,7 +428,6 @@ def attend_parts(
         ONE_PART=parts == 1,
         STAGES=stages,
         AHEAD=_prefetched(ring, part_size - block) if early["EARLY"] else 0,
-        NEXT_LATE=NEXT_LATE,
         num_warps=warps,
         **early,
     )

@@ -35,8 +35,8 @@ ROW_BLOCK, OUTPUTS, EARLY_OUTPUTS, WARPS = 16, 16, 32, 4
 """Rows and outputs of a program on the tensor cores, which a single row does not use; outputs with an early start"""
 ROW_PROGRAMS, ROW_TILE, ROW_WARPS = 384, 2048, 1
 """Programs of the product of a single row, and weights of one of them; one warp needs no barriers"""
-PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS = 64, 8192, 8
-"""The same if the row consists of parts, which every program adds up"""
+PARTS_PROGRAMS, EARLY_PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS = 128, 64, 8192, 8
+"""The same if the row consists of parts, which every program adds up; programs with an early start"""
 Activation = Literal["relu", "gelu", "squared_relu"]
 
 
@@ -376,7 +376,8 @@ def _multiply_row(rows: _Rows, inputs: Sequence[Any], outputs: Sequence[Any], op
     weight, num_outputs = outputs[0], options["N"]
     programs, tile, warps = ROW_PROGRAMS, ROW_TILE, ROW_WARPS
     if rows.parts is not None:
-        programs, tile, warps = PARTS_PROGRAMS, PARTS_TILE, PARTS_WARPS
+        programs = EARLY_PARTS_PROGRAMS if options["EARLY"] else PARTS_PROGRAMS
+        tile, warps = PARTS_TILE, PARTS_WARPS
     block_k = power_of_two(options["K"])
     block_n = max(1, min(tile // block_k, _floor_power_of_two(num_outputs // programs)))
     sums, stats, num_parts = rows.parts or (weight, weight, 1)
