@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mnemo.data.streams import Batch
+from mnemo.errors import one_line
 from mnemo.inference.cuda_graph import CudaRecorder, Recorder
 from mnemo.memory.state import State
 from mnemo.model import Model, attention_obstacle, rows_obstacle
@@ -258,8 +259,8 @@ class Engine:
         """Record the update if inputs have the run's usual shape; nothing that training depends on changes."""
         if not self.needs_preparing(inputs) or self._recorder is None:
             return
-        half = self._half_weights(inputs, states)
         try:
+            half = self._half_weights(inputs, states)
             self._recorded = RecordedUpdate(
                 self.model,
                 self.optimizer,
@@ -273,7 +274,7 @@ class Engine:
                 half=half,
             )
         except RuntimeError as error:
-            self.not_recorded = str(error).strip().partition("\n")[0]
+            self.not_recorded = one_line(error)
             self._note(f"continuing without a CUDA graph, slower: {self.not_recorded}")
         if self._recorded is not None and not takes_tensor_rates(self.optimizer):
             self._note(f"{type(self.optimizer).__name__} steps outside of the CUDA graph")

@@ -81,8 +81,10 @@ class Muon(torch.optim.Optimizer):
     def clipped_step(self, halves: Mapping[Tensor, Tensor], limit: float | None) -> Tensor:
         """Clip all gradients and take a step; return their norm before. `halves`: gradients of some matrices in half
         precision, which have no other one. The kernels read and clip them, without a pass of its own for either."""
-        for parameter in [p for p, half in halves.items() if not half.is_contiguous() or half.data_ptr() % 16]:
-            parameter.grad = wide(halves[parameter], parameter)
+        by_muon = {p for group in self.param_groups if group["parts"] is not None for p in group["params"]}
+        for parameter, half in halves.items():
+            if parameter not in by_muon or not half.is_contiguous() or half.data_ptr() % 16:
+                parameter.grad = wide(half, parameter)
         halves = {parameter: half for parameter, half in halves.items() if parameter.grad is None}
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = total_norm([*grads, *halves.values()])

@@ -264,6 +264,18 @@ def test_what_cannot_be_recorded_goes_on_all_the_same() -> None:
     assert engine.describe() == f"not compiled (compile is off), no CUDA graph ({reason})"
 
 
+def test_half_weights_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, notes, model = TrainConfig(batch=2, segment=5, compile=False), [], tiny(memory=4)
+    engine = Engine(model, build_optimizer(model, OptimizerConfig()), config, recorder=Rerun(), note=notes.append)
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine, "_half_weights", full)
+    trained(engine, inputs_of_updates(config, 2), config)
+    assert notes == ["continuing without a CUDA graph, slower: CUDA out of memory"]
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_what_cannot_be_compiled_goes_on_all_the_same(reference_op: None) -> None:
     def broken(graph: Any, inputs: Any) -> Any:

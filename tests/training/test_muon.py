@@ -271,6 +271,21 @@ def test_steps_from_half_gradients_are_plain_steps(
         assert_close(found.get("momentum", torch.zeros(1)), expected.get("momentum", torch.zeros(1)))
 
 
+def test_a_half_gradient_of_a_weight_that_adam_moves() -> None:
+    results = []
+    for half in (True, False):
+        weight = torch.nn.Parameter(torch.ones(3, 1))
+        optimizer = Muon([{"params": [weight], "parts": None}], 0.1)
+        gradient = torch.tensor([[1.0], [-2.0], [0.5]])
+        if half:
+            optimizer.clipped_step({weight: gradient.bfloat16()}, None)
+        else:
+            weight.grad = gradient
+            optimizer.step()
+        results.append(weight.detach())
+    assert torch.equal(*results) and not torch.equal(results[0], torch.ones(3, 1))
+
+
 def test_the_recorded_update_asks_for_half_steps_where_kernels_work(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     groups = [{"params": [weight], "parts": [1]}]
