@@ -119,7 +119,7 @@ def gates_inside(q: Tensor, r: Tensor | None, bias: Tensor | None, mask: Mask) -
 
 def gate_obstacle(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Why no kernel applies gates; None if one does. The first call for a device tests it."""
-    refused = kernel_obstacle(device, dtype, head_dim)
+    refused = kernel_obstacle(device, dtype, head_dim, spans=False)
     if refused is not None:
         return refused
     from mnemo.ops.cuda.dispatch import GATE_TEST, head_size

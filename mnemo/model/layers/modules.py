@@ -273,12 +273,19 @@ class TransformerLayer(nn.Module):
         """Projections of the norms of [memory ; x], where `_joins`."""
         from mnemo.ops.cuda.join_norms import join_norms
 
-        attention, norm = self.attention, self.norm_attention
+        norm = self.norm_attention
         normed, joined, _ = join_norms(memory.detach().to(x.dtype), x, norm.eps)
-        maps = (attention.key_value, attention.query, None if self.gate is None else self.gate.linear)
         # The norm's weights are multiplied into the projection's: their gradient then needs no row of the memory.
-        weights = [None if each is None else (each.weight * norm.weight).to(x.dtype) for each in maps]
-        return Projected(*project_joined(joined, normed, *weights))  # type: ignore[arg-type]
+        return self._projected(joined, normed, norm.weight)
+
+    def _projected(self, joined: Tensor, x: Tensor, scale: Tensor | None = None) -> Projected:
+        """Projections of rows x and of rows before them, which `joined` includes, times `scale` (D,)."""
+        maps = (self.attention.key_value, self.attention.query, None if self.gate is None else self.gate.linear)
+        weights = [None if each is None else each.weight for each in maps]
+        if scale is not None:
+            weights = [None if weight is None else weight * scale for weight in weights]
+        narrow = [None if weight is None else weight.to(x.dtype) for weight in weights]
+        return Projected(*project_joined(joined, x, *narrow))  # type: ignore[arg-type]
 
     def takes_joined(self, x: Tensor, memory: Tensor) -> bool:
         # Shorter memories are copied quickly. A compiled stage would be compiled again for a memory with other strides.
@@ -287,10 +294,7 @@ class TransformerLayer(nn.Module):
         return torch.is_grad_enabled() and memory.dtype == x.dtype == compute_dtype(x)
 
     def output_after_joined(self, x: Tensor, joined: Tensor, scope: Scope) -> Tensor:
-        attention = self.attention
-        maps = (attention.key_value, attention.query, None if self.gate is None else self.gate.linear)
-        weights = [None if each is None else each.weight.to(x.dtype) for each in maps]
-        return self._output_of(x, Projected(*project_joined(joined, x, *weights)), scope)  # type: ignore[arg-type]
+        return self._output_of(x, self._projected(joined, x), scope)
 
     def _output_of(self, x: Tensor, projected: Projected, scope: Scope) -> Tensor:
         attention, rotary = self.attention, scope.relation.rotary

@@ -191,7 +191,7 @@ def position_kernel(
 
 @triton.jit
 def load_gates(GATE, b, h, rows, num_heads, num_rows):
-    """Logarithms g / (1 - g) of the gates of some rows of a head, from (B, L, H), fp32. Gates are at least 1e-26, so
+    """Logarithms of g / (1 - g) of the gates of some rows of a head, from (B, L, H), fp32. Gates are at least 1e-26, so
     that their inverses are finite."""
     place = GATE + (b.to(tl.int64) * num_rows + rows) * num_heads + h
     return tl.maximum(tl.load(place, mask=rows < num_rows, other=0.0).to(tl.float32), -60.0)
