@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mnemo.bench.attention_op import check_operations, measure_operations
-from mnemo.bench.cases import Case, find_cases
+from mnemo.bench.cases import REQUIRED_IN_FP32, Case, find_cases
 from mnemo.bench.narrow_cases import narrow_obstacle
 from mnemo.bench.results import Comparison, Measured
 from mnemo.bench.timed_steps import builders, check, check_narrow
@@ -47,7 +47,9 @@ def _compare(case: Case, device: torch.device, repeats: int, progress: ShowProgr
     narrow_error = None if device.type == "cuda" else check_narrow(case, device)
     measure = _one_by_one if device.type == "cuda" else _in_turns
     measured = Comparison.of(case, error, measure(case, device, repeats, progress))
-    return replace(measured, narrow_error=narrow_error, not_narrow=narrow_obstacle(case, device))
+    not_narrow = narrow_obstacle(case, device)
+    required = case.required if not_narrow is None else REQUIRED_IN_FP32.get(case.name, case.required)
+    return replace(measured, narrow_error=narrow_error, not_narrow=not_narrow, required=required)
 
 
 def _in_turns(case: Case, device: torch.device, repeats: int, progress: ShowProgress) -> dict[str, Measured]:

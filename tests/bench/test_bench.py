@@ -11,9 +11,9 @@ import torch
 from helpers.tolerances import assert_close
 
 from mnemo import ops
-from mnemo.bench import attention_op, timed_steps
+from mnemo.bench import attention_op, comparison, timed_steps
 from mnemo.bench.attention_op import Shape, check_operation, measure_operations
-from mnemo.bench.cases import CASES, CPU_CASES, GPU_CASES, SECTIONS, Case, find_cases
+from mnemo.bench.cases import CASES, CPU_CASES, GPU_CASES, REQUIRED_IN_FP32, SECTIONS, Case, find_cases
 from mnemo.bench.comparison import compare
 from mnemo.bench.narrow_cases import narrow_cases, narrow_obstacle
 from mnemo.bench.published_memories import shift_ahead
@@ -394,3 +394,12 @@ def test_attention_can_be_chosen_for_whole_models(monkeypatch: pytest.MonkeyPatc
         ops.relative_attention(q, q, q, offset=0, impl="eager")
     ops.relative_attention(q, q, q, offset=0)
     assert called == ["reference"]
+
+
+@pytest.mark.parametrize("obstacle", [None, "this processor has no products in bf16"])
+def test_less_is_required_of_processors_without_bf16(obstacle: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, found in (("check", 0.0), ("check_narrow", None), ("_in_turns", {}), ("narrow_obstacle", obstacle)):
+        monkeypatch.setattr(comparison, name, lambda *_, found=found: found)
+    for case in CPU_CASES:
+        required = comparison._compare(case, CPU, 1, silent).required
+        assert required == (case.required if obstacle is None else REQUIRED_IN_FP32[case.name])
