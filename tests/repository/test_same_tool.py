@@ -160,9 +160,9 @@ def test_a_declaration_that_matches_nothing_fails():
 
 def test_a_declaration_applies_to_bases_with_the_old_numbers_and_to_complete_selections():
     every = [DECLARATION, DECLARATION._replace(case="*")]
-    assert applying(every, {"xl", "lstm"}, {"xl", "lstm"}, lambda after: True) == every
-    assert applying(every, {"xl"}, {"xl", "lstm"}, lambda after: True) == [DECLARATION]
-    assert applying(every, {"xl"}, {"xl", "lstm"}, lambda after: after != "f4b474d") == []
+    assert applying(every, {"xl", "lstm"}, {"xl", "lstm"}, lambda each: True) == every
+    assert applying(every, {"xl"}, {"xl", "lstm"}, lambda each: True) == [DECLARATION]
+    assert applying(every, {"xl"}, {"xl", "lstm"}, lambda each: each.after != "f4b474d") == []
 
 
 def test_wrong_calls_exit_with_2(capsys: pytest.CaptureFixture[str]):

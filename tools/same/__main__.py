@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.same.cases import CASES, Case
 from tools.same.compare import Difference, compare_case
-from tools.same.declared import DECLARED
+from tools.same.declared import DECLARED, Declared
 from tools.same.judge import applying, judge, report
 from tools.same.sides import SameError, Side, base_side, git, is_ancestor, missing, run_sides, tree_side
 
@@ -59,7 +59,12 @@ def _compare(name: str, cases: list[Case], jobs: int) -> int:
     run_sides([(base, to_run), (tree, cases)], jobs)
     names = [case.name for case in cases]
     differences = [found for case in names for found in _differences(case, base, tree)]
-    verdict = judge(differences, applying(DECLARED, set(names), set(BY_NAME), lambda after: is_ancestor(commit, after)))
+
+    def has_old_numbers(declared: Declared) -> bool:
+        begun = declared.since is None or is_ancestor(declared.since, commit)
+        return begun and is_ancestor(commit, declared.after)
+
+    verdict = judge(differences, applying(DECLARED, set(names), set(BY_NAME), has_old_numbers))
     print("\n".join(report(verdict, names)) or "no differences")
     print(f"outputs: {base.output} and {tree.output}")
     print(f"same: {'passed' if verdict.passed else 'FAILED'}, {len(names)} cases")

@@ -1,7 +1,8 @@
 """Differences that are meant: numbers that a commit has changed on purpose.
 
 A commit that changes a number adds an entry here in the same commit. An entry applies where BASE is `after` or an
-ancestor of it. One that applies and matches no difference is an error, so that the list holds true entries only.
+ancestor of it, and not an ancestor of `since`. One that applies and matches no difference is an error, so that the list
+holds true entries only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ class Declared(NamedTuple):
     after: str
     """The last commit with the old numbers."""
     why: str
+    since: str | None = None
+    """The first commit whose case has this field, if an entry for earlier ones includes it."""
 
 
 DECLARED: tuple[Declared, ...] = (
@@ -230,5 +233,6 @@ DECLARED: tuple[Declared, ...] = (
         field="*row_size",
         after="9b17fda",
         why="the size of rows that write to a bounded memory: a new field, which changes no number",
+        since="ae0c6e2",
     ),
 )

@@ -36,14 +36,14 @@ def matches(declared: Declared, found: Difference) -> bool:
 
 
 def applying(
-    declarations: Iterable[Declared], cases: set[str], all_cases: set[str], has_old_numbers: Callable[[str], bool]
+    declarations: Iterable[Declared], cases: set[str], all_cases: set[str], has_old_numbers: Callable[[Declared], bool]
 ) -> list[Declared]:
     """Declarations of numbers that BASE has in their old form, whose cases have all been run."""
 
     def concerned(each: Declared) -> set[str]:
         return {case for case in all_cases if fnmatchcase(case, each.case)}
 
-    return [each for each in declarations if concerned(each) <= cases and has_old_numbers(each.after)]
+    return [each for each in declarations if concerned(each) <= cases and has_old_numbers(each)]
 
 
 def report(verdict: Verdict, cases: Sequence[str]) -> Iterable[str]:
