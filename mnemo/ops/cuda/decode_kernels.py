@@ -31,6 +31,8 @@ except ImportError:
 INTERPRETED = False
 """Whether kernels of decoding run on every device: tests of these kernels set it, with Triton's interpreter."""
 LARGEST_PARTS = 32
+ONE_TEXT_PROGRAMS, EARLY_ONE_TEXT_PROGRAMS = 256, 128
+"""Programs of attention for one text; with an early start"""
 PIECE_BYTES = 512
 PREFETCHED_PIECES = 32
 """Pieces of the keys and of the values of a text that a program with an early start prefetches"""
@@ -340,7 +342,7 @@ class Tiling(NamedTuple):
 def tiling(batch: int, heads: int, num_slots: int, block_d: int, item_bytes: int) -> Tiling:
     """Measured on an H200: few texts need many programs at once; many texts need loads ahead and shared positions."""
     wide = block_d * item_bytes > 128
-    one = 128 if early_start.is_early() else 256
+    one = EARLY_ONE_TEXT_PROGRAMS if early_start.is_early() else ONE_TEXT_PROGRAMS
     group, block, programs, stages = (1, 128, one, 1) if batch == 1 else (1, 64, 512, 1)
     if batch >= 8:
         group, block, programs, stages = 2, 32, 256, 1 if wide else 3
