@@ -1,4 +1,4 @@
-"""LaMemo against Transformer-XL and no memory, with the published dropout; longer memories in the test."""
+"""LaMemo against Transformer-XL and no memory, with the published dropout; longer memories in the test; samples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from mnemo.memory import XL, AnyMemory, Lookahead
-from mnemo.papers.experiment import Budget, Figure, Results
+from mnemo.papers.experiment import Budget, Cell, CellResult, Figure, Results
 from mnemo.papers.figures import scores_by_measure
-from mnemo.papers.gpu.text import Headline, at, enwik8_recipe, slots, test_score, text_row
+from mnemo.papers.gpu.text import SEEDS, Headline, at, enwik8_recipe, slots, test_score, text_row
 from mnemo.papers.grid import Grid, Measure, Row
 from mnemo.papers.judge import Better, Claim, Every, Within
+from mnemo.papers.lamemo import samples
 from mnemo.papers.lamemo.models import PAPER
 from mnemo.papers.tables import Column, score
 from mnemo.recipes.recipe import Recipe
@@ -22,6 +23,20 @@ MULTIPLES = (1, 2, 3, 4, 6, 8, 10)
 """Memories of the test, in targets of 64 symbols."""
 BROKEN = 3.0
 """Nats of a model that no longer predicts: the authors' code without dropout has 3.5 (5 bpc) at m = 10."""
+
+SAMPLED = ("lamemo", "xl")
+"""Rows that write samples, once for each seed."""
+SAMPLES = "-samples"
+"""Appended to the name of a trained cell."""
+REPEATED = Measure(
+    unit=f"% of the {samples.GRAM}-grams",
+    digits=1,
+    shown=lambda share: 100 * share,
+    key="mean_repetition",
+    scale="share",
+    part=SAMPLES,
+)
+"""Of a seed: mean over its samples of the words that repeat earlier ones."""
 
 
 def recipe(budget: Budget, memory: AnyMemory) -> Recipe:
@@ -56,6 +71,31 @@ def rows(budget: Budget) -> list[Row]:
     ]
 
 
+def written(budget: Budget) -> list[Cell]:
+    """Samples as in the paper: memory 512, distances clamped. In bytes, so four times as many tokens."""
+    settings = samples.SETTINGS | {"tokens": 4 * samples.TOKENS, "clamp": 2 * LENGTH - 1}
+    if budget == "self-test":
+        settings = samples.SELF_TEST
+    trained = [row.cell(seed) for row in rows(budget) if row.key in SAMPLED for seed in row.seeds]
+    return [
+        Cell(
+            name=cell.name + SAMPLES,
+            job="lamemo-samples",
+            settings=settings | {"trained": cell.name, "training": cell.fingerprint},
+            labels=cell.labels,
+            after=(cell.name,),
+        )
+        for cell in trained
+    ]
+
+
+def first_samples(results: Results) -> dict[str, CellResult]:
+    """Those of the first seed, by the label of their model."""
+    labels = {row.cell_name(SEEDS[0]) + SAMPLES: row.label for row in rows(results.budget)}
+    found = {labels[each.cell.name]: each for each in results.cells if each.cell.name in labels}
+    return {label: each for label, each in found.items() if each.values}
+
+
 def claims(budget: Budget) -> list[Claim]:
     quoted = "none 1.240, Transformer-XL 1.128, LaMemo 1.107 bpc (41M parameters)"
     return [
@@ -80,11 +120,18 @@ def claims(budget: Budget) -> list[Claim]:
             "detached",
             "xl",
         ),
+        Better(
+            f"LaMemo's samples repeat fewer {samples.GRAM}-grams of words than Transformer-XL's.",
+            "Transformer-XL suffers more severe repetition (two samples, no number)",
+            "lamemo",
+            "xl",
+            REPEATED,
+        ),
     ]
 
 
 def columns(budget: Budget) -> list[Column]:
-    return [score(f"m = {number}", multiple(number)) for number in MULTIPLES]
+    return [*(score(f"m = {number}", multiple(number)) for number in MULTIPLES), score("repeated, %", REPEATED)]
 
 
 def figures(grid: Grid, results: Results) -> list[Figure]:
@@ -109,10 +156,16 @@ EXPERIMENT = Headline(
     claims=claims,
     columns=columns,
     figures=figures,
+    last=written,
+    tables=lambda results: samples.tables(first_samples(results)),
+    samples=lambda results: samples.samples(first_samples(results)),
     notes=(
         f"The paper's 12 layers of width 512, segment and memory {LENGTH} instead of 512, {STEPS:,} steps of {BATCH} x "
         f"{LENGTH} symbols instead of 100,000, learning rate 5e-4 instead of 2.5e-4.",
         "Dropout 0.1 on the sinusoids too, with a mask for each direction, and the wider first bias of positions "
         "ahead, as in the authors' code.",
+        f"Samples: {samples.PROMPTS} prompts of {samples.PROMPT} symbols, spread evenly over the test set, memory "
+        f"{samples.MEMORY}, distances clamped at the largest of training, top-p {samples.TOP_P}; the texts are those of "
+        "the first seed. The share of repeated words is a measure of our own.",
     ),
 ).experiment()

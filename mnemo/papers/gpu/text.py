@@ -10,7 +10,7 @@ from mnemo.data.known_corpora import PYTHON
 from mnemo.memory import AnyMemory, Plan
 from mnemo.model import ModelConfig
 from mnemo.model.layers import DropoutConfig
-from mnemo.papers.experiment import Budget, Experiment, Figure, Results, Table
+from mnemo.papers.experiment import Budget, Cell, Experiment, Figure, Results, Sample, Table, nothing
 from mnemo.papers.figures import learning_curves, score_bars
 from mnemo.papers.grid import BPC, Grid, Measure, Row, training
 from mnemo.papers.judge import Claim, judge
@@ -130,9 +130,14 @@ class Headline:
     """Of the table, besides the usual ones."""
     figures: Callable[[Grid, Results], list[Figure]] = lambda grid, results: []
     """Besides bars and learning curves."""
+    last: Callable[[Budget], Sequence[Cell]] = lambda budget: ()
+    """Cells that read trained models."""
+    tables: Callable[[Results], list[Table]] = nothing
+    """Besides that of the scores."""
+    samples: Callable[[Results], list[Sample]] = nothing
 
     def grid(self, budget: Budget) -> Grid:
-        return Grid(rows=self.rows(budget), measure=BPC)
+        return Grid(rows=self.rows(budget), measure=BPC, last=self.last(budget))
 
     def experiment(self) -> Experiment:
         return Experiment(
@@ -144,7 +149,8 @@ class Headline:
             cells=lambda budget: self.grid(budget).cells,
             verdicts=lambda results: judge(self.grid(results.budget), results, self.claims(results.budget)),
             figures=self._figures,
-            tables=self._table,
+            tables=lambda results: [*self._table(results), *self.tables(results)],
+            samples=self.samples,
             budgets=BUDGETS,
             notes=(*self.notes, *NOTES),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ SHOWN = 2
 """The paper shows as many."""
 GRAM = 4
 """Words whose recurrence counts as a repetition."""
+SETTINGS: dict[str, Any] = {
+    "memory": MEMORY,
+    "tokens": TOKENS,
+    "prompt": PROMPT,
+    "prompts": PROMPTS,
+    "top_p": TOP_P,
+    "seed": SEED,
+}
+SELF_TEST = SETTINGS | {"memory": 16, "tokens": 12, "prompt": 12, "prompts": 2, "clamp": 8}
 
 
 @job("lamemo-samples")
@@ -57,7 +67,8 @@ def write_samples(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     return {
         "begins": begins[:SHOWN],
         "texts": texts[:SHOWN],
-        "repetition": [repetition(words_of(text), GRAM) for text in texts],
+        "repetition": (repeated := [repetition(words_of(text), GRAM) for text in texts]),
+        "mean_repetition": statistics.fmean(repeated),
         "distinct": [len(set(words_of(text))) / max(1, len(words_of(text))) for text in texts],
     }
 
@@ -83,13 +94,13 @@ def words_of(text: str) -> list[str]:
 
 
 def cells(budget: Budget) -> list[Cell]:
-    settings = {"memory": MEMORY, "tokens": TOKENS, "prompt": PROMPT, "prompts": PROMPTS, "top_p": TOP_P, "seed": SEED}
+    settings = SETTINGS
     if budget == "paper":
-        settings |= {"clamp": CLAMP}
+        settings = SETTINGS | {"clamp": CLAMP}
     if budget == "small":
-        settings |= {"tokens": 4 * TOKENS}
+        settings = SETTINGS | {"tokens": 4 * TOKENS}
     if budget == "self-test":
-        settings |= {"memory": 16, "tokens": 12, "prompt": 12, "prompts": 2, "clamp": 8}
+        settings = SELF_TEST
     return trained_then_measured(budget, MODELS, "lamemo-samples", settings)
 
 
@@ -124,19 +135,19 @@ CLAIMS = (
 )
 
 
-def tables(results: Results) -> list[Table]:
+def tables(found: Mapping[str, CellResult]) -> list[Table]:
+    """How much the samples of every model repeat."""
     rows = [
         (model, len(each.values["repetition"]), _mean(each.values["repetition"]), _mean(each.values["distinct"]))
-        for model, each in measured(results, *MODELS).items()
+        for model, each in found.items()
     ]
     headers = ("model", "samples", f"repeated {GRAM}-grams", "distinct words")
     caption = "Means and deviations over samples. Letters that form no words count as distinct words too."
     return [Table("Repetition", headers, rows, caption)] if rows else []
 
 
-def samples(results: Results) -> list[Sample]:
+def samples(found: Mapping[str, CellResult]) -> list[Sample]:
     """The place of every prompt, whose text is not stored, followed by the continuation of every model."""
-    found = measured(results, *MODELS)
     if not found:
         return []
     shown, first = [], next(iter(found.values()))
@@ -161,8 +172,8 @@ SAMPLES = Experiment(
     claim="With a memory of 512, LaMemo stays on topic and repeats itself less than Transformer-XL.",
     cells=cells,
     verdicts=lambda results: judge(Grid(), results, CLAIMS),
-    tables=tables,
-    samples=samples,
+    tables=lambda results: tables(measured(results, *MODELS)),
+    samples=lambda results: samples(measured(results, *MODELS)),
     notes=(
         "The paper judges two samples by eye; the score here is our own. Whether a text stays on topic is left to "
         "the reader.",
