@@ -46,7 +46,7 @@ class Args:
     device: str = "auto"
     """cpu or cuda; auto uses a GPU if there is one."""
     cell: str | None = None
-    """Run this cell only."""
+    """Run this cell only. --jobs then says how many cells you run at the same time, for the record of its seconds."""
     report: bool = False
     """Run nothing: judge the stored results again and write their pages; without names, of all experiments."""
     overview: Path | None = None

@@ -158,7 +158,7 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     grid = grid_folder(args.out, experiment.name, budget)
     try:
         with watching() as watcher:
-            run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher)
+            run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher, at_once=args.jobs or 1)
     except Stopped:
         return EXIT_INTERRUPTED
     return 0

@@ -82,6 +82,8 @@ class CellResult:
     """Sum over all attempts."""
     hardware: str
     versions: dict[str, str]
+    at_once: int | None = None
+    """Cells that shared the machine, at most: 1 if it was alone. None in older results, which do not say."""
 
     @property
     def labels(self) -> dict[str, Any]:

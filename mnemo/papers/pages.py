@@ -116,12 +116,14 @@ def _facts(experiment: Experiment, results: Results) -> list[tuple[str, str]]:
     versions = Counter(", ".join(f"{name} {value}" for name, value in each.versions.items()) for each in cells)
     seeds = sorted({each.labels["seed"] for each in cells if "seed" in each.labels})
     seconds = [each.seconds for each in cells]
+    at_once = max((each.at_once for each in cells if each.at_once is not None), default=1)
+    shared = f"; up to {at_once} cells shared the machine" if at_once > 1 else ""
     return [
         *facts,
         ("Hardware", " and ".join(hardware)),
         ("Versions", " and ".join(versions)),
         *([("Seeds", ", ".join(map(str, seeds)))] if seeds else []),
-        ("Time", f"{sum(seconds):,.0f} s over all cells, {statistics.median(seconds):,.0f} s the median cell"),
+        ("Time", f"{sum(seconds):,.0f} s over all cells, {statistics.median(seconds):,.0f} s the median cell{shared}"),
     ]
 
 

@@ -137,6 +137,7 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-W", "ignore", "-m", "mnemo", "reproduce", task.experiment.name, "--budget", budget]
     command += ["--out", str(out), "--cell", task.cell.name, "--device", device]
+    command += ["--jobs", "1" if task.cell.alone else str(jobs)]
     with (folder / LOG).open("ab") as log:
         # A process group keeps Ctrl-C from the worker; this process then asks it to write a checkpoint.
         process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=_environment(jobs))

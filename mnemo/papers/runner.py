@@ -55,10 +55,12 @@ def run_cell(
     device: torch.device,
     monitor: Monitor,
     reuse_others: bool = True,
+    at_once: int = 1,
 ) -> None:
     """Make a cell and write its result. The seconds of earlier attempts are added.
 
     `reuse_others`: if another experiment has made the same measurement, its result and its trained model are reused.
+    `at_once`: cells that share the machine, which is stored.
     """
     if reuse_others and (known := reuse(grid, cell, cells)):
         monitor.note(f"{cell.name}: reuses {known}")
@@ -72,10 +74,15 @@ def run_cell(
     finally:
         seconds = round(before + time.monotonic() - begin, 2)
         (folder / SECONDS_FILE).write_text(f"{seconds}\n")
-    save_cell(
-        grid,
-        CellResult(cell=cell, values=values, seconds=seconds, hardware=hardware(device), versions=versions()),
+    result = CellResult(
+        cell=cell,
+        values=values,
+        seconds=seconds,
+        hardware=hardware(device),
+        versions=versions(),
+        at_once=at_once,
     )
+    save_cell(grid, result)
 
 
 def _free_memory(device: torch.device) -> None:

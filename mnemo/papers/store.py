@@ -66,6 +66,7 @@ def _to_json(result: CellResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "hardware": result.hardware,
         "versions": result.versions,
+        **({} if result.at_once is None else {"at_once": result.at_once}),
     }
 
 
@@ -110,8 +111,15 @@ def _result(data: dict[str, Any], cell: Cell) -> CellResult:
     values, seconds, versions = data.get("values"), data.get("seconds"), data.get("versions")
     if not (isinstance(values, dict) and values and is_finite(seconds) and isinstance(versions, dict)):
         raise MnemoError("it has no values, seconds and versions")
-    hardware = str(data.get("hardware", ""))
-    return CellResult(cell=made, values=values, seconds=float(seconds), hardware=hardware, versions=versions)
+    at_once = data.get("at_once")
+    return CellResult(
+        cell=made,
+        values=values,
+        seconds=float(seconds),
+        hardware=str(data.get("hardware", "")),
+        versions=versions,
+        at_once=at_once if isinstance(at_once, int) else None,
+    )
 
 
 def _made(data: dict[str, Any], cell: Cell) -> Cell:

@@ -295,6 +295,7 @@ def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path)
 
 def test_selection_by_labels(tmp_path: Path) -> None:
     results = run_here(experiment(cell(1), cell(2), cell(3)), "small", tmp_path, device="cpu").found.results
+    assert {each.at_once for each in results.cells} == {1}
     assert results.values("accuracy", model="A") == [0.1, 0.3]
     assert results.values("nothing") == [] and results.select(model="C") == []
     assert results.one("n2") is results.cells[1] and results.one("n9") is None
@@ -420,6 +421,7 @@ def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path
     assert [len(each.found.results.cells) for each in ran] == [2, 1, 1]
     assert sum("done in" in line for line in again) == 3 - before
     assert sum(" reuses " in line for line in again) == 1
+    assert {each.at_once for all_found in ran for each in all_found.found.results.cells} == {2}
 
 
 @pytest.mark.thorough

@@ -165,7 +165,7 @@ EXPERIMENT = Headline(
         "Dropout 0.1 on the sinusoids too, with a mask for each direction, and the wider first bias of positions "
         "ahead, as in the authors' code.",
         f"Samples: {samples.PROMPTS} prompts of {samples.PROMPT} symbols, spread evenly over the test set, memory "
-        f"{samples.MEMORY}, distances clamped at the largest of training, top-p {samples.TOP_P}; the texts are those of "
-        "the first seed. The share of repeated words is a measure of our own.",
+        f"{samples.MEMORY}, distances clamped at the largest of training, top-p {samples.TOP_P}; the texts are those "
+        "of the first seed. The share of repeated words is a measure of our own.",
     ),
 ).experiment()
