@@ -204,8 +204,10 @@ def _stored_as_computed(model: Model) -> tuple[Model, AbstractContextManager[Any
 def _scorer(
     model: Model, settings: EvaluationSettings, lengths: tuple[int, ...], temperatures: Sequence[float], rows: int
 ) -> Scorer:
-    """A scorer of `rows` rows that starts from an empty memory or from zeros."""
-    state = (model.zeros if settings.start == "zeros" else model.init)(rows, lengths, cached=True)
+    """A scorer of `rows` rows that starts from an empty memory or from zeros, of the type of training."""
+    device = model.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    state = (model.zeros if settings.start == "zeros" else model.init)(rows, lengths, cached=True, dtype=dtype)
     return open_scorer(model, state, settings.segment + settings.context, temperatures)
 
 

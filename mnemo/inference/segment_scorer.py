@@ -4,6 +4,8 @@
 - On a GPU, if every layer keeps Transformer-XL's memory, `RecordedScorer`: keys and values have buffers with space for
   several further segments. Each place in the buffers has its own CUDA graph; after the last place the memory is moved
   back to the front. A segment then costs its kernels only, and Python never waits for the device.
+- On a GPU, with other memories whose states have a fixed size, `CopyingScorer`: one CUDA graph, which copies the state
+  after a segment to where it read the state before it.
 - On a CPU with several threads, `ThreadedScorer`: each thread scores some of the rows.
 - Otherwise the model is called for each segment.
 """
@@ -22,7 +24,7 @@ from mnemo.inference.ring_decoder import suits
 from mnemo.inference.row_threads import RowThreads, row_groups
 from mnemo.memory.kv_buffer import SPARE, KeyValueCache, RewindingBuffer
 from mnemo.memory.protocol import PositionTables
-from mnemo.memory.state import State, tree_map
+from mnemo.memory.state import State, leaves, tree_map, tree_zip
 from mnemo.model import Model, Output
 
 MAX_TIMES = 16
@@ -40,6 +42,27 @@ class Scorer(Protocol):
 
     def close(self) -> None:
         """Free threads and GPU memory."""
+        ...
+
+
+class Recorded(Protocol):
+    """Scores segments of one length in CUDA graphs."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a state to carry over."""
+        ...
+
+    def score(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """As `Scorer.score`, without padding and restarts."""
+        ...
+
+    def state(self) -> State:
+        """The state after the newest segment; nothing may be scored after that."""
+        ...
+
+    def close(self) -> None:
+        """Free the graphs."""
         ...
 
 
@@ -73,10 +96,15 @@ class SegmentScorer:
         self.model, self.state, self.segment = model, state, segment
         self.loss: Loss = model.loss if temperatures is None else partial(losses_at, model, temperatures)
         self.tables = model.tables(segment, state) if tables is None else tables
-        self.recorded = RecordedScorer(model, state, segment, self.tables, self.loss) if self._can_record() else None
+        self.recorded = self._record() if self._in_place() else None
 
-    def _can_record(self) -> bool:
-        return next(self.model.parameters()).is_cuda and can_record(self.model)
+    def _in_place(self) -> bool:
+        return self.model.device.type == "cuda"
+
+    def _record(self) -> Recorded | None:
+        if can_record(self.model):
+            return RecordedScorer(self.model, self.state, self.segment, self.tables, self.loss)
+        return CopyingScorer(self.model, self.state, self.tables, self.loss) if keeps_shapes(self.model) else None
 
     def score(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
@@ -92,7 +120,7 @@ class SegmentScorer:
     def close(self) -> None:
         # Break the reference cycle; otherwise GPU memory is freed only by the next garbage collection.
         if self.recorded is not None:
-            self.recorded.steps.clear()
+            self.recorded.close()
 
 
 class ThreadedScorer:
@@ -127,8 +155,14 @@ class ThreadedScorer:
 
 
 def can_record(model: Model) -> bool:
-    """Whether segments can be recorded: an adaptive embedding would wait for the device to find its bins."""
-    return suits(model.config) and len(model.embedding.bins) == 1
+    """Whether segments can be recorded with buffers for keys and values."""
+    return suits(model.config) and keeps_shapes(model)
+
+
+def keeps_shapes(model: Model) -> bool:
+    """Whether no shape depends on the data: an adaptive embedding would wait for the device to find its bins."""
+    memories = model.config.memory.memories(model.config.num_layers)
+    return len(model.embedding.bins) == 1 and all(memory.traits.compile_obstacle is None for memory in memories)
 
 
 def with_dtype(model: Model, dtype: torch.dtype) -> Model:
@@ -195,3 +229,74 @@ class RecordedScorer:
     def state(self) -> tuple[KeyValueCache, ...]:
         """The memories at their present place in the buffers."""
         return tuple(buffer.at(self.time, length) for buffer, length in zip(self.buffers, self.lengths, strict=True))
+
+    def close(self) -> None:
+        self.steps.clear()
+
+
+class CopyingScorer:
+    """One CUDA graph for all segments, which reads the state from fixed tensors and copies the next one into them."""
+
+    def __init__(self, model: Model, state: State, tables: PositionTables, loss: Loss) -> None:
+        self.model, self.tables, self.loss = model, tables, loss
+        self._state, self._steady = state, False
+        self._tokens = self._targets = torch.empty(0)
+        self._step: RecordedFunction | None = None
+        self._pool = shared_pool(model.device)
+
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._step is not None and self._step.is_recorded
+
+    def score(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """As `Scorer.score`, for segments of the usual length without padding."""
+        if self._step is None or targets.shape != self._targets.shape:
+            if not self._steady:
+                return self._first(tokens, targets)
+            self._prepare(tokens, targets)
+        self._tokens.copy_(tokens, non_blocking=True)
+        self._targets.copy_(targets, non_blocking=True)
+        assert self._step is not None
+        return self._step().clone()
+
+    def _first(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Call the model itself until the state keeps its size; a single segment would not repay a recording."""
+        out, after = self.model(tokens, self._state, tables=self.tables)
+        self._steady = _form(after) == _form(self._state)
+        self._state = after
+        return self.loss(out, targets)
+
+    def _prepare(self, tokens: Tensor, targets: Tensor) -> None:
+        """Own every tensor that the recording reads: a model may return parts of its arguments as states."""
+        self._tokens, self._targets = tokens.clone(), targets.clone()
+        self._state = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), self._state)
+        changed = [leaf for _, leaf in leaves(self._state)]
+        self._step = RecordedFunction(self._read, self.model.device, changed, self._pool)
+
+    def _read(self) -> Tensor:
+        out, after = self.model(self._tokens, self._state, tables=self.tables)
+        losses = self.loss(out, self._targets)
+        # A part of the old state that becomes part of the new one must be read before it is overwritten.
+        old = {_storage(leaf) for _, leaf in leaves(self._state)}
+        after = tree_map(lambda leaf: leaf.clone() if _storage(leaf) in old else leaf, after)
+        tree_zip(lambda buffer, value: buffer.copy_(value), self._state, after)
+        return losses
+
+    def state(self) -> State:
+        """The state after the newest segment."""
+        return self._state
+
+    def close(self) -> None:
+        self._step = None
+
+
+def _storage(leaf: Tensor) -> int:
+    return leaf.untyped_storage().data_ptr()
+
+
+def _form(state: State) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(leaf.shape, leaf.dtype) for _, leaf in leaves(state)]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mnemo.inference.decoder import Decoder
 from mnemo.inference.ring_decoder import RingDecoder, suits
-from mnemo.inference.segment_scorer import Scorer, SegmentScorer, ThreadedScorer, can_record
+from mnemo.inference.segment_scorer import Scorer, SegmentScorer, ThreadedScorer
 from mnemo.memory.state import State
 from mnemo.model import Model, ModelConfig
 
@@ -32,8 +32,8 @@ NUM_SEGMENTS = 3
 class InPlaceScorer(SegmentScorer):
     """Keeps memories in place on every device, not on a GPU alone."""
 
-    def _can_record(self) -> bool:
-        return can_record(self.model)
+    def _in_place(self) -> bool:
+        return True
 
 
 def text(model: Model) -> Tensor:

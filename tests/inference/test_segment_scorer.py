@@ -9,15 +9,18 @@ import pytest
 import torch
 from helpers.models import random_model, random_tokens
 from helpers.tolerances import assert_close
+from torch import Tensor
 
 from mnemo.data.corpus import Split
 from mnemo.evaluation.perplexity import evaluate
-from mnemo.inference.segment_scorer import RecordedScorer, SegmentScorer, can_record, with_dtype
-from mnemo.memory import XL, Plan
+from mnemo.inference.segment_scorer import CopyingScorer, RecordedScorer, SegmentScorer, keeps_shapes, with_dtype
+from mnemo.memory import QRNN, XL, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import Model
-from mnemo.model.positions import Rotary, Shaw
+from mnemo.model.embedding import EmbeddingConfig
+from mnemo.model.positions import Learned, NoPositions, Rotary, Shaw
 from mnemo.recipes.recipe import EvalConfig
 
+SEGMENT = 3
 KINDS: dict[str, dict[str, Any]] = {
     "long memory": dict(memory=29),
     "short memory": dict(memory=2),
@@ -27,7 +30,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "Shaw": dict(memory=9, positions=Shaw(distances=7)),
     "rotary": dict(memory=9, positions=Rotary()),
 }
-SEGMENT = 3
+OTHERS: dict[str, dict[str, Any]] = {
+    "look-ahead": dict(memory=Plan(long=Lookahead(length=7))),
+    "look-ahead, shorter than a segment": dict(memory=Plan(long=Lookahead(length=2))),
+    "compressive": dict(memory=Plan(long=Compressive(length=4, compressed=3, ratio=2))),
+    "associative": dict(memory=Plan(long=Associative(key_dim=4)), tokens=MemoryTokens(num=2)),
+    "cells": dict(memory=Plan(long=QRNN()), positions=NoPositions()),
+    "memory tokens": dict(memory=4, tokens=MemoryTokens(num=2)),
+    "learned positions": dict(memory=0, positions=Learned(length=SEGMENT)),
+}
+"""Memories other than Transformer-XL's, whose states are copied."""
 
 
 def expected(model: Model, tokens: torch.Tensor) -> list[torch.Tensor]:
@@ -41,7 +53,7 @@ def expected(model: Model, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SegmentScorer, "_can_record", lambda self: can_record(self.model))
+    monkeypatch.setattr(SegmentScorer, "_in_place", lambda self: True)
 
 
 @pytest.mark.usefixtures("in_place")
@@ -55,6 +67,48 @@ def test_scoring_in_place_equals_the_model(changes: dict[str, Any]) -> None:
         for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
             assert_close(scorer.score(part, part.flip(1)), losses)
     assert (scorer.recorded is not None) == (not any(model.config.memory.lengths(model.config.num_layers)))
+
+
+@pytest.mark.usefixtures("in_place")
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+def test_scoring_with_copied_states_equals_the_model(changes: dict[str, Any]) -> None:
+    """Targets of another length, which need another recording, and a short segment at the end."""
+    model, tokens = random_model(**changes), random_tokens(2, 9 * SEGMENT + 1)
+    with torch.no_grad():
+        scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
+        assert isinstance(scorer.recorded, CopyingScorer)
+        parts = zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True)
+        for number, (part, losses) in enumerate(parts):
+            newest = 2 if number in (4, 5, 6) else part.shape[1]
+            assert_close(scorer.score(part, part.flip(1)[:, -newest:]), losses[:, -newest:])
+    assert scorer.recorded is None
+
+
+class Growing:
+    """In place of a model: keeps its newest tokens, at most seven, and predicts their sum."""
+
+    device = torch.device("cpu")
+
+    def __call__(self, tokens: Tensor, state: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
+        state = torch.cat([state, tokens], 1)[:, -7:]
+        return state.sum(1, keepdim=True), state
+
+
+def test_states_are_copied_once_they_keep_their_size() -> None:
+    scorer = CopyingScorer(Growing(), torch.zeros(2, 0), None, torch.subtract)  # type: ignore[arg-type]
+    tokens = torch.arange(2 * 8 * SEGMENT).view(2, -1).float()
+    found = [scorer.score(part, part[:, :1]) for part in tokens.split(SEGMENT, 1)]
+    for number, losses in enumerate(found, 1):
+        end = number * SEGMENT
+        newest = tokens[:, max(0, end - 7) : end].sum(1, keepdim=True)
+        assert torch.equal(losses, newest - tokens[:, end - SEGMENT, None])
+    assert scorer._step is not None
+
+
+def test_what_depends_on_the_data_is_not_recorded() -> None:
+    assert not keeps_shapes(random_model(memory=Plan(long=Infinite(length=4, basis=4))))
+    assert not keeps_shapes(random_model(memory=4, embedding=EmbeddingConfig(cutoffs=(4,))))
+    assert keeps_shapes(random_model(memory=Plan(long=Lookahead(length=4))))
 
 
 @pytest.mark.usefixtures("in_place")
@@ -113,4 +167,17 @@ def test_a_recorded_scorer_equals_the_model_on_a_gpu(name: str) -> None:
         recorded = scorer.recorded
         for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
             assert_close(scorer.score(part, part.flip(1)), losses)
-    assert recorded is not None and all(step is not None and step.is_recorded for step in recorded.steps)
+    assert isinstance(recorded, RecordedScorer)
+    assert all(step is not None and step.is_recorded for step in recorded.steps)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+def test_recorded_states_equal_the_model_on_a_gpu(changes: dict[str, Any]) -> None:
+    model, tokens = random_model(**changes).cuda(), random_tokens(2, 9 * SEGMENT).cuda()
+    with torch.no_grad():
+        scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
+        for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
+            assert_close(scorer.score(part, part.flip(1)), losses)
+    assert isinstance(scorer.recorded, CopyingScorer) and scorer.recorded.is_recorded
