@@ -84,6 +84,19 @@ def test_scoring_with_copied_states_equals_the_model(changes: dict[str, Any]) ->
     assert scorer.recorded is None
 
 
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+def test_no_segment_reads_a_value_from_the_device(changes: dict[str, Any]) -> None:
+    """A recording could not: here tensors have no values at all."""
+    model = random_model(**changes).to("meta")
+    with torch.no_grad():
+        scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
+        recorded = CopyingScorer(model, scorer.state, scorer.tables, model.loss)
+        tokens = torch.zeros(2, SEGMENT, dtype=torch.int64, device="meta")
+        for _ in range(3):
+            assert recorded.score(tokens, tokens).is_meta
+    assert recorded._step is not None
+
+
 class Growing:
     """In place of a model: keeps its newest tokens, at most seven, and predicts their sum."""
 
