@@ -52,6 +52,7 @@ def token_losses(
         for tokens, targets in zip(text[:-1].split(segment), text[1:].split(segment), strict=True):
             losses.append(scorer.score(tokens[None], targets[None])[0])
             bar.advance(len(targets))
+        scorer.close()
     return _array(losses)
 
 

@@ -29,6 +29,8 @@ from mnemo.model import Model, Output
 
 MAX_TIMES = 16
 """Most places in the buffers of a `RecordedScorer`: each has its own CUDA graph."""
+FIRST_SEGMENTS = 2
+"""Segments of a `CopyingScorer` before the recorded ones: few segments do not repay a recording."""
 Loss = Callable[[Output, Tensor], Tensor]
 """As `Model.loss`."""
 
@@ -104,7 +106,7 @@ class SegmentScorer:
     def _record(self) -> Recorded | None:
         if can_record(self.model):
             return RecordedScorer(self.model, self.state, self.segment, self.tables, self.loss)
-        return CopyingScorer(self.model, self.state, self.tables, self.loss) if keeps_shapes(self.model) else None
+        return CopyingScorer(self.model, self.state, self.tables, self.loss) if can_capture(self.model) else None
 
     def score(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None
@@ -113,7 +115,9 @@ class SegmentScorer:
         if self.recorded is not None and lengths is None and starts is None and tokens.shape[1] == self.segment:
             return self.recorded.score(tokens, targets)
         if self.recorded is not None and self.recorded.remembers:
-            self.state, self.recorded = self.recorded.state(), None
+            self.state = self.recorded.state()
+            self.close()
+            self.recorded = None
         out, self.state = self.model(tokens, self.state, lengths=lengths, starts=starts, tables=self.tables)
         return self.loss(out, targets)
 
@@ -156,11 +160,12 @@ class ThreadedScorer:
 
 def can_record(model: Model) -> bool:
     """Whether segments can be recorded with buffers for keys and values."""
-    return suits(model.config) and keeps_shapes(model)
+    return suits(model.config) and can_capture(model)
 
 
-def keeps_shapes(model: Model) -> bool:
-    """Whether no shape depends on the data: an adaptive embedding would wait for the device to find its bins."""
+def can_capture(model: Model) -> bool:
+    """Whether a CUDA graph can be made of a segment: an adaptive embedding would wait for the device to find its bins,
+    and some memories cannot be compiled or recorded in training either."""
     memories = model.config.memory.memories(model.config.num_layers)
     return len(model.embedding.bins) == 1 and all(memory.traits.compile_obstacle is None for memory in memories)
 
@@ -239,7 +244,7 @@ class CopyingScorer:
 
     def __init__(self, model: Model, state: State, tables: PositionTables, loss: Loss) -> None:
         self.model, self.tables, self.loss = model, tables, loss
-        self._state, self._steady = state, False
+        self._state, self._unchanged = state, 0
         self._tokens = self._targets = torch.empty(0)
         self._step: RecordedFunction | None = None
         self._pool = shared_pool(model.device)
@@ -255,7 +260,7 @@ class CopyingScorer:
     def score(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """As `Scorer.score`, for segments of the usual length without padding."""
         if self._step is None or targets.shape != self._targets.shape:
-            if not self._steady:
+            if self._unchanged < FIRST_SEGMENTS:
                 return self._first(tokens, targets)
             self._prepare(tokens, targets)
         self._tokens.copy_(tokens, non_blocking=True)
@@ -264,9 +269,9 @@ class CopyingScorer:
         return self._step().clone()
 
     def _first(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Call the model itself until the state keeps its size; a single segment would not repay a recording."""
+        """Call the model itself until the state has kept its size for some segments."""
         out, after = self.model(tokens, self._state, tables=self.tables)
-        self._steady = _form(after) == _form(self._state)
+        self._unchanged = self._unchanged + 1 if _form(after) == _form(self._state) else 0
         self._state = after
         return self.loss(out, targets)
 

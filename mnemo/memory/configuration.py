@@ -30,7 +30,7 @@ class Traits:
     """Consecutive layers with equal configurations form one stage."""
     key_value_cache: bool = False
     """Each stage is one layer without further weights, and its inference state is a `KeyValueCache`: it can be decoded
-    in ring buffers, scored in recorded CUDA graphs and compiled as a whole."""
+    in ring buffers, scored in buffers that are not moved, and compiled layer by layer."""
     compile_obstacle: str | None = None
     """Why a model with this memory cannot be compiled as one graph; None if it can."""
     single_precision: bool = False

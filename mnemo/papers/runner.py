@@ -68,12 +68,13 @@ def run_cell(
     folder = cell_folder(grid, cell.name)
     folder.mkdir(parents=True, exist_ok=True)
     _free_memory(device)
-    begin, before = time.monotonic(), _earlier_seconds(folder)
+    begin, (before, shared) = time.monotonic(), _earlier(folder)
+    at_once = max(at_once, shared)
     try:
         values = find_job(cell.job)(cell.settings, Place(folder, grid, device, monitor))
     finally:
         seconds = round(before + time.monotonic() - begin, 2)
-        (folder / SECONDS_FILE).write_text(f"{seconds}\n")
+        (folder / SECONDS_FILE).write_text(f"{seconds} {at_once}\n")
     result = CellResult(
         cell=cell,
         values=values,
@@ -92,11 +93,13 @@ def _free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _earlier_seconds(folder: Path) -> float:
+def _earlier(folder: Path) -> tuple[float, int]:
+    """Seconds of earlier attempts, and cells that shared the machine with them."""
     try:
-        return max(0.0, float((folder / SECONDS_FILE).read_text()))
+        seconds, at_once = (folder / SECONDS_FILE).read_text().split()
+        return max(0.0, float(seconds)), int(at_once)
     except (OSError, ValueError):
-        return 0.0
+        return 0.0, 1
 
 
 def run_here(

@@ -12,8 +12,9 @@ from helpers.tolerances import assert_close
 from torch import Tensor
 
 from mnemo.data.corpus import Split
-from mnemo.evaluation.perplexity import evaluate
-from mnemo.inference.segment_scorer import CopyingScorer, RecordedScorer, SegmentScorer, keeps_shapes, with_dtype
+from mnemo.evaluation.perplexity import _scorer, evaluate
+from mnemo.evaluation.settings import EvaluationSettings
+from mnemo.inference.segment_scorer import CopyingScorer, RecordedScorer, SegmentScorer, can_capture, with_dtype
 from mnemo.memory import QRNN, XL, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import Model
 from mnemo.model.embedding import EmbeddingConfig
@@ -92,9 +93,19 @@ def test_no_segment_reads_a_value_from_the_device(changes: dict[str, Any]) -> No
         scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
         recorded = CopyingScorer(model, scorer.state, scorer.tables, model.loss)
         tokens = torch.zeros(2, SEGMENT, dtype=torch.int64, device="meta")
-        for _ in range(3):
+        for _ in range(4):
             assert recorded.score(tokens, tokens).is_meta
     assert recorded._step is not None
+
+
+def test_states_have_the_type_of_the_computation() -> None:
+    """As in training; sums stay in single precision."""
+    model = random_model(memory=Plan(long=Lookahead(length=7)), dtype=torch.float32)
+    settings = EvaluationSettings(batch=2, segment=SEGMENT)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        scorer = _scorer(model, settings, model.config.memory.lengths(model.config.num_layers), (1.0,), 2)
+    assert isinstance(scorer, SegmentScorer)
+    assert scorer.state[0].inputs.dtype == torch.bfloat16 and scorer.state[0].lse[0].dtype == torch.float32
 
 
 class Growing:
@@ -118,10 +129,31 @@ def test_states_are_copied_once_they_keep_their_size() -> None:
     assert scorer._step is not None
 
 
+class Passing:
+    """In place of a model: the newest segment, and the one before it, which was a part of the state already."""
+
+    device = torch.device("cpu")
+
+    def __call__(
+        self, tokens: Tensor, state: tuple[Tensor, Tensor], tables: Any
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        newest, _ = state
+        return newest.clone(), (tokens.clone(), newest)
+
+
+def test_a_part_of_the_state_may_become_another_part() -> None:
+    empty = (torch.zeros(2, SEGMENT), torch.zeros(2, SEGMENT))
+    scorer = CopyingScorer(Passing(), empty, None, torch.subtract)  # type: ignore[arg-type]
+    parts = torch.arange(2 * 6 * SEGMENT).view(2, -1).float().split(SEGMENT, 1)
+    for part, before in zip(parts, [empty[0], *parts[:-1]], strict=True):
+        assert torch.equal(scorer.score(part, part), before - part)
+    assert scorer._step is not None and torch.equal(scorer.state()[1], parts[-2])
+
+
 def test_what_depends_on_the_data_is_not_recorded() -> None:
-    assert not keeps_shapes(random_model(memory=Plan(long=Infinite(length=4, basis=4))))
-    assert not keeps_shapes(random_model(memory=4, embedding=EmbeddingConfig(cutoffs=(4,))))
-    assert keeps_shapes(random_model(memory=Plan(long=Lookahead(length=4))))
+    assert not can_capture(random_model(memory=Plan(long=Infinite(length=4, basis=4))))
+    assert not can_capture(random_model(memory=4, embedding=EmbeddingConfig(cutoffs=(4,))))
+    assert can_capture(random_model(memory=Plan(long=Lookahead(length=4))))
 
 
 @pytest.mark.usefixtures("in_place")
@@ -188,9 +220,25 @@ def test_a_recorded_scorer_equals_the_model_on_a_gpu(name: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
 def test_recorded_states_equal_the_model_on_a_gpu(changes: dict[str, Any]) -> None:
+    """Targets of another length in between, which need another recording."""
     model, tokens = random_model(**changes).cuda(), random_tokens(2, 9 * SEGMENT).cuda()
     with torch.no_grad():
         scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
-        for part, losses in zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True):
-            assert_close(scorer.score(part, part.flip(1)), losses)
+        parts = zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True)
+        for number, (part, losses) in enumerate(parts):
+            newest = 2 if number in (4, 5) else SEGMENT
+            assert_close(scorer.score(part, part.flip(1)[:, -newest:]), losses[:, -newest:])
+    assert isinstance(scorer.recorded, CopyingScorer) and scorer.recorded.is_recorded
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_recorded_states_equal_the_model_in_half_precision() -> None:
+    model = random_model(memory=Plan(long=Lookahead(length=7)), dtype=torch.float32).cuda()
+    tokens, state = random_tokens(2, 9 * SEGMENT).cuda(), model.init(2, cached=True, dtype=torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        scorer = SegmentScorer(model, state, SEGMENT)
+        for part in tokens.split(SEGMENT, 1):
+            out, state = model(part, state, tables=scorer.tables)
+            assert torch.equal(scorer.score(part, part), model.loss(out, part))
     assert isinstance(scorer.recorded, CopyingScorer) and scorer.recorded.is_recorded

@@ -20,7 +20,7 @@ from mnemo import papers as experiments
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
-from mnemo.papers import Cell, Experiment, Results, needs
+from mnemo.papers import Cell, Experiment, Results, needs, pages
 from mnemo.papers import jobs as all_jobs
 from mnemo.papers.experiment import look_up
 from mnemo.papers.jobs import JOBS, Place, training_cell, training_settings
@@ -284,8 +284,15 @@ def test_training_that_is_interrupted_goes_on_and_gives_the_same(tmp_path: Path)
     whole = run_here(grid, "small", tmp_path / "whole", device="cpu")
     stopped = run_here(grid, "small", tmp_path / "stopped", device="cpu", monitor=StopsAt(3))
     assert stopped.interrupted and not stopped.found.results.cells
+    kept = tmp_path / "stopped" / "cells" / "one" / "seconds"
+    before, shared = kept.read_text().split()
+    assert float(before) > 0 and shared == "1"
+    kept.write_text("1000.0 7")
     again = run_here(grid, "small", tmp_path / "stopped", device="cpu")
     (expected,), (found,) = whole.found.results.cells, again.found.results.cells
+    assert found.seconds > 1000 and found.at_once == 7
+    assert expected.at_once == 1
+    assert "up to 7 cells shared the machine" in dict(pages._facts(grid, again.found.results))["Time"]
     same = ("steps", "tokens", "parameters", "best_valid_loss", "curve", "train_curve")
     assert {key: found.values[key] for key in same} == {key: expected.values[key] for key in same}
     assert found.values["scores"]["short"]["memory"] == 2

@@ -67,8 +67,7 @@ def write_samples(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     return {
         "begins": begins[:SHOWN],
         "texts": texts[:SHOWN],
-        "repetition": (repeated := [repetition(words_of(text), GRAM) for text in texts]),
-        "mean_repetition": statistics.fmean(repeated),
+        "repetition": [repetition(words_of(text), GRAM) for text in texts],
         "distinct": [len(set(words_of(text))) / max(1, len(words_of(text))) for text in texts],
     }
 
