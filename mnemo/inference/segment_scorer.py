@@ -98,9 +98,9 @@ class SegmentScorer:
         self.model, self.state, self.segment = model, state, segment
         self.loss: Loss = model.loss if temperatures is None else partial(losses_at, model, temperatures)
         self.tables = model.tables(segment, state) if tables is None else tables
-        self.recorded = self._record() if self._in_place() else None
+        self.recorded = self._record() if self._may_record() else None
 
-    def _in_place(self) -> bool:
+    def _may_record(self) -> bool:
         return self.model.device.type == "cuda"
 
     def _record(self) -> Recorded | None:

@@ -94,10 +94,10 @@ def _free_memory(device: torch.device) -> None:
 
 
 def _earlier(folder: Path) -> tuple[float, int]:
-    """Seconds of earlier attempts, and cells that shared the machine with them."""
+    """Seconds of earlier attempts, and the most cells that shared the machine, which older versions did not write."""
     try:
-        seconds, at_once = (folder / SECONDS_FILE).read_text().split()
-        return max(0.0, float(seconds)), int(at_once)
+        seconds, *at_once = (folder / SECONDS_FILE).read_text().split()
+        return max(0.0, float(seconds)), int(at_once[0]) if at_once else 1
     except (OSError, ValueError):
         return 0.0, 1
 

@@ -32,7 +32,7 @@ NUM_SEGMENTS = 3
 class InPlaceScorer(SegmentScorer):
     """Keeps memories in place on every device, not on a GPU alone."""
 
-    def _in_place(self) -> bool:
+    def _may_record(self) -> bool:
         return True
 
 

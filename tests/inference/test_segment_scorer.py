@@ -54,7 +54,7 @@ def expected(model: Model, tokens: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SegmentScorer, "_in_place", lambda self: True)
+    monkeypatch.setattr(SegmentScorer, "_may_record", lambda self: True)
 
 
 @pytest.mark.usefixtures("in_place")

@@ -62,7 +62,7 @@ def rows(budget: Budget) -> list[Row]:
     ]
 
 
-def written(budget: Budget) -> list[Cell]:
+def sample_cells(budget: Budget) -> list[Cell]:
     """Samples as in the paper: memory 512, distances clamped. In bytes, so four times as many tokens."""
     settings = samples.SETTINGS | {"tokens": 4 * samples.TOKENS, "clamp": 2 * LENGTH - 1}
     if budget == "self-test":
@@ -80,8 +80,8 @@ def written(budget: Budget) -> list[Cell]:
     ]
 
 
-def first_samples(results: Results) -> dict[str, CellResult]:
-    """By the label of their model."""
+def samples_by_model(results: Results) -> dict[str, CellResult]:
+    """Cells that have written samples, by the label of their model."""
     labels = {row.cell_name(SEEDS[0]) + SAMPLES: row.label for row in rows(results.budget)}
     found = {labels[each.cell.name]: each for each in results.cells if each.cell.name in labels}
     return {label: each for label, each in found.items() if each.values}
@@ -140,9 +140,9 @@ EXPERIMENT = Headline(
     claims=claims,
     columns=columns,
     figures=figures,
-    last=written,
-    tables=lambda results: samples.tables(first_samples(results)),
-    samples=lambda results: samples.samples(first_samples(results)),
+    last=sample_cells,
+    tables=lambda results: samples.tables(samples_by_model(results)),
+    samples=lambda results: samples.samples(samples_by_model(results)),
     notes=(
         f"The paper's 12 layers of width 512, segment and memory {LENGTH} instead of 512, {STEPS:,} steps of {BATCH} x "
         f"{LENGTH} symbols instead of 100,000, learning rate 5e-4 instead of 2.5e-4.",
