@@ -169,7 +169,7 @@ def kernel(name: str, begin: float = 0.0, duration: float = 1.0, **options: Any)
     [
         ("forward_kernel", "mnemo::relative_attention", "attention forward"),
         ("key_value_kernel", "mnemo::relative_attention_backward", "attention backward: dk, dv"),
-        ("distance_kernel", "", "attention backward: dr, dq by distance"),
+        ("product_kernel", "", "attention backward: dr, dq"),
         ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", "aten::mm", "matrix products"),
         ("void cutlass::Kernel2<cutlass_80_wmma>", "aten::addmm", "matrix products"),
         ("triton_per_fused_add_native_layer_norm_3", "", "norms, dropout, residuals, activations"),

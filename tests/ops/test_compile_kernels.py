@@ -15,7 +15,7 @@ KERNELS = {
     "forward_kernel",
     "delta_kernel",
     "key_value_kernel",
-    "distance_kernel",
+    "product_kernel",
     "query_kernel",
     "sum_kernel",
     "_attend_part",

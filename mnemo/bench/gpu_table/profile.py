@@ -34,8 +34,8 @@ ATTENTION = {
     "forward_kernel": ("attention forward", 2),
     "delta_kernel": ("attention backward: preparation", 0),
     "key_value_kernel": ("attention backward: dk, dv", 4),
-    "distance_kernel": ("attention backward: dr, dq by distance", 2),
-    "query_kernel": ("attention backward: dq by key", 1),
+    "product_kernel": ("attention backward: dr, dq", 3),
+    "query_kernel": ("attention backward: dr, dq", 1),
     "sum_kernel": ("attention backward: sums", 0),
 }
 """Group of each attention kernel, and its matrix products per pair of query and key."""

@@ -1,10 +1,11 @@
 """Triton kernels of the backward pass. The gradient dS of the scores takes the place of the position scores X.
 
     key_value_kernel    dK, dV; X -> dS                         over keys, tiles of queries inside
-    distance_kernel     dq = dS r, dw                           over rows sorted by residue, distances inside
-                        dr = dS^T (q + w), residue by residue   over distances, rows sorted by residue inside
-    query_kernel        dq += dS k, du                          over queries, tiles of keys inside
-    sum_kernel          dr, du, dw                              the parts of the kernels above
+    product_kernel      dr = dS^T (q + w), residue by residue   over distances, rows sorted by residue inside
+                        dq = dS r, dw                           over rows sorted by residue, distances inside
+                        dq = dS k, du                           over queries, tiles of keys inside
+    sum_kernel          dq, dr, du, dw                          the parts of the kernel above
+    query_kernel        dq = dS k, du                           in place of both without positions
 
 The buffer holds zeros for pairs that do not attend (see `position_kernel`), so loads by distance need no mask.
 """
@@ -24,6 +25,7 @@ from mnemo.ops.cuda.forward_kernels import (
     kept,
     key_range,
     load_gates,
+    tile_of_head,
     tile_of_program,
     visible,
 )
@@ -76,27 +78,48 @@ def add_parts(PARTS, TOTAL, h, num_parts, stride_h, stride_n, D: tl.constexpr, B
 
 
 @triton.jit
+def add_residues(DR_PARTS, DR, h, tile, num_columns, unused, pad, pitch, D: tl.constexpr, BM: tl.constexpr):
+    """A tile of dr: the sum of eight residues."""
+    columns, dims = tile * BM + tl.arange(0, BM)[:, None], tl.arange(0, D)[None, :]
+    inside = (columns >= unused) & (columns < num_columns)
+    total = tl.zeros((BM, D), tl.float32)
+    for residue in tl.static_range(8):  # each residue begins a column later
+        place = (h * 8 + residue).to(tl.int64) * pitch + columns - unused + pad + residue
+        total += tl.load(DR_PARTS + place * D + dims, mask=inside, other=0.0).to(tl.float32)
+    tl.store(DR + (h * num_columns + columns) * D + dims, total.to(DR.dtype.element_ty), columns < num_columns)
+
+
+@triton.jit
+def add_block(PART, TOTAL, number, num_elements, BLOCK: tl.constexpr):
+    """Elements of PART, added to those of TOTAL."""
+    place = number.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < num_elements
+    total = tl.load(TOTAL + place, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(PART + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(TOTAL + place, total.to(TOTAL.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def sum_kernel(
-    DU_PARTS, DU, DW_PARTS, DW, DR_PARTS, DR, num_u, stride_uh, stride_un, num_w, stride_wh, stride_wn, num_columns,
-    unused, pad, pitch,
-    HAS_U: tl.constexpr, HAS_W: tl.constexpr, HAS_R: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    DU_PARTS, DU, DW_PARTS, DW, DR_PARTS, DR, DQ_POSITION, DQ, num_u, stride_uh, stride_un, num_w, stride_wh, stride_wn,
+    num_columns, unused, pad, pitch, num_elements,
+    HAS_U: tl.constexpr, HAS_W: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program 0 of a head adds up du, program 1 dw, and each further one BM columns of dr."""
+    """Program 0 of a head adds up du, program 1 dw, the next ones BM columns of dr each, and all others BLOCK elements
+    of dq."""
     tile, h = tl.program_id(0), tl.program_id(1)
+    column_tiles = (num_columns + BM - 1) // BM
     if tile == 0:
         if HAS_U:
             add_parts(DU_PARTS, DU, h, num_u, stride_uh, stride_un, D, BM)
     elif tile == 1:
         if HAS_W:
             add_parts(DW_PARTS, DW, h, num_w, stride_wh, stride_wn, D, BM)
-    elif HAS_R:
-        columns, dims = (tile - 2) * BM + tl.arange(0, BM)[:, None], tl.arange(0, D)[None, :]
-        inside = (columns >= unused) & (columns < num_columns)
-        total = tl.zeros((BM, D), tl.float32)
-        for residue in tl.static_range(8):  # each residue begins a column later
-            place = (h * 8 + residue).to(tl.int64) * pitch + columns - unused + pad + residue
-            total += tl.load(DR_PARTS + place * D + dims, mask=inside, other=0.0).to(tl.float32)
-        tl.store(DR + (h * num_columns + columns) * D + dims, total.to(DR.dtype.element_ty), columns < num_columns)
+    elif tile < 2 + column_tiles:
+        add_residues(DR_PARTS, DR, h, tile - 2, num_columns, unused, pad, pitch, D, BM)
+    else:
+        number = (tile - 2 - column_tiles) * tl.num_programs(1) + h
+        add_block(DQ_POSITION, DQ, number, num_elements, BLOCK)
 
 
 @triton.jit
@@ -130,11 +153,11 @@ def key_value_kernel(
 ):  # fmt: skip
     """Scores are transposed here, (BN, BM), so that both products with queries read them from registers.
 
-    UNIT: a number of queries that `query_kernel` reads at once. Zeros are written for all of them if one sees a key of
+    UNIT: a number of queries that `content_query` reads at once. Zeros are written for all of them if one sees a key of
     the tile, so that it needs no mask.
     """
-    tile, head = tile_of_program((num_keys + BN - 1) // BN)
-    j0, b, h = tile * BN, head // num_heads, head % num_heads
+    tile, b, h = tile_of_head((num_keys + BN - 1) // BN, num_heads)
+    j0, head = tile * BN, b * num_heads + h
     keys = j0 + tl.arange(0, BN)[:, None]
     k = K.load([b, h, j0, 0]).reshape([BN, D])
     v = V.load([b, h, j0, 0]).reshape([BN, D])
@@ -239,40 +262,13 @@ def relation(
 
 
 @triton.jit
-def distance_kernel(
-    QDX, R, DQ, DW, RDX, QW, DR, stride_b, stride_h, stride_l, batch, num_rows, group_rows, pitch, first, pad,
-    first_column, root, num_keys, offset, ahead, LIMIT,
-    LIMITED: tl.constexpr, D: tl.constexpr, QBM: tl.constexpr, QBN: tl.constexpr, RBM: tl.constexpr,
-    RBN: tl.constexpr, PRECISION: tl.constexpr, QSTAGES: tl.constexpr, RSTAGES: tl.constexpr,
+def content_query(
+    DS, K, DQ, DU, BEGIN, LOW, HIGH, tile, b, h, stride_b, stride_h, stride_l, batch, num_heads, num_rows, num_keys,
+    offset, window, root,
+    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Both products of dS by distance. Programs that read the same residue run at the same time: the second of them
-    finds it in the cache."""
-    tile, group = tl.program_id(0), tl.program_id(1)
-    num_columns = (pitch + RBN - 1) // RBN
-    if tile < num_columns:  # those of the most rows first
-        relation(
-            RDX, QW, DR, num_columns - 1 - tile, group, batch, group_rows, pitch, first, root, num_rows, num_keys,
-            offset, ahead, LIMIT, LIMITED, D, RBM, RBN, PRECISION, RSTAGES,
-        )  # fmt: skip
-    else:
-        num_tiles = tl.num_programs(0) - num_columns
-        position_query(
-            QDX, R, DQ, DW, tl.num_programs(0) - 1 - tile, num_tiles, group, stride_b, stride_h, stride_l, batch,
-            num_rows, group_rows, pitch, first, pad, first_column, root, num_keys, offset, ahead, LIMIT,
-            LIMITED, D, QBM, QBN, PRECISION, QSTAGES,
-        )  # fmt: skip
-
-
-@triton.jit
-def query_kernel(
-    DS, K, DQ, DU, BEGIN, LOW, HIGH, stride_b, stride_h, stride_l, num_heads, num_rows, num_keys, offset, window,
-    root,
-    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, HAS_X: tl.constexpr,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    num_tiles = (num_rows + BM - 1) // BM
-    number, head = tile_of_program(num_tiles)
-    tile, b, h = num_tiles - 1 - number, head // num_heads, head % num_heads
+    """dS k of a tile of queries, and their sum."""
     i0 = tile * BM
     rows, dims = i0 + tl.arange(0, BM), tl.arange(0, D)
     inside = rows < num_rows
@@ -289,8 +285,57 @@ def query_kernel(
         k = K.load([b, h, j0, 0]).reshape([BN, D])
         acc = tl.dot(ds, k, acc, input_precision=PRECISION)
     acc = tl.where(inside[:, None], acc * root, 0.0)
-    tl.store(DU + (tile * (tl.num_programs(0) // num_tiles) + head) * D + dims, tl.sum(acc, 0))
+    tl.store(DU + ((tile * batch + b) * num_heads + h) * D + dims, tl.sum(acc, 0))
     place = DQ + (b.to(tl.int64) * stride_b + h * stride_h + rows * stride_l)[:, None] + dims
-    if HAS_X:
-        acc += tl.load(place, mask=inside[:, None], other=0.0)
     tl.store(place, acc.to(DQ.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def query_kernel(
+    DS, K, DQ, DU, BEGIN, LOW, HIGH, stride_b, stride_h, stride_l, batch, num_heads, num_rows, num_keys, offset, window,
+    root,
+    BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Without positions, the only product with dS; long rows first."""
+    num_tiles = (num_rows + BM - 1) // BM
+    number, sequence = tile_of_program(num_tiles)
+    content_query(
+        DS, K, DQ, DU, BEGIN, LOW, HIGH, num_tiles - 1 - number, sequence % batch, sequence // batch, stride_b,
+        stride_h, stride_l, batch, num_heads, num_rows, num_keys, offset, window, root, BEGINS, SPANS, WINDOW, D, BM,
+        BN, PRECISION, STAGES,
+    )  # fmt: skip
+
+
+@triton.jit
+def product_kernel(
+    QDX, R, DQ_POSITION, DW, RDX, QW, DR, DS, K, DQ, DU, BEGIN, LOW, HIGH, LIMIT, stride_b, stride_h, stride_l, batch,
+    group_rows, pitch, first, pad, first_column, ahead, root, num_heads, num_rows, num_keys, offset, window,
+    LIMITED: tl.constexpr, BEGINS: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
+    PBM: tl.constexpr, PBN: tl.constexpr, RBM: tl.constexpr, RBN: tl.constexpr, QBM: tl.constexpr, QBN: tl.constexpr,
+    PRECISION: tl.constexpr, PSTAGES: tl.constexpr, RSTAGES: tl.constexpr, QSTAGES: tl.constexpr,
+):  # fmt: skip
+    """All products with dS, head by head: the first of them to read a head's scores loads them into the cache, where
+    the others find them. Of a head first those by distance, residue by residue, then those by key; long ones first."""
+    number, h = tl.program_id(0), tl.program_id(1)
+    num_columns, num_tiles = (pitch + RBN - 1) // RBN, group_rows // PBM
+    residue, tile = number // (num_columns + num_tiles), number % (num_columns + num_tiles)
+    group = h * 8 + residue
+    if residue >= 8:
+        number -= 8 * (num_columns + num_tiles)
+        content_query(
+            DS, K, DQ, DU, BEGIN, LOW, HIGH, (num_rows + QBM - 1) // QBM - 1 - number // batch, number % batch, h,
+            stride_b, stride_h, stride_l, batch, num_heads, num_rows, num_keys, offset, window, root, BEGINS, SPANS,
+            WINDOW, D, QBM, QBN, PRECISION, QSTAGES,
+        )  # fmt: skip
+    elif tile < num_columns:
+        relation(
+            RDX, QW, DR, num_columns - 1 - tile, group, batch, group_rows, pitch, first, root, num_rows, num_keys,
+            offset, ahead, LIMIT, LIMITED, D, RBM, RBN, PRECISION, RSTAGES,
+        )  # fmt: skip
+    else:
+        position_query(
+            QDX, R, DQ_POSITION, DW, num_columns + num_tiles - 1 - tile, num_tiles, group, stride_b, stride_h,
+            stride_l, batch, num_rows, group_rows, pitch, first, pad, first_column, root, num_keys, offset, ahead,
+            LIMIT, LIMITED, D, PBM, PBN, PRECISION, PSTAGES,
+        )  # fmt: skip

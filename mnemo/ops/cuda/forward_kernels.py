@@ -72,6 +72,15 @@ def tile_of_program(num_tiles):
 
 
 @triton.jit
+def tile_of_head(num_tiles, num_heads):
+    """Tile, row of the batch and head of a program, from the last head to the first. The kernels before and after it go
+    through the heads in the other order, so that each begins with the scores that are still in the cache."""
+    tile, sequence = tile_of_program(num_tiles)
+    batch = tl.num_programs(0) // num_tiles // num_heads
+    return tile, sequence % batch, num_heads - 1 - sequence // batch
+
+
+@triton.jit
 def mixed_bits(x):
     """A bijection of 32 bits in which every bit depends on every other: `lowbias32` of Chris Wellons."""
     x ^= x >> 16
@@ -206,8 +215,8 @@ def forward_kernel(
 ):  # fmt: skip
     """Online softmax, times gates if there are any; tiles of queries from the last to the first: long rows first."""
     num_tiles = (num_rows + BM - 1) // BM
-    tile, head = tile_of_program(num_tiles)
-    i0, b, h = (num_tiles - 1 - tile) * BM, head // num_heads, head % num_heads
+    tile, b, h = tile_of_head(num_tiles, num_heads)
+    i0, head = (num_tiles - 1 - tile) * BM, b * num_heads + h
     rows = i0 + tl.arange(0, BM)
     q = Q.load([b, h, i0, 0]).reshape([BM, D])
     if HAS_U:

@@ -334,11 +334,13 @@ def differentiate(
     shift, delta, dgate = _statistics(call, out, lse, d_out, d_lse)
     dk, dv = _key_value(call, content, scores, d_out, shift, delta, tiles)
     del ready, content  # free memory early
-    d_scores, dq = scores.view(call.q.dtype), heads_inside(call.q)
-    distance = None if position is None else _by_distance(call, d_scores, position, dq, tiles)
-    del position
-    du_parts = _query(call, d_scores, dq, tiles.query)
-    dr, du, dw = _sums(call, distance, du_parts)
+    d_scores = scores.view(call.q.dtype)
+    if position is None:
+        dq, du_parts = _query(call, d_scores, tiles.query)
+        dr, dw = None, None if call.w is None else torch.zeros_like(call.w)  # w has no effect without positions
+        du = None if call.u is None else du_parts.sum(0).to(call.u)
+    else:
+        dq, dr, du, dw = _sums(call, _products(call, d_scores, position, tiles))
     dbias = None if call.bias is None else _bias_gradient(call, d_scores)
     return Gradients(dq, dk, dv, dr, du, dw, dbias, dgate)
 
@@ -381,68 +383,81 @@ def _key_value(
     return dk, dv
 
 
-class DistanceParts(NamedTuple):
-    """Parts of gradients that come from products by distance."""
+class Parts(NamedTuple):
+    """Parts of gradients, to be added up."""
 
+    dq: Tensor
+    """From keys, like the queries"""
+    dq_position: Tensor
+    """From positions, like the queries"""
+    du: Tensor
+    """(N, H, D)"""
     dw: Tensor
-    """(H, N, D), to be added up"""
+    """(H, N, D)"""
     dr: Tensor
     """(H * 8, pitch, D) for the residues of each head"""
 
 
-def _by_distance(call: Arguments, d_scores: Tensor, position: Tensor, dq: Tensor, tiles: Tiles) -> DistanceParts:
-    """Parts of dw and dr; writes the part of dq that comes from positions."""
+def _products(call: Arguments, d_scores: Tensor, position: Tensor, tiles: Tiles) -> Parts:
+    """All products with the gradient of the scores."""
     assert call.r is not None
-    layout, size, rows, columns = call.layout, dq.shape[3], tiles.position_query, tiles.relation
-    scores, groups, num_tiles = layout.by_distance(d_scores), layout.heads * RESIDUES, layout.group_rows // rows.rows
-    dw = torch.empty(layout.heads, RESIDUES * num_tiles, size, dtype=torch.float32, device=dq.device)
-    dr = torch.empty(groups, layout.pitch, size, dtype=dq.dtype, device=dq.device)
-    grid = (triton.cdiv(layout.pitch, columns.columns) + num_tiles, groups)
-    backward.distance_kernel[grid](
-        matrix(scores, rows.rows, rows.columns), table(call.r, rows.columns), dq, dw,
-        matrix(scores, columns.rows, columns.columns), matrix(position, columns.rows, size), dr,
-        *dq.stride()[:3], layout.batch, layout.num_queries, layout.group_rows, layout.pitch, layout.first, layout.pad,
-        call.first_column, call.root, layout.num_keys, call.offset, call.ahead, call.limit,
-        LIMITED=call.limit is not None, D=size, QBM=rows.rows, QBN=rows.columns, RBM=columns.rows,
-        RBN=columns.columns, PRECISION=call.precision, QSTAGES=rows.stages, RSTAGES=columns.stages,
+    layout, size, device = call.layout, call.q.shape[3], call.q.device
+    rows, columns, queries = tiles.position_query, tiles.relation, tiles.query
+    scores, num_tiles = layout.by_distance(d_scores), layout.group_rows // rows.rows
+    by_distance, query_tiles = triton.cdiv(layout.pitch, columns.columns) + num_tiles, _query_tiles(call, queries)
+    parts = Parts(
+        dq=heads_inside(call.q),
+        dq_position=heads_inside(call.q),
+        du=torch.empty(query_tiles, layout.heads, size, dtype=torch.float32, device=device),
+        dw=torch.empty(layout.heads, RESIDUES * num_tiles, size, dtype=torch.float32, device=device),
+        dr=torch.empty(layout.heads * RESIDUES, layout.pitch, size, dtype=call.q.dtype, device=device),
+    )
+    backward.product_kernel[(RESIDUES * by_distance + query_tiles, layout.heads)](
+        matrix(scores, rows.rows, rows.columns), table(call.r, rows.columns), parts.dq_position, parts.dw,
+        matrix(scores, columns.rows, columns.columns), matrix(position, columns.rows, size), parts.dr,
+        by_key(call, d_scores, queries), blocks(call.k, queries.columns), parts.dq, parts.du,
+        call.begin, call.low, call.high, call.limit, *parts.dq.stride()[:3], layout.batch, layout.group_rows,
+        layout.pitch, layout.first, layout.pad, call.first_column, call.ahead, call.root, **call.place(),
+        LIMITED=call.limit is not None, BEGINS=call.begin is not None, **call.modes(), D=size,
+        PBM=rows.rows, PBN=rows.columns, RBM=columns.rows, RBN=columns.columns, QBM=queries.rows, QBN=queries.columns,
+        PRECISION=call.precision, PSTAGES=rows.stages, RSTAGES=columns.stages, QSTAGES=queries.stages,
         num_warps=columns.warps,
     )  # fmt: skip
-    return DistanceParts(dw, dr)
+    return parts
 
 
-def _query(call: Arguments, d_scores: Tensor, dq: Tensor, tile: Tile) -> Tensor:
-    """Parts of du; adds the part of dq that comes from keys."""
-    batch, heads, queries, size = dq.shape
-    num_tiles = triton.cdiv(queries, tile.rows)
-    grid = (num_tiles * batch * heads,)
-    sums = torch.empty(num_tiles * batch, heads, size, dtype=torch.float32, device=dq.device)
-    backward.query_kernel[grid](
+def _query_tiles(call: Arguments, tile: Tile) -> int:
+    """Of one head, for all rows of the batch."""
+    return triton.cdiv(call.q.shape[2], tile.rows) * call.q.shape[0]
+
+
+def _query(call: Arguments, d_scores: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
+    """dq without positions, and parts (N, H, D) of du."""
+    batch, heads, _, size = call.q.shape
+    dq, num_tiles = heads_inside(call.q), _query_tiles(call, tile)
+    sums = torch.empty(num_tiles, heads, size, dtype=torch.float32, device=dq.device)
+    backward.query_kernel[(num_tiles * heads,)](
         by_key(call, d_scores, tile), blocks(call.k, tile.columns), dq, sums, call.begin, call.low, call.high,
-        *dq.stride()[:3], **call.place(), root=call.root,
-        BEGINS=call.begin is not None, **call.modes(), HAS_X=call.r is not None,
+        *dq.stride()[:3], batch, **call.place(), root=call.root, BEGINS=call.begin is not None, **call.modes(),
         D=size, BM=tile.rows, BN=tile.columns, PRECISION=call.precision, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    return sums.transpose(0, 1)
+    return dq, sums
 
 
-def _sums(
-    call: Arguments, distance: DistanceParts | None, du_parts: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dr, du and dw from their parts; w has no effect without positions."""
-    dw_parts, dr_parts = distance or (None, None)
-    dr, du = (None if x is None else torch.empty_like(x) for x in (call.r, call.u))
-    dw = None if call.w is None else torch.zeros_like(call.w) if dw_parts is None else torch.empty_like(call.w)
-    if dr is None and du is None:
-        return dr, du, dw
-    layout, rows, columns = call.layout, 32, 0 if dr is None else dr.shape[1]
-    parts = du_parts if dw_parts is None else dw_parts
-    backward.sum_kernel[(2 + triton.cdiv(columns, rows), layout.heads)](
-        du_parts, du, parts, dw, dr_parts, dr, du_parts.shape[1], *du_parts.stride()[:2], parts.shape[1],
-        *parts.stride()[:2], columns, columns - layout.num_distances, layout.pad, layout.pitch,
-        HAS_U=du is not None, HAS_W=dw is not None and dw_parts is not None, HAS_R=dr is not None,
-        D=du_parts.shape[2], BM=rows,
+def _sums(call: Arguments, parts: Parts) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dq, dr, du and dw from their parts."""
+    assert call.r is not None
+    dr, du, dw = (None if x is None else torch.empty_like(x) for x in (call.r, call.u, call.w))
+    layout, rows, block, columns = call.layout, 32, 4096, call.r.shape[1]
+    size, dq_programs = parts.dq.numel(), triton.cdiv(parts.dq.numel(), block * layout.heads)
+    backward.sum_kernel[(2 + triton.cdiv(columns, rows) + dq_programs, layout.heads)](
+        parts.du, du, parts.dw, dw, parts.dr, dr, parts.dq_position, parts.dq, parts.du.shape[0], parts.du.stride(1),
+        parts.du.stride(0), parts.dw.shape[1], *parts.dw.stride()[:2], columns, columns - layout.num_distances,
+        layout.pad, layout.pitch, size,
+        HAS_U=du is not None, HAS_W=dw is not None, D=parts.du.shape[2], BM=rows, BLOCK=block,
     )  # fmt: skip
-    return dr, du, dw
+    assert dr is not None
+    return parts.dq, dr, du, dw
 
 
 def _bias_gradient(call: Arguments, d_scores: Tensor) -> Tensor:
