@@ -205,7 +205,8 @@ class RecordedScorer:
         """As `Scorer.score`, for segments of the usual length without padding."""
         if targets.shape[1] != self.targets.shape[1]:
             self.targets = torch.zeros_like(targets)
-            self.steps = [None] * self.times
+            # PyTorch refuses to record into a pool whose graphs have all been freed.
+            self.steps, self.pool = [None] * self.times, shared_pool(targets.device)
         self.tokens.copy_(tokens, non_blocking=True)
         self.targets.copy_(targets, non_blocking=True)
         losses = self._run().clone()
@@ -247,7 +248,6 @@ class CopyingScorer:
         self._state, self._unchanged = state, 0
         self._tokens = self._targets = torch.empty(0)
         self._step: RecordedFunction | None = None
-        self._pool = shared_pool(model.device)
 
     @property
     def remembers(self) -> bool:
@@ -280,7 +280,7 @@ class CopyingScorer:
         self._tokens, self._targets = tokens.clone(), targets.clone()
         self._state = tree_map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), self._state)
         changed = [leaf for _, leaf in leaves(self._state)]
-        self._step = RecordedFunction(self._read, self.model.device, changed, self._pool)
+        self._step = RecordedFunction(self._read, self.model.device, changed)
 
     def _read(self) -> Tensor:
         out, after = self.model(self._tokens, self._state, tables=self.tables)

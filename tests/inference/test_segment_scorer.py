@@ -218,6 +218,20 @@ def test_a_recorded_scorer_equals_the_model_on_a_gpu(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_places_are_recorded_again_for_targets_of_another_length() -> None:
+    model, tokens = random_model(**KINDS["long memory"]).cuda(), random_tokens(2, 30 * SEGMENT).cuda()
+    with torch.no_grad():
+        scorer = SegmentScorer(model, model.init(2, cached=True), SEGMENT)
+        parts = zip(tokens.split(SEGMENT, 1), expected(model, tokens), strict=True)
+        for number, (part, losses) in enumerate(parts):
+            newest = SEGMENT if number < 15 else 2
+            assert_close(scorer.score(part, part.flip(1)[:, -newest:]), losses[:, -newest:])
+    assert isinstance(scorer.recorded, RecordedScorer)
+    assert all(step is not None and step.is_recorded for step in scorer.recorded.steps)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
 def test_recorded_states_equal_the_model_on_a_gpu(changes: dict[str, Any]) -> None:
     """Targets of another length in between, which need another recording."""
