@@ -11,7 +11,10 @@ from mnemo.config import digest
 from mnemo.papers import BUDGETS, every_experiment, find_experiment
 from mnemo.papers.store import RESULTS, load_grid
 
-STORED = sorted((Path(__file__).parents[2] / "results").glob(f"*/*/{RESULTS}"))
+FOLDER = Path(__file__).parents[2] / "results"
+STORED = sorted(FOLDER.glob(f"*/*/{RESULTS}"))
+UNFINISHED = sorted((FOLDER / "unfinished").glob(f"*/*/{RESULTS}"))
+"""Of experiments some of whose cells are done: no page reads them."""
 KNOWN = Path(__file__).with_name("cell_digests.json")
 
 
@@ -26,7 +29,7 @@ def cell_digests() -> dict[str, dict[str, str]]:
     }
 
 
-@pytest.mark.parametrize("path", STORED, ids=lambda path: path.parent.parent.name)
+@pytest.mark.parametrize("path", [*STORED, *UNFINISHED], ids=lambda path: path.parent.parent.name)
 def test_every_stored_cell_is_found_with_its_fingerprint(path: Path) -> None:
     grid = path.parent
     budget = BUDGETS[BUDGETS.index(grid.name)]  # type: ignore[arg-type]
@@ -35,7 +38,8 @@ def test_every_stored_cell_is_found_with_its_fingerprint(path: Path) -> None:
     found = load_grid(grid, experiment, budget)
     assert found.problems == ()
     assert {each.cell.name: json.loads(json.dumps(each.labels)) for each in found.results.cells} == stored
-    assert stored.keys() == {cell.name for cell in experiment.cells(budget)}
+    cells = {cell.name for cell in experiment.cells(budget)}
+    assert stored.keys() < cells if path in UNFINISHED else stored.keys() == cells
 
 
 NOT_RUN_YET = {"gpu-xl", "gpu-long-range", "gpu-rmt", "gpu-retrieval", "gpu-quadratic", "gpu-lamemo"}
