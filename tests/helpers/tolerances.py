@@ -26,6 +26,10 @@ LEAK = 1e-12
 """Largest change of an earlier loss when a later token changes, with adaptive softmax; exactly 0 without."""
 
 
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, **options: Any) -> None:
     """Equal up to the table's tolerance for the dtype (exactly, for integers)."""
     tolerance = TOLERANCES.get(expected.dtype, Tolerance(0.0, 0.0))

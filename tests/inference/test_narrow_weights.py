@@ -12,8 +12,8 @@ import torch
 from helpers.marks import few
 from helpers.mechanisms import FEW, MECHANISMS
 from helpers.models import random_model, random_tokens, read
-from helpers.tolerances import TOLERANCES
-from torch import Tensor, nn
+from helpers.tolerances import TOLERANCES, relative_error
+from torch import nn
 
 import mnemo
 from mnemo import cli
@@ -38,10 +38,6 @@ CLOSE = TOLERANCES[torch.bfloat16].rtol
 pytestmark = pytest.mark.skipif(
     narrow_weights.obstacle("int8", torch.device("cpu")) is not None, reason="this processor has no products in bf16"
 )
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual - expected).norm() / expected.norm())
 
 
 def trained_like(**changes: Any) -> Model:

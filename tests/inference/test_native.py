@@ -20,7 +20,7 @@ from helpers.mechanisms import MECHANISMS
 from helpers.model_options import SMALL
 from helpers.models import random_model, random_tokens
 from helpers.option_places import NATIVE, Place, full_precision
-from helpers.tolerances import MUON, assert_close
+from helpers.tolerances import MUON, assert_close, relative_error
 from torch import Tensor
 
 from mnemo.data.corpus import Split
@@ -188,10 +188,6 @@ def test_orthogonal_steps() -> None:
     found = orthogonal(matrices.cuda())
     assert found.dtype == torch.bfloat16
     assert relative_error(found.cpu().double(), orthogonal(matrices)) < MUON
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
 
 
 def updated_on_both(kind: Any) -> list[Model]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.tolerances import assert_close
+from helpers.tolerances import TOLERANCES, assert_close, relative_error
 
 from mnemo.ops import Causal, relative_attention, relative_attention_reference
 from mnemo.ops.cpu import by_head, eager
@@ -74,10 +74,30 @@ def test_scores_of_any_size_have_finite_exponentials(
     assert float((out - wanted.out).abs().max()) <= 200 * eps  # probabilities are as exact as their scores are large
 
 
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_heads_one_by_one_in_bf16(size: float, always: list[int]) -> None:
+    """With the larger size, exponentials overflow unless the largest score is subtracted."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    q, k, v = draw(3, 2, 12, 16) * size, draw(3, 2, 32, 16), draw(3, 2, 32, 16)
+    tables = draw(2, 32, 16), draw(2, 16), draw(2, 16)
+    with torch.no_grad():
+        out, lse = relative_attention(q, k, v, *tables, offset=20, with_lse=True)
+    wanted = relative_attention_reference(*(x.double() for x in (q, k, v, *tables)), offset=20)
+    assert lse is not None
+    assert relative_error(lse, wanted.lse) < TOLERANCES[torch.bfloat16].rtol
+    rounded_scores = size * 2**-8  # of scores, which are up to about 16 times `size`
+    assert relative_error(out, wanted.out) < TOLERANCES[torch.bfloat16].rtol + rounded_scores
+    assert len(always) == 1
+
+
 def test_training_and_other_tables_go_another_way(always: list[int]) -> None:
     q = torch.randn(1, 1, 4, 6)
     relative_attention(q, q, q, torch.randn(1, 4, 6), offset=0)
     with torch.no_grad():
         relative_attention(q, q, q, bias=torch.randn(1, 4), offset=0)
-        relative_attention(q.bfloat16(), q.bfloat16(), q.bfloat16(), torch.randn(1, 4, 6).bfloat16(), offset=0)
+        relative_attention(q.half(), q.half(), q.half(), torch.randn(1, 4, 6).half(), offset=0)
     assert always == []

@@ -108,7 +108,7 @@ def _attend(operands: _Operands, pieces: Sequence[Piece], largest: Tensor | None
 
 def _can_trust(total: Tensor) -> bool:
     """Whether exponentials of the scores, without subtracting a maximum, have neither overflowed nor vanished."""
-    least, most = (1e-25, 1e30) if total.dtype == torch.float32 else (1e-200, 1e200)
+    least, most = (1e-200, 1e200) if total.dtype == torch.float64 else (1e-25, 1e30)
     smallest, largest = torch.aminmax(total)
     return bool(smallest >= least) and bool(largest <= most)  # comparisons with nan are false
 

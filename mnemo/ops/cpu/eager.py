@@ -28,7 +28,11 @@ from mnemo.ops.masks import Causal, Mask
 
 QUERY_BLOCK = 128
 CPU_TILE = 2**20
-"""Largest number of scores, keys and values of a tile for each CPU thread, so that they stay in its cache."""
+"""Largest number of scores, keys and values of a tile for each CPU thread, so that they stay in its cache; in half
+precision twice as many."""
+HALF = (torch.bfloat16, torch.float16)
+BY_HEAD = (torch.float32, torch.float64, torch.bfloat16)
+"""Types whose exponentials have a wide range, as `by_head` needs."""
 KEPT_BYTES = 2**27
 """A thread's buffers are used by its next call unless they have more bytes."""
 
@@ -144,7 +148,7 @@ def _tiles(q: Tensor, blocks: Sequence[_Block]) -> list[_Tile]:
     batch, heads, _, size = q.shape
     if q.device.type != "cpu":
         return [_Tile(slice(0, batch), slice(0, heads))]
-    budget = CPU_TILE * torch.get_num_threads()
+    budget = CPU_TILE * torch.get_num_threads() * (2 if q.dtype in HALF else 1)
     num_keys = max(_length(block.keys) for block in blocks)
     scores = num_keys * max(_length(block.queries) for block in blocks)
     per_row = heads * (scores + 2 * num_keys * size)
@@ -244,7 +248,7 @@ def _hide_(scores: Tensor, hidden: list[_Hidden], tile: _Tile) -> None:
 def _copies_views(x: Tensor) -> bool:
     """Whether products copy a skewed view first: on a CPU, those in half precision do, and elementwise operations there
     take several times as long as in single precision."""
-    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+    return x.device.type == "cpu" and x.dtype in HALF
 
 
 def _position_scores(part: _Operands, r: Tensor, block: _Block, scratch: _Scratch) -> Tensor:
@@ -412,7 +416,7 @@ def _attend_on_cpu(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Without gradients: the result of the fastest path that supports this call; None if there is none."""
     r, u, w, bias = tables
-    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64) or bias is not None or call.dropout:
+    if q.device.type != "cpu" or q.dtype not in BY_HEAD or bias is not None or call.dropout:
         return None
     if call.lengths is None and not with_lse and is_single(q, k, call.offset, call.mask):
         everything = _block(call, slice(0, 1), slice(0, k.shape[2]))
