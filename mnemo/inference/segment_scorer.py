@@ -205,8 +205,9 @@ class RecordedScorer:
         """As `Scorer.score`, for segments of the usual length without padding."""
         if targets.shape[1] != self.targets.shape[1]:
             self.targets = torch.zeros_like(targets)
+            self.steps = [None] * self.times
             # PyTorch refuses to record into a pool whose graphs have all been freed.
-            self.steps, self.pool = [None] * self.times, shared_pool(targets.device)
+            self.pool = shared_pool(targets.device)
         self.tokens.copy_(tokens, non_blocking=True)
         self.targets.copy_(targets, non_blocking=True)
         losses = self._run().clone()

@@ -14,6 +14,8 @@ from torch import Tensor
 from mnemo.data.corpus import Split
 from mnemo.evaluation.perplexity import _scorer, evaluate
 from mnemo.evaluation.settings import EvaluationSettings
+from mnemo.inference import segment_scorer
+from mnemo.inference.cuda_graph import RecordedFunction
 from mnemo.inference.segment_scorer import CopyingScorer, RecordedScorer, SegmentScorer, can_capture, with_dtype
 from mnemo.memory import QRNN, XL, Associative, Compressive, Infinite, Lookahead, MemoryTokens, Plan
 from mnemo.model import Model
@@ -190,6 +192,25 @@ def test_a_given_state_is_never_changed() -> None:
         for part in tokens[:, SEGMENT:].split(SEGMENT, 1):
             recorded.score(part, part)
     assert all(torch.equal(a, b) for a, b in zip(before, (leaf for cache in state for leaf in cache), strict=True))
+
+
+def test_no_graph_is_recorded_into_a_pool_whose_graphs_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch refuses that; targets of another length free all graphs."""
+    pools: list[object] = []
+
+    def noted(function: Any, device: torch.device, restored: Any = (), pool: object = None) -> RecordedFunction:
+        pools.append(pool)
+        return RecordedFunction(function, device, restored)
+
+    monkeypatch.setattr(segment_scorer, "shared_pool", lambda device: object())
+    monkeypatch.setattr(segment_scorer, "RecordedFunction", noted)
+    model, tokens = random_model(memory=2 * SEGMENT), random_tokens(2, SEGMENT)
+    state = model.init(2, cached=True)
+    with torch.no_grad():
+        scorer = RecordedScorer(model, state, SEGMENT, model.tables(SEGMENT, state))
+        for newest in 4 * [SEGMENT] + 4 * [2]:
+            scorer.score(tokens, tokens[:, -newest:])
+    assert len(set(pools)) == 2 and None not in pools
 
 
 def test_weights_of_another_type() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tolerances import assert_close
+from helpers.tolerances import TOLERANCES, assert_close, relative_error
 
 from mnemo.ops import Causal, relative_attention, relative_attention_reference
 from mnemo.ops.cpu import eager
@@ -52,6 +52,18 @@ def test_a_single_query_equals_the_equation(
         out, lse = relative_attention(q, k, v, r, u, w, **see)
     assert lse is None
     assert_close(out, relative_attention_reference(q, k, v, r, u, w, **see).out)
+    assert calls == [1]
+
+
+def test_a_single_query_in_bf16(calls: list[int]) -> None:
+    q, k, v, r, u, w = (
+        x.bfloat16()
+        for x in (draw(3, 2, 1, 8), draw(3, 2, KEYS, 8), draw(3, 2, KEYS, 8), draw(2, KEYS, 8), *draw(2, 2, 8))
+    )
+    with torch.no_grad():
+        out, _ = relative_attention(q, k, v, r, u, w, offset=KEYS - 1)
+    wanted = relative_attention_reference(*(x.double() for x in (q, k, v, r, u, w)), offset=KEYS - 1).out
+    assert relative_error(out, wanted) < TOLERANCES[torch.bfloat16].rtol
     assert calls == [1]
 
 

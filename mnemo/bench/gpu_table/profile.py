@@ -35,7 +35,7 @@ ATTENTION = {
     "delta_kernel": ("attention backward: preparation", 0),
     "key_value_kernel": ("attention backward: dk, dv", 4),
     "product_kernel": ("attention backward: dr, dq", 3),
-    "query_kernel": ("attention backward: dr, dq", 1),
+    "query_kernel": ("attention backward: dq", 1),
     "sum_kernel": ("attention backward: sums", 0),
 }
 """Group of each attention kernel, and its matrix products per pair of query and key."""

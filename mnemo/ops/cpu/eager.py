@@ -32,7 +32,7 @@ CPU_TILE = 2**20
 precision twice as many."""
 HALF = (torch.bfloat16, torch.float16)
 BY_HEAD = (torch.float32, torch.float64, torch.bfloat16)
-"""Types whose exponentials have a wide range, as `by_head` needs."""
+"""Types that `by_head`, which needs exponentials of a wide range, and `single_query` compute."""
 KEPT_BYTES = 2**27
 """A thread's buffers are used by its next call unless they have more bytes."""
 

@@ -46,7 +46,7 @@ class Tiles:
     forward: Tile = Tile(64, 64, 4, 3)
     key_value: Tile = Tile(32, 64, 4, 4)
     position_query: Tile = Tile(64, 64, 4, 3)
-    """At most the rows of `position`, as in `relation`; as many warps as that, with which it shares a kernel"""
+    """At most the rows of `position`, as in `relation`; as many warps as that and `query`, which share a kernel"""
     query: Tile = Tile(64, 64, 4, 3)
     """Keys: a part of those of `key_value`, which writes whole tiles"""
     relation: Tile = Tile(64, 128, 4, 3)
@@ -428,7 +428,8 @@ def _products(call: Arguments, d_scores: Tensor, position: Tensor, tiles: Tiles)
 
 def _query_tiles(call: Arguments, tile: Tile) -> int:
     """Of one head, for all rows of the batch."""
-    return triton.cdiv(call.q.shape[2], tile.rows) * call.q.shape[0]
+    batch, _, queries, _ = call.q.shape
+    return -(-queries // tile.rows) * batch
 
 
 def _query(call: Arguments, d_scores: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,8 @@ BROKEN = 3.0
 """Nats of a model that no longer predicts: the authors' code without dropout has 3.5 (5 bpc) at m = 10."""
 
 SAMPLED = ("lamemo", "xl")
-"""Rows that write samples, with their last seed: its models are trained last, so that they are still there."""
+"""Rows that write samples, with their last seed: where a grid is continued on another machine, the weights of earlier
+seeds may be missing."""
 SAMPLES = "-samples"
 """Appended to the name of a trained cell."""
 
