@@ -31,7 +31,7 @@ CPU_TILE = 2**20
 """Largest number of scores, keys and values of a tile for each CPU thread, so that they stay in its cache; in half
 precision twice as many."""
 HALF = (torch.bfloat16, torch.float16)
-BY_HEAD = (torch.float32, torch.float64, torch.bfloat16)
+INFERENCE_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 """Types that `by_head`, which needs exponentials of a wide range, and `single_query` compute."""
 KEPT_BYTES = 2**27
 """A thread's buffers are used by its next call unless they have more bytes."""
@@ -416,7 +416,7 @@ def _attend_on_cpu(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Without gradients: the result of the fastest path that supports this call; None if there is none."""
     r, u, w, bias = tables
-    if q.device.type != "cpu" or q.dtype not in BY_HEAD or bias is not None or call.dropout:
+    if q.device.type != "cpu" or q.dtype not in INFERENCE_TYPES or bias is not None or call.dropout:
         return None
     if call.lengths is None and not with_lse and is_single(q, k, call.offset, call.mask):
         everything = _block(call, slice(0, 1), slice(0, k.shape[2]))

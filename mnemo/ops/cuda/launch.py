@@ -448,16 +448,16 @@ def _query(call: Arguments, d_scores: Tensor, tile: Tile) -> tuple[Tensor, Tenso
 def _sums(call: Arguments, parts: Parts) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """dq, dr, du and dw from their parts."""
     assert call.r is not None
-    dr, du, dw = (None if x is None else torch.empty_like(x) for x in (call.r, call.u, call.w))
+    dr = torch.empty_like(call.r)
+    du, dw = (None if x is None else torch.empty_like(x) for x in (call.u, call.w))
     layout, rows, block, columns = call.layout, 32, 4096, call.r.shape[1]
-    size, dq_programs = parts.dq.numel(), triton.cdiv(parts.dq.numel(), block * layout.heads)
+    dq_programs = triton.cdiv(parts.dq.numel(), block * layout.heads)
     backward.sum_kernel[(2 + triton.cdiv(columns, rows) + dq_programs, layout.heads)](
         parts.du, du, parts.dw, dw, parts.dr, dr, parts.dq_position, parts.dq, parts.du.shape[0], parts.du.stride(1),
         parts.du.stride(0), parts.dw.shape[1], *parts.dw.stride()[:2], columns, columns - layout.num_distances,
-        layout.pad, layout.pitch, size,
+        layout.pad, layout.pitch, parts.dq.numel(),
         HAS_U=du is not None, HAS_W=dw is not None, D=parts.du.shape[2], BM=rows, BLOCK=block,
     )  # fmt: skip
-    assert dr is not None
     return parts.dq, dr, du, dw
 
 
