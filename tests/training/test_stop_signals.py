@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,14 @@ ENDLESS = ["--train.steps", "100000", "--train.checkpoint-every", "100000", "--n
 COMMAND = [sys.executable, "-m", "mnemo", *TRAIN_COMMAND, *ENDLESS]
 HANDLED = ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *HANDLED, "-m", "mnemo"]
+
+
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """After `nohup make test`, tests and the processes that they start would ignore this signal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 ECHO = """
