@@ -33,7 +33,8 @@ class Lookahead:
     """Added to the memorising coefficient's denominator, whose larger term is scaled to 1."""
     alpha: Literal["interpolated", "detached", "zero", "one"] = "interpolated"
     """The memorising coefficient: the softmax share of the cached side; the same without gradients, so that memories
-    can be longer than in training (docs/lamemo.md); 0, without interpolation; or 1, without look-ahead."""
+    can be longer than in training even without dropout (docs/lamemo.md); 0, without interpolation; or 1, without
+    look-ahead."""
     encoding: Literal["disentangled", "signed"] = "disentangled"
     """Positions ahead: their distance, with a separate bias; or Transformer-XL's encoding of negative distances."""
     window: Literal["previous", "current"] = "previous"

@@ -66,8 +66,8 @@ EXPERIMENT = series_experiment(
         f"early at {LOOKUP.first_goal:g} or {LOOKUP.goal:g} nats. Published: 400,000 to 1,000,000 steps of 32 on four "
         "pairs, Adam at 1e-4, fp32.",
         "Transformer-XL in one segment is the baseline, which is not trained twice.",
-        "Estimated from the launches of larger models' steps on an H200, not measured: 1 to 2 ms a step in one "
-        "segment, 6 ms in 5; 27 cells take 13 minutes one after the other if no stage ends early, and their start-up.",
+        "All 27 cells took 24 minutes of one H200, on which the last five models of gpu-lamemo were trained and scored "
+        "at the same time (17 cells at once).",
         *CUT,
         CACHES,
         *PUBLISHED_WAY,
