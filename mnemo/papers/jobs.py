@@ -13,8 +13,9 @@ from mnemo.config import from_json, to_json
 from mnemo.data.prepare import load
 from mnemo.errors import MnemoError, unknown
 from mnemo.evaluation.perplexity import evaluate
+from mnemo.files.json_file import load_json
 from mnemo.papers.experiment import Cell
-from mnemo.papers.store import RUN
+from mnemo.papers.store import RESULT, RUN
 from mnemo.progress import ShowProgress
 from mnemo.recipes.recipe import EvalConfig, Recipe
 from mnemo.recipes.tied_lengths import settle_lengths
@@ -52,6 +53,10 @@ class Place:
     def of(self, cell: str) -> Path:
         """The folder of a cell in `after`."""
         return self.folder.parent / cell
+
+    def values(self, cell: str) -> dict[str, Any]:
+        """What a cell in `after` has measured."""
+        return load_json(self.of(cell) / RESULT)["values"]
 
 
 Job = Callable[[dict[str, Any], Place], dict[str, Any]]

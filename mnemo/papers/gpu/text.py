@@ -15,7 +15,7 @@ from mnemo.papers.figures import learning_curves, score_bars
 from mnemo.papers.grid import BPC, Grid, Measure, Row, training
 from mnemo.papers.judge import Claim, judge
 from mnemo.papers.tables import Column, grid_table, label, num_parameters, num_seeds, published, score
-from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, ScheduleConfig, TrainConfig
+from mnemo.recipes.recipe import DataConfig, EvalConfig, OptimizerConfig, Recipe, TrainConfig
 from mnemo.recipes.transformer_xl import ENWIK8_SYMBOLS
 
 BUDGETS: tuple[Budget, ...] = ("self-test", "gpu")
@@ -43,21 +43,26 @@ def enwik8_recipe(
             dropout=DropoutConfig.published(0.1),
         ),
         data=DataConfig(corpus="enwik8"),
-        train=TrainConfig(
-            steps=steps,
-            batch=batch,
-            segment=segment,
-            optimizer=OptimizerConfig(lr=5e-4),
-            schedule=ScheduleConfig(warmup=steps // 10),
-            precision="bf16",
-            compile="layers",
-            log_every=100,
-            eval_every=max(1, steps // 5),
-            checkpoint_every=steps,
-            keep=1,
+        train=lasting(
+            TrainConfig(
+                batch=batch,
+                segment=segment,
+                optimizer=OptimizerConfig(lr=5e-4),
+                precision="bf16",
+                compile="layers",
+                log_every=100,
+                keep=1,
+            ),
+            steps,
         ),
         evaluation=EvalConfig(batch=TEST_ROWS, limit=500_000),
     )
+
+
+def lasting(train: TrainConfig, steps: int) -> TrainConfig:
+    """The same training with this number of steps: a tenth of them is the warm-up."""
+    schedule = replace(train.schedule, warmup=steps // 10)
+    return replace(train, steps=steps, schedule=schedule, eval_every=max(1, steps // 5), checkpoint_every=steps)
 
 
 def _two_steps(memory: AnyMemory | Plan) -> Recipe:
@@ -130,6 +135,8 @@ class Headline:
     """Of the table, besides the usual ones."""
     figures: Callable[[Grid, Results], list[Figure]] = lambda grid, results: []
     """Besides bars and learning curves."""
+    first: Callable[[Budget], Sequence[Cell]] = lambda budget: ()
+    """Cells whose measurements the training of some rows needs."""
     last: Callable[[Budget], Sequence[Cell]] = lambda budget: ()
     """Cells that read trained models."""
     tables: Callable[[Results], list[Table]] = nothing
@@ -137,7 +144,7 @@ class Headline:
     samples: Callable[[Results], list[Sample]] = nothing
 
     def grid(self, budget: Budget) -> Grid:
-        return Grid(rows=self.rows(budget), measure=BPC, last=self.last(budget))
+        return Grid(rows=self.rows(budget), measure=BPC, first=self.first(budget), last=self.last(budget))
 
     def experiment(self) -> Experiment:
         return Experiment(

@@ -13,12 +13,10 @@ from mnemo.config import from_json
 from mnemo.data.tasks import TaskSplit
 from mnemo.errors import one_line
 from mnemo.evaluation.task_accuracy import answer
-from mnemo.files.json_file import load_json
 from mnemo.memory.state import leaves, nbytes
 from mnemo.model import Model
 from mnemo.papers.jobs import Place, begin_run, job, train_and_score, train_here
 from mnemo.papers.rmt.maps import attention_maps
-from mnemo.papers.store import RESULT
 from mnemo.recipes.recipe import Recipe
 from mnemo.report.runs import read_run
 from mnemo.storage.run_folder import open_run
@@ -51,7 +49,7 @@ def learn_at_once(settings: dict[str, Any], place: Place) -> dict[str, Any]:
 @job("rmt-task-after-pilot")
 def learn_as_decided(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """As `rmt-task`: at once if the pilot has solved enough in this way, else in stages."""
-    solved = load_json(place.of(settings["pilot"]) / RESULT)["values"]["answer_accuracy"]
+    solved = place.values(settings["pilot"])["answer_accuracy"]
     way = "at once" if solved >= settings["enough"] else "in stages"
     return learn_in_stages(settings[way], place) | {"way": way}
 
