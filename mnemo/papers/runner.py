@@ -20,7 +20,7 @@ from mnemo import __version__
 from mnemo.errors import MnemoError, one_line
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.papers.jobs import Place, Stopped, find_job
-from mnemo.papers.store import Found, cell_folder, load_grid, missing, reuse, save_cell
+from mnemo.papers.store import Found, cell_folder, load_grid, missing, reuse, save_cell, unpack
 from mnemo.storage.weights import pick_device
 from mnemo.training import Monitor, Unwatched
 
@@ -132,8 +132,11 @@ def run_here(
 
 
 def unfinished(experiment: Experiment, budget: Budget, grid: Path) -> list[Cell]:
-    """Cells that have no result yet."""
-    return missing(experiment.cells(budget), load_grid(grid, experiment, budget).results)
+    """Cells that have no result yet. What they read of others is put into folders, if only `results.json` has it."""
+    results = load_grid(grid, experiment, budget).results
+    cells = missing(experiment.cells(budget), results)
+    unpack(grid, results, {name for cell in cells for name in cell.after})
+    return cells
 
 
 def _blocked(cell: Cell, grid: Path, experiment: Experiment, budget: Budget) -> str | None:

@@ -7,7 +7,7 @@ OUT/NAME/BUDGET/results.json              all cells
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,13 @@ def save_cell(grid: Path, result: CellResult) -> None:
     folder = cell_folder(grid, result.cell.name)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULT, _to_json(result))
+
+
+def unpack(grid: Path, results: Results, names: Collection[str]) -> None:
+    """Write the files of cells that have none: where a grid is continued on another machine, from `results.json`."""
+    for result in results.cells:
+        if result.cell.name in names and not (cell_folder(grid, result.cell.name) / RESULT).exists():
+            save_cell(grid, result)
 
 
 def save_grid(grid: Path, experiment: Experiment, results: Results) -> Path:

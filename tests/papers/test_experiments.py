@@ -148,6 +148,18 @@ def test_what_another_experiment_has_measured_is_taken_over(tmp_path: Path) -> N
     assert lines(grid_folder(tmp_path, "toy-other", "small")) == ["n1"]
 
 
+def test_a_grid_goes_on_elsewhere_with_the_measurements_of_its_file(tmp_path: Path) -> None:
+    """Only the cell that others read gets a folder."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done, whole = experiment(cell(1), cell(2)), experiment(cell(1), cell(2), cell(3, reads=["n1"]))
+    save_grid(elsewhere, whole, run_here(done, "small", here, device="cpu").found.results)
+    ran = run_here(whole, "small", elsewhere, device="cpu")
+    assert not ran.failures and lines(elsewhere) == ["n3"]
+    assert sorted(each.name for each in (elsewhere / "cells").iterdir()) == ["n1", "n3"]
+    assert (elsewhere / "cells" / "n1" / RESULT).read_bytes() == (here / "cells" / "n1" / RESULT).read_bytes()
+
+
 def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
     def task(number: int, alone: bool = False) -> Task:
         return Task(experiment(), replace(cell(number), alone=alone), Path())
