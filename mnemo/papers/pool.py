@@ -102,7 +102,8 @@ def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
 
 
 def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
-    """The first task that can start. Cells that measure time start when no other cell runs or is ready.
+    """The first task that can start. Cells that measure time start when no other cell runs or is ready; if others need
+    their results, before all others.
 
     A measurement that is running for one experiment is not started for another, which will reuse the result.
     """
@@ -112,7 +113,11 @@ def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None
     unmade = {(task.grid, task.cell.name) for task in [*waiting, *(worker.task for worker in running)]}
     ready = [task for task in waiting if task.cell.fingerprint not in begun and _is_ready(task, unmade)]
     together = next((task for task in ready if not task.cell.alone), None)
-    return together or (ready[0] if ready and not running else None)
+    if running:
+        return together
+    needed = {(task.grid, name) for task in waiting for name in task.cell.after}
+    first = next((task for task in ready if task.cell.alone and (task.grid, task.cell.name) in needed), None)
+    return first or together or (ready[0] if ready else None)
 
 
 def _is_ready(task: Task, unmade: set[tuple[Path, str]]) -> bool:

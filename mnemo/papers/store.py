@@ -50,8 +50,16 @@ def save_cell(grid: Path, result: CellResult) -> None:
 def unpack(grid: Path, results: Results, names: Collection[str]) -> None:
     """Write the files of cells that have none: where a grid is continued on another machine, from `results.json`."""
     for result in results.cells:
-        if result.cell.name in names and not (cell_folder(grid, result.cell.name) / RESULT).exists():
+        folder = cell_folder(grid, result.cell.name)
+        if result.cell.name in names and not (folder / RESULT).exists():
+            _remove_broken_link(folder)
             save_cell(grid, result)
+
+
+def _remove_broken_link(folder: Path) -> None:
+    """A link to the cell of another experiment, which has been removed."""
+    if folder.is_symlink() and not folder.exists():
+        folder.unlink()
 
 
 def save_grid(grid: Path, experiment: Experiment, results: Results) -> Path:

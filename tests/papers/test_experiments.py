@@ -158,6 +158,11 @@ def test_a_grid_goes_on_elsewhere_with_the_measurements_of_its_file(tmp_path: Pa
     assert not ran.failures and lines(elsewhere) == ["n3"]
     assert sorted(each.name for each in (elsewhere / "cells").iterdir()) == ["n1", "n3"]
     assert (elsewhere / "cells" / "n1" / RESULT).read_bytes() == (here / "cells" / "n1" / RESULT).read_bytes()
+    shutil.rmtree(elsewhere / "cells")
+    (elsewhere / "cells").mkdir()
+    (elsewhere / "cells" / "n1").symlink_to(tmp_path / "gone", target_is_directory=True)
+    assert not run_here(whole, "small", elsewhere, device="cpu").failures
+    assert (elsewhere / "cells" / "n1" / RESULT).exists() and lines(elsewhere) == ["n3", "n3"]
 
 
 def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
@@ -172,6 +177,9 @@ def test_cells_that_measure_time_wait_for_the_others_and_run_alone() -> None:
     assert next_task([plain, other], beside) is other  # what is being measured already is waited for
     reading = Task(experiment(), cell(4, reads=["n3"]), Path())
     assert next_task([reading, other], []) is other  # what it reads is to be made, perhaps anew
+    timed = Task(experiment(), cell(4, reads=["n1"]), Path())
+    assert next_task([other, slow, timed], []) is slow  # another cell needs what it measures
+    assert next_task([other, slow, timed], beside) is other
     beside[0].process.wait()
 
 
@@ -405,6 +413,10 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert "mnemo reproduce --list" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n7"]) == 2
     assert "no cell 'n7'" in capsys.readouterr().err
+    known(monkeypatch, experiment(cell(1), cell(2, reads=["n1"])))
+    assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n2"]) == 2
+    assert "n2 needs the results of n1: run --cell n1 first" in capsys.readouterr().err
+    assert [cli.main(["reproduce", "toy-numbers", *arguments, "--cell", name]) for name in ("n1", "n2")] == [0, 0]
     assert cli.main(["reproduce", "--list"]) == 0
     assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
 

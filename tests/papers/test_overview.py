@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from mnemo.papers.headlines import FINDING, HOLDS, ROWS, Claimed, Headline, Sour
 from mnemo.papers.main_figures import PAIRINGS, MainFigure, main_figures
 from mnemo.papers.overview import overview_markdown, site
 from mnemo.papers.pages import measured_on, texts
+from mnemo.papers.store import Found
 from mnemo.report.findings import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,18 @@ def test_figures_show_the_stored_numbers(figures: list[MainFigure]) -> None:
     assert lines["novels, no dropout", "LaMemo", "published"] == [640, 5.008, None, None]
     dropped = lines["enwik8, with dropout", "LaMemo", "ours"]
     assert dropped == pytest.approx([640, 1.4412, 1.4343, 1.4451], abs=5e-5)
+
+
+def test_longer_memories_are_shown_without_incomplete_results_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = Evidence([ROOT / "results"], ROOT / "docs" / "measurements")
+    results = evidence.results("gpu-lamemo", "gpu")
+    assert results is not None
+    part = Found(replace(results, cells=results.cells[:1]), ())
+    whole = evidence.found
+    monkeypatch.setattr(evidence, "found", lambda name, budget: part if name == "gpu-lamemo" else whole(name, budget))
+    (shown,) = [each.figure for each in main_figures(evidence) if each.figure.slug == "longer-memories"]
+    assert {row[0] for row in shown.numbers.rows} == {"LaMemo", "Transformer-XL"}
+    assert "dropout it does not break" not in shown.caption
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS, ids=lambda pairing: pairing.experiment)

@@ -32,9 +32,9 @@ class Lookahead:
     epsilon: float = 1e-6
     """Added to the memorising coefficient's denominator, whose larger term is scaled to 1."""
     alpha: Literal["interpolated", "detached", "zero", "one"] = "interpolated"
-    """The memorising coefficient: the softmax share of the cached side; the same without gradients, so that memories
-    can be longer than in training even without dropout (docs/lamemo.md); 0, without interpolation; or 1, without
-    look-ahead."""
+    """The memorising coefficient: the softmax share of the cached side; the same without gradients, which lets
+    small models trained without dropout have longer memories, and is worse with dropout (docs/lamemo.md); 0, without
+    interpolation; or 1, without look-ahead."""
     encoding: Literal["disentangled", "signed"] = "disentangled"
     """Positions ahead: their distance, with a separate bias; or Transformer-XL's encoding of negative distances."""
     window: Literal["previous", "current"] = "previous"

@@ -14,7 +14,7 @@ from mnemo.recipes.recipe import Recipe
 
 PACES = "paces"
 """Name of the cell that measures speeds, and of its values."""
-AS_LONG = "train-as-long"
+JOB = "train-as-long"
 
 
 def timing(budget: Budget, recipes: Mapping[str, Recipe]) -> Cell:
@@ -29,7 +29,7 @@ def timing(budget: Budget, recipes: Mapping[str, Recipe]) -> Cell:
     )
 
 
-@job(AS_LONG)
+@job(JOB)
 def train_as_long(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     """As `train`, with the steps that take as long as those of the recipe take with the model `instead_of`."""
     paces = place.values(PACES)[PACES]

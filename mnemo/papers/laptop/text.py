@@ -244,6 +244,6 @@ EXPERIMENTS = [
             ),
         ),
         rows={"none": "1.240", "memory": "1.128", "look-ahead": "1.107"},
-        notes=("docs/lamemo.md lists why look-ahead may be worse than Transformer-XL without dropout.",),
+        notes=("docs/lamemo.md lists why, without dropout, look-ahead may be worse than Transformer-XL.",),
     ).experiment(),
 ]
