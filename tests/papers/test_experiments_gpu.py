@@ -18,8 +18,9 @@ from mnemo.papers.gpu.equal_time import PACES
 from mnemo.papers.gpu.lamemo import MULTIPLES, SAMPLES
 from mnemo.papers.gpu.memory import TESTED
 from mnemo.papers.jobs import Place
+from mnemo.papers.pool import run_together
 from mnemo.papers.runner import run_here
-from mnemo.papers.store import RESULT
+from mnemo.papers.store import RESULT, grid_folder, save_grid
 from mnemo.recipes.recipe import Recipe
 from mnemo.training import Unwatched
 
@@ -46,7 +47,7 @@ def made_up(experiment: Experiment, value: Callable[[str], float]) -> Results:
             continue
         loss = {"loss": value(name) - 0.001 * int(seed)}
         further = [*(f"m{number}" for number in MULTIPLES), *(f"memory{memory}" for memory in TESTED)]
-        values = {"scores": dict.fromkeys(["test", *further], loss), "curve": [[1, loss["loss"]]]}
+        values = {"scores": dict.fromkeys(["test", *further], loss), "curve": [[1, loss["loss"]]], "steps": 8400}
         cells.append(CellResult(cell=cell, values=values, seconds=1.0, hardware="", versions={}))
     return Results(budget="gpu", cells=cells)
 
@@ -137,6 +138,27 @@ def test_the_self_test_passes(name: str, tmp_path: Path) -> None:
     ran = run_here(experiment, "self-test", tmp_path, device="cpu")
     assert not ran.failures
     assert [each.cell for each in ran.found.results.cells] == experiment.cells("self-test")
+
+
+def test_the_table_shows_the_steps_that_the_same_time_allows() -> None:
+    (table,) = find_experiment("gpu-xl").tables(made_up(find_experiment("gpu-xl"), LOSSES["gpu-xl"].__getitem__))
+    assert {row[table.headers.index("steps")] for row in table.rows} == {"8,400"}
+
+
+@pytest.mark.thorough
+def test_measured_speeds_go_along_to_another_machine(tmp_path: Path) -> None:
+    """From the file of all results, to processes that train."""
+    whole = find_experiment("gpu-xl")
+    cells = [cell for cell in whole.cells("self-test") if cell.name == PACES or cell.after]
+    part = replace(whole, cells=lambda budget: cells)
+    first = run_here(replace(whole, cells=lambda budget: cells[:1]), "self-test", tmp_path / "here", device="cpu")
+    there = grid_folder(tmp_path / "there", whole.name, "self-test")
+    there.mkdir(parents=True)
+    save_grid(there, part, first.found.results)
+    lines: list[str] = []
+    (ran,) = run_together([part], "self-test", tmp_path / "there", jobs=2, device="cpu", print_line=lines.append)
+    assert not ran.failures and [each.cell for each in ran.found.results.cells] == cells
+    assert not any(f"{PACES} " in line for line in lines)
 
 
 def test_a_faster_model_makes_more_steps_in_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
