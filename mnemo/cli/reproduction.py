@@ -18,7 +18,7 @@ from mnemo.papers.needs import ON_A_GPU, require_needs
 from mnemo.papers.overview import overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
 from mnemo.papers.pool import run_together
-from mnemo.papers.runner import Ran, run_cell, run_here, unfinished
+from mnemo.papers.runner import Ran, continue_grid, run_cell, run_here
 from mnemo.papers.store import grid_folder, load_grid, save_grid
 from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.files import write_text
@@ -156,7 +156,7 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     if cell is None:
         raise MnemoError(f"{experiment.name} has no cell '{name}' at budget {budget}")
     grid = grid_folder(args.out, experiment.name, budget)
-    unmade = {each.name for each in unfinished(experiment, budget, grid)}
+    unmade = {each.name for each in continue_grid(experiment, budget, grid)}
     if before := [other for other in cell.after if other in unmade]:
         raise MnemoError(f"{name} needs the results of {', '.join(before)}: run --cell {before[0]} first")
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo.papers.experiment import Budget, Cell, Experiment
-from mnemo.papers.runner import PrintLine, Ran, announce, unfinished
+from mnemo.papers.runner import PrintLine, Ran, announce, continue_grid
 from mnemo.papers.store import RESULT, cell_folder, grid_folder, load_grid, reuse
 
 POLL_SECONDS = 0.1
@@ -98,7 +98,7 @@ def run_together(
 
 def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
     grid = grid_folder(out, experiment.name, budget)
-    return [Task(experiment, cell, grid) for cell in unfinished(experiment, budget, grid)]
+    return [Task(experiment, cell, grid) for cell in continue_grid(experiment, budget, grid)]
 
 
 def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:

@@ -115,7 +115,7 @@ def run_here(
     """Run all unfinished cells one after the other in this process; `reuse_others` as in `run_cell`."""
     cells, watched, failures = experiment.cells(budget), monitor or Unwatched(), []
     where = pick_device(device)
-    for cell in unfinished(experiment, budget, grid):
+    for cell in continue_grid(experiment, budget, grid):
         blocked = _blocked(cell, grid, experiment, budget)
         if blocked:
             failures.append(f"{cell.name}: {blocked} is not done")
@@ -131,8 +131,9 @@ def run_here(
     return Ran(load_grid(grid, experiment, budget), tuple(failures))
 
 
-def unfinished(experiment: Experiment, budget: Budget, grid: Path) -> list[Cell]:
-    """Cells that have no result yet. What they read of others is put into folders, if only `results.json` has it."""
+def continue_grid(experiment: Experiment, budget: Budget, grid: Path) -> list[Cell]:
+    """Cells that have no result yet, after what they read of others has been put into folders: on another machine, only
+    `results.json` has it."""
     results = load_grid(grid, experiment, budget).results
     cells = missing(experiment.cells(budget), results)
     unpack(grid, results, {name for cell in cells for name in cell.after})

@@ -48,7 +48,7 @@ def save_cell(grid: Path, result: CellResult) -> None:
 
 
 def unpack(grid: Path, results: Results, names: Collection[str]) -> None:
-    """Write the files of cells that have none: where a grid is continued on another machine, from `results.json`."""
+    """Write the files of these cells, if they have none."""
     for result in results.cells:
         folder = cell_folder(grid, result.cell.name)
         if result.cell.name in names and not (folder / RESULT).exists():

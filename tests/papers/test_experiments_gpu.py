@@ -14,7 +14,7 @@ from mnemo.config import from_json
 from mnemo.files.json_file import write_json
 from mnemo.papers import CellResult, Experiment, Results, every_experiment, find_experiment
 from mnemo.papers.gpu import EXPERIMENTS, equal_time
-from mnemo.papers.gpu.equal_time import PACES
+from mnemo.papers.gpu.equal_time import SPEED
 from mnemo.papers.gpu.lamemo import MULTIPLES, SAMPLES
 from mnemo.papers.gpu.memory import TESTED
 from mnemo.papers.jobs import Place
@@ -39,7 +39,7 @@ def made_up(experiment: Experiment, value: Callable[[str], float]) -> Results:
     """Results whose value depends on the model, and a little on the seed."""
     cells = []
     for cell in experiment.cells("gpu"):
-        if cell.name == PACES:
+        if cell.name == SPEED:
             continue
         name, seed = cell.name.removesuffix(SAMPLES).rsplit("-seed", 1)
         if cell.name.endswith(SAMPLES):
@@ -149,7 +149,7 @@ def test_the_table_shows_the_steps_that_the_same_time_allows() -> None:
 def test_measured_speeds_go_along_to_another_machine(tmp_path: Path) -> None:
     """From the file of all results, to processes that train."""
     whole = find_experiment("gpu-xl")
-    cells = [cell for cell in whole.cells("self-test") if cell.name == PACES or cell.after]
+    cells = [cell for cell in whole.cells("self-test") if cell.name == SPEED or cell.after]
     part = replace(whole, cells=lambda budget: cells)
     first = run_here(replace(whole, cells=lambda budget: cells[:1]), "self-test", tmp_path / "here", device="cpu")
     there = grid_folder(tmp_path / "there", whole.name, "self-test")
@@ -158,17 +158,17 @@ def test_measured_speeds_go_along_to_another_machine(tmp_path: Path) -> None:
     lines: list[str] = []
     (ran,) = run_together([part], "self-test", tmp_path / "there", jobs=2, device="cpu", print_line=lines.append)
     assert not ran.failures and [each.cell for each in ran.found.results.cells] == cells
-    assert not any(f"{PACES} " in line for line in lines)
+    assert not any(f"{SPEED} " in line for line in lines)
 
 
 def test_a_faster_model_makes_more_steps_in_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 6,000 steps: 1.4 times as many, with their own warm-up and intervals."""
     experiment = find_experiment("gpu-xl")
     cell = next(cell for cell in experiment.cells("gpu") if cell.name == "none-as-long-seed2")
-    assert cell.after == (PACES,)
+    assert cell.after == (SPEED,)
     speeds = {name: {"tokens_per_second": speed} for name, speed in (("memory", 500.0), ("none", 700.0))}
-    (tmp_path / PACES).mkdir()
-    write_json(tmp_path / PACES / RESULT, {"values": {PACES: speeds}})
+    (tmp_path / SPEED).mkdir()
+    write_json(tmp_path / SPEED / RESULT, {"values": {"paces": speeds}})
     trained: list[dict[str, Any]] = []
     monkeypatch.setattr(equal_time, "train_and_score", lambda settings, place: trained.append(settings) or {})
     equal_time.train_as_long(cell.settings, Place(tmp_path / cell.name, tmp_path, torch.device("cpu"), Unwatched()))

@@ -43,7 +43,7 @@ def enwik8_recipe(
             dropout=DropoutConfig.published(0.1),
         ),
         data=DataConfig(corpus="enwik8"),
-        train=lasting(
+        train=with_steps(
             TrainConfig(
                 batch=batch,
                 segment=segment,
@@ -59,7 +59,7 @@ def enwik8_recipe(
     )
 
 
-def lasting(train: TrainConfig, steps: int) -> TrainConfig:
+def with_steps(train: TrainConfig, steps: int) -> TrainConfig:
     """The same training with this number of steps: a tenth of them is the warm-up."""
     schedule = replace(train.schedule, warmup=steps // 10)
     return replace(train, steps=steps, schedule=schedule, eval_every=max(1, steps // 5), checkpoint_every=steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from mnemo.bench.cases import Case
 from mnemo.bench.timed_steps import Step, build_model, our_step, published_of, published_step
 from mnemo.bench.timing import allocated, peak_over, reset_peak, take_turns
-from mnemo.config import from_json
+from mnemo.config import from_json, to_json
 from mnemo.cost.training_cost import training_bytes
 from mnemo.errors import MnemoError
 from mnemo.model.memory_limits import require_room
+from mnemo.papers.experiment import Cell
 from mnemo.papers.jobs import Place, job
 from mnemo.progress import Advance
 from mnemo.recipes.recipe import Recipe, TrainConfig
@@ -113,6 +114,21 @@ def enough_memory(case: Case) -> Iterator[None]:
             f"{case.num_layers} layers of width {case.dim} with a batch of {case.batch} and a memory of {case.memory} "
             "do not fit into the free memory of this GPU"
         ) from None
+
+
+def timing_cell(
+    name: str, recipes: Mapping[str, Recipe], *, updates: int, rounds: int, after: tuple[str, ...] = ()
+) -> Cell:
+    """Measures the training speed of recipes. Alone on the device, which other cells may share."""
+    settings = {"recipes": {key: to_json(recipe) for key, recipe in recipes.items()}}
+    return Cell(
+        name=name,
+        job="long-pace",
+        settings={**settings, "updates": updates, "rounds": rounds},
+        labels={"cell": name},
+        after=after,
+        alone=True,
+    )
 
 
 @job("long-pace")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from mnemo.config import to_json
 from mnemo.papers.experiment import Budget, Cell, Experiment, Results, Table
 from mnemo.papers.figures import scores_over
 from mnemo.papers.grid import BPC, Grid, Measure
 from mnemo.papers.judge import Better, Claim, Every, Observed, Outcome, judge, undecided
 from mnemo.papers.long_range.arrangement import PAPER
 from mnemo.papers.long_range.grids import SIXTH, Scale, characters, novels
+from mnemo.papers.long_range.measuring import timing_cell
 from mnemo.papers.tables import Column, grid_table, label, published, score
 from mnemo.report.plots import Figure, Line, line_figure
 
@@ -58,16 +58,9 @@ def _timing(budget: Budget, setting: Scale, trained: tuple[str, ...]) -> Cell:
     """Speed is measured after all trainings, when the device is free."""
     first = replace(setting.recipe, train=replace(setting.recipe.train, seed=setting.seeds[0]))
     seeded = replace(setting, recipe=first)
-    recipes = {str(length): to_json(seeded.planned(SIXTH, length)) for length in LENGTHS[budget]}
-    times = {"updates": 1, "rounds": 1} if budget == "self-test" else {"updates": 20, "rounds": 3}
-    return Cell(
-        name=SPEED,
-        job="long-pace",
-        settings={"recipes": recipes, **times},
-        labels={"cell": SPEED},
-        after=trained,
-        alone=True,
-    )
+    recipes = {str(length): seeded.planned(SIXTH, length) for length in LENGTHS[budget]}
+    updates, rounds = (1, 1) if budget == "self-test" else (20, 3)
+    return timing_cell(SPEED, recipes, updates=updates, rounds=rounds, after=trained)
 
 
 def speed(results: Results) -> dict[int, float]:
