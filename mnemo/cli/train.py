@@ -43,7 +43,8 @@ job that has failed, which then resumes from its last checkpoint.
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -196,7 +197,7 @@ def _start(argv: list[str]) -> int:
 def _train_new(args: NewRun, start: Start) -> int:
     if args.name is None and may_start_again():
         raise MnemoError("torchrun --max-restarts needs --name, so that a restarted job finds its run")
-    name = args.name or _free_name(args.runs, start.name)
+    name = args.name or start.name
     if not re.fullmatch(RUN_NAME, name):
         raise MnemoError(f"'{name}' cannot be a run's name: use letters, digits, '.', '_' and '-'")
     source = None if args.from_ is None else find_run(args.from_, args.runs)
@@ -212,11 +213,11 @@ def _train_new(args: NewRun, start: Start) -> int:
     with joined(config.device, config.timeout) as world, _watching() as watcher:
 
         def create() -> str:
-            folder = args.runs / name
-            if not (starts_again() and (folder / RECIPE).exists()):
-                if text is not None:
-                    text.prepare(watcher.show)
-                create_run(args.recipe, folder, preset=start.preset, source=source, monitor=watcher)
+            with _reserved(args.runs, name) if args.name is None else nullcontext(args.runs / name) as folder:
+                if not (starts_again() and (folder / RECIPE).exists()):
+                    if text is not None:
+                        text.prepare(watcher.show)
+                    create_run(args.recipe, folder, preset=start.preset, source=source, monitor=watcher)
             return str(folder)
 
         return _run(Path(world.main(create)), watcher, args, world)
@@ -243,8 +244,24 @@ class _Silent(Unwatched):
     unit = ""
 
 
-def _free_name(runs: Path, base: str) -> str:
-    return next(name for name in (f"{base}-{i}" for i in count(1)) if not (runs / name).exists())
+@contextmanager
+def _reserved(runs: Path, base: str) -> Iterator[Path]:
+    """An empty folder under the first free name, which no other process takes; removed if it stays empty."""
+    folder = next(folder for folder in (runs / f"{base}-{i}" for i in count(1)) if _is_made(folder))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+            runs.rmdir()
+
+
+def _is_made(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _run(

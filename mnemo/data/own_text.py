@@ -68,7 +68,7 @@ class OwnText:
                 return Corpus.open(target)
             except MnemoError:  # damaged
                 atomic.remove_folder(target)
-        with atomic.new_folder(target) as new:
+        with atomic.new_folder(target, keep=True) as new:
             tokenizer = ByteTokenizer()
             splits = encode_splits(new, self.base, self.texts, tokenizer, show)
             name, source = self.corpus_name, self.files.source

@@ -44,15 +44,20 @@ def rename_file(partial: Path, target: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
+def new_folder(target: Path, *, replace: bool = False, keep: bool = False) -> Iterator[Path]:
     """Yield a folder to fill; it is renamed to `target` if the block succeeds, and removed otherwise.
 
     `replace`: take the place of an existing folder. Without it, only an empty folder may exist there.
+    `keep`: if another process has filled the same folder in the meantime, that one stays, and this one is removed.
     """
     partial = begin_folder(target)
     try:
         yield partial
-        commit_folder(partial, target, replace=replace)
+        try:
+            commit_folder(partial, target, replace=replace)
+        except OSError:
+            if not (keep and target.is_dir() and any(target.iterdir())):
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

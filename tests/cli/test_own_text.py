@@ -6,6 +6,7 @@ import io
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.tiny_runs import WORDS
@@ -79,6 +80,27 @@ def test_the_same_text_is_prepared_once_and_a_changed_one_anew() -> None:
     started("mybook.txt")
     assert len(corpora_made()) == 2
     assert sorted(path.name for path in Path("runs").iterdir()) == ["mybook-1", "mybook-2", "mybook-3"]
+
+
+def test_runs_that_start_together_share_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, faster = corpora.write_header, []
+
+    def write_header(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(corpora, "write_header", real)
+        faster.append(started("mybook.txt"))
+        real(*args, **options)
+
+    monkeypatch.setattr(corpora, "write_header", write_header)
+    assert cli.main(["train", "mybook.txt", *SMALL]) == 0
+    assert corpora_made() == [faster[0].recipe.data.corpus]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["mybook-1", "mybook-2"]
+
+
+def test_a_run_that_cannot_start_leaves_its_name_free(capsys: pytest.CaptureFixture[str]) -> None:
+    complaint(capsys, "mybook.txt", *SMALL, "--train.batch", "5000")
+    started("mybook.txt")
+    complaint(capsys, "mybook.txt", *SMALL, "--train.batch", "5000")
+    assert [path.name for path in Path("runs").iterdir()] == ["mybook-1"]
 
 
 def test_a_damaged_corpus_is_made_again() -> None:

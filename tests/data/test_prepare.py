@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mnemo.data import corpus as corpora
 from mnemo.data import find_texts, known_corpora, text_files, text_parts
 from mnemo.data.corpus import Corpus
 from mnemo.data.known_corpora import CORPORA, Download, Expected
@@ -500,6 +501,30 @@ def test_the_default_corpus_needs_nothing(root: Path, monkeypatch: pytest.Monkey
     text = corpus.tokenizer.decode(splits[0].ids)
     assert "import " in text and "site-packages" not in corpus.source
     assert load("python", root=root).path == corpus.path
+
+
+def test_runs_that_start_together_prepare_the_default_corpus_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus that one process reads is not replaced by another that was preparing it at the same time."""
+    monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
+    real, faster = corpora.write_header, []
+
+    def write_header(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(corpora, "write_header", real)
+        faster.append((load("python", root=root), (root / "python").stat().st_ino))
+        real(*args, **options)
+
+    monkeypatch.setattr(corpora, "write_header", write_header)
+    slower = load("python", root=root)
+    ((corpus, folder),) = faster
+    assert slower == corpus and (root / "python").stat().st_ino == folder
+    assert len(ids(corpus)) > 200_000
+
+
+def test_a_default_corpus_without_header_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
+    corpus = load("python", root=root)
+    (corpus.path / corpora.HEADER).unlink()
+    assert load("python", root=root).fingerprint() == corpus.fingerprint()
 
 
 def test_the_default_corpus_spreads_over_the_library() -> None:

@@ -91,6 +91,24 @@ def test_a_new_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> No
     assert names(target) == ["second"] and names(tmp_path) == ["folder"]
 
 
+def test_the_first_of_two_processes_fills_a_folder(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    with atomic.new_folder(target, keep=True) as slower:
+        (slower / "slower").touch()
+        with atomic.new_folder(target, keep=True) as faster:
+            (faster / "faster").touch()
+    assert names(target) == ["faster"] and names(tmp_path) == ["folder"]
+
+
+def test_other_errors_of_a_folder_are_not_kept_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, target: Path) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no space"), atomic.new_folder(tmp_path / "folder", keep=True):
+        pass
+
+
 def test_every_file_of_a_folder_is_flushed_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     real = Path.rename
