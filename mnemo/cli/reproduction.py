@@ -19,7 +19,7 @@ from mnemo.papers.overview import overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, continue_grid, run_cell, run_here
-from mnemo.papers.store import grid_folder, load_grid, save_grid
+from mnemo.papers.store import grid_folder, load_grid, missing, save_grid
 from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.files import write_text
 from mnemo.report.findings import ANSWERS
@@ -81,12 +81,20 @@ def _named(args: Args, budget: Budget | None) -> list[Experiment]:
 
 
 def _check_machine(asked: Sequence[Asked], args: Args) -> None:
+    """Complete experiments, which are only judged again, need no corpus and no GPU."""
     device = pick_device(_device(asked, args))
-    for each in asked:
+    to_run = [each for each in asked if _is_incomplete(each, args.out)]
+    for each in to_run:
         require_needs(each.experiment, each.budget, device)
     budget = asked[0].budget
-    if device.type != "cuda" and budget in ON_A_GPU:
+    if to_run and device.type != "cuda" and budget in ON_A_GPU:
         _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
+
+
+def _is_incomplete(asked: Asked, out: Path) -> bool:
+    experiment, budget = asked
+    found = load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
+    return bool(missing(experiment.cells(budget), found.results))
 
 
 def _device(asked: Sequence[Asked], args: Args) -> str:

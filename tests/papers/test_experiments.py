@@ -375,6 +375,32 @@ def test_the_verb_judges_and_writes_pages(
     assert lines(grid_folder(out, "toy-numbers", "small")) == ["n1", "n3"]
 
 
+def test_complete_results_need_no_gpu_and_no_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(3)))
+    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
+    assert cli.main(arguments) == 0
+    assert "budget small is meant for a GPU" in capsys.readouterr().err
+    monkeypatch.setattr("mnemo.cli.reproduction.require_needs", lambda *given: pytest.fail("nothing is to be run"))
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "yes: A reaches" in printed.out and not printed.err
+
+
+def test_one_cell_reads_others_from_a_copied_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = experiment(cell(1), cell(2, reads=["n1"]))
+    known(monkeypatch, both)
+    first = run_here(experiment(cell(1)), "small", tmp_path / "elsewhere", device="cpu")
+    grid = grid_folder(tmp_path / "out", both.name, "small")
+    grid.mkdir(parents=True)
+    save_grid(grid, both, first.found.results)
+    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
+    assert cli.main([*arguments, "--cell", "n2"]) == 0
+    assert lines(grid) == ["n2"]
+    assert [each.cell.name for each in load_grid(grid, both, "small").results.cells] == ["n1", "n2"]
+
+
 def test_stored_results_are_judged_again_and_stay_untouched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

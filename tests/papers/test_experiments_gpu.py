@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,12 @@ from mnemo.papers.gpu import EXPERIMENTS, equal_time
 from mnemo.papers.gpu.equal_time import SPEED
 from mnemo.papers.gpu.lamemo import MULTIPLES, SAMPLES
 from mnemo.papers.gpu.memory import TESTED
-from mnemo.papers.jobs import Place
+from mnemo.papers.jobs import Place, Stopped
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import run_here
 from mnemo.papers.store import RESULT, grid_folder, save_grid
 from mnemo.recipes.recipe import Recipe
-from mnemo.training import Unwatched
+from mnemo.training import Monitor, Status, Unwatched
 
 NAMES = ["gpu-xl", "gpu-long-range", "gpu-rmt", "gpu-lamemo"]
 ON_TEXT = [each for each in EXPERIMENTS if each.name in NAMES]
@@ -176,3 +178,26 @@ def test_a_faster_model_makes_more_steps_in_the_same_time(tmp_path: Path, monkey
     assert recipe.train.steps == recipe.train.checkpoint_every == 8400
     assert recipe.train.schedule.warmup == 840 and recipe.train.eval_every == 1680
     assert recipe.train.seed == 2 and list(trained[0]["scores"]) == ["test"]
+
+
+class Stops(Unwatched):
+    """Ends a training at its first report."""
+
+    def trained(self, status: Status) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_interrupted_model_keeps_its_steps_when_speeds_are_measured_again(tmp_path: Path) -> None:
+    cell = next(each for each in find_experiment("gpu-xl").cells("self-test") if each.name == "none-as-long-seed1")
+
+    def train(speed: float, monitor: Monitor) -> dict[str, Any]:
+        speeds = {"memory": {"tokens_per_second": 1000.0}, "none": {"tokens_per_second": speed}}
+        write_json(tmp_path / SPEED / RESULT, {"values": {"paces": speeds}})
+        place = Place(tmp_path / cell.name, tmp_path, torch.device("cpu"), monitor)
+        return equal_time.train_as_long(cell.settings, place)
+
+    for name in (SPEED, cell.name):
+        (tmp_path / name).mkdir()
+    with pytest.raises(Stopped):
+        train(2000.0, Stops())
+    assert train(4000.0, Unwatched())["steps"] == 4  # the recipe has 2 steps for a model that is as fast
