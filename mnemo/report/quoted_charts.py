@@ -76,7 +76,7 @@ class Trace:
     shown: str = ""
     """Words next to one of its marks."""
     at: int = -1
-    """Index of that mark."""
+    """Index of that mark, or of the nearest if there are fewer."""
     place: Place = "above"
 
 
@@ -196,7 +196,7 @@ def _scale(
 
 def _draw_trace(axes: Axes, trace: Trace, name: str) -> None:
     color = series_color(trace.color)
-    marks = np.array([mark[:2] for mark in trace.marks])
+    marks = np.array([mark[:2] for mark in trace.marks]).reshape(-1, 2)
     dashes: Any = (0, (3.5, 2.5)) if trace.quoted else "solid"
     if trace.joined:
         axes.plot(*marks.T, color=color, linewidth=1.4 if trace.quoted else 2.2, linestyle=dashes, zorder=2)
@@ -205,12 +205,12 @@ def _draw_trace(axes: Axes, trace: Trace, name: str) -> None:
             thin: dict[str, Any] = {"linewidth": 1.1, "alpha": 0.75} if trace.quoted else {"linewidth": 1.8}
             axes.plot((mark.x, mark.x), (mark.low, mark.high), color=color, clip_on=False, zorder=2, **thin)
     _draw_marks(axes, marks, color, quoted=trace.quoted, name=name)
-    if trace.shown:
+    if trace.shown and len(marks):
         right, up, side, height = OFFSETS[trace.place]
         leader = {"arrowstyle": "-", "color": color, "shrinkB": 5, "relpos": (0.1, 0.5)}
         axes.annotate(
             trace.shown,
-            tuple(marks[trace.at]),
+            tuple(marks[np.clip(trace.at, -len(marks), len(marks) - 1)]),
             xytext=(right, up),
             textcoords="offset points",
             ha=side,

@@ -13,7 +13,7 @@ import pytest
 
 from mnemo.papers import every_experiment, find_experiment
 from mnemo.papers.evidence import Evidence
-from mnemo.papers.experiment import Results
+from mnemo.papers.experiment import Budget, Results
 from mnemo.papers.headlines import FINDING, HOLDS, ROWS, Claimed, Headline, Source, headlines
 from mnemo.papers.main_figures import PAIRINGS, MainFigure, main_figures
 from mnemo.papers.overview import overview_markdown, site
@@ -132,6 +132,11 @@ def test_figures_show_the_stored_numbers(figures: list[MainFigure]) -> None:
     (ahead,) = [row for row in shown["look-ahead"] if row[0] == "novels, memory 128"]
     loss = 1.7220 * math.log(2)  # of Transformer-XL, in nats; the verdict says: gain -0.0382 (-0.0481 to -0.0283)
     assert ahead[2:] == pytest.approx([100 * each / loss for each in (-0.0382, -0.0481, -0.0283)], abs=6e-3)
+    (tokens,) = [row for row in shown["tokens-on-text"] if row[:2] == ("RMT, 10 tokens", "ours")]
+    loss = 1.7239 * math.log(2)  # without memory; the verdict says: gain 0.0783 (0.0706 to 0.0860)
+    assert tokens[2:] == pytest.approx([100 * each / loss for each in (0.0783, 0.0706, 0.0860)], abs=6e-3)
+    quoted = pytest.approx(100 * (1 - 1.241 / 1.402))
+    assert ("RMT, 5 tokens", "published", quoted, None, None) in shown["tokens-on-text"]
     lines = {(panel, line, source): row for panel, line, source, *row in shown["longer-memories"] if row[0] == 640}
     assert lines["novels, no dropout", "LaMemo", "published"] == [640, 5.008, None, None]
     dropped = lines["enwik8, with dropout", "LaMemo", "ours"]
@@ -162,6 +167,18 @@ def test_nothing_is_shown_without_results(tmp_path: Path) -> None:
     assert overview_markdown(tmp_path, tmp_path) is None
     with pytest.raises(KeyError, match="It is so"):
         Evidence([ROOT / "results"]).verdict("xl-ptb", "small", "It is so.")
+
+
+@pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 3), slice(-1, None)], ids=["first", "second", "last"])
+def test_interrupted_experiments_can_be_shown(kept: slice) -> None:
+    class Some(Evidence):
+        def _load(self, name: str, budget: Budget) -> Found | None:
+            found = super()._load(name, budget)
+            some = None if found is None else replace(found.results, cells=found.results.cells[kept])
+            return None if found is None or some is None else replace(found, results=some)
+
+    some = Some([ROOT / "results"], ROOT / "docs" / "measurements")
+    assert headlines(some) and main_figures(some)
 
 
 def test_pages_of_the_site(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mnemo.recipes.rmt import BASELINE, ENWIK8, LANGUAGE, MT, RMT, XL
 SEGMENT, BATCH, STEPS, DIM = 128, 64, 12_000, 256
 STD = 0.3
 """Of the first memory tokens."""
+NONE = "none"
 
 
 def recipe(budget: Budget, kind: str = "", memory: int = 0) -> Recipe:
@@ -32,7 +33,7 @@ def quoted(kind: str, memory: int) -> str:
 
 def rows(budget: Budget) -> list[Row]:
     return [
-        text_row(budget, "none", "no memory", recipe(budget), 1, paper=quoted(BASELINE, 0)),
+        text_row(budget, NONE, "no memory", recipe(budget), 1, paper=quoted(BASELINE, 0)),
         text_row(budget, "slots", "Transformer-XL, 40 slots", recipe(budget, XL, 40), 0, paper=quoted(XL, 40)),
         text_row(budget, "rmt 10", "RMT, 10 tokens", recipe(budget, RMT, 10), 4, paper=quoted(RMT, 10)),
         text_row(budget, "rmt 5", "RMT, 5 tokens", recipe(budget, RMT, 5), 2, paper=quoted(RMT, 5)),
@@ -43,13 +44,13 @@ def rows(budget: Budget) -> list[Row]:
 def claims(budget: Budget) -> list[Claim]:
     none, cached, five, ten = quoted(BASELINE, 0), quoted(XL, 40), quoted(RMT, 5), quoted(RMT, 10)
     return [
-        Better("RMT with 10 memory tokens is better than no memory.", f"{ten} against {none} bpc", "rmt 10", "none"),
+        Better("RMT with 10 memory tokens is better than no memory.", f"{ten} against {none} bpc", "rmt 10", NONE),
         AsGood(
             "RMT with 5 memory tokens is as good as Transformer-XL with 40 slots.",
             f"{five} against {cached} bpc",
             "rmt 5",
             "slots",
-            Gain("slots", "none"),
+            Gain("slots", NONE),
         ),
         Better(
             "Memory tokens that are written are better than those that are only read.",
