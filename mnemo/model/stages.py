@@ -39,7 +39,7 @@ def build_stages(config: ModelConfig) -> list[Stage]:
     layers = {index: _layer(config, place) for place, index in enumerate(attending)}
     lengths = [memories[index].length for index in attending]
     for index, layer in layers.items():
-        layer.attention.alike = lengths.count(memories[index].length)
+        layer.attention.num_calls = lengths.count(memories[index].length)
     stages: list[Stage] = []
     for group in stage_layers(config.memory, config.num_layers):
         memory = memories[group[0]]

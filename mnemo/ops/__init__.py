@@ -78,7 +78,7 @@ def relative_attention(
     lengths: Tensor | None = None,
     dropout: float = 0.0,
     with_lse: bool = False,
-    alike: int = 1,
+    num_calls: int = 1,
     gate: Tensor | None = None,
     impl: Implementation = "auto",
 ) -> tuple[Tensor, Tensor | None]:
@@ -87,7 +87,7 @@ def relative_attention(
     q (B, H, L, D); k, v (B, H, K, D); u, w (H, D). r (H, C, D) and bias (H, C) are in descending distance: the last
     column is distance -ahead, the first at least offset + L - 1. Query i is at the position of key `offset + i`.
     `lengths` (B,): number of valid keys of a row, counted from the right. lse (B, H, L), the logarithm of the softmax's
-    sum, may be None unless `with_lse` is set. `alike`: layers that make such a call, which keep scores at the same
+    sum, may be None unless `with_lse` is set. `num_calls`: layers that make such a call, which keep scores at the same
     time. `gate` (B, L, H): outputs are multiplied by its sigmoid. `impl`: "auto" takes fused kernels where they run.
     """
     impl = _chosen if impl == "auto" else impl
@@ -104,7 +104,7 @@ def relative_attention(
         if fast:
             from mnemo.ops.cuda.dispatch import fused_attention
 
-            out, lse = fused_attention(q, k, v, r, u, w, **see, alike=alike, gate=gate)
+            out, lse = fused_attention(q, k, v, r, u, w, **see, num_calls=num_calls, gate=gate)
             return out, lse if with_lse else None
         out, lse = relative_attention_eager(q, k, v, r, u, w, **see, with_lse=with_lse)
         return out if gate is None else apply_gate(out, gate), lse

@@ -13,7 +13,7 @@ from mnemo.ops.gates import apply_gate
 def by_the_equation(
     *tensors: Tensor,
     with_lse: bool = False,
-    alike: int = 1,
+    num_calls: int = 1,
     impl: str = "auto",
     gate: Tensor | None = None,
     **see: Any,

@@ -219,12 +219,12 @@ def test_scores_made_again_equal_those_kept(limit, monkeypatch):
 def test_many_layers_with_many_keys_keep_no_scores():
     """On an H200, whose memory the interpreter assumes: each call is small enough, 24 of them are not."""
 
-    def keeps(alike, slots):
+    def keeps(num_calls, slots):
         q, k = (torch.empty(16, 8, rows, 128, dtype=torch.bfloat16, device="meta") for rows in (384, 384 + slots))
         r = torch.empty(8, 384 + slots, 128, dtype=torch.bfloat16, device="meta")
         u = torch.empty(8, 128, dtype=torch.bfloat16, device="meta")
         nothing = dict.fromkeys(("bias", "gate", "begin", "low", "high", "limit", "seed"))
-        numbers = {"offset": slots, "ahead": 0, "window": 0, "rate": 0.0, "root": 1.0, "alike": alike}
+        numbers = {"offset": slots, "ahead": 0, "window": 0, "rate": 0.0, "root": 1.0, "num_calls": num_calls}
         call: Any = {"q": q, "k": k, "v": k, "r": r, "u": u, "w": u, **nothing, **numbers}
         return launch.keep_scores(launch.Arguments(**call))
 

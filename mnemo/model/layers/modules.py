@@ -75,7 +75,7 @@ class Attention(nn.Module):
         self.norm_key = nn.Identity() if qk_norm_eps is None else RMSNorm(head_dim, qk_norm_eps)
         self.drop_qkv = Dropout(dropout.qkv, dropout.locked)
         self.rate = dropout.attention
-        self.alike = 1
+        self.num_calls = 1
         """Layers of the model with as long a memory, this one included"""
 
     def split(self, x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Attention(nn.Module):
             scope.record.append(attended)
             out, lse = attended.out, attended.lse
         else:
-            kept = {"with_lse": scope.with_lse, "alike": self.alike, "gate": gate}
+            kept = {"with_lse": scope.with_lse, "num_calls": self.num_calls, "gate": gate}
             out, lse = relative_attention(q, k, v, r, u, w, **see, dropout=rate, **kept)
         return out.transpose(1, 2).flatten(2), lse
 

@@ -42,7 +42,7 @@ def fused_attention(
     mask: Mask,
     lengths: Tensor | None,
     dropout: float,
-    alike: int = 1,
+    num_calls: int = 1,
     gate: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     root, size = q.shape[-1] ** -0.5, q.shape[-1]
@@ -50,7 +50,7 @@ def fused_attention(
     begin, low, high = _bounds(mask, lengths, q.shape[2], k.shape[2], offset, q.device)
     window = (mask.window or 0) if isinstance(mask, Causal) else 0
     seed = draw_seed(q.detach(), k.detach()) if dropout else None
-    numbers = (offset, ahead, window, float(dropout), root, alike)
+    numbers = (offset, ahead, window, float(dropout), root, num_calls)
     keep = torch.is_grad_enabled()
     # The largest number of keys that a query sees, known to the device only: kernels skip the keys after it.
     limit = mask.limits.max().int().view(1) if isinstance(mask, KeyLimit) else None

@@ -137,7 +137,7 @@ class Arguments:
     rate: float
     root: float
     """Factor of the scores"""
-    alike: int = 1
+    num_calls: int = 1
     """Calls of this size that are waiting for their backward passes at the same time, one for each layer"""
 
     @property
@@ -203,7 +203,7 @@ class Prepared(NamedTuple):
 def keep_scores(call: Arguments) -> bool:
     """Whether position scores are kept for the backward pass, or computed again there."""
     kept, memory = _kept_elements(call) * call.score_dtype.itemsize, memory_size(call.q.device)
-    return call.r is not None and kept <= KEPT_SHARE * memory and kept * call.alike <= KEPT_BY_ALL * memory
+    return call.r is not None and kept <= KEPT_SHARE * memory and kept * call.num_calls <= KEPT_BY_ALL * memory
 
 
 def _kept_elements(call: Arguments) -> int:
