@@ -109,6 +109,8 @@ def run(args: Args) -> int:
         return bench_table.measure_table(find_rows(names), args.device, options)
     if args.alternatives:
         return _alternatives(args)
+    if args.seconds is not None or args.only_speed or args.merge:
+        raise MnemoError("--seconds, --only-speed and --merge need --alternatives")
     names = ",".join(SECTIONS) if args.what is None else args.what
     if not args.lookahead and args.curves is None:
         check_names(names)
@@ -167,7 +169,11 @@ def _alternatives(args: Args) -> int:
         out=args.out,
         json=args.json,
     )
-    return bench_alternatives.merge(options) if args.merge else bench_alternatives.measure(rows, options)
+    return (
+        bench_alternatives.merge(options)
+        if args.merge
+        else bench_alternatives.measure(rows, options, args.what is None)
+    )
 
 
 def _report(result: Comparison, args: Args, record: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class Args:
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """Experiments, such as rmt-copy."""
     list: bool = False
-    """Show every experiment and the claim that it tests."""
+    """Show every experiment, or those that are named, and the claim that it tests."""
     budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,gpu,paper,self-test}")] = None
     """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); gpu:
     the main claims on enwik8 and on RMT's tasks, for the experiments gpu-*, each sized for half an hour of one GPU;
@@ -46,7 +46,8 @@ class Args:
     device: str = "auto"
     """cpu or cuda; auto uses a GPU if there is one."""
     cell: str | None = None
-    """Run this cell only. --jobs then says how many cells you run at the same time, for the record of its seconds."""
+    """Run this cell only, unless it is done. --jobs then says how many cells you run at the same time, which is stored
+    with its seconds."""
     report: bool = False
     """Run nothing: judge the stored results again and write their pages; without names, of all experiments."""
     overview: Path | None = None
@@ -58,6 +59,10 @@ class Args:
 def run(args: Args) -> int:
     if args.jobs is not None and args.jobs < 1:
         raise MnemoError(f"--jobs {args.jobs} must be positive")
+    if args.report and args.cell is not None:
+        raise MnemoError("--report runs nothing, so it cannot run --cell: leave one of them out")
+    if args.overview is not None and args.names:
+        raise MnemoError("--overview is made of all results: leave the names out")
     for name in args.names:
         check_name(name)
     budget = None if args.budget is None else _budget(args.budget)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mnemo.cli import console
 from mnemo.cli.reproduce import Args
 from mnemo.cli.watching import watching
-from mnemo.errors import CheckFailed, MnemoError
+from mnemo.errors import CheckFailed, MnemoError, unknown
 from mnemo.papers import Budget, Experiment, every_experiment, find_experiment
 from mnemo.papers.jobs import Stopped
-from mnemo.papers.needs import ON_A_GPU, require_needs
+from mnemo.papers.needs import ON_A_GPU, differences, require_needs
 from mnemo.papers.overview import overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, continue_grid, run_cell, run_here
-from mnemo.papers.store import grid_folder, load_grid, missing, save_grid
+from mnemo.papers.store import RESULT, cell_folder, grid_folder, load_grid, missing, save_grid
 from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.files import write_text
 from mnemo.report.findings import ANSWERS
@@ -38,7 +39,7 @@ class Asked(NamedTuple):
 def reproduce(args: Args, budget: Budget | None) -> int:
     """`budget`: None for the default of each experiment."""
     if args.list:
-        return _list(args.json)
+        return _list(args.names, args.json)
     if args.overview is not None:
         return _overview(args.overview, args.out)
     asked = _asked(args, budget)
@@ -58,6 +59,8 @@ def _asked(args: Args, budget: Budget | None) -> list[Asked]:
                 f"{each.experiment.name} has no budget {each.budget}, only {', '.join(each.experiment.budgets)}"
                 f"; mnemo reproduce --budget laptop runs {', '.join(_with_budget('laptop'))}"
             )
+        if args.report and not has_results(args.out, *each):
+            raise _no_results(args.out, each)
     if not args.report and len({each.budget for each in asked}) > 1:
         raise MnemoError("these experiments have different budgets: run them one after the other, or choose a --budget")
     return asked
@@ -86,6 +89,8 @@ def _check_machine(asked: Sequence[Asked], args: Args) -> None:
     to_run = [each for each in asked if _is_incomplete(each, args.out)]
     for each in to_run:
         require_needs(each.experiment, each.budget, device)
+    for difference in dict.fromkeys(difference for each in to_run for difference in differences(*each)):
+        _print(f"not the published corpus: {difference}")
     budget = asked[0].budget
     if to_run and device.type != "cuda" and budget in ON_A_GPU:
         _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
@@ -108,18 +113,24 @@ def _jobs(asked: Sequence[Asked], args: Args) -> int:
     return min(MOST_CORES, os.cpu_count() or 1) if asked[0].budget == "laptop" else 1
 
 
-def _no_results(out: Path) -> MnemoError:
-    return MnemoError(f"there are no results in {out}: mnemo reproduce NAME --out {out} makes some")
+def _no_results(out: Path, asked: Asked | None = None) -> MnemoError:
+    if asked is None:
+        return MnemoError(f"there are no results in {out}: mnemo reproduce NAME --out {out} makes some")
+    name = asked.experiment.name
+    return MnemoError(
+        f"there are no results of {name} at budget {asked.budget} in {out}: mnemo reproduce {name} --budget "
+        f"{asked.budget} --out {out} makes them"
+    )
 
 
-def _list(as_json: bool) -> int:
-    known = every_experiment()
+def _list(names: Sequence[str], as_json: bool) -> int:
+    listed = [find_experiment(name) for name in names] or list(every_experiment().values())
     if as_json:
         fields = ("name", "title", "paper", "covers", "claim")
-        console.print_json([{name: getattr(each, name) for name in fields} for each in known.values()])
+        console.print_json([{name: getattr(each, name) for name in fields} for each in listed])
         return 0
-    width = max(len(name) for name in known)
-    for each in known.values():
+    width = max(len(each.name) for each in listed)
+    for each in listed:
         print(f"{each.name:<{width}}  {', '.join(each.covers)}: {each.claim}")
     return 0
 
@@ -162,17 +173,29 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     cells = experiment.cells(budget)
     cell = next((cell for cell in cells if cell.name == name), None)
     if cell is None:
-        raise MnemoError(f"{experiment.name} has no cell '{name}' at budget {budget}")
+        raise unknown(f"cell of {experiment.name}", name, [each.name for each in cells])
     grid = grid_folder(args.out, experiment.name, budget)
     unmade = {each.name for each in continue_grid(experiment, budget, grid)}
+    if name not in unmade:
+        _print(f"{name} is done already; another --out runs it again")
+        return 0
     if before := [other for other in cell.after if other in unmade]:
         raise MnemoError(f"{name} needs the results of {', '.join(before)}: run --cell {before[0]} first")
+    _check_machine([Asked(replace(experiment, cells=lambda budget: [cell]), budget)], args)
     try:
         with watching() as watcher:
             run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher, at_once=args.jobs or 1)
     except Stopped:
-        return EXIT_INTERRUPTED
+        return _interrupted()
+    if args.json:
+        result = cell_folder(grid, name) / RESULT
+        console.print_json({"experiment": experiment.name, "budget": budget, "cell": name, "result": str(result)})
     return 0
+
+
+def _interrupted() -> int:
+    print("mnemo: interrupted; the same command goes on", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
@@ -188,8 +211,7 @@ def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
     if args.json:
         console.print_json(answers[0] if len(answers) == 1 else answers)
     if any(done.interrupted for _, done in ran):
-        print("mnemo: interrupted; the same command goes on", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _interrupted()
     failures = [failure for _, done in ran for failure in done.failures]
     if failures:
         raise CheckFailed(f"{len(failures)} of the cells failed: {'; '.join(failures)}")

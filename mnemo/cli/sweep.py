@@ -3,6 +3,7 @@
     mnemo sweep mybook.txt --memory none,xl,lamemo,rmt --seeds 3     on your own text
     mnemo sweep PRESET --memory none,xl [--train.steps 500]          a preset, or a prepared corpus
     mnemo sweep mybook.txt --memory none,xl --dry-run                list the runs and estimate the time
+    mnemo sweep mybook.txt --help                                    list every option
 
 All memories have the same recipe, text and seeds. The report (runs/sweep-NAME/report.html) has the learning curves, a
 table of scores, and for every memory whether it is better than none: yes, not at this budget, or open, by the rule of

@@ -31,6 +31,13 @@ def require_needs(experiment: Experiment, budget: Budget, device: torch.device) 
         _require_corpus(recipe)
 
 
+def differences(experiment: Experiment, budget: Budget) -> list[str]:
+    """Where prepared corpora differ from the published ones, so that scores cannot be compared with the papers'."""
+    names = {recipe.data.corpus for cell in experiment.cells(budget) for recipe in recipes_of(cell)}
+    found = [corpora.Corpus.open(name) for name in sorted(names) if corpora.find(name) is not None]
+    return [difference for corpus in found for difference in corpus.mismatches]
+
+
 def _training_bytes(recipes: Iterable[Recipe]) -> float:
     largest = sorted(recipes, key=_work, reverse=True)[:MOST_COUNTED]
     return max(map(training_bytes, largest), default=0.0)

@@ -20,6 +20,10 @@ POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
 """Time for workers to write checkpoints before they are killed."""
 LOG = "log.txt"
+NEWS_SECONDS = 30.0
+"""Between lines that say how far the workers are."""
+MOST_NAMED = 3
+"""Workers of such a line."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ def run_together(
     waiting = [task for each in experiments for task in _tasks(each, budget, out)]
     running: list[Worker] = []
     failures: dict[str, list[str]] = {each.name: [] for each in experiments}
+    told = time.monotonic()
     with _noting_signals() as stop, _ending(running):
         while running or (waiting and not stop.asked):
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
@@ -85,6 +90,9 @@ def run_together(
             if stop.asked:
                 _end(running)
             time.sleep(POLL_SECONDS)
+            if time.monotonic() - told > NEWS_SECONDS and running:
+                told = time.monotonic()
+                print_line(news(running, len(waiting)))
             for worker in _take_ended(running):
                 _report(worker, failures[worker.task.experiment.name], print_line, stop.asked)
     if not stop.asked:
@@ -149,6 +157,19 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
     return Worker(task, process, time.monotonic())
 
 
+def news(running: Sequence[Worker], waiting: int) -> str:
+    """What some workers have printed last, and how many other cells run or wait."""
+    named = [f"{worker.task.cell.name}: {_last_line(worker) or 'starts'}" for worker in running[:MOST_NAMED]]
+    others = {"more running": len(running) - len(named), "waiting": waiting}
+    return "; ".join([*named, *(f"{count} {how}" for how, count in others.items() if count)])
+
+
+def _last_line(worker: Worker) -> str:
+    """Of the worker's log."""
+    lines = (cell_folder(worker.task.grid, worker.task.cell.name) / LOG).read_text(errors="replace").split("\n")
+    return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
+
+
 def _take_ended(running: list[Worker]) -> list[Worker]:
     ended = [worker for worker in running if worker.process.poll() is not None]
     for worker in ended:
@@ -175,7 +196,5 @@ def _report(worker: Worker, failures: list[str], print_line: PrintLine, stopping
     if code == 0:
         print_line(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
     elif not stopping:
-        log = cell_folder(task.grid, name) / LOG
-        lines = log.read_text(errors="replace").strip().splitlines()
-        failures.append(f"{name}: {lines[-1] if lines else f'ended with code {code}'}")
-        print_line(f"{task.experiment.name} {failures[-1]} ({log})")
+        failures.append(f"{name}: {_last_line(worker) or f'ended with code {code}'}")
+        print_line(f"{task.experiment.name} {failures[-1]} ({cell_folder(task.grid, name) / LOG})")

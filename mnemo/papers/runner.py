@@ -20,7 +20,8 @@ from mnemo import __version__
 from mnemo.errors import MnemoError, one_line
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.papers.jobs import Place, Stopped, find_job
-from mnemo.papers.store import Found, cell_folder, load_grid, missing, reuse, save_cell, unpack
+from mnemo.papers.store import Found, cell_folder, is_done, load_grid, missing, reuse, save_cell, unpack
+from mnemo.storage.run_folder import locked
 from mnemo.storage.weights import pick_device
 from mnemo.training import Monitor, Unwatched
 
@@ -67,6 +68,13 @@ def run_cell(
         return
     folder = cell_folder(grid, cell.name)
     folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        if not is_done(grid, cell):
+            _make(cell, grid, device, monitor, at_once)
+
+
+def _make(cell: Cell, grid: Path, device: torch.device, monitor: Monitor, at_once: int) -> None:
+    folder = cell_folder(grid, cell.name)
     _free_memory(device)
     begin, (before, shared) = time.monotonic(), _earlier(folder)
     at_once = max(at_once, shared)

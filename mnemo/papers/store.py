@@ -173,6 +173,15 @@ def _same_measurement(grid: Path, cell: Cell, run_needed: bool) -> Path | None:
     return None
 
 
+def is_done(grid: Path, cell: Cell) -> bool:
+    """Whether the cell's folder has its result, made with these settings."""
+    path = cell_folder(grid, cell.name) / RESULT
+    try:
+        return path.exists() and _result(load_json(path), cell) is not None
+    except MnemoError:
+        return False
+
+
 def missing(cells: Sequence[Cell], results: Results) -> list[Cell]:
     done = {result.cell.name for result in results.cells}
     return [cell for cell in cells if cell.name not in done]

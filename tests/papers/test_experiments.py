@@ -17,21 +17,23 @@ from helpers.edited_files import edit_json
 
 from mnemo import cli
 from mnemo import papers as experiments
+from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, Plan
 from mnemo.model import ModelConfig
-from mnemo.papers import Cell, Experiment, Results, needs, pages
+from mnemo.papers import Cell, Experiment, Results, needs, pages, pool
 from mnemo.papers import jobs as all_jobs
 from mnemo.papers.experiment import look_up
 from mnemo.papers.jobs import JOBS, Place, training_cell, training_settings
 from mnemo.papers.needs import require_needs
 from mnemo.papers.pool import LOG, Task, Worker, next_task, run_together
-from mnemo.papers.runner import run_here
+from mnemo.papers.runner import run_cell, run_here
 from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, load_grid, save_grid
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
 from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
+from mnemo.storage.run_folder import locked
 from mnemo.training import Status, Unwatched
 
 CPU = torch.device("cpu")
@@ -388,6 +390,46 @@ def test_complete_results_need_no_gpu_and_no_corpus(
     assert "yes: A reaches" in printed.out and not printed.err
 
 
+def test_a_cell_that_is_done_is_not_run_again_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1), cell(2)))
+    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
+    assert cli.main([*arguments, "--cell", "n1", "--json"]) == 0
+    printed = capsys.readouterr()
+    path = Path(json.loads(printed.out)["result"])
+    assert json.loads(path.read_text())["values"] == {"accuracy": 0.1}
+    assert "budget small is meant for a GPU" in printed.err
+    assert cli.main([*arguments, "--cell", "n1"]) == 0
+    assert "n1 is done already" in capsys.readouterr().err
+    assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
+
+
+def test_a_cell_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """Others say so and go on; a cell that another process has completed in the meantime is not made again."""
+    both = experiment(cell(1), cell(2))
+    folder = cell_folder(tmp_path, "n1")
+    folder.mkdir(parents=True)
+    with locked(folder):
+        ran = run_here(both, "small", tmp_path, device="cpu")
+    assert ran.failures == (f"n1: {folder} is in use by another process",) and lines(tmp_path) == ["n2"]
+    run_here(both, "small", tmp_path, device="cpu")
+    run_cell(both.cells("small")[0], both.cells("small"), tmp_path, CPU, Unwatched())
+    assert lines(tmp_path) == ["n2", "n1"]
+
+
+def test_a_corpus_that_is_not_the_published_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MNEMO_DATA", str(tmp_path / "data"))
+    (tmp_path / "text8").write_text("abc " * 1000)
+    prepare("text8", tmp_path / "text8", allow_mismatch=True)
+    known(monkeypatch, experiment(training_cell("one", tiny(data=DataConfig(corpus="text8")), {})))
+    assert cli.main(["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]) in (0, 1)
+    said = capsys.readouterr().err
+    assert "not the published corpus: text8: " in said and "has 4,000 bytes, the published one 100,000,000" in said
+
+
 def test_one_cell_reads_others_from_a_copied_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = experiment(cell(1), cell(2, reads=["n1"]))
     known(monkeypatch, both)
@@ -438,13 +480,32 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert cli.main(["reproduce", *arguments]) == 2
     assert "mnemo reproduce --list" in capsys.readouterr().err
     assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n7"]) == 2
-    assert "no cell 'n7'" in capsys.readouterr().err
+    assert "unknown cell of toy-numbers 'n7'; known: n1" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n1", "--report"]) == 2
+    assert "--report runs nothing" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-numbers", *arguments, "--overview", str(tmp_path / "all.md")]) == 2
+    assert "leave the names out" in capsys.readouterr().err
+    assert cli.main(["reproduce", "toy-numbers", *arguments, "--out", str(tmp_path / "no"), "--report"]) == 2
+    assert f"there are no results of toy-numbers at budget small in {tmp_path / 'no'}" in capsys.readouterr().err
     known(monkeypatch, experiment(cell(1), cell(2, reads=["n1"])))
     assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n2"]) == 2
     assert "n2 needs the results of n1: run --cell n1 first" in capsys.readouterr().err
     assert [cli.main(["reproduce", "toy-numbers", *arguments, "--cell", name]) for name in ("n1", "n2")] == [0, 0]
     assert cli.main(["reproduce", "--list"]) == 0
     assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
+
+
+def test_workers_that_train_are_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first three, their last lines."""
+    some = experiment(*(cell(number) for number in range(1, 6)))
+    for number in (1, 2):
+        log = cell_folder(tmp_path, f"n{number}") / LOG
+        log.parent.mkdir(parents=True)
+        log.write_text(f"model: small\nstep {number}/9   1.81 ppl  3s left\n\n" if number == 1 else "")
+    workers: list[Any] = [Worker(Task(some, each, tmp_path), None, 0.0) for each in some.cells("small")[:2]]  # type: ignore[arg-type]
+    assert pool.news(workers, waiting=0) == "n1: step 1/9 1.81 ppl 3s left; n2: starts"
+    monkeypatch.setattr(pool, "MOST_NAMED", 1)
+    assert pool.news(workers, waiting=3) == "n1: step 1/9 1.81 ppl 3s left; 1 more running; 3 waiting"
 
 
 class Lines(list[str]):
@@ -493,7 +554,7 @@ def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) ->
     ran = run_together(asked, "self-test", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
     for each, found in zip(asked, ran, strict=True):
         assert f"{each.name} [1/2] no-such-cell" in "\n".join(printed)
-        assert len(found.failures) == 2 and "has no cell 'no-such-cell'" in found.failures[0]
+        assert len(found.failures) == 2 and "'no-such-cell'; known: " in found.failures[0]
         assert found.failures[1] == f"{first.name}: not all of x are done"
         assert (cell_folder(grid_folder(tmp_path, each.name, "self-test"), "no-such-cell") / LOG).exists()
 

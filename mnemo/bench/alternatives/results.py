@@ -26,6 +26,8 @@ BUSY_MIB = 4096
 """GPU memory in use at the start of a row from which on another process must be there."""
 PLANNED = ("seconds_aimed", "miniature", "machine", "commit")
 """What rows of one table must have in common."""
+WORDS = {"seconds_aimed": "number of --seconds", "miniature": "size of the models"}
+"""What users call these."""
 
 
 class RowFile:
@@ -42,7 +44,8 @@ class RowFile:
         for name in PLANNED:
             if earlier.get(name) != self.found[name]:
                 raise MnemoError(
-                    f"{self.path} was measured with another {name}: remove it and its run to measure the row again"
+                    f"{self.path} was measured with another {WORDS.get(name, name)}: remove it and its run to measure "
+                    "the row again"
                 )
         self.found = earlier
 
@@ -73,7 +76,7 @@ def collect(folder: Path) -> dict[str, Any]:
 def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a reader of the table has to know: unequal conditions, and rows that are missing or unfinished."""
     unequal = [name for name in PLANNED if any(row.get(name) != rows[0].get(name) for row in rows)]
-    found = [f"rows differ in {name}" for name in unequal]
+    found = [f"rows differ in {WORDS.get(name, name)}" for name in unequal]
     measured = {row["row"] for row in rows if "test" in row}
     found += [f"row {name} is not measured" for name in ROWS if name not in measured]
     for row in rows:
@@ -101,7 +104,7 @@ def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
         _shown(test.get("bpc"), ".4f"),
         _shown(valid, ".4f"),
         test.get("reading", "-"),
-        _shown(training.get("symbols_per_second"), ",.0f"),
+        _shown((training or probe).get("symbols_per_second"), ",.0f"),
         _shown(None if peak is None else peak / GIB, ".1f"),
         _shown(training.get("seconds"), ".1f"),
         _shown(row.get("steps"), ",d"),

@@ -126,7 +126,7 @@ def test_an_interrupted_row_continues_with_its_next_stage(
     found = measure_row(row, conditions(tmp_path), Unwatched())
     assert found["training"] == earlier["training"]
     assert found["test"]["memory"] == 32
-    with pytest.raises(MnemoError, match="another seconds_aimed"):
+    with pytest.raises(MnemoError, match="another number of --seconds"):
         measure_row(row, conditions(tmp_path, seconds=3.0), Unwatched())
 
 
@@ -209,6 +209,10 @@ def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
     assert main(["bench", "--alternatives", *words]) == 1
     assert measured == [("plain-512", 1.0, True), ("gated-deltanet", 1.0, True)]
     assert "not measured: gated-deltanet" in capsys.readouterr().err
+    measured.clear()
+    assert main(["bench", "--alternatives", *words[:-2]]) == 1  # all rows: those that a CPU cannot run are left out
+    assert [name for name, *_ in measured] == ["memory", "plain-512", "plain-1024", "plain-2048"]
+    assert "row gated-deltanet is left out" in capsys.readouterr().err
 
 
 @pytest.mark.thorough
@@ -232,6 +236,12 @@ def test_mistakes_are_one_line(
 ) -> None:
     assert main(["bench", "--alternatives", "--device", "cpu", "--runs", str(tmp_path), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seconds", "3"], ["--only-speed"], ["--merge"]])
+def test_options_of_this_comparison_alone_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == 2
+    assert "need --alternatives" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
