@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import re
 import sys
@@ -28,6 +29,8 @@ from mnemo.memory.configuration import Layerless
 
 GROUP = "mnemo.memories"
 """Group of entry points."""
+COMPARED = {"Flash": "mnemo.bench.alternatives.flash", "GatedDelta": "mnemo.bench.alternatives.gated_delta"}
+"""Mechanisms of this package that are only known if a run has one of them, and their modules."""
 T = TypeVar("T", bound=type)
 
 
@@ -84,6 +87,8 @@ def require_imports(recorded: Any, where: str) -> None:
     if not isinstance(recorded, list) or not all(isinstance(each, dict) for each in recorded):
         raise MnemoError(f"{where} is damaged: its imports are not a list")
     load_installed()
+    for name in COMPARED.keys() & {str(each.get("name")) for each in recorded}:
+        mechanism(getattr(importlib.import_module(COMPARED[name]), name))
     known = {cls.__name__ for cls in _origins}
     for each in recorded:
         if each.get("name") not in known:

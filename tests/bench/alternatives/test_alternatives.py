@@ -21,8 +21,10 @@ from mnemo.bench.alternatives.rows import CARRIED, CORPUS, PRESET, ROWS, SEPARAT
 from mnemo.cli import bench_alternatives, main
 from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
+from mnemo.memory import own, plan
 from mnemo.recipes.presets import preset
 from mnemo.storage.run_folder import open_run
+from mnemo.storage.run_header import load_header
 from mnemo.training import Unwatched, create_run
 
 HAS_LIBRARY = importlib.util.find_spec("fla") is not None
@@ -104,6 +106,19 @@ def test_a_row_is_trained_for_its_time_and_scored(name: str, stand_in: None, enw
     assert 0 < found["test"]["bpc"] < 9 and found["commit"] == "abc" and found["probe"]["peak_bytes"] is None
     assert open_run(tmp_path / name, "last", "cpu").step == found["steps"]
     assert not (tmp_path / f"{name}-probe").exists()
+
+
+def test_runs_of_the_comparison_are_opened_like_others(
+    enwik8: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process that has not measured."""
+    recipe = for_training(recipe_of(ROWS["plain-512"], "cpu", miniature=True), 1, lines=1)
+    create_run(recipe, tmp_path / "runs" / "plain")
+    plan.set_mechanisms(*plan.BUILT_IN)
+    own._origins.clear()
+    assert load_header(tmp_path / "runs" / "plain").recipe.model.memory == recipe.model.memory
+    assert main(["runs", "--runs", str(tmp_path / "runs")]) == 0
+    assert "import" not in capsys.readouterr().out
 
 
 @pytest.mark.thorough
