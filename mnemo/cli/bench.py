@@ -97,6 +97,8 @@ def run(args: Args) -> int:
         raise MnemoError("threads and repetitions must be positive")
     if args.out is not None and not args.out.parent.is_dir():
         raise MnemoError(f"there is no folder {args.out.parent} to write {args.out.name} to")
+    if not args.alternatives and (args.seconds is not None or args.only_speed or args.merge):
+        raise MnemoError("--seconds, --only-speed and --merge need --alternatives")
     if args.serving is not None:
         return _serving(args, args.serving)
     if args.http is not None:
@@ -109,8 +111,6 @@ def run(args: Args) -> int:
         return bench_table.measure_table(find_rows(names), args.device, options)
     if args.alternatives:
         return _alternatives(args)
-    if args.seconds is not None or args.only_speed or args.merge:
-        raise MnemoError("--seconds, --only-speed and --merge need --alternatives")
     names = ",".join(SECTIONS) if args.what is None else args.what
     if not args.lookahead and args.curves is None:
         check_names(names)
@@ -169,11 +169,9 @@ def _alternatives(args: Args) -> int:
         out=args.out,
         json=args.json,
     )
-    return (
-        bench_alternatives.merge(options)
-        if args.merge
-        else bench_alternatives.measure(rows, options, args.what is None)
-    )
+    if args.merge:
+        return bench_alternatives.merge(options)
+    return bench_alternatives.measure(rows, options, skip_unsupported=args.what is None)
 
 
 def _report(result: Comparison, args: Args, record: dict[str, Any]) -> None:

@@ -33,18 +33,19 @@ class Options:
     json: bool
 
 
-def measure(rows: Sequence[Row], options: Options, every: bool = False) -> int:
+def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = False) -> int:
     """Measure rows one after the other, then show all that are known.
 
-    `every`: rows that this device cannot measure are left out.
+    `skip_unsupported`: leave out rows that this device cannot measure; otherwise they fail.
     """
     if options.seconds is not None and options.seconds <= 0:
         raise MnemoError(f"--seconds {options.seconds:g} must be positive")
     require_corpus(CORPUS)
     conditions = _conditions(options)
-    if every and conditions.miniature:
+    if skip_unsupported and conditions.miniature:
+        for row in (row for row in rows if row.kind == "delta"):
+            print(f"row {row.name} is left out: its kernels need a CUDA device", file=sys.stderr)
         rows = [row for row in rows if row.kind != "delta"]
-        print("row gated-deltanet is left out: its kernels need a CUDA device", file=sys.stderr)
     if len(rows) == 1:
         measure_here(rows[0].name, conditions)
     failed = [row.name for row in rows if not _measured_apart(row, conditions)] if len(rows) > 1 else []

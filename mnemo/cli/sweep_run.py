@@ -150,7 +150,9 @@ def _finish(planned: Sweep, ran: Ran, folder: Path, as_json: bool) -> int:
     page, tables = write_experiment(content, folder), planned.tables(ran.found.results)
     if as_json:
         rows = [dict(zip(table.headers, row, strict=True)) for table in tables for row in table.rows]
-        console.print_json({"sweep": str(folder), "page": str(page), "table": rows, **verdicts_json(content.verdicts)})
+        files = {"sweep": str(folder), "page": str(page)}
+        numbers = {"memories": planned.numbers(ran.found.results), "table": rows}
+        console.print_json({**files, **numbers, **verdicts_json(content.verdicts)})
     else:
         for table in tables:
             console.table(table.rows, table.headers)

@@ -247,18 +247,21 @@ class _Silent(Unwatched):
 @contextmanager
 def _reserved(runs: Path, base: str) -> Iterator[Path]:
     """An empty folder under the first free name, which no other process takes; removed if it stays empty."""
-    folder = next(folder for folder in (runs / f"{base}-{i}" for i in count(1)) if _is_made(folder))
+    first = not runs.exists()
+    runs.mkdir(parents=True, exist_ok=True)
+    folder = next(folder for folder in (runs / f"{base}-{i}" for i in count(1)) if _try_to_make(folder))
     try:
         yield folder
     finally:
         with suppress(OSError):  # not empty
             folder.rmdir()
-            runs.rmdir()
+            if first:
+                runs.rmdir()
 
 
-def _is_made(folder: Path) -> bool:
+def _try_to_make(folder: Path) -> bool:
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir()
     except FileExistsError:
         return False
     return True

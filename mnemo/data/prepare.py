@@ -34,7 +34,6 @@ def prepare(
     vocab_size: int | None = None,
     root: Path | str | None = None,
     allow_mismatch: bool = False,
-    replace: bool = True,
     accepted: Accepted | None = None,
     found: Found = lambda files: None,
     show: ShowProgress = silent,
@@ -45,7 +44,6 @@ def prepare(
     `tokenizer`: by default the published one for a known corpus, and bytes for others.
     `vocab_size`: largest vocabulary, for words and BPE.
     `allow_mismatch`: accept a text whose sizes or checksums differ from the published corpus.
-    `replace`: an earlier corpus of this name; otherwise one that another process has prepared in the meantime stays.
     `accepted`: what is done with files that are not UTF-8 text; by default they are skipped or refused.
     `found`: called with the chosen and skipped files.
     """
@@ -64,7 +62,7 @@ def prepare(
         problems = _check_files(name, known, texts) if known else []
         _decide(problems, keep)
         chosen = _make_tokenizer(option, name, texts, vocab_size, show)
-        with atomic.new_folder(target, replace=replace, keep=not replace) as new:
+        with atomic.new_folder(target, replace=True) as new:
             splits = encode_splits(new, name, texts, chosen, show)
             problems += _check_sizes(name, known, option, vocab_size, chosen, splits) if known else []
             _decide(problems, keep)
@@ -87,10 +85,21 @@ def target_name(name: str, tokenizer: Option | None) -> str:
 
 def load(name_or_path: str | Path, root: Path | str | None = None, show: ShowProgress = silent) -> Corpus:
     """Open a prepared corpus. The default corpus is prepared if needed; for others, the error names the command."""
-    incomplete = (corpora.data_root(root) / PYTHON).exists()
-    if str(name_or_path) == PYTHON and corpora.find(PYTHON, root) is None:
-        return prepare(PYTHON, root=root, replace=incomplete, show=show)
-    return Corpus.open(name_or_path, root)
+    if str(name_or_path) != PYTHON or corpora.find(PYTHON, root) is not None:
+        return Corpus.open(name_or_path, root)
+    target = corpora.data_root(root).absolute() / PYTHON
+    damaged = target.exists() and corpora.find(PYTHON, root) is None
+    return prepare(PYTHON, root=root, show=show) if damaged else _prepare_once(target, show)
+
+
+def _prepare_once(target: Path, show: ShowProgress) -> Corpus:
+    """Prepare the default corpus; of processes that do so at the same time, the first that is complete stays."""
+    with atomic.new_folder(target, keep=True) as new:
+        made = prepare(PYTHON, root=new, show=show)
+        for file in made.path.iterdir():
+            file.rename(new / file.name)
+        made.path.rmdir()
+    return Corpus.open(target)
 
 
 def _check_arguments(name: str, source: Path | str | bytes | None, option: Option, vocab_size: int | None) -> None:

@@ -8,6 +8,7 @@ once it is a day old.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
@@ -55,8 +56,8 @@ def new_folder(target: Path, *, replace: bool = False, keep: bool = False) -> It
         yield partial
         try:
             commit_folder(partial, target, replace=replace)
-        except OSError:
-            if not (keep and target.is_dir() and any(target.iterdir())):
+        except OSError as error:
+            if not (keep and error.errno in (errno.ENOTEMPTY, errno.EEXIST)):
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

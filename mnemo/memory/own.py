@@ -30,7 +30,8 @@ from mnemo.memory.configuration import Layerless
 GROUP = "mnemo.memories"
 """Group of entry points."""
 COMPARED = {"Flash": "mnemo.bench.alternatives.flash", "GatedDelta": "mnemo.bench.alternatives.gated_delta"}
-"""Mechanisms of this package that are only known if a run has one of them, and their modules."""
+"""Mechanisms of this package that are only known if a run has one of them, and their modules: these import this one, so
+they are imported by name."""
 T = TypeVar("T", bound=type)
 
 
@@ -87,10 +88,11 @@ def require_imports(recorded: Any, where: str) -> None:
     if not isinstance(recorded, list) or not all(isinstance(each, dict) for each in recorded):
         raise MnemoError(f"{where} is damaged: its imports are not a list")
     load_installed()
-    for name in COMPARED.keys() & {str(each.get("name")) for each in recorded}:
-        mechanism(getattr(importlib.import_module(COMPARED[name]), name))
     known = {cls.__name__ for cls in _origins}
     for each in recorded:
+        name = str(each.get("name"))
+        if name not in known and each.get("module") == COMPARED.get(name):
+            known.add(mechanism(getattr(importlib.import_module(COMPARED[name]), name)).__name__)
         if each.get("name") not in known:
             raise ImportNeeded(f"{where} needs {_remedy(each)}: its memory '{each.get('name')}' is defined there")
 

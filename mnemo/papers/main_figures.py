@@ -209,7 +209,7 @@ def _plan_rows(source: PlanSource, results: Results) -> list[MarkRow]:
 
 
 def _both(marks: Mapping[bool, Mark]) -> str:
-    """The percents of the paper and ours, in words."""
+    """The percents of the paper and ours as text."""
     return " / ".join(f"{marks[kind].x:+.1f}%" if kind in marks else "–" for kind in (True, False))
 
 

@@ -33,7 +33,8 @@ def require_needs(experiment: Experiment, budget: Budget, device: torch.device) 
 
 def differences(experiment: Experiment, budget: Budget) -> list[str]:
     """Where prepared corpora differ from the published ones, so that scores cannot be compared with the papers'."""
-    names = {recipe.data.corpus for cell in experiment.cells(budget) for recipe in recipes_of(cell)}
+    recipes = [recipe for cell in experiment.cells(budget) for recipe in recipes_of(cell)]
+    names = {recipe.data.corpus for recipe in recipes if recipe.data.task is None}
     found = [corpora.Corpus.open(name) for name in sorted(names) if corpora.find(name) is not None]
     return [difference for corpus in found for difference in corpus.mismatches]
 

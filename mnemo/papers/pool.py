@@ -38,6 +38,8 @@ class Worker:
     task: Task
     process: subprocess.Popen[bytes]
     begin: float
+    logged: int = 0
+    """Bytes of its log that earlier workers have written."""
 
 
 class _Stop:
@@ -81,7 +83,7 @@ def run_together(
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
                 if known := reuse(task.grid, task.cell, task.experiment.cells(budget)):
-                    print_line(f"{task.experiment.name} {task.cell.name} reuses {known}")
+                    print_line(f"{_name(task)} reuses {known}")
                     continue
                 print_line(_announce(task, budget))
                 running.append(_start(task, budget, device, out, jobs))
@@ -139,6 +141,10 @@ def _announce(task: Task, budget: Budget) -> str:
     return f"{task.experiment.name} {announce(task.cell, task.experiment.cells(budget))}"
 
 
+def _name(task: Task) -> str:
+    return f"{task.experiment.name} {task.cell.name}"
+
+
 def _environment(jobs: int) -> dict[str, str]:
     """Share the cores among the workers and their compilers; by default, each uses all of them."""
     share = str(max(1, (os.cpu_count() or 1) // jobs))
@@ -152,21 +158,23 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
     command += ["--out", str(out), "--cell", task.cell.name, "--device", device]
     command += ["--jobs", "1" if task.cell.alone else str(jobs)]
     with (folder / LOG).open("ab") as log:
+        logged = log.tell()
         # A process group keeps Ctrl-C from the worker; this process then asks it to write a checkpoint.
         process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0, env=_environment(jobs))
-    return Worker(task, process, time.monotonic())
+    return Worker(task, process, time.monotonic(), logged)
 
 
 def news(running: Sequence[Worker], waiting: int) -> str:
     """What some workers have printed last, and how many other cells run or wait."""
-    named = [f"{worker.task.cell.name}: {_last_line(worker) or 'starts'}" for worker in running[:MOST_NAMED]]
+    named = [f"{_name(worker.task)}: {_last_line(worker) or 'starts'}" for worker in running[:MOST_NAMED]]
     others = {"more running": len(running) - len(named), "waiting": waiting}
     return "; ".join([*named, *(f"{count} {how}" for how, count in others.items() if count)])
 
 
 def _last_line(worker: Worker) -> str:
-    """Of the worker's log."""
-    lines = (cell_folder(worker.task.grid, worker.task.cell.name) / LOG).read_text(errors="replace").split("\n")
+    """Of what the worker has logged."""
+    log = (cell_folder(worker.task.grid, worker.task.cell.name) / LOG).read_bytes()
+    lines = log[worker.logged :].decode(errors="replace").split("\n")
     return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
 
 

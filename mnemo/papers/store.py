@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,13 +152,16 @@ def reuse(grid: Path, cell: Cell, cells: Sequence[Cell]) -> Path | None:
     If others of `cells` need the trained model, it must still exist there.
     """
     folder = cell_folder(grid, cell.name)
+    if is_done(grid, cell):  # by another process
+        return None
     if folder.is_symlink():  # its target has been removed, or was made with other settings
         folder.unlink()
     needed = any(cell.name in other.after for other in cells)
     known = None if cell.after or folder.exists() else _same_measurement(grid, cell, run_needed=needed)
     if known is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
+        with suppress(FileExistsError):  # another process has begun the cell
+            folder.symlink_to(os.path.relpath(known, folder.parent), target_is_directory=True)
     return known
 
 
@@ -177,9 +181,10 @@ def is_done(grid: Path, cell: Cell) -> bool:
     """Whether the cell's folder has its result, made with these settings."""
     path = cell_folder(grid, cell.name) / RESULT
     try:
-        return path.exists() and _result(load_json(path), cell) is not None
+        _result(load_json(path), cell)
     except MnemoError:
         return False
+    return True
 
 
 def missing(cells: Sequence[Cell], results: Results) -> list[Cell]:

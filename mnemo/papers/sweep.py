@@ -101,6 +101,11 @@ class Sweep:
             "In verdicts, ± is the standard deviation over seeds, and the interval of a gain is in parentheses.",
         )
 
+    def numbers(self, results: Results) -> list[dict[str, Any]]:
+        """What the table has, as numbers: for each memory that has a run."""
+        grid = self.grid
+        return [_numbers(grid, results, row) for row in grid.rows if grid.found(results, row)]
+
     def page(self, found: Found) -> ExperimentPage:
         steps = next(iter(self.recipes.values())).train.steps
         lead = (
@@ -117,27 +122,53 @@ def _settings(config: EvalConfig) -> dict[str, Any]:
     return {name: value for name, value in stored.items() if value != default[name] and name != "type"}
 
 
+def _numbers(grid: Grid, results: Results, row: Row) -> dict[str, Any]:
+    by_seed = {seed: grid.measure.shown(value) for seed, value in grid.by_seed(results, row.key).items()}
+    scores = list(by_seed.values())
+    return {
+        "memory": row.key,
+        "unit": grid.measure.unit,
+        "by_seed": by_seed,
+        "mean": fmean(scores) if scores else None,
+        "half_width": _half_width(scores),
+        "parameters": _num_parameters(grid, results, row),
+        "tokens_per_second": _mean_speed(grid, results, row),
+    }
+
+
+def _half_width(values: Sequence[float]) -> float | None:
+    """Of the 95% t-interval of the mean; None without a spread."""
+    return None if len(values) < 2 else t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
 def _interval(grid: Grid, results: Results, row: Row) -> str:
     """Mean and 95% t-interval over seeds, in the unit of the measure."""
     values = [grid.measure.shown(value) for value in grid.by_seed(results, row.key).values()]
     if not values:
         return ""
-    text = f"{fmean(values):.{grid.measure.digits}f}"
-    if len(values) < 2:
-        return text
-    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return f"{text} ± {half:.{grid.measure.digits}f}"
+    text, half = f"{fmean(values):.{grid.measure.digits}f}", _half_width(values)
+    return text if half is None else f"{text} ± {half:.{grid.measure.digits}f}"
 
 
 def _parameters(grid: Grid, results: Results, row: Row) -> str:
+    size = _num_parameters(grid, results, row)
+    return "-" if size is None else f"{size:,}"
+
+
+def _num_parameters(grid: Grid, results: Results, row: Row) -> int | None:
     sizes = [each.values.get("parameters") for _, each in grid.found(results, row)]
-    return next((f"{size:,}" for size in sizes if isinstance(size, int)), "-")
+    return next((size for size in sizes if isinstance(size, int)), None)
 
 
 def _speed(grid: Grid, results: Results, row: Row) -> str:
+    mean = _mean_speed(grid, results, row)
+    return "-" if mean is None else f"{mean:,.0f}"
+
+
+def _mean_speed(grid: Grid, results: Results, row: Row) -> float | None:
     found = [_tokens_per_second(each) for _, each in grid.found(results, row)]
     known = [value for value in found if value is not None]
-    return f"{fmean(known):,.0f}" if known else "-"
+    return fmean(known) if known else None
 
 
 def _tokens_per_second(result: CellResult) -> float | None:

@@ -103,6 +103,11 @@ def test_a_run_that_cannot_start_leaves_its_name_free(capsys: pytest.CaptureFixt
     assert [path.name for path in Path("runs").iterdir()] == ["mybook-1"]
 
 
+def test_a_folder_of_runs_that_cannot_be_made_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").symlink_to("disk-that-is-not-there/runs")
+    assert "runs" in complaint(capsys, "mybook.txt", *SMALL)
+
+
 def test_a_damaged_corpus_is_made_again() -> None:
     started("mybook.txt")
     (name,) = corpora_made()

@@ -56,6 +56,10 @@ def test_memories_and_seeds_end_in_a_report(capsys: pytest.CaptureFixture[str]) 
     found = json.loads(shown.out)
     assert [row["memory"] for row in found["table"]] == ["none", "xl", "rmt"]
     assert all(row["seeds"] == 2 and "±" in row["test bpc (95% interval)"] for row in found["table"])
+    none, *_ = found["memories"]
+    assert none["memory"] == "none" and none["unit"] == "bpc" and list(none["by_seed"]) == ["1111", "1112"]
+    assert none["mean"] == pytest.approx(sum(none["by_seed"].values()) / 2) and none["half_width"] > 0
+    assert none["parameters"] > 0 and none["tokens_per_second"] > 0
     claims = {each["claim"]: each["ours"] for each in found["verdicts"]}
     assert set(claims) == {"xl is better than none", "rmt is better than none"}
     assert all("preliminary, n = 2" in ours for ours in claims.values())

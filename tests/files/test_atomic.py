@@ -101,12 +101,16 @@ def test_the_first_of_two_processes_fills_a_folder(tmp_path: Path) -> None:
 
 
 def test_other_errors_of_a_folder_are_not_kept_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path, target: Path) -> None:
-        raise OSError("no space")
+    """The folder has its name, but may not survive a power failure."""
 
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="no space"), atomic.new_folder(tmp_path / "folder", keep=True):
-        pass
+    def fail(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError("input/output error")
+
+    monkeypatch.setattr(atomic, "sync", fail)
+    with pytest.raises(OSError, match="input/output"), atomic.new_folder(tmp_path / "folder", keep=True) as partial:
+        (partial / "file").touch()
+    assert names(tmp_path / "folder") == ["file"]
 
 
 def test_every_file_of_a_folder_is_flushed_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

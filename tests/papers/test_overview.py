@@ -169,7 +169,7 @@ def test_nothing_is_shown_without_results(tmp_path: Path) -> None:
         Evidence([ROOT / "results"]).verdict("xl-ptb", "small", "It is so.")
 
 
-@pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 3), slice(-1, None)], ids=["first", "second", "last"])
+@pytest.mark.parametrize("kept", [slice(0, 1), slice(1, 3), slice(-1, None)], ids=["first", "next two", "last"])
 def test_interrupted_experiments_can_be_shown(kept: slice) -> None:
     class Some(Evidence):
         def _load(self, name: str, budget: Budget) -> Found | None:

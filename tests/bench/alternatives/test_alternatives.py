@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.own_memories import keep_mechanisms
+from helpers.own_memories import forget_mechanisms, keep_mechanisms
 from helpers.stand_in_delta import use_stand_in
 from helpers.tiny_runs import sample_text
 
@@ -21,7 +21,8 @@ from mnemo.bench.alternatives.rows import CARRIED, CORPUS, PRESET, ROWS, SEPARAT
 from mnemo.cli import bench_alternatives, main
 from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
-from mnemo.memory import own, plan
+from mnemo.memory import XL, mechanism
+from mnemo.memory.own import own_mechanisms, require_imports
 from mnemo.recipes.presets import preset
 from mnemo.storage.run_folder import open_run
 from mnemo.storage.run_header import load_header
@@ -114,11 +115,19 @@ def test_runs_of_the_comparison_are_opened_like_others(
     """In a process that has not measured."""
     recipe = for_training(recipe_of(ROWS["plain-512"], "cpu", miniature=True), 1, lines=1)
     create_run(recipe, tmp_path / "runs" / "plain")
-    plan.set_mechanisms(*plan.BUILT_IN)
-    own._origins.clear()
+    forget_mechanisms()
     assert load_header(tmp_path / "runs" / "plain").recipe.model.memory == recipe.model.memory
     assert main(["runs", "--runs", str(tmp_path / "runs")]) == 0
-    assert "import" not in capsys.readouterr().out
+    assert "import" not in "".join(capsys.readouterr())
+
+
+def test_a_memory_of_the_same_name_stays_the_users_own() -> None:
+    forget_mechanisms()
+    with pytest.raises(MnemoError, match="needs --import my.py"):
+        require_imports([{"name": "Flash", "file": "my.py"}], "a run")
+    own = mechanism(dataclass(frozen=True, kw_only=True)(type("Flash", (XL,), {})))
+    require_imports([{"name": "Flash", "file": "my.py"}], "a run")
+    assert own_mechanisms() == {"flash": own}
 
 
 @pytest.mark.thorough
@@ -214,18 +223,18 @@ def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
 
     def apart(row: Any, given: Conditions) -> bool:
         measured.append((row.name, given.seconds, given.miniature))
-        if row.kind == "plain":
+        if row.kind != "delta":
             result_path(given.folder, row).parent.mkdir(exist_ok=True)
             bench_alternatives.write_json(result_path(given.folder, row), {"row": row.name, "test": {}})
-        return row.kind == "plain"
+        return row.kind != "delta"
 
     monkeypatch.setattr(bench_alternatives, "_measured_apart", apart)
-    words = ["--runs", str(tmp_path / "rows"), "--device", "cpu", "--what", "plain-512,gated-deltanet"]
-    assert main(["bench", "--alternatives", *words]) == 1
+    words = ["bench", "--alternatives", "--runs", str(tmp_path / "rows"), "--device", "cpu"]
+    assert main([*words, "--what", "plain-512,gated-deltanet"]) == 1
     assert measured == [("plain-512", 1.0, True), ("gated-deltanet", 1.0, True)]
     assert "not measured: gated-deltanet" in capsys.readouterr().err
     measured.clear()
-    assert main(["bench", "--alternatives", *words[:-2]]) == 1  # all rows: those that a CPU cannot run are left out
+    assert main(words) == 0  # without names, rows that a CPU cannot run are left out
     assert [name for name, *_ in measured] == ["memory", "plain-512", "plain-1024", "plain-2048"]
     assert "row gated-deltanet is left out" in capsys.readouterr().err
 
@@ -253,7 +262,18 @@ def test_mistakes_are_one_line(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--seconds", "3"], ["--only-speed"], ["--merge"]])
+def test_a_row_whose_speed_alone_is_known_shows_it() -> None:
+    row = {"row": "memory", "probe": {"symbols_per_second": 1e6, "peak_bytes": 2**31}, "steps": 9}
+    shown = dict(zip(HEADERS, table([row])[0], strict=True))
+    assert (shown["train symbols/s"], shown["train GiB"], shown["seconds"], shown["steps"]) == (
+        "1,000,000",
+        "2.0",
+        "-",
+        "9",
+    )
+
+
+@pytest.mark.parametrize("words", [["--seconds", "3"], ["--only-speed", "--gpu-table"], ["--merge", "--serving", "x"]])
 def test_options_of_this_comparison_alone_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *words]) == 2
     assert "need --alternatives" in capsys.readouterr().err
