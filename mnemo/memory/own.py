@@ -91,7 +91,7 @@ def require_imports(recorded: Any, where: str) -> None:
     known = {cls.__name__ for cls in _origins}
     for each in recorded:
         name = str(each.get("name"))
-        if name not in known and each.get("module") == COMPARED.get(name):
+        if name in COMPARED.keys() - known and each.get("module") == COMPARED[name]:
             known.add(mechanism(getattr(importlib.import_module(COMPARED[name]), name)).__name__)
         if each.get("name") not in known:
             raise ImportNeeded(f"{where} needs {_remedy(each)}: its memory '{each.get('name')}' is defined there")
