@@ -20,7 +20,7 @@ from mnemo.papers.overview import overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import Ran, continue_grid, run_cell, run_here
-from mnemo.papers.store import RESULT, cell_folder, grid_folder, load_grid, missing, save_grid, unpack
+from mnemo.papers.store import RESULT, RESULTS, cell_folder, grid_folder, load_grid, missing, save_grid
 from mnemo.report.experiment_page import ExperimentPage
 from mnemo.report.files import write_text
 from mnemo.report.findings import ANSWERS
@@ -59,7 +59,7 @@ def _asked(args: Args, budget: Budget | None) -> list[Asked]:
                 f"{each.experiment.name} has no budget {each.budget}, only {', '.join(each.experiment.budgets)}"
                 f"; mnemo reproduce --budget laptop runs {', '.join(_with_budget('laptop'))}"
             )
-        if args.report and not _has_any(each, args.out):
+        if args.report and not has_results(args.out, *each):
             raise _no_results(args.out, each)
     if not args.report and len({each.budget for each in asked}) > 1:
         raise MnemoError("these experiments have different budgets: run them one after the other, or choose a --budget")
@@ -94,12 +94,6 @@ def _check_machine(asked: Sequence[Asked], args: Args) -> None:
     budget = asked[0].budget
     if to_run and device.type != "cuda" and budget in ON_A_GPU:
         _print(f"budget {budget} is meant for a GPU; on this device it may take very long (Ctrl-C is safe)")
-
-
-def _has_any(asked: Asked, out: Path) -> bool:
-    """Whether there is a result, be it one that has to be left out."""
-    found = load_grid(grid_folder(out, asked.experiment.name, asked.budget), *asked)
-    return bool(found.results.cells or found.problems)
 
 
 def _is_incomplete(asked: Asked, out: Path) -> bool:
@@ -181,11 +175,10 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     if cell is None:
         raise unknown(f"cell of {experiment.name}", name, [each.name for each in cells])
     grid = grid_folder(args.out, experiment.name, budget)
-    unmade = {each.name for each in continue_grid(experiment, budget, grid)}
-    if name not in unmade:
+    if cell not in missing(cells, load_grid(grid, experiment, budget).results):
         _print(f"{name} is done already; another --out runs it again")
-        unpack(grid, load_grid(grid, experiment, budget).results, {name})
         return _show_cell(asked[0], args, name)
+    unmade = {each.name for each in continue_grid(experiment, budget, grid)}
     if before := [other for other in cell.after if other in unmade]:
         raise MnemoError(f"{name} needs the results of {', '.join(before)}: run --cell {before[0]} first")
     _check_machine([Asked(replace(experiment, cells=lambda budget: [cell]), budget)], args)
@@ -198,9 +191,12 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
 
 
 def _show_cell(asked: Asked, args: Args, name: str) -> int:
+    """Print where the result is, if JSON is wanted: in the cell's folder, or in a copied file of all results."""
     experiment, budget = asked
     if args.json:
-        result = cell_folder(grid_folder(args.out, experiment.name, budget), name) / RESULT
+        grid = grid_folder(args.out, experiment.name, budget)
+        own = cell_folder(grid, name) / RESULT
+        result = own if own.exists() else grid / RESULTS
         console.print_json({"experiment": experiment.name, "budget": budget, "cell": name, "result": str(result)})
     return 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mnemo.papers import every_experiment
 from mnemo.papers.experiment import SELF_TEST, Budget, Cell, Experiment, Results, objects_of
-from mnemo.papers.store import CELLS, RESULTS, Found, grid_folder, load_grid
+from mnemo.papers.store import CELLS, RESULT, RESULTS, Found, grid_folder, load_grid
 from mnemo.report.experiment_page import ExperimentPage, write_experiment
 from mnemo.report.findings import Verdict
 
@@ -132,8 +132,9 @@ def write_page(page: ExperimentPage, site: Path, budget: Budget) -> Path:
 
 
 def has_results(out: Path, experiment: Experiment, budget: Budget) -> bool:
+    """Whether a cell has a result; cells that have only begun have none."""
     grid = grid_folder(out, experiment.name, budget)
-    return (grid / RESULTS).exists() or (grid / CELLS).exists()
+    return (grid / RESULTS).exists() or any((grid / CELLS).glob(f"*/{RESULT}"))
 
 
 def stored(out: Path) -> Iterator[tuple[Experiment, Found]]:

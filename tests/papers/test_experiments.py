@@ -28,7 +28,7 @@ from mnemo.papers.jobs import JOBS, Place, training_cell, training_settings
 from mnemo.papers.needs import require_needs
 from mnemo.papers.pool import LOG, Task, Worker, next_task, run_together
 from mnemo.papers.runner import run_cell, run_here
-from mnemo.papers.store import RESULT, RUN, cell_folder, grid_folder, load_grid, save_grid
+from mnemo.papers.store import CELLS, RESULT, RESULTS, RUN, cell_folder, grid_folder, load_grid, save_grid
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
 from mnemo.report.findings import Table, Verdict
@@ -106,6 +106,10 @@ def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
 
 def folders(path: Path) -> list[str]:
     return ["--out", str(path / "out"), "--site", str(path / "site")]
+
+
+def toy_command(path: Path) -> list[str]:
+    return ["reproduce", "toy-numbers", "--budget", "small", *folders(path), "--device", "cpu"]
 
 
 def lines(grid: Path) -> list[str]:
@@ -255,7 +259,7 @@ def test_a_result_that_lacks_what_it_should_have_is_named_in_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)))
-    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
+    arguments = toy_command(tmp_path)
     assert cli.main(arguments) == 0
     path = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "n3") / RESULT
     page = tmp_path / "site" / "toy-numbers" / "small" / "report.html"
@@ -279,7 +283,7 @@ def test_an_interruption_outside_of_training_leaves_a_page_and_says_how_to_go_on
 
     known(monkeypatch, experiment(cell(1), cell(3)))
     monkeypatch.setitem(JOBS, "number", interrupted)
-    assert cli.main(["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]) == 130
+    assert cli.main(toy_command(tmp_path)) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert (tmp_path / "site" / "toy-numbers" / "small" / "report.html").exists()
 
@@ -381,7 +385,7 @@ def test_complete_results_need_no_gpu_and_no_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(3)))
-    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
+    arguments = toy_command(tmp_path)
     assert cli.main(arguments) == 0
     assert "budget small is meant for a GPU" in capsys.readouterr().err
     monkeypatch.setattr("mnemo.cli.reproduction.require_needs", lambda *given: pytest.fail("nothing is to be run"))
@@ -394,7 +398,7 @@ def test_a_cell_that_is_done_is_not_run_again_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known(monkeypatch, experiment(cell(1), cell(2)))
-    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
+    arguments = toy_command(tmp_path)
     assert cli.main([*arguments, "--cell", "n1", "--json"]) == 0
     printed = capsys.readouterr()
     path = Path(json.loads(printed.out)["result"])
@@ -428,19 +432,23 @@ def test_a_corpus_that_is_not_the_published_one_is_named(
     (tmp_path / "text8").write_text("abc " * 1000)
     prepare("text8", tmp_path / "text8", allow_mismatch=True)
     known(monkeypatch, experiment(training_cell("one", tiny(data=DataConfig(corpus="text8")), {})))
-    assert cli.main(["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]) == 0
+    assert cli.main(toy_command(tmp_path)) == 0
     said = capsys.readouterr().err
     assert "not the published corpus: text8: " in said and "has 4,000 bytes, the published one 100,000,000" in said
 
 
-def test_one_cell_reads_others_from_a_copied_file_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_cell_reads_others_from_a_copied_file_of_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     both = experiment(cell(1), cell(2, reads=["n1"]))
     known(monkeypatch, both)
     first = run_here(experiment(cell(1)), "small", tmp_path / "elsewhere", device="cpu")
     grid = grid_folder(tmp_path / "out", both.name, "small")
     grid.mkdir(parents=True)
     save_grid(grid, both, first.found.results)
-    arguments = ["reproduce", "toy-numbers", "--budget", "small", *folders(tmp_path), "--device", "cpu"]
+    arguments = toy_command(tmp_path)
+    assert cli.main([*arguments, "--cell", "n1", "--json"]) == 0
+    assert Path(json.loads(capsys.readouterr().out)["result"]) == grid / RESULTS and not (grid / CELLS).exists()
     assert cli.main([*arguments, "--cell", "n2"]) == 0
     assert lines(grid) == ["n2"]
     assert [each.cell.name for each in load_grid(grid, both, "small").results.cells] == ["n1", "n2"]

@@ -148,7 +148,7 @@ def test_the_table_shows_the_steps_that_the_same_time_allows() -> None:
 
 
 @pytest.mark.thorough
-def test_measured_speeds_go_along_to_another_machine(tmp_path: Path) -> None:
+def test_measured_speeds_go_along_to_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the file of all results, to processes that train."""
     whole = find_experiment("gpu-xl")
     cells = [cell for cell in whole.cells("self-test") if cell.name == SPEED or cell.after]
@@ -157,10 +157,12 @@ def test_measured_speeds_go_along_to_another_machine(tmp_path: Path) -> None:
     there = grid_folder(tmp_path / "there", whole.name, "self-test")
     there.mkdir(parents=True)
     save_grid(there, part, first.found.results)
+    monkeypatch.setattr("mnemo.papers.pool.NEWS_SECONDS", 0.0)
     lines: list[str] = []
     (ran,) = run_together([part], "self-test", tmp_path / "there", jobs=2, device="cpu", print_line=lines.append)
     assert not ran.failures and [each.cell for each in ran.found.results.cells] == cells
     assert not any(f"{SPEED} " in line for line in lines)
+    assert "gpu-xl none-as-long-seed1: starts" in lines
 
 
 def test_a_faster_model_makes_more_steps_in_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
