@@ -293,8 +293,8 @@ def recurrence_on_text(evidence: Evidence) -> Figure | None:
         return None
     caption = (
         "How much of the loss of Al-Rfou's transformer (12 layers, learned positions, no memory) each model saves, on "
-        "enwik8 with segments of 512. All have 12 layers of the published size. They train on 68M symbols, the last one "
-        "on 92M, which takes the same time as 68M with memory; the paper's on 4,506M. Relative positions: "
+        "enwik8 with segments of 512. All have 12 layers of the published size. They train on 68M symbols, the last "
+        "one on 92M, which takes the same time as 68M with memory; the paper's on 4,506M. Relative positions: "
         f"Transformer-XL without its memory. {INTERVALS}"
     )
     return row_figure(
