@@ -6,7 +6,7 @@ its equation in float64, and both implementations of each case with each other. 
 LaMemo's refresh at growing memory lengths; `--curves 1000` compares training with fast attention and with its equation.
 `--serving RUN` measures many sessions at the same time, and a long conversation beside a transformer with a growing
 cache. `--gpu-table` measures the speeds that Mnemo must reach on one GPU, and `--profile` the time by kernel of a step.
-`--alternatives` trains a memory model, plain transformers and a gated DeltaNet for the same time on enwik8.
+`--alternatives` trains a memory model, plain transformers and gated delta rules for the same time on enwik8.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Args:
     """Also divide the step of each row into kernels; without --gpu-table and --what, the rows base and speedrun."""
     alternatives: bool = False
     """Train models for the same time on enwik8 instead, and score them: rows memory, plain-512, plain-1024, plain-2048,
-    gated-deltanet (pip install flash-linear-attention). A row takes about ten minutes on a GPU; what is measured of it
-    is kept, so the same command continues it. With --device cpu, tiny models only try the command."""
+    gated-deltanet, kimi-delta (pip install flash-linear-attention). A row takes about ten minutes on a GPU; what is
+    measured of it is kept, so the same command continues it. With --device cpu, tiny models only try the command."""
     seconds: float | None = None
     """With --alternatives: training time of each row, without compilation, evaluation and saving; if unset, 450."""
     runs: Path = Path("runs/alternatives")

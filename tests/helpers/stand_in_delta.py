@@ -20,31 +20,58 @@ class Convolution(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(width, CONVOLVED))
+        self.weight = nn.Parameter(torch.randn(width, 1, CONVOLVED))
 
     def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
         inputs = torch.cat([cache, x.mT], 2)
         seen = inputs[..., 1:].unfold(2, CONVOLVED, 1)  # (B, D, L, k)
-        return F.silu((seen * self.weight[:, None]).sum(-1)).mT, inputs[..., -CONVOLVED:]
+        return F.silu((seen * self.weight).sum(-1)).mT, inputs[..., -CONVOLVED:]
+
+
+class GatedNorm(nn.Module):
+    def __init__(self, width: int, activation: str) -> None:
+        super().__init__()
+        self.weight, self.eps, self.activation = nn.Parameter(torch.ones(width)), 1e-5, activation
+
+    def forward(self, x: Tensor, gates: Tensor) -> Tensor:
+        gates = gates.sigmoid() * (1 if self.activation == "sigmoid" else gates)
+        return gates * self.weight * x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
 
 class Mixer(nn.Module):
-    """The library's gated delta rule, one token after the other, behind the library's interface."""
+    """The library's gated delta rule, one token after the other, with the names of the library."""
 
     def __init__(self, config: GatedDelta, dim: int) -> None:
         super().__init__()
         self.heads, self.layer_idx = config.num_heads, 0
-        widths = [config.num_heads * config.head_dim * times for times in (1, 1, config.value_ratio)]
-        self.maps = nn.ModuleList(nn.Linear(dim, width, bias=False) for width in widths)
-        self.convolutions = nn.ModuleList(Convolution(width) for width in widths)
-        self.gates = nn.Linear(dim, 2 * config.num_heads)
-        self.output = nn.Linear(widths[-1], dim, bias=False)
+        keys = config.num_heads * config.head_dim
+        values = config.value_ratio * keys
+        self.q_proj, self.k_proj, self.v_proj, self.g_proj = (
+            nn.Linear(dim, width, bias=False) for width in (keys, keys, values, values)
+        )
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = (Convolution(width) for width in (keys, keys, values))
+        self.b_proj = nn.Linear(dim, config.num_heads, bias=False)
+        decays = config.num_heads if config.decay == "head" else keys
+        self.decays = nn.Linear(dim, decays, bias=False)
+        self.A_log = nn.Parameter(torch.zeros(config.num_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(decays))
+        self.o_norm = GatedNorm(values // config.num_heads, "swish" if config.decay == "head" else "sigmoid")
+        self.o_proj = nn.Linear(values, dim, bias=False)
+
+    @property
+    def a_proj(self) -> nn.Module:
+        """Of Gated DeltaNet."""
+        return self.decays
+
+    f_proj = a_proj
+    """Of Kimi Delta Attention."""
 
     def forward(self, hidden_states: Tensor, past_key_values: Any, use_cache: bool) -> tuple[Tensor, None, Any]:
         assert use_cache and len(past_key_values) == 1
         last = past_key_values[self.layer_idx]
         rows, after = [], []
-        for to, convolve, cache in zip(self.maps, self.convolutions, last["conv_state"], strict=True):
+        maps = (self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d), (self.v_proj, self.v_conv1d)
+        for (to, convolve), cache in zip(maps, last["conv_state"], strict=True):
             x, cache = convolve(to(hidden_states), cache)
             rows.append(x.unflatten(2, (self.heads, -1)))
             after.append(cache)
@@ -52,16 +79,19 @@ class Mixer(nn.Module):
         past_key_values.update(
             layer_idx=0, recurrent_state=matrices, conv_state=tuple(after), offset=hidden_states.shape[1]
         )
-        return self.output(out.flatten(2)), None, past_key_values
+        gates = self.g_proj(hidden_states).unflatten(2, (self.heads, -1))
+        return self.o_proj(self.o_norm(out, gates).flatten(2)), None, past_key_values
 
     def _read(self, heads: list[Tensor], x: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = heads  # (B, L, H, d) each
-        keep, write = self.gates(x).sigmoid().chunk(2, -1)  # (B, L, H)
-        k, outputs = F.normalize(k, dim=-1), []
+        q, k = F.normalize(q, dim=-1) / q.shape[-1] ** 0.5, F.normalize(k, dim=-1)
+        decays = F.softplus(self.decays(x) + self.dt_bias).unflatten(2, (self.heads, -1))
+        keep = (-self.A_log.exp()[:, None] * decays).exp()  # (B, L, H, 1 or K)
+        write, outputs = self.b_proj(x).sigmoid(), []  # (B, L, H)
         for t in range(x.shape[1]):
-            known = torch.einsum("bhvk,bhk->bhv", matrices, k[:, t])
-            new = write[:, t, :, None] * (v[:, t] - keep[:, t, :, None] * known)
-            matrices = keep[:, t, :, None, None] * matrices + new[..., None] * k[:, t, :, None]
+            known = torch.einsum("bhvk,bhk->bhv", matrices, keep[:, t] * k[:, t])
+            new = write[:, t, :, None] * (v[:, t] - known)
+            matrices = keep[:, t, :, None] * matrices + new[..., None] * k[:, t, :, None]
             outputs.append(torch.einsum("bhvk,bhk->bhv", matrices, q[:, t]))
         return torch.stack(outputs, 1), matrices
 

@@ -1,4 +1,5 @@
-"""Gated DeltaNet (Yang et al., 2025) of the library flash-linear-attention, as a memory of Mnemo's model.
+"""Gated DeltaNet (Yang et al., 2025) and Kimi Delta Attention (Kimi Team, 2025) of the library flash-linear-attention,
+as memories of Mnemo's model.
 
 A block of the library (norm, gated delta rule, norm, gated feed-forward) replaces a transformer layer. What the library
 keeps in a cache is here a state that is passed on, so that Mnemo's training loop, optimizer, streams and scores serve
@@ -11,7 +12,7 @@ convolution.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +32,13 @@ INIT_STD = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDelta(Layerless):
-    """Gated DeltaNet layers of flash-linear-attention in place of attention. With the default sizes and a width of 512,
-    a layer has as many weights as one of `speedrun-enwik8`, divided as the library advises: 0.75 D for keys, 1.5 D for
-    values."""
+    """Layers of flash-linear-attention in place of attention. With the default sizes and a width of 512, a layer has as
+    many weights as one of `speedrun-enwik8`, divided as the library advises for Gated DeltaNet: 0.75 D for keys, 1.5 D
+    for values."""
 
     traits: ClassVar[Traits] = Traits(besides="a matrix for each head")
+    decay: Literal["head", "channel"] = "head"
+    """How a matrix decays: by one factor for each head (Gated DeltaNet), or for each dimension of its keys (Kimi)."""
     num_heads: int = 3
     head_dim: int = 128
     """Width of a head's queries and keys."""
@@ -84,7 +87,7 @@ def _library() -> tuple[Any, Any]:
         import fla.modules  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MnemoError(
-            f"gated DeltaNet needs {LIBRARY} (pip install {LIBRARY}), which cannot be imported: {one_line(error)}"
+            f"this row needs {LIBRARY} (pip install {LIBRARY}), which cannot be imported: {one_line(error)}"
         ) from None
     return fla.layers, fla.modules
 
@@ -92,7 +95,8 @@ def _library() -> tuple[Any, Any]:
 def library_block(config: GatedDelta, dim: int) -> Block:
     """A block of the library, with initial weights as in its own models."""
     layers, modules = _library()
-    mixer = layers.GatedDeltaNet(
+    kind = layers.GatedDeltaNet if config.decay == "head" else layers.KimiDeltaAttention
+    mixer = kind(
         hidden_size=dim,
         num_heads=config.num_heads,
         head_dim=config.head_dim,
@@ -141,7 +145,7 @@ class GatedDeltaStage(Stage):
 
     def forward(self, x: Tensor, state: GatedDeltaState, segment: Segment) -> tuple[Tensor, GatedDeltaState]:
         if segment.lengths is not None:
-            raise MnemoError("gated DeltaNet layers read rows of equal length only")
+            raise MnemoError("gated delta rules read rows of equal length only")
         cache = LayerCache(_as_read(state, x))
         mixed, *_ = self.mixer(self.mixer_norm(x), past_key_values=cache, use_cache=True)
         # The library's norm adds its input to the residual, and returns both in one kernel.

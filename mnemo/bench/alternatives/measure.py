@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from mnemo.bench.alternatives import gated_delta
+from mnemo.bench.alternatives.delta_reference import require_right_kernels
 from mnemo.bench.alternatives.recipes import TINY_SYMBOLS, for_training, reading_of, recipe_of, register
 from mnemo.bench.alternatives.results import RowFile
 from mnemo.bench.alternatives.rows import Reading, Row
@@ -53,8 +54,8 @@ PROBE_LINES, SKIPPED_LINES = 6, 2
 """Intervals of the probe, and those at its beginning that do not count."""
 LINES, EVALUATIONS = 150, 6
 """Lines of metrics and validations of the training."""
-SPEED_STAGES = 2
-"""Stages that only measure the speed."""
+SPEED_STAGES = ("kernels", "probe", "steps")
+"""Stages that only measure the speed, and what must be right before."""
 VALID_SYMBOLS = 1_000_000
 """Symbols of valid that the ways to read are compared on."""
 
@@ -83,9 +84,8 @@ def measure_row(row: Row, conditions: Conditions, monitor: Monitor) -> dict[str,
     conditions.folder.mkdir(parents=True, exist_ok=True)
     file = RowFile(conditions.folder, row, _about(conditions, device))
     measurement = Measurement(row, conditions, device, file, Noted(monitor))
-    stages = measurement.stages()
-    for stage, measured in list(stages.items())[: SPEED_STAGES if conditions.only_speed else len(stages)]:
-        if not file.has(stage):
+    for stage, measured in measurement.stages().items():
+        if not file.has(stage) and (stage in SPEED_STAGES or not conditions.only_speed):
             monitor.note(f"row {row.name}: {stage}")
             file.add(stage, measured())
     return file.found
@@ -139,13 +139,24 @@ class Measurement:
 
     def stages(self) -> dict[str, Any]:
         """The stages by their names in the file, in order."""
+        first = {"kernels": self.kernels} if self.row.kind == "delta" else {}
         return {
+            **first,
             "probe": self.probe,
             "steps": self.steps,
             "training": self.training,
             "valid": self.valid,
             "test": self.test,
         }
+
+    def kernels(self) -> dict[str, float]:
+        """Errors of the library's kernels, at the sizes of the row."""
+        memory, train = self.recipe.model.memory.long, self.recipe.train
+        assert isinstance(memory, gated_delta.GatedDelta)
+        how = autocast(train.precision, self.device)
+        errors = require_right_kernels(memory, self.recipe.model.dim, train.batch, train.segment, self.device, how)
+        self._free()
+        return errors
 
     def probe(self) -> dict[str, Any]:
         """Train for a short while without evaluation: symbols per second, and the memory that an update needs."""

@@ -17,6 +17,11 @@ SCALE = 32
 """Segments and updates of a miniature are shorter by this factor."""
 TINY_SYMBOLS = 2_000
 """Symbols that a miniature scores."""
+DELTAS = {
+    "gated-deltanet": GatedDelta(),
+    "kimi-delta": GatedDelta(decay="channel", num_heads=4, value_ratio=1, inner_dim=1184),
+}
+"""Recurrent layers of the rows, each with as many weights as a layer of the memory model, to 1%."""
 
 
 def recipe_of(row: Row, device: str, *, miniature: bool = False) -> Recipe:
@@ -33,7 +38,7 @@ def _model(row: Row, model: ModelConfig) -> ModelConfig:
     if row.kind == "plain":
         return replace(model, memory=_plan(Flash()))
     if row.kind == "delta":
-        return replace(model, memory=_plan(GatedDelta()), positions=NoPositions())
+        return replace(model, memory=_plan(DELTAS[row.name]), positions=NoPositions())
     return model
 
 
@@ -71,7 +76,7 @@ def _miniature(recipe: Recipe) -> Recipe:
     """A tiny model on short segments, which tries a row in seconds."""
     model, memory = recipe.model, recipe.model.memory
     if isinstance(memory.long, GatedDelta):
-        memory = _plan(GatedDelta(num_heads=2, head_dim=16, inner_dim=32))
+        memory = _plan(replace(memory.long, num_heads=2, head_dim=16, inner_dim=32))
     elif memory.num_long is not None:
         memory = Plan(long=XL(length=32), short=XL(length=4), num_long=1)
     model = replace(model, num_layers=2, dim=32, num_heads=2, head_dim=16, inner_dim=64, memory=memory)

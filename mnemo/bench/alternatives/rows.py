@@ -58,6 +58,12 @@ ROWS = {
         _plain(1024),
         _plain(2048),
         Row(name="gated-deltanet", what="gated DeltaNet, segments of 2,048, state carried", kind="delta", segment=2048),
+        Row(
+            name="kimi-delta",
+            what="Kimi Delta Attention, segments of 2,048, state carried",
+            kind="delta",
+            segment=2048,
+        ),
     )
 }
 

@@ -59,7 +59,7 @@ def conditions(folder: Path, seconds: float = 0.2) -> Conditions:
 
 def test_rows_are_selected_by_name_in_the_table_s_order() -> None:
     assert [row.name for row in find_rows("plain-512, memory")] == ["memory", "plain-512"]
-    assert len(find_rows(None)) == len(ROWS) == 5
+    assert len(find_rows(None)) == len(ROWS) == 6
     with pytest.raises(MnemoError, match="did you mean 'plain-512'"):
         find_rows("plain-51")
 
@@ -283,7 +283,7 @@ def test_options_of_this_comparison_alone_are_refused(words: list[str], capsys: 
 @pytest.mark.filterwarnings("default")  # torch warns of itself while it compiles
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_is_measured_on_a_gpu(name: str, enwik8: None, tmp_path: Path) -> None:
-    if name == "gated-deltanet" and not HAS_LIBRARY:
+    if ROWS[name].kind == "delta" and not HAS_LIBRARY:
         pytest.skip("flash-linear-attention is not installed")
     found = measure_row(ROWS[name], replace(conditions(tmp_path), device="cuda"), Unwatched())
     assert found["probe"]["steps"] == measure.TINY_PROBE_STEPS and found["probe"]["peak_bytes"] > 0
