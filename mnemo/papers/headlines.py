@@ -181,13 +181,13 @@ ROWS: tuple[Callable[[Evidence], Headline | None], ...] = (
         ),
     ),
     Claimed(
-        "A memory is worth its time: better than none if both models train for the same time.",
+        "A memory is better than none also if both models train for the same time.",
         (
             Source(
                 "gpu-xl",
                 "gpu",
                 "It is better than the same model without memory that trains for the same time.",
-                "enwik8",
+                "enwik8, 6,000 steps with memory, 8,142 without",
             ),
         ),
     ),

@@ -523,7 +523,7 @@ def _answers(results: Sequence[Mapping[str, Any]], kind: str) -> list[Mark]:
 
 FIGURES: tuple[tuple[str, str, Callable[[Evidence], Figure | None]], ...] = (
     (XL_PAPER, "A transformer with a memory of earlier segments needs fewer bits at the same size.", enwik8_by_size),
-    (XL_PAPER, "A memory is better than none, also if both models train for the same time.", recurrence_on_text),
+    (XL_PAPER, "A memory is better than none, also at equal training time (our comparison).", recurrence_on_text),
     (XL_PAPER, "Reusing the state makes evaluation three orders of magnitude faster.", speed_of_evaluation),
     (arrangement.PAPER, "Long memories in a sixth of the layers do as well as in all.", few_long_memories),
     (RMT_PAPER, "A few memory tokens carry information over many segments.", accuracy_by_segments),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,14 @@ from mnemo.training.processes import AnyWorld
 from mnemo.training.run_progress import Progress, mean_loss
 
 TIMING = "timing.jsonl"
+
+
+def training_seconds(path: Path, tokens: int) -> float:
+    """The time of all updates in `timing.jsonl`, without compilation, evaluation and saving; `tokens`: of an update."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    steps = [0, *(line["step"] for line in lines)]
+    intervals = zip(lines, pairwise(steps), strict=True)
+    return sum((step - before) * tokens / line["tokens_per_second"] for line, (before, step) in intervals)
 
 
 class Clock:

@@ -104,9 +104,19 @@ class Norm(nn.RMSNorm):
         return (super().forward(x), x) if prenorm else super().forward(x)
 
 
+class FeedForward(nn.Module):
+    def __init__(self, dim: int, inner_dim: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(dim, inner_dim, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(inner_dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = self.gate_proj(x)
+        return self.down_proj(gates * gates.sigmoid() * self.up_proj(x))
+
+
 def stand_in_block(config: GatedDelta, dim: int) -> Block:
-    mlp = nn.Sequential(nn.Linear(dim, config.inner_dim), nn.SiLU(), nn.Linear(config.inner_dim, dim))
-    return Block(Norm(dim), Mixer(config, dim), Norm(dim), mlp)
+    return Block(Norm(dim, 1e-5), Mixer(config, dim), Norm(dim, 1e-5), FeedForward(dim, config.inner_dim))
 
 
 def use_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:

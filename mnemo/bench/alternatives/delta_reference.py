@@ -1,8 +1,8 @@
-"""The library's recurrent layers in plain PyTorch, one token after the other, and how far its kernels are from that.
+"""The library's recurrent blocks in plain PyTorch, one token after the other, and how far its kernels are from that.
 
-Compilers have broken these kernels on some GPUs: releases of Triton before 3.7.1 compute wrong gradients of Gated
-DeltaNet on Hopper (https://github.com/fla-org/flash-linear-attention/issues/640). So a row is timed only where output
-and all gradients of a layer are right.
+Compilers have broken kernels of this library on some GPUs. On Hopper, `num_warps=4` made one of its delta rules return
+gradients of keys that were wrong by half of their norm (https://github.com/fla-org/flash-linear-attention/issues/984).
+So a row is timed only where output, next state and all gradients of a block are right.
 
 Shapes: B batch, L segment, D model width, H heads, K and V widths of a head's keys and values, k inputs of a short
 convolution.
@@ -17,48 +17,63 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mnemo.bench.alternatives.gated_delta import LIBRARY, GatedDelta, GatedDeltaStage, LayerCache
+from mnemo.bench.alternatives.gated_delta import LIBRARY, GatedDelta, GatedDeltaStage, GatedDeltaState
 from mnemo.errors import MnemoError, one_line
 
 LARGEST_ERROR = 0.1
-"""Of a tensor, as a share of its norm: bf16 alone gives about a hundredth, and wrong kernels have given half."""
+"""Of a tensor, as a share of its norm; rounding to bf16 gives about a hundredth."""
 TINY = 1e-6
 """Added to squared norms of queries and keys, as in the library."""
-OUTPUT, INPUT = "output", "input"
+OUTPUT = "output"
 
 
-def mixed(mixer: Any, x: Tensor, config: GatedDelta) -> Tensor:
-    """What a mixer of the library computes from a segment (B, L, D) that begins with an empty state."""
-    heads = config.num_heads
-    q, k, v = (_convolved(mixer, name, x).unflatten(2, (heads, -1)) for name in "qkv")  # (B, L, H, K or V)
-    read = delta_rule(_unit(q) * config.head_dim**-0.5, _unit(k), v, _log_decay(mixer, x, config), mixer.b_proj(x))
-    norm, gates = mixer.o_norm, mixer.g_proj(x).unflatten(2, (heads, -1))
-    gates = gates.sigmoid() if norm.activation == "sigmoid" else F.silu(gates)
-    return mixer.o_proj((F.rms_norm(read, read.shape[-1:], norm.weight, norm.eps) * gates).flatten(2))
+def plain_block(stage: GatedDeltaStage, x: Tensor, state: GatedDeltaState) -> tuple[Tensor, GatedDeltaState]:
+    """What `stage.read` computes from a segment (B, L, D), without its dropout."""
+    mixer: Any = stage.mixer
+    mlp: Any = stage.mlp
+    heads = stage.config.num_heads
+    rows = _normed(x, stage.mixer_norm)
+    parts = [_convolved(mixer, name, rows, before) for name, before in zip("qkv", state[1:], strict=True)]
+    q, k, v = (part.unflatten(2, (heads, -1)) for part, _ in parts)  # (B, L, H, K or V)
+    q, decay = _unit(q) * stage.config.head_dim**-0.5, _log_decay(mixer, rows, stage.config)
+    read, matrices = delta_rule(q, _unit(k), v, decay, mixer.b_proj(rows), state.matrices)
+    gates = mixer.g_proj(rows).unflatten(2, (heads, -1))
+    gates = gates.sigmoid() if mixer.o_norm.activation == "sigmoid" else F.silu(gates)
+    x = x + mixer.o_proj((_normed(read, mixer.o_norm) * gates).flatten(2))
+    rows = _normed(x, stage.mlp_norm)
+    x = x + mlp.down_proj(F.silu(mlp.gate_proj(rows)) * mlp.up_proj(rows))
+    return x, GatedDeltaState(matrices, *(after for _, after in parts))
 
 
-def delta_rule(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, write: Tensor) -> Tensor:
-    """Matrices S that are read as S q after S <- S exp(g), S <- S + sigmoid(b) (v - S k) k^T.
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, write: Tensor, matrices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Matrices S that are read as S q after S <- S exp(g), S <- S + sigmoid(b) (v - S k) k^T; and the last ones.
 
     `log_decay` g: (B, L, H, 1 or K); `write` b: (B, L, H).
     """
-    matrices, outputs = v.new_zeros(v.shape[0], v.shape[2], v.shape[3], k.shape[3]), []
+    outputs = []
     for q_t, k_t, v_t, g_t, b_t in zip(*(each.unbind(1) for each in (q, k, v, log_decay, write)), strict=True):
         matrices = matrices * g_t.exp()[:, :, None]
         new = b_t.sigmoid()[..., None] * (v_t - _times(matrices, k_t))
         matrices = matrices + new[..., None] * k_t[:, :, None]
         outputs.append(_times(matrices, q_t))
-    return torch.stack(outputs, 1)
+    return torch.stack(outputs, 1), matrices
 
 
 def _times(matrices: Tensor, rows: Tensor) -> Tensor:
     return torch.einsum("bhvk,bhk->bhv", matrices, rows)
 
 
-def _convolved(mixer: Any, name: str, x: Tensor) -> Tensor:
+def _normed(rows: Tensor, norm: Any) -> Tensor:
+    return F.rms_norm(rows, rows.shape[-1:], norm.weight, norm.eps)
+
+
+def _convolved(mixer: Any, name: str, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows after a map and a short convolution, and the last k inputs of the latter; `before`: those of the state."""
     rows, weight = getattr(mixer, f"{name}_proj")(x), getattr(mixer, f"{name}_conv1d").weight  # weight: (D, 1, k)
-    padded = F.pad(rows.mT, (weight.shape[-1] - 1, 0))
-    return F.silu(F.conv1d(padded, weight, groups=len(weight)).mT)
+    inputs = torch.cat([before, rows.mT], 2)
+    return F.silu(F.conv1d(inputs[..., 1:], weight, groups=len(weight)).mT), inputs[..., -weight.shape[-1] :]
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -71,35 +86,41 @@ def _log_decay(mixer: Any, x: Tensor, config: GatedDelta) -> Tensor:
     return -mixer.A_log.exp()[:, None] * steps
 
 
-def kernel_errors(
+def block_errors(
     config: GatedDelta, dim: int, batch: int, length: int, device: torch.device, autocast: AbstractContextManager[Any]
 ) -> dict[str, float]:
-    """Errors of a layer's output and gradients, by name and as shares of their norms.
+    """Errors of what a block adds to its input, of its next state and of all gradients, as shares of their norms.
 
-    The library computes the whole batch, with the sizes for which its kernels are tuned then; only the first row has a
-    gradient, so that the slow version needs no others.
+    The sizes should be those of the training, because the library tunes its kernels by them. Output and state are
+    compared for all rows. Only the first row has a gradient: autograd keeps every matrix of the slow version.
     """
     stage = GatedDeltaStage(config, dim, nn.Identity()).to(device)
     x = torch.randn(batch, length, dim, device=device)
+    state = GatedDeltaState(*(torch.randn_like(part) for part in stage.init(batch, 0, x)))
     upstream = torch.zeros_like(x)
     upstream[0].normal_()
     with autocast:
-        out, *_ = stage.mixer(x.requires_grad_(), past_key_values=LayerCache(stage.init(batch, 0, x)), use_cache=True)
-    found = _with_gradients(stage.mixer, x, out, upstream)
+        out, after = stage.read(x.requires_grad_(), state)
+    found = _gradients(stage, out - x, x, upstream)
     first = x[:1].detach().requires_grad_()
-    wanted = _with_gradients(stage.mixer, first, mixed(stage.mixer, first, config), upstream[:1])
-    return {name: _error(found[name], value) for name, value in wanted.items()}
+    begin = GatedDeltaState(*(part[:1] for part in state))
+    wanted = _gradients(stage, plain_block(stage, first, begin)[0] - first, first, upstream[:1])
+    with torch.no_grad():
+        right, ended = plain_block(stage, x, state)
+    errors = {OUTPUT: _error(out - x, right - x)}
+    errors |= {f"state, {name}": _error(getattr(after, name), getattr(ended, name)) for name in state._fields}
+    return errors | {f"gradient, {name}": _error(found[name], value) for name, value in wanted.items()}
 
 
-def _with_gradients(mixer: nn.Module, x: Tensor, out: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """Output and gradients of the first row of a batch."""
-    names, weights = zip(*mixer.named_parameters(), strict=True)
-    to_input, *to_weights = torch.autograd.grad(out, (x, *weights), upstream.to(out.dtype))
-    return {OUTPUT: out[0], INPUT: to_input[0], **dict(zip(names, to_weights, strict=True))}
+def _gradients(stage: nn.Module, added: Tensor, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
+    """Of what a block adds, to the first row of its input and to all weights."""
+    names, weights = zip(*stage.named_parameters(), strict=True)
+    to_input, *to_weights = torch.autograd.grad(added, (x, *weights), upstream.to(added.dtype))
+    return {"input": to_input[0], **dict(zip(names, to_weights, strict=True))}
 
 
 def _error(found: Tensor, wanted: Tensor) -> float:
-    return ((found.float() - wanted.float()).norm() / wanted.float().norm()).item()
+    return ((found.float() - wanted).norm() / wanted.norm()).item()
 
 
 def require_right_kernels(
@@ -107,13 +128,15 @@ def require_right_kernels(
 ) -> dict[str, float]:
     """The errors; MnemoError if the kernels fail, or if a value is wrong."""
     try:
-        errors = kernel_errors(config, dim, batch, length, device, autocast)
-    except RuntimeError as error:
+        errors = block_errors(config, dim, batch, length, device, autocast)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the library and Triton's compiler raise errors of many types
         raise MnemoError(f"the kernels of {LIBRARY} do not work here: {one_line(error)}") from error
     worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else torch.inf)
     if not errors[worst] <= LARGEST_ERROR:
         raise MnemoError(
-            f"the kernels of {LIBRARY} are wrong here: '{worst}' of a layer differs from plain PyTorch by "
+            f"the kernels of {LIBRARY} are wrong here: a block's {worst} differs from plain PyTorch by "
             f"{errors[worst]:.2f} of its norm"
         )
     return errors

@@ -38,7 +38,7 @@ class GatedDelta(Layerless):
 
     traits: ClassVar[Traits] = Traits(besides="a matrix for each head")
     decay: Literal["head", "channel"] = "head"
-    """How a matrix decays: by one factor for each head (Gated DeltaNet), or for each dimension of its keys (Kimi)."""
+    """Whether a matrix decays by one factor (Gated DeltaNet), or by one for each channel of its keys (Kimi)."""
     num_heads: int = 3
     head_dim: int = 128
     """Width of a head's queries and keys."""
@@ -146,6 +146,9 @@ class GatedDeltaStage(Stage):
     def forward(self, x: Tensor, state: GatedDeltaState, segment: Segment) -> tuple[Tensor, GatedDeltaState]:
         if segment.lengths is not None:
             raise MnemoError("gated delta rules read rows of equal length only")
+        return self.read(x, state)
+
+    def read(self, x: Tensor, state: GatedDeltaState) -> tuple[Tensor, GatedDeltaState]:
         cache = LayerCache(_as_read(state, x))
         mixed, *_ = self.mixer(self.mixer_norm(x), past_key_values=cache, use_cache=True)
         # The library's norm adds its input to the residual, and returns both in one kernel.

@@ -12,7 +12,6 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -45,7 +44,7 @@ from mnemo.training.create_and_train import create_run, train
 from mnemo.training.data import Data, open_data
 from mnemo.training.monitor import Monitor, Status
 from mnemo.training.precision import autocast
-from mnemo.training.training_log import TIMING
+from mnemo.training.training_log import TIMING, training_seconds
 from mnemo.units import bits
 
 PROBE_STEPS, TINY_PROBE_STEPS = 300, 6
@@ -55,7 +54,7 @@ PROBE_LINES, SKIPPED_LINES = 6, 2
 LINES, EVALUATIONS = 150, 6
 """Lines of metrics and validations of the training."""
 SPEED_STAGES = ("kernels", "probe", "steps")
-"""Stages that only measure the speed, and what must be right before."""
+"""Stages that measure the speed, after a check of a library's kernels."""
 VALID_SYMBOLS = 1_000_000
 """Symbols of valid that the ways to read are compared on."""
 
@@ -181,7 +180,7 @@ class Measurement:
         recipe = for_training(self.recipe, steps, lines=LINES, evaluations=EVALUATIONS)
         self.monitor.notes.clear()
         self._train(recipe, self.run, validated=True)
-        seconds = sum(_interval_seconds(self.run / TIMING, self.symbols))
+        seconds = training_seconds(self.run / TIMING, self.symbols)
         losses = [line for line in _lines(self.run / METRICS) if line.get("split") == "valid"]
         return {
             "seconds": seconds,
@@ -253,11 +252,3 @@ def _unscored(data: Data) -> Data:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _interval_seconds(path: Path, symbols: int) -> Iterator[float]:
-    """The time of each interval of `timing.jsonl`, without compilation, evaluation and saving."""
-    before = 0
-    for line in _lines(path):
-        yield (line["step"] - before) * symbols / line["tokens_per_second"]
-        before = line["step"]

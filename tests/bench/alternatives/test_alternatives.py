@@ -13,9 +13,9 @@ from helpers.own_memories import forget_mechanisms, keep_mechanisms
 from helpers.stand_in_delta import use_stand_in
 from helpers.tiny_runs import sample_text
 
-from mnemo.bench.alternatives import measure
+from mnemo.bench.alternatives import delta_reference, measure
 from mnemo.bench.alternatives.measure import Conditions, measure_row
-from mnemo.bench.alternatives.recipes import for_training, recipe_of, register
+from mnemo.bench.alternatives.recipes import DELTAS, for_training, recipe_of, register
 from mnemo.bench.alternatives.results import HEADERS, collect, remarks, result_path, table
 from mnemo.bench.alternatives.rows import CARRIED, CORPUS, PRESET, ROWS, SEPARATE, SLIDING, SYMBOLS, find_rows
 from mnemo.cli import bench_alternatives, main
@@ -107,6 +107,21 @@ def test_a_row_is_trained_for_its_time_and_scored(name: str, stand_in: None, enw
     assert 0 < found["test"]["bpc"] < 9 and found["commit"] == "abc" and found["probe"]["peak_bytes"] is None
     assert open_run(tmp_path / name, "last", "cpu").step == found["steps"]
     assert not (tmp_path / f"{name}-probe").exists()
+    assert ("kernels" in found) == (ROWS[name].kind == "delta")
+
+
+def test_a_row_with_wrong_kernels_is_not_timed(
+    stand_in: None, enwik8: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_reference, "LARGEST_ERROR", 0.0)
+    for only_speed in (True, False):
+        with pytest.raises(MnemoError, match="are wrong here"):
+            measure_row(ROWS["kimi-delta"], replace(conditions(tmp_path), only_speed=only_speed), Unwatched())
+    assert not result_path(tmp_path, ROWS["kimi-delta"]).exists()
+
+
+def test_rows_of_the_library_have_their_layers() -> None:
+    assert list(DELTAS) == [row.name for row in ROWS.values() if row.kind == "delta"]
 
 
 def test_runs_of_the_comparison_are_opened_like_others(

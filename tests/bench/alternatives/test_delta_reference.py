@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,11 +13,10 @@ from helpers.tolerances import assert_close
 from torch import Tensor
 
 from mnemo.bench.alternatives.delta_reference import (
-    INPUT,
     LARGEST_ERROR,
     OUTPUT,
+    block_errors,
     delta_rule,
-    kernel_errors,
     require_right_kernels,
 )
 from mnemo.bench.alternatives.gated_delta import GatedDelta
@@ -38,23 +38,56 @@ def errors_of(config: GatedDelta) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: config.decay)
-def test_a_right_layer_has_no_error_in_output_and_gradients(config: GatedDelta) -> None:
+def test_a_right_block_has_no_error(config: GatedDelta) -> None:
     errors = errors_of(config)
-    assert {OUTPUT, INPUT, "A_log", "dt_bias", "q_proj.weight", "v_conv1d.weight", "o_norm.weight"} <= errors.keys()
+    weights = ("mixer.A_log", "mixer.dt_bias", "mixer.q_proj.weight", "mixer.v_conv1d.weight", "mlp.up_proj.weight")
+    assert {OUTPUT, "state, matrices", "state, keys", "gradient, input"} <= errors.keys()
+    assert {f"gradient, {name}" for name in weights} <= errors.keys()
     assert max(errors.values()) < 1e-4
 
 
-@pytest.mark.parametrize("factor", [1 + 2 * LARGEST_ERROR, float("nan")])
-def test_a_wrong_gradient_alone_is_found(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+Read = tuple[Tensor, Tensor]
+
+
+def wrong_gradient(factor: float) -> Callable[[Mixer, list[Tensor], Read], Read]:
+    def change(mixer: Mixer, heads: list[Tensor], read: Read) -> Read:
+        read[0].register_hook(lambda gradient: gradient * factor)
+        return read
+
+    return change
+
+
+def wrong_state(mixer: Mixer, heads: list[Tensor], read: Read) -> Read:
+    return read[0], read[1] * (1 + 2 * LARGEST_ERROR)
+
+
+def wrong_last_row(mixer: Mixer, heads: list[Tensor], read: Read) -> Read:
+    signs = torch.tensor([1.0, -1.0])
+    return read[0] * signs[:, None, None, None], read[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (wrong_gradient(1 + 2 * LARGEST_ERROR), "gradient, "),
+        (wrong_gradient(float("nan")), "gradient, "),
+        (wrong_state, "state, matrices"),
+        (wrong_last_row, OUTPUT),
+    ],
+    ids=["gradient", "nan", "state", "last row"],
+)
+def test_a_single_wrong_tensor_is_found(
+    change: Callable[[Mixer, list[Tensor], Read], Read], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = Mixer._read
 
-    def broken(self: Mixer, heads: list[Tensor], x: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        heads[1].register_hook(lambda gradient: gradient * factor)
-        return read(self, heads, x, matrices)
+    def broken(self: Mixer, heads: list[Tensor], x: Tensor, matrices: Tensor) -> Read:
+        return change(self, heads, read(self, heads, x, matrices))
 
     monkeypatch.setattr(Mixer, "_read", broken)
-    assert kernel_errors(KINDS[0], 12, 2, 9, torch.device("cpu"), nullcontext())[OUTPUT] < 1e-4
-    with pytest.raises(MnemoError, match=r"are wrong here: '(k_conv1d|k_proj|input)"):
+    errors = block_errors(KINDS[0], 12, 2, 9, torch.device("cpu"), nullcontext())
+    assert all(error < 1e-4 for name, error in errors.items() if not name.startswith(named))
+    with pytest.raises(MnemoError, match=f"are wrong here: a block's {named}"):
         errors_of(KINDS[0])
 
 
@@ -72,8 +105,10 @@ def test_a_written_value_is_read_by_its_key_until_it_is_replaced_or_decays() -> 
     k = torch.eye(2)[[0, 1, 0]][None, :, None]  # (B, L, H, K)
     v = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])[None, :, None]
     q, full = torch.eye(2)[[0, 0, 0]][None, :, None], torch.full((1, 3, 1), 100.0)
-    read = delta_rule(q, k, v, torch.zeros(1, 3, 1, 1), full)
+    empty = torch.zeros(1, 1, 2, 2)
+    read, _ = delta_rule(q, k, v, torch.zeros(1, 3, 1, 1), full, empty)
     assert_close(read[0, :, 0], torch.tensor([[1.0, 2.0], [1.0, 2.0], [5.0, 6.0]]))
     halved = torch.tensor([0.5, 0.25]).log().expand(1, 3, 1, 2)  # by dimension of the keys
-    read = delta_rule(q.flip(3), k, v, halved, full)
+    read, matrices = delta_rule(q.flip(3), k, v, halved, full, empty)
     assert_close(read[0, :, 0], torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.75, 1.0]]))
+    assert_close(matrices[0, 0], torch.tensor([[5.0, 0.75], [6.0, 1.0]]))

@@ -165,10 +165,11 @@ def test_the_library_s_block_has_as_many_weights_as_a_layer_of_the_memory_model(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_LIBRARY, reason="flash-linear-attention is not installed")
-def test_the_library_carries_its_state_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("row", DELTA_ROWS)
+def test_the_library_carries_its_state_on_a_gpu(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_mechanisms(monkeypatch)
     register()
-    model = delta_model(torch.float32).to("cuda")
+    model = delta_model(torch.float32, row).to("cuda")
     tokens = torch.randint(256, (2, 192), device="cuda")
     whole, _ = model(tokens)
     first, state = model(tokens[:, :128])
