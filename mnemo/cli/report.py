@@ -30,8 +30,10 @@ def run(args: Args) -> int:
     alone = len(folders) == 1 and not is_shipped(folders[0])
     out = args.out or (folders[0] if alone else Path("runs")) / "report.html"
     paths = [path for folder in folders for path in inside(folder)]
-    if all(map(why_no_run, paths)):
-        raise MnemoError(why_no_run(paths[0].resolve()) or "")
+    # Other files and folders are only left out: `runs/*` matches the page of the last report too.
+    absent = [path for path in paths if not path.exists()]
+    if absent or all(map(why_no_run, paths)):
+        raise MnemoError(why_no_run((absent or paths)[0].resolve()) or "")
     from mnemo.report.run_page import write_report
 
     for note in write_report(paths, out, title=args.title):

@@ -339,16 +339,26 @@ def test_command_line(runs: list[Path], monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.chdir(runs[0].parent.parent)
     assert cli.main(["report", "bytes"]) == 0
     assert capsys.readouterr().out == "runs/bytes/report.html\n"
-    assert cli.main(["report", "bytes", str(runs[1]), "nowhere"]) == 0
+    assert cli.main(["report", "bytes", str(runs[1]), "runs/bytes/report.html"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "runs/report.html\n"
-    assert re.fullmatch(r"mnemo: left out: there is no run folder .*nowhere\n", captured.err)
-    assert "there is no run folder" in read_page(Path("runs/report.html")).text
+    assert re.fullmatch(r"mnemo: left out: .*report\.html is a file, not a run folder\n", captured.err)
+    assert "is a file, not a run folder" in read_page(Path("runs/report.html")).text
     assert cli.main(["report", "runs"]) == 0
     assert capsys.readouterr() == ("runs/report.html\n", "")
     assert "3 runs side by side" in read_page(Path("runs/report.html")).text
     assert cli.main(["report", "bytes", "--out", "new/x.html", "--title", "Mine"]) == 0
     assert "Mine" in read_page(Path("new/x.html")).text
+
+
+def test_a_run_that_does_not_exist_is_refused_beside_one_that_does(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(runs[0]), "nowhere", "--out", str(page)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and re.fullmatch(r"mnemo: error: there is no run folder .*nowhere\n", captured.err)
+    assert not page.exists()
 
 
 @pytest.mark.parametrize(
