@@ -295,7 +295,10 @@ class Every:
         count = sum(each.holds is True for each in found)
         seeds = [each.num_seeds for each in found if each.num_seeds is not None]
         test = "; ".join(filter(None, (weakest.ours, weakest.test)))
-        return Outcome(f"{count} of {len(found)} comparisons hold", weakest.holds, min(seeds, default=None), test)
+        measured = seeds or any(each.holds is not None for each in found)
+        parts = f"of {len(found)} comparisons"
+        ours = f"{count} {parts} hold" if measured else f"none {parts} is measured"
+        return Outcome(ours, weakest.holds, min(seeds, default=None), test)
 
 
 @dataclass(frozen=True)

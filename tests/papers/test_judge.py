@@ -249,6 +249,18 @@ def test_a_claim_of_several_parts() -> None:
     assert found.ours.startswith("2 of 3 comparisons hold; row a") and "row e" in found.ours
 
 
+def test_a_claim_of_several_parts_says_if_none_of_them_is_measured() -> None:
+    of = grid("a", "b", "c")
+    parts = (Better("", "", "a", "b"), Better("", "", "a", "b", PPL), Within("", "", ("c",), 0.0))
+    found = one(of, {}, Every("all of them", "", parts))
+    assert found.holds is None and found.brief == "none of 3 comparisons is measured"
+    assert found.ours == "none of 3 comparisons is measured; not measured yet: row a, row b"
+    apart = one(of, {"a": [1.0], "b": [None, 1.0]}, Every("all of them", "", parts[:2]))
+    assert apart.ours == "none of 2 comparisons is measured; no seed is common to all rows"
+    begun = one(of, {"c": [1.0, 1.0]}, Every("all of them", "", parts))
+    assert begun.ours.startswith("0 of 3 comparisons hold; not measured yet: row a, row b")
+
+
 def test_holm_leaves_a_comparison_open_that_would_be_clear_alone() -> None:
     """The p-value of the first comparison is below 0.05, but not below 0.05 / 11."""
     keys, wide = [f"other{index}" for index in range(10)], [2.5 * each for each in SPREAD]
