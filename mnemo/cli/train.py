@@ -286,6 +286,8 @@ def _run(
         return 128 + outcome.signal
     if not is_main():
         return 0
+    if outcome.early_end is not None:
+        watcher.note(outcome.early_end)
     if args.json:
         print_json(_summary(outcome, watcher.unit))
         return 0

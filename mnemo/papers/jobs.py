@@ -117,14 +117,16 @@ def begin_run(recipe: Recipe, place: Place, source: Path | None = None) -> None:
         create_run(recipe, place.run, source=source, monitor=place.monitor)
 
 
-def train_here(recipe: Recipe, place: Place) -> dict[str, Any]:
-    """Start or resume training in the cell's folder, and return a summary of the run."""
+def train_here(recipe: Recipe, place: Place, name: str = "training") -> dict[str, Any]:
+    """Start or resume training in the cell's folder, and return a summary of the run; `name` is for notes."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     begin_run(recipe, place)
     outcome = train(place.run, monitor=place.monitor)
     if outcome.signal is not None:
         raise Stopped
+    if outcome.early_end is not None:
+        place.monitor.note(f"{name} {outcome.early_end}")
     (found,), _ = read_runs([place.run])
     return {
         "parameters": found.parameters,

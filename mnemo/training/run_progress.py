@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mnemo.data.streams import Cursor
-from mnemo.errors import MnemoError
+from mnemo.errors import MnemoError, plural
 from mnemo.files.safe_load import is_count, is_finite, require
 from mnemo.recipes.recipe import ScheduleConfig, TrainConfig
 from mnemo.training.loss_course import Course
@@ -91,10 +91,19 @@ class Progress:
 
     def is_finished(self, config: TrainConfig) -> bool:
         """Whether the run has done all steps, reached its goal, or stopped improving."""
+        return self.step >= config.steps or self.early_end(config) is not None
+
+    def early_end(self, config: TrainConfig) -> str | None:
+        """At which step the run ends before its last one, and why; None if it does not."""
         patience, goal = config.patience, config.goal
+        if self.step >= config.steps:
+            return None
+        ended = f"ended after step {self.step:,} of {config.steps:,}"
         if goal is not None and self.best is not None and self.best.loss <= goal:
-            return True
-        return self.step >= config.steps or (patience is not None and self.stale >= patience)
+            return f"{ended}: the validation loss of {self.best.loss:.4g} nats has reached the goal of {goal:g}"
+        if patience is not None and self.stale >= patience:
+            return f"{ended}: no better validation loss in {plural(self.stale, 'evaluation')}"
+        return None
 
 
 def mean_loss(interval: Sequence[tuple[float, int]]) -> float | None:

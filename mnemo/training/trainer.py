@@ -49,6 +49,8 @@ class Outcome(Shown):
     best: Best | None
     signal: int | None
     """The signal that stopped the run; None if it reached its end"""
+    early_end: str | None = None
+    """Why the run ended before its last step: it reached its goal, or stopped improving"""
 
     def summary(self) -> Summary:
         end = "finished" if self.signal is None else f"stopped by signal {self.signal}"
@@ -149,7 +151,8 @@ class Trainer:
             if reason is not None:
                 self.checkpoints.save(self.state, self.log, reason)
             if finished or signal:
-                return Outcome(self.folder, progress.step, progress.best, None if finished else signal)
+                early = progress.early_end(self.config)
+                return Outcome(self.folder, progress.step, progress.best, None if finished else signal, early)
             self._advance()
 
     def _evaluate_if_due(self, stop: Stop) -> None:

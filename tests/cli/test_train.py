@@ -181,6 +181,12 @@ def test_a_signal_gives_its_exit_code(capsys: pytest.CaptureFixture[str], monkey
     assert err.splitlines()[-1] == "stopped and saved after step 4; resume with: mnemo train --resume runs/x"
 
 
+def test_a_run_that_ends_at_its_goal_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "tiny-bytes", *TINY, "--name", "goal", "--train.goal", "100"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "ended" in line]
+    assert len(lines) == 1 and lines[0].startswith("ended after step 3 of 6: the validation loss of ")
+
+
 def test_a_diverging_run_ends_with_one_line_and_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*TINY, "--train.optimizer.kind", "sgd", "--train.optimizer.lr", "1e30", "--train.optimizer.clip", "None"]
     assert cli.main(["train", "tiny-bytes", *argv, "--train.schedule.warmup", "0", "--model.norm", "pre"]) == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.monitors import Notes
 
 from mnemo.config import from_json
 from mnemo.data.tasks import Quadratic, Retrieval
@@ -104,6 +105,18 @@ def test_a_shorter_task_in_one_segment_can_be_learned(tmp_path: Path) -> None:
     row = replace(retrieval.SERIES, tiny=(4, 1)).row("self-test", RMT, 1)
     values = jobs.learn_in_stages(row.settings(1), Place(tmp_path, tmp_path, torch.device("cpu"), Unwatched()))
     assert values["stages"] == [1, 2] and values["samples"] == 16
+
+
+def test_a_stage_that_ends_at_its_goal_says_so(tmp_path: Path) -> None:
+    row = replace(retrieval.SERIES, tiny=(4, 1)).row("self-test", RMT, 1)
+    settings = row.settings(1)
+    settings["stages"][0]["train"] |= {"steps": 5, "eval_every": 2, "goal": 100.0}
+    notes = Notes()
+    values = jobs.learn_in_stages(settings, Place(tmp_path, tmp_path, torch.device("cpu"), notes))
+    assert values["stages"] == [2, 2]
+    (line,) = [line for line in notes.lines if "ended" in line]
+    assert line.startswith("stage 1 of 2 ended after step 2 of 5: the validation loss of ")
+    assert line.endswith(" nats has reached the goal of 100")
 
 
 def test_equations_take_the_same_number_of_steps_in_both_ways() -> None:

@@ -185,6 +185,7 @@ def test_training_stops_early(tmp_path: Path) -> None:
     wanted = recipe(eval_every=2, patience=2)
     outcome = run(tmp_path / "run", of=wanted, data=scored_as([3.0, 2.0, 2.5, 2.0], wanted))
     assert (outcome.step, outcome.best, outcome.signal) == (8, (4, 2.0), None)
+    assert outcome.early_end == "ended after step 8 of 12: no better validation loss in 2 evaluations"
     assert train(tmp_path / "run") == outcome
 
 

@@ -32,9 +32,9 @@ def learn_in_stages(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     source, steps = None, []
     for number, stage in enumerate(stages[:-1], 1):
         here = replace(place, folder=place.folder / f"stage-{number}")
-        steps.append(_trained(stage, here, source)["steps"])
+        steps.append(_trained(stage, here, source, f"stage {number} of {len(stages)}")["steps"])
         source = here.run
-    values = _trained(stages[-1], place, source)
+    values = _trained(stages[-1], place, source, f"stage {len(stages)} of {len(stages)}")
     values |= {"stages": [*steps, values["steps"]], **_answers(stages[-1], place)}
     return values | {"maps": _maps(stages[-1], place)} if settings["maps"] else values
 
@@ -54,9 +54,9 @@ def learn_as_decided(settings: dict[str, Any], place: Place) -> dict[str, Any]:
     return learn_in_stages(settings[way], place) | {"way": way}
 
 
-def _trained(recipe: Recipe, place: Place, source: Path | None) -> dict[str, Any]:
+def _trained(recipe: Recipe, place: Place, source: Path | None, name: str = "training") -> dict[str, Any]:
     begin_run(recipe, place, source)
-    return train_here(recipe, place)
+    return train_here(recipe, place, name)
 
 
 def _answers(recipe: Recipe, place: Place, split: TaskSplit = "test") -> dict[str, Any]:
