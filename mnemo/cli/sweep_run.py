@@ -32,6 +32,7 @@ from mnemo.recipes.tied_lengths import settle_lengths
 from mnemo.report.experiment_page import write_experiment
 from mnemo.report.findings import ANSWERS
 from mnemo.storage.overrides import differences
+from mnemo.storage.run_folder import locked
 from mnemo.training import Status
 from mnemo.training.training_speed import training_speed
 
@@ -52,20 +53,22 @@ def sweep(args: Args, memories: Sequence[str], name: str, text: OwnText | None, 
         return _dry_run(recipes, seeds, folder, args.json)
     with watching() as watcher:
         corpus = load(args.recipe.data.corpus, show=watcher.show) if text is None else text.prepare(watcher.show)
-        watcher.unit = corpus.tokenizer.unit
-        planned = Sweep(
-            name=f"sweep-{name}",
-            text=name if text is None else text.files.source,
-            recipes=recipes,
-            seeds=list(seeds),
-            measure=BPC if corpus.tokenizer.unit in BITS_PER_SYMBOL else PPL,
-            split="test" if "test" in corpus.splits else "valid",
-            command=command,
-        )
-        folder.mkdir(parents=True, exist_ok=True)
+    planned = Sweep(
+        name=f"sweep-{name}",
+        text=name if text is None else text.files.source,
+        recipes=recipes,
+        seeds=list(seeds),
+        measure=BPC if corpus.tokenizer.unit in BITS_PER_SYMBOL else PPL,
+        split="test" if "test" in corpus.splits else "valid",
+        command=command,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):  # two commands would skip the cells of each other and report them as failed
         write_json(folder / SWEEP, {"recipe": to_json(settle_lengths(args.recipe)), "command": command})
-        ran = _run(planned, folder, args.recipe.train.device, watcher)
-    return _finish(planned, ran, folder, args.json)
+        with watching() as watcher:
+            watcher.unit = corpus.tokenizer.unit
+            ran = _run(planned, folder, args.recipe.train.device, watcher)
+        return _finish(planned, ran, folder, args.json)
 
 
 def _check_folder(folder: Path, recipe: Recipe) -> None:

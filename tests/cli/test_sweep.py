@@ -108,6 +108,24 @@ def test_an_interrupted_sweep_goes_on_and_can_grow(
     assert (CELLS / "none-seed1111/result.json").stat().st_mtime_ns == before
 
 
+def test_a_sweep_that_is_running_is_not_begun_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, codes, cells = jobs.train, [], []
+
+    def disturbed(*args: object, **options: object) -> object:
+        codes.append(cli.main([*TWO, "--seeds", "1"]))
+        cells.append({path.name for path in CELLS.iterdir()})
+        return train(*args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "train", disturbed)
+        assert cli.main([*TWO, "--seeds", "1"]) == 0
+    assert codes == [2, 2] and cells[0] == {"none-seed1111"}
+    assert capsys.readouterr().err.count("mnemo: error: runs/sweep-book is in use by another process\n") == 2
+    assert set(losses()) == {"none-seed1111", "xl-seed1111"}
+
+
 def test_a_dry_run_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*SWEEP, "--dry-run"]) == 0
     text = capsys.readouterr().out
