@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep.json"
 """The recipe of a sweep, in its folder."""
+TIMED_UPDATES = 4
+"""Of a dry run. The fastest counts: an update that waits for a busy core can take many times as long."""
 NEVER_COMPARED = ("train.device", "train.timeout")
 
 
@@ -194,7 +196,10 @@ def _dry_run(recipes: dict[str, Recipe], seeds: Sequence[int], folder: Path, as_
     console.table(rows, ("memory", "parameters", "time of a run", "runs left"))
     steps = next(iter(recipes.values())).train.steps
     print(f"{plural(len(cells), 'run')} of {plural(steps, 'step')} in {folder}: {', '.join(c['cell'] for c in cells)}")
-    print(f"about {format_time(total)} in all, by a few updates on this machine; nothing was trained")
+    print(
+        f"about {format_time(total)} in all, estimated by the fastest of {TIMED_UPDATES} updates: evaluations and "
+        "other work on this machine make it longer; nothing was trained"
+    )
     return 0
 
 
@@ -204,6 +209,7 @@ def _run_folder(folder: Path, memory: str, seed: int) -> Path:
 
 def _estimate(memory: str, recipe: Recipe, seeds: Sequence[int], folder: Path) -> Estimate:
     parameters = num_parameters(recipe.model)
-    speed = training_speed(recipe.model, replace(recipe.train, compile=False, cuda_graph=False), updates=2, rounds=1)
+    plain = replace(recipe.train, compile=False, cuda_graph=False)
+    speed = training_speed(recipe.model, plain, updates=1, rounds=TIMED_UPDATES)
     done = [(_run_folder(folder, memory, seed).parent / RESULT).is_file() for seed in seeds]
-    return Estimate(memory, parameters, speed.median * recipe.train.steps, done.count(False))
+    return Estimate(memory, parameters, min(speed.seconds) * recipe.train.steps, done.count(False))

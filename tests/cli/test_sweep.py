@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.tiny_runs import sample_text
@@ -11,6 +13,7 @@ from helpers.tiny_runs import sample_text
 from mnemo import cli
 from mnemo.papers import jobs
 from mnemo.storage.run_header import load_header
+from mnemo.training import training_speed
 
 CONFIG = """
 [model]
@@ -131,6 +134,20 @@ def test_a_dry_run_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "9 runs of 4 steps" in text and "rmt-seed1113" in text and "in all" in text
     assert not Path("runs").exists()
+
+
+def test_the_estimate_of_a_dry_run_is_that_of_the_fastest_update(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates take 30 seconds when another process has the cores, else 2 or 3."""
+    begins_and_ends = itertools.cycle((0.0, 30.0, 30.0, 32.0, 32.0, 62.0, 62.0, 65.0))
+    clock = SimpleNamespace(perf_counter=lambda: next(begins_and_ends))
+    monkeypatch.setattr(training_speed, "time", clock)
+    assert cli.main([*TWO, "--seeds", "1", "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["seconds"] for each in found["memories"]] == [4 * 2.0, 4 * 2.0] and found["seconds"] == 16.0
+    assert cli.main([*TWO, "--seeds", "1", "--dry-run"]) == 0
+    assert "about 16s in all, estimated by the fastest of 4 updates" in capsys.readouterr().out
 
 
 def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
