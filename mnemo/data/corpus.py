@@ -25,9 +25,10 @@ from mnemo.data import tokenizers
 from mnemo.data.known_corpora import missing
 from mnemo.data.text_statistics import id_dtype
 from mnemo.errors import MnemoError, shorten, unknown
-from mnemo.files import checksum
+from mnemo.files import atomic, checksum
 from mnemo.files.checked_map import Accept, BlockGuard, BlockSums, CheckedMap, accept_all, block_sums
 from mnemo.files.json_file import load_json, write_json
+from mnemo.files.lock import taking_turns
 from mnemo.files.safe_load import is_count, is_inside, require
 from mnemo.progress import Advance, silent
 
@@ -198,6 +199,23 @@ def find(name_or_path: str | Path, root: Path | str | None = None) -> Path | Non
         if (path / HEADER).is_file():
             return path
     return None
+
+
+def open_or_remove(path: Path) -> Corpus | None:
+    """Open a corpus; return None if there is none, or if it was damaged and is removed now.
+
+    Processes take turns: one that finds a corpus damaged must not remove the whole one that another has made since.
+    """
+    if not path.exists():
+        return None
+    with taking_turns(path.parent):
+        if not path.exists():
+            return None
+        try:
+            return Corpus.open(path)
+        except MnemoError:
+            atomic.remove_folder(path)
+            return None
 
 
 def prepared(root: Path | str | None = None) -> list[Corpus]:

@@ -63,11 +63,8 @@ class OwnText:
     def prepare(self, show: ShowProgress = silent) -> Corpus:
         """Return the corpus of this text; it is written only if it is not there."""
         target = self.folder / self.corpus_name
-        if target.exists():
-            try:
-                return Corpus.open(target)
-            except MnemoError:  # damaged
-                atomic.remove_folder(target)
+        if (whole := corpora.open_or_remove(target)) is not None:
+            return whole
         with atomic.new_folder(target, keep=True) as new:
             tokenizer = ByteTokenizer()
             splits = encode_splits(new, self.base, self.texts, tokenizer, show)

@@ -88,9 +88,7 @@ def load(name_or_path: str | Path, root: Path | str | None = None, show: ShowPro
     if str(name_or_path) != PYTHON or corpora.find(PYTHON, root) is not None:
         return Corpus.open(name_or_path, root)
     target = corpora.data_root(root).absolute() / PYTHON
-    # Folders appear whole: one without a header is damaged, unless another process has just replaced it.
-    damaged = target.exists() and corpora.find(PYTHON, root) is None
-    return prepare(PYTHON, root=root, show=show) if damaged else _prepare_once(target, show)
+    return corpora.open_or_remove(target) or _prepare_once(target, show)
 
 
 def _prepare_once(target: Path, show: ShowProgress) -> Corpus:

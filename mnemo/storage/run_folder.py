@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from mnemo.config import to_json
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
 from mnemo.files.json_file import load_json, write_json
+from mnemo.files.lock import takes_lock
 from mnemo.files.safe_load import is_count, open_own, require
 from mnemo.files.tensor_file import stored_checksum, write_tensors
 from mnemo.memory.configuration import Decoding, Start
@@ -48,11 +49,6 @@ from mnemo.storage.checkpoint import (
 from mnemo.storage.overrides import OVERRIDES
 from mnemo.storage.run_header import BEST, EXPORT, RECIPE, TOKENIZER, RunHeader, Which, find_run, load_header
 from mnemo.storage.weights import build_model, check_weights, load_weights, pick_device
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes can then train in one folder
-    fcntl = None
 
 DIVERGED = "diverged.json"
 """Why the run has ended by a divergence; removed when it is resumed."""
@@ -229,9 +225,9 @@ def remove_best(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes from training in this folder; the operating system drops the lock when the process ends."""
     with os.fdopen(open_own(folder / LOCK), "w") as file:
-        if not _takes_lock(file):
+        if not takes_lock(file):
             time.sleep(LOOK_SECONDS)  # `in_use` of another process holds the lock for an instant
-            if not _takes_lock(file):
+            if not takes_lock(file):
                 raise MnemoError(f"{folder} is in use by another process")
         yield
 
@@ -241,18 +237,7 @@ def in_use(folder: Path) -> bool:
     if not (folder / LOCK).is_file():
         return False
     with (folder / LOCK).open() as file:
-        return not _takes_lock(file, shared=True)
-
-
-def _takes_lock(file: TextIO, shared: bool = False) -> bool:
-    """Lock a file without waiting; whether that was possible."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        return not takes_lock(file, shared=True)
 
 
 def divergence(folder: Path) -> str | None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mnemo.cli import main, watch_run
 from mnemo.cli.console import format_time
+from mnemo.files.lock import takes_lock
 from mnemo.report.runs import read_run
 from mnemo.report.terminal_plot import BLANK, Curve, as_text, draw
 from mnemo.storage import run_folder
@@ -134,7 +135,7 @@ def test_a_look_at_the_lock_does_not_refuse_training(tmp_path: Path, monkeypatch
     folder = make_run(tmp_path / "mine", recipe())
     (folder / "lock").touch()
     look = (folder / "lock").open()
-    assert run_folder._takes_lock(look, shared=True)
+    assert takes_lock(look, shared=True)
     monkeypatch.setattr(run_folder.time, "sleep", lambda seconds: look.close())
     with locked(folder):
         assert in_use(folder)

@@ -6,6 +6,7 @@ import hashlib
 import lzma
 import os
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +20,12 @@ from mnemo.data import corpus as corpora
 from mnemo.data import find_texts, known_corpora, text_files, text_parts
 from mnemo.data.corpus import Corpus
 from mnemo.data.known_corpora import CORPORA, Download, Expected
+from mnemo.data.own_text import opened_text
 from mnemo.data.prepare import load, prepare
 from mnemo.data.text_files import Accepted, TextFiles
 from mnemo.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 from mnemo.errors import MnemoError
+from mnemo.files import atomic, lock
 
 SPLITS = {"train": b"the cat\n\nthe dog\n", "valid": b"a cat\n", "test": b"the end\n"}
 
@@ -525,6 +528,54 @@ def test_a_default_corpus_without_header_is_made_again(root: Path, monkeypatch: 
     corpus = load("python", root=root)
     (corpus.path / corpora.HEADER).unlink()
     assert load("python", root=root).fingerprint() == corpus.fingerprint()
+
+
+def test_a_damaged_default_corpus_is_replaced_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes that find it damaged, the slower one keeps what the faster one has made and reads."""
+    monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
+    (load("python", root=root).path / corpora.HEADER).unlink()
+    real, faster = corpora.write_header, []
+
+    def write_header(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(corpora, "write_header", real)
+        faster.append((load("python", root=root), (root / "python").stat().st_ino))
+        real(*args, **options)
+
+    monkeypatch.setattr(corpora, "write_header", write_header)
+    slower = load("python", root=root)
+    assert faster == [(slower, (root / "python").stat().st_ino)]
+
+
+@pytest.mark.skipif(lock.fcntl is None, reason="no file locks here")
+def test_a_whole_corpus_is_not_removed_by_a_process_that_found_a_damaged_one(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "book.txt").write_text("some lines\n" * 500)
+    real, removed_whole = atomic.remove_folder, []
+    with opened_text(tmp_path / "book.txt", Accepted(), root) as text:
+        path = text.prepare().path
+        (path / "train.bin").write_bytes(b"short")
+        faster = threading.Thread(target=text.prepare)
+
+        def remove_folder(folder: Path) -> None:
+            monkeypatch.setattr(atomic, "remove_folder", real)
+            faster.start()
+            faster.join(0.5)  # long enough to make the corpus, unless it waits for its turn
+            removed_whole.append(is_whole(folder))
+            real(folder)
+
+        monkeypatch.setattr(atomic, "remove_folder", remove_folder)
+        text.prepare()
+        faster.join()
+    assert removed_whole == [False] and is_whole(path)
+
+
+def is_whole(folder: Path) -> bool:
+    try:
+        Corpus.open(folder)
+    except MnemoError:
+        return False
+    return True
 
 
 def test_the_default_corpus_spreads_over_the_library() -> None:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from mnemo.config import to_json
 from mnemo.errors import MnemoError
-from mnemo.files import tensor_file
+from mnemo.files import lock, tensor_file
 from mnemo.recipes.recipe import AverageConfig
 from mnemo.storage import checkpoint as checkpoints
 from mnemo.storage import run_folder, run_header, weights
@@ -377,7 +377,7 @@ def test_errors_of_the_tensor_library_are_disk_errors_too(tmp_path: Path, monkey
         train(tmp_path / "run")
 
 
-@pytest.mark.skipif(run_folder.fcntl is None, reason="no file locks here")
+@pytest.mark.skipif(lock.fcntl is None, reason="no file locks here")
 def test_a_run_in_use_is_refused(folder: Path) -> None:
     with run_folder.locked(folder), pytest.raises(MnemoError, match="is in use by another process"):
         train(folder)
