@@ -18,7 +18,7 @@ from mnemo.papers.jobs import Stopped
 from mnemo.papers.needs import ON_A_GPU, differences, require_needs
 from mnemo.papers.overview import overview_markdown, write_index
 from mnemo.papers.pages import build_page, has_results, verdicts_json, write_page
-from mnemo.papers.pool import run_together
+from mnemo.papers.pool import CHECKED, run_together
 from mnemo.papers.runner import Ran, continue_grid, run_cell, run_here
 from mnemo.papers.store import RESULT, RESULTS, cell_folder, grid_folder, load_grid, missing, save_grid
 from mnemo.report.experiment_page import ExperimentPage
@@ -181,7 +181,8 @@ def _one_cell(asked: Sequence[Asked], args: Args, name: str) -> int:
     unmade = {each.name for each in continue_grid(experiment, budget, grid)}
     if before := [other for other in cell.after if other in unmade]:
         raise MnemoError(f"{name} needs the results of {', '.join(before)}: run --cell {before[0]} first")
-    _check_machine([Asked(replace(experiment, cells=lambda budget: [cell]), budget)], args)
+    if CHECKED not in os.environ:
+        _check_machine([Asked(replace(experiment, cells=lambda budget: [cell]), budget)], args)
     try:
         with watching() as watcher:
             run_cell(cell, cells, grid, pick_device(_device(asked, args)), watcher, at_once=args.jobs or 1)

@@ -20,6 +20,8 @@ POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
 """Time for workers to write checkpoints before they are killed."""
 LOG = "log.txt"
+CHECKED = "MNEMO_MACHINE_CHECKED"
+"""Variable of workers' environments: the machine was checked for all cells, which takes a second."""
 NEWS_SECONDS = 30.0
 """Between lines that say how far the workers are."""
 MOST_NAMED = 3
@@ -148,7 +150,7 @@ def _name(task: Task) -> str:
 def _environment(jobs: int) -> dict[str, str]:
     """Share the cores among the workers and their compilers; by default, each uses all of them."""
     share = str(max(1, (os.cpu_count() or 1) // jobs))
-    return {"TORCHINDUCTOR_COMPILE_THREADS": share, "OMP_NUM_THREADS": share, **os.environ}
+    return {"TORCHINDUCTOR_COMPILE_THREADS": share, "OMP_NUM_THREADS": share, **os.environ, CHECKED: "1"}
 
 
 def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Worker:

@@ -412,6 +412,18 @@ def test_a_cell_that_is_done_is_not_run_again_by_name(
     assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
 
 
+def test_workers_do_not_check_the_machine_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1)))
+    for name, value in pool._environment(jobs=2).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("mnemo.cli.reproduction.require_needs", lambda *given: pytest.fail("it was checked"))
+    assert cli.main([*toy_command(tmp_path), "--cell", "n1"]) == 0
+    assert "is meant for a GPU" not in capsys.readouterr().err
+    assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
+
+
 def test_a_cell_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Others say so and go on; a cell that another process has completed in the meantime is not made again."""
     both = experiment(cell(1), cell(2))
