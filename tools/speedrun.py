@@ -1,10 +1,14 @@
 """The record of a speedrun from the folder of its run: all numbers as JSON, and the learning curves as a picture.
 
-    python -m tools.speedrun RUN NAME FACTS.json
+    python -m tools.speedrun RUN FACTS.json NUMBERS.json PICTURE.svg
 
-writes docs/measurements/h200-NAME.json and docs/pictures/speedrun-NAME.svg. Scores are those that `mnemo eval` has
-stored in the run. FACTS.json is an object with the texts `what`, `unit`, `hardware` and `date`, an object `versions`,
-and a `reference` for the picture: a list of a label and its bits, or null.
+Scores are those that `mnemo eval` has stored in the run. FACTS.json has what the run does not know:
+
+    {"what": "novels, preset speedrun-novels, 38M parameters, one seed; bits per byte", "unit": "byte",
+     "hardware": "one NVIDIA H200 alone", "date": "2026-11-18", "reference": ["the goal: 1.34", 1.34],
+     "versions": {"mnemo": "0.2.0, commit 574cc742", "torch": "2.11.0+cu130", "triton": "3.6.0"}}
+
+`reference` is a level that the picture shows, or null.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from mnemo.config import to_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import load_json
 from mnemo.files.safe_load import load_object
+from mnemo.model.layers import DropoutConfig
 from mnemo.report.files import read_lines
 from mnemo.report.plots import Line, line_figure
 from mnemo.report.runs import Metric, Run, read_run
@@ -28,22 +33,24 @@ from mnemo.storage.run_header import METRICS, find_run
 from mnemo.training.training_log import TIMING, training_seconds
 from mnemo.units import bits
 
-DOCS = Path(__file__).parents[1] / "docs"
+FACTS = ("what", "unit", "hardware", "versions", "date", "reference")
 POINTS = 35
 """Of the training curve, at least, if the run has as many."""
 SCORED_BY = ("split", "memory", "batch", "segment", "context", "clamp", "tokens")
 
 
 def record(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
-    recipe = run.recipe
+    recipe, scores = run.recipe, _scores(run)
     if recipe is None:
         raise MnemoError(f"{run.path}: {'; '.join(run.notes)}")
     if run.rollbacks:
         raise MnemoError(f"{run.path} went back after a divergence: that time counts, and timing.jsonl lacks it")
+    if not any(score["split"] == "test" and score["batch"] == 1 for score in scores):
+        raise MnemoError(f"{run.path} has no test score in one row: run mnemo eval --split test --batch 1")
     symbols = recipe.train.batch * recipe.train.segment
     return {
         "format_version": 1,
-        **{name: facts[name] for name in ("what", "unit", "hardware", "versions", "date")},
+        **{name: facts[name] for name in FACTS if name != "reference"},
         "parameters": run.parameters,
         "recipe": to_json(recipe),
         "steps": run.last_step,
@@ -52,28 +59,30 @@ def record(run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         "training_seconds": round(training_seconds(run.path / TIMING, symbols), 1),
         "seconds_in_all": run.seconds,
         "largest_grad_norm_after_warmup": _largest_norm(run, recipe.train.schedule.warmup),
-        "scores": _scores(run),
+        "scores": scores,
         "valid": {str(each.step): _rounded(each.loss) for each in run.valid},
         "train": {str(each.step): _rounded(each.loss) for each in _thinned(run.train)},
     }
 
 
-def picture(run: Run, name: str, facts: dict[str, Any]) -> str:
+def picture(run: Run, slug: str, facts: dict[str, Any]) -> str:
     _, *train = _thinned(run.train)  # the first loss is so high that the others would look alike
+    dropped = run.recipe is not None and run.recipe.model.dropout != DropoutConfig()
     lines = [
-        Line("training, with dropout", [(each.step, _rounded(each.loss)) for each in train]),
+        Line("training, with dropout" if dropped else "training", [(each.step, _rounded(each.loss)) for each in train]),
         Line("valid", [(each.step, _rounded(each.loss)) for each in run.valid]),
     ]
     reference = tuple(facts["reference"]) if facts["reference"] else None
-    slug, y_label = f"speedrun-{name}", f"bits per {facts['unit']}"
+    y_label = f"bits per {facts['unit']}"
     figure = line_figure(slug, facts["what"], "", lines, x_label="step", y_label=y_label, reference=reference)
     return standalone(figure.svg)
 
 
-def _largest_norm(run: Run, warmup: int) -> float:
+def _largest_norm(run: Run, warmup: int) -> float | None:
     """Of the gradients that metrics.jsonl has; it has none where one was not finite."""
     lines = [line for _, line in read_lines(run.path / METRICS, run.notes)]
-    return round(max(line["grad_norm"] for line in lines if line.get("grad_norm") and line["step"] > warmup), 3)
+    found = [line["grad_norm"] for line in lines if line.get("grad_norm") and line["step"] > warmup]
+    return round(max(found), 3) if found else None
 
 
 def _scores(run: Run) -> list[dict[str, Any]]:
@@ -92,10 +101,19 @@ def _rounded(loss: float) -> float:
     return round(bits(loss), 4)
 
 
+def write(run_name: str, facts_file: str, numbers: str, drawing: str) -> None:
+    run, facts = read_run(find_run(run_name), run_name), load_object(Path(facts_file))
+    if missing := [name for name in FACTS if name not in facts]:
+        raise MnemoError(f"{facts_file} lacks {', '.join(missing)}")
+    Path(numbers).write_text(json.dumps(record(run, facts), indent=1) + "\n")
+    Path(drawing).write_text(picture(run, Path(drawing).stem, facts))
+    print(numbers, drawing, sep="\n")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 5:
         sys.exit(__doc__)
-    folder, name, path = sys.argv[1:]
-    run, facts = read_run(find_run(folder), name), load_object(Path(path))
-    (DOCS / "measurements" / f"h200-{name}.json").write_text(json.dumps(record(run, facts), indent=1) + "\n")
-    (DOCS / "pictures" / f"speedrun-{name}.svg").write_text(picture(run, name, facts))
+    try:
+        write(*sys.argv[1:])
+    except MnemoError as error:
+        sys.exit(f"tools.speedrun: error: {error}")

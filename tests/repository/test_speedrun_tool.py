@@ -12,6 +12,7 @@ import pytest
 from mnemo.config import to_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import write_json
+from mnemo.model.layers import DropoutConfig
 from mnemo.model.shapes import num_parameters
 from mnemo.recipes.presets import preset
 from mnemo.report.runs import read_run
@@ -25,6 +26,7 @@ FACTS = {
     "date": "2026-11-18",
     "reference": ["goal", 1.3],
 }
+DOCS = Path(__file__).parents[2] / "docs"
 RECIPE = preset("tiny-bytes")
 SYMBOLS = RECIPE.train.batch * RECIPE.train.segment
 STEPS = [*range(100, 8001, 100)]
@@ -77,6 +79,23 @@ def test_the_record_has_the_numbers_of_the_run(folder: Path) -> None:
     ]
 
 
+def test_files_are_written_and_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts, numbers, drawing = (tmp_path / name for name in ("facts.json", "numbers.json", "curves.svg"))
+    facts.write_text(json.dumps(FACTS))
+    speedrun.write(str(folder), str(facts), str(numbers), str(drawing))
+    assert capsys.readouterr().out.split() == [str(numbers), str(drawing)]
+    assert json.loads(numbers.read_text())["steps"] == 8000 and drawing.read_text().startswith("<svg")
+    facts.write_text(json.dumps({name: value for name, value in FACTS.items() if name != "date"}))
+    with pytest.raises(MnemoError, match=r"facts.json lacks date$"):
+        speedrun.write(str(folder), str(facts), str(numbers), str(drawing))
+
+
+def test_a_run_without_the_score_that_counts_is_refused(folder: Path) -> None:
+    (folder / "results" / "score-2.json").unlink()
+    with pytest.raises(MnemoError, match="no test score in one row"):
+        speedrun.record(read_run(folder, "novels"), FACTS)
+
+
 def test_a_run_that_went_back_is_refused(folder: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"split": "event", "event": "rollback", "bad_step": 7, "back_to": 5}) + "\n")
@@ -86,15 +105,16 @@ def test_a_run_that_went_back_is_refused(folder: Path) -> None:
 
 def test_the_picture_shows_both_curves_and_the_reference(folder: Path) -> None:
     svg = speedrun.picture(read_run(folder, "novels"), "novels", FACTS)
-    assert all(words in svg for words in ("bits per byte", "training, with dropout", "goal", "to 1.012 at 8,000"))
+    assert all(words in svg for words in ("bits per byte", "training", "goal", "to 1.012 at 8,000"))
+    assert ("with dropout" in svg) == (RECIPE.model.dropout != DropoutConfig())
 
 
 def test_the_stored_record_is_that_of_the_preset() -> None:
-    stored = json.loads((speedrun.DOCS / "measurements" / "h200-novels.json").read_text())
+    stored = json.loads((DOCS / "measurements" / "h200-novels.json").read_text())
     assert stored["recipe"] == json.loads(json.dumps(to_json(preset("speedrun-novels"))))
     (counts,) = [each for each in stored["scores"] if each["split"] == "test" and each["batch"] == 1]
     assert stored["training_seconds"] < 450 and counts["bpc"] <= 1.34
-    page = (speedrun.DOCS / "speedrun.md").read_text()
+    page = (DOCS / "speedrun.md").read_text()
     assert (
         f"**{counts['bpc']:.4f}**" in page and f"**{counts['bpc']:.3f}** | {stored['training_seconds']:.0f} |" in page
     )
