@@ -64,8 +64,9 @@ class Args:
     """Also divide the step of each row into kernels; without --gpu-table and --what, the rows base and speedrun."""
     alternatives: bool = False
     """Train models for the same time on enwik8 instead, and score them: rows memory, plain-512, plain-1024, plain-2048,
-    gated-deltanet, kimi-delta (pip install flash-linear-attention). A row takes about ten minutes on a GPU; what is
-    measured of it is kept, so the same command continues it. With --device cpu, tiny models only try the command."""
+    gated-deltanet, kimi-delta (a GPU and flash-linear-attention). Needs mnemo prepare enwik8. A row takes about ten
+    minutes on a GPU; what is measured of it is kept, so the same command continues it. With --device cpu, tiny models
+    only try the command."""
     seconds: float | None = None
     """With --alternatives: training time of each row, without compilation, evaluation and saving; if unset, 450."""
     runs: Path = Path("runs/alternatives")

@@ -40,16 +40,21 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
     """
     if options.seconds is not None and options.seconds <= 0:
         raise MnemoError(f"--seconds {options.seconds:g} must be positive")
-    require_corpus(CORPUS)
     conditions = _conditions(options)
     if skip_unsupported and conditions.miniature:
         for row in (row for row in rows if row.kind == "delta"):
             print(f"row {row.name} is left out: its kernels need a CUDA device", file=sys.stderr)
         rows = [row for row in rows if row.kind != "delta"]
     if len(rows) == 1:
+        _require_kernels(rows[0], conditions)
+    require_corpus(CORPUS)
+    if len(rows) == 1:
         measure_here(rows[0].name, conditions)
     failed = [row.name for row in rows if not _measured_apart(row, conditions)] if len(rows) > 1 else []
-    merge(options)
+    if len(failed) < len(rows):
+        _show(
+            collect(options.folder, {"seconds_aimed": conditions.seconds, "miniature": conditions.miniature}), options
+        )
     if failed:
         raise CheckFailed(f"not measured: {', '.join(failed)}")
     return 0
@@ -57,7 +62,20 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
 
 def merge(options: Options) -> int:
     """Put the results of all rows together."""
-    found = collect(options.folder)
+    _show(collect(options.folder), options)
+    return 0
+
+
+def _require_kernels(row: Row, conditions: Conditions) -> None:
+    """Raise MnemoError if the row cannot run here, before the user is asked for a corpus."""
+    if row.kind == "delta":
+        from mnemo.bench.alternatives import gated_delta
+        from mnemo.storage.weights import pick_device
+
+        gated_delta.require_library(pick_device(conditions.device))
+
+
+def _show(found: dict[str, Any], options: Options) -> None:
     if options.out is not None:
         write_json(options.out, found)
     if options.json:
@@ -66,7 +84,6 @@ def merge(options: Options) -> int:
         console.table(table(found["rows"]), HEADERS)
     for remark in found["remarks"]:
         print(remark, file=sys.stderr)
-    return 0
 
 
 def _conditions(options: Options) -> Conditions:

@@ -23,7 +23,8 @@ from mnemo.memory.protocol import Extent, Segment, Stage, matrix_work, widened
 from mnemo.memory.replay import ReplayedSegment
 from mnemo.memory.state import tree_map
 
-LIBRARY = "flash-linear-attention"
+LIBRARY, KNOWN = "flash-linear-attention", "0.6.0"
+"""Its name, and the release whose states and layers are known."""
 CONVOLVED = 4
 """Inputs of the short convolutions before queries, keys and values: the library's default."""
 INIT_STD = 0.02
@@ -74,10 +75,10 @@ class Block(NamedTuple):
 
 
 def require_library(device: torch.device) -> None:
-    """Raise MnemoError if the library or a GPU for its kernels is missing."""
-    _library()
+    """Raise MnemoError if a GPU for the library's kernels or the library is missing."""
     if device.type != "cuda":
         raise MnemoError(f"the kernels of {LIBRARY} need a CUDA device, not {device.type}")
+    _library()
 
 
 def _library() -> tuple[Any, Any]:
@@ -87,7 +88,7 @@ def _library() -> tuple[Any, Any]:
         import fla.modules  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MnemoError(
-            f"this row needs {LIBRARY} (pip install {LIBRARY}), which cannot be imported: {one_line(error)}"
+            f"this row needs {LIBRARY} (pip install {LIBRARY}=={KNOWN}), which cannot be imported: {one_line(error)}"
         ) from None
     return fla.layers, fla.modules
 
@@ -181,5 +182,5 @@ def _as_kept(found: GatedDeltaState, before: GatedDeltaState) -> GatedDeltaState
     for new, old in zip(found, before, strict=True):
         if new.shape != old.shape:
             shapes = f"{list(new.shape)}, not {list(old.shape)}"
-            raise MnemoError(f"the installed {LIBRARY} has states of another form: {shapes}; known is release 0.6.0")
+            raise MnemoError(f"the installed {LIBRARY} has states of another form: {shapes}; known is release {KNOWN}")
     return GatedDeltaState(*(new.detach().to(old.dtype) for new, old in zip(found, before, strict=True)))

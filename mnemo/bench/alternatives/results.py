@@ -62,21 +62,29 @@ def result_path(folder: Path, row: Row) -> Path:
     return folder / f"{row.name}.json"
 
 
-def collect(folder: Path) -> dict[str, Any]:
-    """The results in a folder as one record, in the order of the table."""
+def collect(folder: Path, planned: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The results in a folder as one record, in the order of the table.
+
+    `planned`: what the rows must have been measured with, by its names in their files; others are left out.
+    """
     paths = [result_path(folder, row) for row in ROWS.values()]
     rows = [load_json(path) for path in paths if path.is_file()]
     if not rows:
         raise MnemoError(f"{folder} has no results: there is none of {', '.join(path.name for path in paths)}")
     for row in rows:
         row.pop("format_version", None)
-    return {"what": "equal training time on enwik8; see docs/alternatives.md", "rows": rows, "remarks": remarks(rows)}
+    fitting = [row for row in rows if all(row.get(name) == value for name, value in (planned or {}).items())]
+    found = remarks(fitting) if fitting else []
+    found += [f"row {row['row']} is left out: it was measured otherwise" for row in rows if row not in fitting]
+    return {"what": "equal training time on enwik8; see docs/alternatives.md", "rows": fitting, "remarks": found}
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a reader of the table has to know: unequal conditions, and rows that are missing or unfinished."""
     unequal = [name for name in PLANNED if any(row.get(name) != rows[0].get(name) for row in rows)]
     found = [f"rows differ in {WORDS.get(name, name)}" for name in unequal]
+    if any(row.get("miniature") for row in rows):
+        found.append("tiny models, which only try the command: these numbers say nothing")
     measured = {row["row"] for row in rows if "test" in row}
     found += [f"row {name} is not measured" for name in ROWS if name not in measured]
     for row in rows:

@@ -229,6 +229,26 @@ def test_the_command_measures_a_row_and_merges_it(
     record = json.loads(capsys.readouterr().out)
     assert [row["row"] for row in record["rows"]] == ["plain-1024"]
     assert json.loads((tmp_path / "all.json").read_text())["rows"] == record["rows"]
+    assert any("these numbers say nothing" in remark for remark in record["remarks"])
+
+
+def test_rows_that_were_measured_otherwise_are_not_shown(tmp_path: Path) -> None:
+    for name, seconds in (("memory", 450.0), ("plain-512", 5.0)):
+        known = {"row": name, "test": {}, "seconds_aimed": seconds, "miniature": False}
+        bench_alternatives.write_json(result_path(tmp_path, ROWS[name]), known)
+    found = collect(tmp_path, {"seconds_aimed": 450.0, "miniature": False})
+    assert [row["row"] for row in found["rows"]] == ["memory"]
+    assert "row plain-512 is left out: it was measured otherwise" in found["remarks"]
+    assert "rows differ in number of --seconds" in collect(tmp_path)["remarks"]
+
+
+@pytest.mark.parametrize("name", DELTAS)
+def test_a_row_that_needs_a_gpu_says_so_before_it_asks_for_a_corpus(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MNEMO_DATA", str(tmp_path))
+    assert main(["bench", "--alternatives", "--device", "cpu", "--what", name, "--runs", str(tmp_path / "rows")]) == 2
+    assert "need a CUDA device, not cpu" in capsys.readouterr().err
 
 
 def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
@@ -240,7 +260,8 @@ def test_several_rows_are_measured_apart_and_one_that_fails_is_named(
         measured.append((row.name, given.seconds, given.miniature))
         if row.kind != "delta":
             result_path(given.folder, row).parent.mkdir(exist_ok=True)
-            bench_alternatives.write_json(result_path(given.folder, row), {"row": row.name, "test": {}})
+            about = {"seconds_aimed": given.seconds, "miniature": given.miniature}
+            bench_alternatives.write_json(result_path(given.folder, row), {"row": row.name, "test": {}, **about})
         return row.kind != "delta"
 
     monkeypatch.setattr(bench_alternatives, "_measured_apart", apart)
