@@ -114,7 +114,7 @@ def best_losses(group: Group) -> Figure | None:
 
 def speeds(runs: Sequence[Run]) -> Figure | None:
     known = [(run, run.tokens_per_second) for run in runs if run.tokens_per_second is not None]
-    caption = "Tokens per second, median; longer is better."
+    caption = "Tokens per second, median; longer is better. Runs that train at the same time slow each other down."
     return _run_bars("speed", "Training speed", caption, known, "tokens_per_second", amount) if len(known) > 1 else None
 
 

@@ -103,7 +103,7 @@ def _effort_cards(runs: Sequence[Run]) -> list[Card]:
     tokens, seconds = sum(run.tokens or 0 for run in runs), sum(run.seconds or 0.0 for run in runs)
     if tokens:
         count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-        found.append(Card("Trained on", amount(tokens), "tokens", f"{count} in {duration(seconds)}"))
+        found.append(Card("Trained on", amount(tokens), "tokens", f"{count}, {duration(seconds)} in all"))
     return found
 
 
