@@ -19,6 +19,11 @@ BUDGETS: tuple[Budget, ...] = get_args(Budget)
 PAPER_BUDGETS: tuple[Budget, ...] = ("self-test", "small", "paper")
 """Those of the papers' tables and figures."""
 SELF_TEST = "self-test: shows that the code runs, says nothing about the claim"
+ABOUT_SELF_TEST = (
+    "A self-test: tiny models ran about two steps, on other data or less of it. Titles, captions and names of rows and "
+    "columns are those of the real experiment, whose claim is:"
+)
+"""First words of its page, before the claim."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mnemo.papers import every_experiment
-from mnemo.papers.experiment import SELF_TEST, Budget, Cell, Experiment, Results, objects_of
+from mnemo.papers.experiment import ABOUT_SELF_TEST, SELF_TEST, Budget, Cell, Experiment, Results, objects_of
 from mnemo.papers.store import CELLS, RESULT, RESULTS, Found, grid_folder, load_grid
 from mnemo.report.experiment_page import ExperimentPage, write_experiment
 from mnemo.report.findings import Verdict
@@ -89,8 +89,12 @@ def _with_content(experiment: Experiment, found: Found) -> ExperimentPage:
 
 
 def outline(experiment: Experiment, found: Found) -> ExperimentPage:
-    """The page without tables, figures and samples, which take longer."""
+    """The page without tables, figures and samples, which take longer.
+
+    Notes are about the real experiment, so that a self-test has none.
+    """
     results = found.results
+    is_test = results.budget == "self-test"
     return ExperimentPage(
         name=experiment.name,
         title=experiment.title,
@@ -100,10 +104,11 @@ def outline(experiment: Experiment, found: Found) -> ExperimentPage:
         budget=results.budget,
         data=measured_on(experiment, results),
         verdicts=verdicts_of(experiment, found),
-        about_verdicts=SELF_TEST if results.budget == "self-test" else "",
-        notes=experiment.notes,
+        about_verdicts=SELF_TEST if is_test else "",
+        notes=() if is_test else experiment.notes,
         facts=_facts(experiment, results),
         problems=found.problems,
+        lead=f"{ABOUT_SELF_TEST} {experiment.claim}" if is_test else "",
     )
 
 

@@ -42,7 +42,7 @@ def experiment_markdown(page: ExperimentPage, evidence: str, files: str) -> Mark
     parts = [
         f"# {plain(page.title)}",
         f"{plain(paper)}. Budget: {plain(page.budget)}.{f' Data: {plain(page.data)}.' if page.data else ''}",
-        f"The claim: {plain(page.claim)}",
+        plain(page.lead or f"The claim: {page.claim}"),
         f"## Verdicts\n\n{plain(capitalised(outcome(page)))}.",
         *([verdict_table(page.verdicts)] if page.verdicts else []),
         *([HOW_TO_READ] if any("preliminary" in each.ours or "gain" in each.ours for each in page.verdicts) else []),

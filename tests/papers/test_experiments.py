@@ -31,6 +31,7 @@ from mnemo.papers.runner import run_cell, run_here
 from mnemo.papers.store import CELLS, RESULT, RESULTS, RUN, cell_folder, grid_folder, load_grid, save_grid
 from mnemo.recipes.presets import preset
 from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
+from mnemo.report.experiment_markdown import experiment_markdown
 from mnemo.report.findings import Table, Verdict
 from mnemo.report.plots import Line, line_figure
 from mnemo.storage.run_folder import locked
@@ -379,6 +380,20 @@ def test_the_verb_judges_and_writes_pages(
     assert cli.main(["reproduce", "toy-numbers", *where, "--report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["holds"] is True
     assert lines(grid_folder(out, "toy-numbers", "small")) == ["n1", "n3"]
+
+
+def test_the_page_of_a_self_test_says_at_its_top_that_it_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its notes would be about models, steps and data that were not used."""
+    known(monkeypatch, toy := experiment(cell(1), cell(3)))
+    assert cli.main([*toy_command(tmp_path), "--budget", "self-test"]) == 0
+    text = (tmp_path / "site" / "toy-numbers" / "self-test" / "report.html").read_text()
+    first = text.index("tiny models ran about two steps")
+    assert first < text.index("those of the real experiment, whose claim is: Numbers grow.") < text.index("<table")
+    assert "What differs from the paper" not in text and toy.notes[0] not in text
+    page = pages.outline(toy, load_grid(grid_folder(tmp_path / "out", toy.name, "self-test"), toy, "self-test"))
+    assert "tiny models ran about two steps" in experiment_markdown(page, "", "").text
 
 
 def test_complete_results_need_no_gpu_and_no_corpus(
