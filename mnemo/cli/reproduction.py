@@ -215,10 +215,12 @@ def _finish(ran: Sequence[tuple[Asked, Ran]], args: Args) -> int:
             print(f"mnemo: left out: {problem}", file=sys.stderr)
         if done.found.results.cells and not args.report:
             save_grid(grid_folder(args.out, experiment.name, budget), experiment, done.found.results)
-        answers.append(_show(page, write_page(page, args.site, budget), as_json=args.json))
-    write_index(args.out, args.site)
+        answers.append(_show(page, write_page(page, args.site, budget, args.out), as_json=args.json))
+    index = write_index(args.out, args.site)
     if args.json:
         console.print_json(answers[0] if len(answers) == 1 else answers)
+    else:
+        print(f"index of all pages: {index}")
     if any(done.interrupted for _, done in ran):
         return _interrupted()
     failures = [failure for _, done in ran for failure in done.failures]

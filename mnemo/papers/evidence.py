@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,17 @@ from mnemo.papers.store import Found, grid_folder, load_grid
 class Evidence:
     """Results are loaded once, when they are first used."""
 
-    def __init__(self, folders: Sequence[Path], measurements: Path | None = None) -> None:
-        """`folders`: of results, the first with an experiment counts; `measurements`: a folder of JSON files."""
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        measurements: Path | None = None,
+        known: Mapping[tuple[str, Budget], Found] | None = None,
+    ) -> None:
+        """`folders`: of results, the first with an experiment counts; `measurements`: a folder of JSON files; `known`:
+        results that are loaded already."""
         self._folders = folders
         self._measurements = measurements
-        self._found: dict[tuple[str, Budget], Found | None] = {}
+        self._found: dict[tuple[str, Budget], Found | None] = {**(known or {})}
 
     @cached_property
     def experiments(self) -> dict[str, Experiment]:

@@ -16,7 +16,7 @@ from mnemo.errors import plural
 from mnemo.papers.evidence import Evidence
 from mnemo.papers.headlines import Headline, headlines
 from mnemo.papers.main_figures import MainFigure, main_figures
-from mnemo.papers.pages import INDEX, build_page, outline, stored
+from mnemo.papers.pages import INDEX, build_page, outline, shown, stored
 from mnemo.papers.store import RESULTS
 from mnemo.report.experiment_markdown import (
     FOLDER,
@@ -34,7 +34,6 @@ from mnemo.report.experiment_page import ExperimentPage, outcome, tally, write_o
 from mnemo.report.figure_files import figure_files
 from mnemo.report.findings import Table
 
-REPORT = "report.html"
 HEADERS = ("Claim", "Data", "The paper", "Ours", "Holds")
 LinkTo = Callable[[str], str]
 """From the name of an experiment, or of a page such as `speed.md`, to the target of a link."""
@@ -162,13 +161,15 @@ def _folded_experiment(page: ExperimentPage, path: str) -> str:
 
 
 def write_index(out: Path, site: Path) -> Path:
-    """Write the page that lists the experiments with results in `out` and a page in `site`."""
-    pages = [outline(*each) for each in stored(out)]
-    linked = [(page, f"{page.name}/{page.budget}/{REPORT}") for page in pages]
-    evidence = Evidence([out])
+    """Write the page about the experiments that have a page in `site`, also those of earlier commands, and no others.
+
+    `out`: where to look for results of pages that do not say where they are.
+    """
+    listed = list(shown(site, out))
+    evidence = Evidence([], known={(each.name, found.results.budget): found for _, each, found in listed})
     rows = [[row.claim, row.data, row.paper, row.ours, row.verdict] for row in headlines(evidence)]
     return write_overview(
-        [(page, path) for page, path in linked if (site / path).exists()],
+        [(outline(experiment, found), target) for target, experiment, found in listed],
         site / INDEX,
         figures=[each.figure for each in main_figures(evidence)],
         headlines=Table("Main numbers", HEADERS, rows) if rows else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,13 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mnemo.errors import MnemoError
+from mnemo.files.json_file import load_json, write_json
 from mnemo.papers import every_experiment
 from mnemo.papers.experiment import ABOUT_SELF_TEST, SELF_TEST, Budget, Cell, Experiment, Results, objects_of
 from mnemo.papers.store import CELLS, RESULT, RESULTS, Found, grid_folder, load_grid
-from mnemo.report.experiment_page import ExperimentPage, write_experiment
+from mnemo.report.experiment_page import FILES, ExperimentPage, write_experiment
 from mnemo.report.findings import Verdict
 
-INDEX = "index.html"
+INDEX, REPORT = "index.html", "report.html"
+SOURCE = f"{FILES}/source.json"
+"""Next to a page: where the results are that it was made from."""
 INCOMPLETE = (ArithmeticError, LookupError, ValueError)
 """Raised by verdicts, tables and figures if a result lacks a value, or has text or an empty list in its place."""
 CORPUS_NAMES = {
@@ -132,8 +137,12 @@ def _facts(experiment: Experiment, results: Results) -> list[tuple[str, str]]:
     ]
 
 
-def write_page(page: ExperimentPage, site: Path, budget: Budget) -> Path:
-    return write_experiment(page, grid_folder(site, page.name, budget), overview=f"../../{INDEX}")
+def write_page(page: ExperimentPage, site: Path, budget: Budget, out: Path) -> Path:
+    """`out`: where the results are, seen from the site, so that the index finds them after other commands."""
+    folder = grid_folder(site, page.name, budget)
+    path = write_experiment(page, folder, overview=f"../../{INDEX}")
+    write_json(folder / SOURCE, {"results": os.path.relpath(out.resolve(), site.resolve())})
+    return path
 
 
 def has_results(out: Path, experiment: Experiment, budget: Budget) -> bool:
@@ -142,12 +151,36 @@ def has_results(out: Path, experiment: Experiment, budget: Budget) -> bool:
     return (grid / RESULTS).exists() or any((grid / CELLS).glob(f"*/{RESULT}"))
 
 
+def _grids() -> Iterator[tuple[Experiment, Budget]]:
+    return ((experiment, budget) for experiment in every_experiment().values() for budget in experiment.budgets)
+
+
 def stored(out: Path) -> Iterator[tuple[Experiment, Found]]:
     """Every experiment and budget with results in `out`."""
-    for experiment in every_experiment().values():
-        for budget in experiment.budgets:
-            if has_results(out, experiment, budget):
-                yield experiment, load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
+    for experiment, budget in _grids():
+        if has_results(out, experiment, budget):
+            yield experiment, load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
+
+
+def shown(site: Path, out: Path) -> Iterator[tuple[str, Experiment, Found]]:
+    """Every page of a site as a link from its index, and the results that it was made from.
+
+    `out`: where to look for those of pages that do not say where they are.
+    """
+    for experiment, budget in _grids():
+        page = grid_folder(site, experiment.name, budget)
+        folders = [each for each in (_source(page, site, out), out) if has_results(each, experiment, budget)]
+        if folders and (page / REPORT).exists():
+            found = load_grid(grid_folder(folders[0], experiment.name, budget), experiment, budget)
+            yield f"{page.relative_to(site).as_posix()}/{REPORT}", experiment, found
+
+
+def _source(page: Path, site: Path, out: Path) -> Path:
+    """Folder of the results that a page was made from; pages of earlier versions do not say it."""
+    try:
+        return site.resolve() / str(load_json(page / SOURCE).get("results"))
+    except MnemoError:
+        return out
 
 
 def measured_on(experiment: Experiment, results: Results) -> str:

@@ -368,11 +368,12 @@ def test_the_verb_judges_and_writes_pages(
     printed = capsys.readouterr()
     assert "yes: A reaches more than 0.2." in printed.out and "[1/2] n1 (model A, seed 1)" in printed.err
     page = tmp_path / "site" / "toy-numbers" / "small" / "report.html"
-    assert printed.out.splitlines()[-1] == str(page)
+    index = tmp_path / "site" / "index.html"
+    assert printed.out.splitlines()[-2:] == [str(page), f"index of all pages: {index}"]
     text = page.read_text()
     assert "Numbers &lt;grow&gt;" in text and "Ours are made up." in text and "2 of 2 done" in text
     assert (page.parent / "report-files" / "numbers.svg").exists()
-    assert "toy-numbers/small/report.html" in (tmp_path / "site" / "index.html").read_text()
+    assert "toy-numbers/small/report.html" in index.read_text()
     kept = out / "toy-numbers" / "small" / "results.json"
     assert sorted(path.name for path in kept.parent.iterdir()) == ["cells", "made.txt", "results.json"]
     stored = json.loads(kept.read_text())

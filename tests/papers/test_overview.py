@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from mnemo import cli
 from mnemo.papers import every_experiment, find_experiment
 from mnemo.papers.evidence import Evidence
 from mnemo.papers.experiment import Budget, Results
 from mnemo.papers.headlines import FINDING, HOLDS, ROWS, Claimed, Headline, Source, headlines
 from mnemo.papers.main_figures import PAIRINGS, MainFigure, main_figures
-from mnemo.papers.overview import overview_markdown, site
-from mnemo.papers.pages import measured_on, texts
+from mnemo.papers.overview import overview_markdown, site, write_index
+from mnemo.papers.pages import SOURCE, measured_on, texts
 from mnemo.papers.store import Found
 from mnemo.report.findings import Verdict
 
@@ -202,6 +203,46 @@ def test_pages_of_the_site(tmp_path: Path) -> None:
     assert at == sorted(at) and '<a id="experiment-laptop-rmt"></a>' in made.overview
     drawn = {f"{target}" for target in re.findall(r"\]\((results/files/[^)]+)\)", made.overview)}
     assert "results/files/evaluation-speed.svg" in drawn and drawn <= made.files.keys()
+
+
+def listed(index: Path) -> tuple[set[str], set[str]]:
+    """Experiments and main figures of the index of a site."""
+    targets = set(re.findall('href="([^"#]+)"', index.read_text()))
+    pages = {target.removesuffix("/report.html") for target in targets if target.endswith("/report.html")}
+    return pages, {Path(target).stem for target in targets if target.endswith(".svg")}
+
+
+def test_the_index_is_about_the_pages_of_its_site_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those that were made from other folders of results, as long as these are there."""
+    first, second = (shutil.copytree(ROOT / "results", tmp_path / name, ignore=all_but_two) for name in "ab")
+    index = tmp_path / "site" / "index.html"
+    report = ["reproduce", "--report", "--site", str(index.parent)]
+    assert cli.main([*report, "laptop-rmt", "--out", str(first)]) == 0
+    assert listed(index) == ({"laptop-rmt/laptop"}, set())
+    assert "copy a sequence over 9 segments" in index.read_text() and "sliding window" not in index.read_text()
+    shutil.rmtree(second / "laptop-rmt")
+    assert cli.main([*report, "xl-evaluation-speed", "--out", str(second)]) == 0
+    assert listed(index) == ({"laptop-rmt/laptop", "xl-evaluation-speed/small"}, {"evaluation-speed"})
+    assert "copy a sequence over 9 segments" in index.read_text() and "sliding window" in index.read_text()
+    assert capsys.readouterr().out.count(f"index of all pages: {index}\n") == 2
+    shutil.rmtree(first)
+    assert cli.main([*report, "xl-evaluation-speed", "--out", str(second)]) == 0
+    assert listed(index) == ({"xl-evaluation-speed/small"}, {"evaluation-speed"})
+
+
+def all_but_two(folder: str, names: list[str]) -> set[str]:
+    """For `copytree`: experiments that are left out."""
+    return set(names) - {"laptop-rmt", "xl-evaluation-speed"} if Path(folder) == ROOT / "results" else set()
+
+
+def test_an_index_lists_pages_of_earlier_versions(tmp_path: Path) -> None:
+    """They do not say where their results are: in the folder of the command."""
+    index, out = tmp_path / "index.html", ROOT / "results"
+    for name in ("laptop-rmt", "rmt-copy"):
+        assert cli.main(["reproduce", name, "--report", "--out", str(out), "--site", str(tmp_path)]) == 0
+    (tmp_path / "rmt-copy" / "small" / SOURCE).unlink()
+    write_index(out, tmp_path)
+    assert listed(index)[0] == {"laptop-rmt/laptop", "rmt-copy/small"}
 
 
 def test_data_of_cells() -> None:
