@@ -22,10 +22,11 @@ from mnemo.papers.gpu.memory import TESTED
 from mnemo.papers.jobs import Place, Stopped
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import run_here
-from mnemo.papers.store import RESULT, grid_folder, save_grid
+from mnemo.papers.store import RESULT, grid_folder, load_grid, save_grid
 from mnemo.recipes.recipe import Recipe
 from mnemo.training import Monitor, Status, Unwatched
 
+ROOT = Path(__file__).parents[2]
 NAMES = ["gpu-xl", "gpu-long-range", "gpu-rmt", "gpu-lamemo"]
 ON_TEXT = [each for each in EXPERIMENTS if each.name in NAMES]
 LOSSES = {
@@ -145,6 +146,25 @@ def test_the_self_test_passes(name: str, tmp_path: Path) -> None:
 def test_the_table_shows_the_steps_that_the_same_time_allows() -> None:
     (table,) = find_experiment("gpu-xl").tables(made_up(find_experiment("gpu-xl"), LOSSES["gpu-xl"].__getitem__))
     assert {row[table.headers.index("steps")] for row in table.rows} == {"8,400"}
+
+
+def test_the_page_shows_the_speeds_that_steps_for_the_same_time_follow_from() -> None:
+    found = load_grid(ROOT / "results" / "gpu-xl" / "gpu", find_experiment("gpu-xl"), "gpu").results
+    scores, speeds = find_experiment("gpu-xl").tables(found)
+    with_memory, without = speeds.rows
+    assert with_memory == ("Transformer-XL, memory 512", "800,882", "6,000")
+    assert without == ("no memory, relative positions", "1,086,840", "8,142")
+    assert "1.357 x 6,000 steps" in speeds.caption
+    (as_long,) = [row for row in scores.rows if row[0] == "no memory, steps for the same time"]
+    assert as_long[scores.headers.index("steps")] == without[2]
+
+
+@pytest.mark.parametrize(("at_once", "warns"), [(1, False), (3, True), (None, True)])
+def test_seconds_are_comparable_only_if_cells_were_alone(at_once: int | None, warns: bool) -> None:
+    experiment = find_experiment("gpu-xl")
+    made = made_up(experiment, LOSSES["gpu-xl"].__getitem__)
+    (table,) = experiment.tables(replace(made, cells=[replace(each, at_once=at_once) for each in made.cells]))
+    assert ("Seconds of different rows are not comparable" in table.caption) == warns
 
 
 @pytest.mark.thorough

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mnemo.memory import XL
 from mnemo.model.positions import Learned
-from mnemo.papers.experiment import Budget, Cell, Figure, Results
+from mnemo.papers.experiment import Budget, Cell, Figure, Results, Table
 from mnemo.papers.figures import scores_by_measure
 from mnemo.papers.gpu import equal_time
 from mnemo.papers.gpu.text import Headline, at, enwik8_recipe, slots, test_score, text_row
@@ -19,6 +19,7 @@ from mnemo.recipes.recipe import Recipe
 LENGTH, BATCH, STEPS = 512, 22, 6000
 """Of segment and memory, as published, and of the training."""
 MEMORY, NONE, AS_LONG, VANILLA = "memory", "none", "none, as long", "vanilla"
+WITH_MEMORY, NO_MEMORY = f"Transformer-XL, memory {LENGTH}", "no memory, relative positions"
 TESTED = (1024, 2048)
 """Longer memories of the test."""
 
@@ -59,13 +60,13 @@ def rows(budget: Budget) -> list[Row]:
         text_row(
             budget,
             MEMORY,
-            f"Transformer-XL, memory {LENGTH}",
+            WITH_MEMORY,
             recipe(budget, LENGTH),
             0,
             paper="1.06",
             scores=further,
         ),
-        text_row(budget, NONE, "no memory, relative positions", recipe(budget, 0), 1),
+        text_row(budget, NONE, NO_MEMORY, recipe(budget, 0), 1),
         as_long(text_row(budget, AS_LONG, "no memory, steps for the same time", recipe(budget, 0), 2)),
         text_row(budget, VANILLA, "no memory, Al-Rfou's learned positions", vanilla(budget), 3, paper="1.11"),
     ]
@@ -95,6 +96,27 @@ def _steps(grid: Grid, results: Results, row: Row) -> str:
     return ", ".join(dict.fromkeys(f"{steps:,}" for steps in found if steps is not None))
 
 
+def speeds(results: Results) -> list[Table]:
+    """What the steps of the row AS_LONG follow from; none before speeds are measured."""
+    found = results.one(equal_time.SPEED)
+    if found is None:
+        return []
+    steps, ratio = recipe(results.budget, LENGTH).train.steps, equal_time.speed_ratio(found.values, NONE, MEMORY)
+    models = {MEMORY: (WITH_MEMORY, steps), NONE: (NO_MEMORY, equal_time.equal_steps(ratio, steps))}
+    return [
+        Table(
+            title="Steps for the same time",
+            headers=("model", "symbols per second, alone on the GPU", "steps"),
+            rows=[
+                (label, f"{equal_time.tokens_per_second(found.values, key):,.0f}", f"{count:,}")
+                for key, (label, count) in models.items()
+            ],
+            caption="Speeds of training, measured while no other cell ran. Without memory it is "
+            f"{ratio:.3f} times as fast, so that {ratio:.3f} x {steps:,} steps take the same time.",
+        )
+    ]
+
+
 def figures(grid: Grid, results: Results) -> list[Figure]:
     only = replace(grid, rows=[row for row in grid.rows if row.key == MEMORY])
     measures = {float(LENGTH): BPC, **{float(memory): longer(memory) for memory in TESTED}}
@@ -121,6 +143,7 @@ EXPERIMENT = Headline(
     claims=claims,
     columns=columns,
     figures=figures,
+    tables=speeds,
     notes=(
         f"The size of the paper's 12-layer model (41M), {STEPS:,} of its 400,000 steps of {BATCH} x {LENGTH} symbols; "
         "learning rate 5e-4 instead of 2.5e-4.",

@@ -178,12 +178,20 @@ class Headline:
             num_seeds(),
             published("paper's bpc"),
             title="enwik8, test set",
-            caption="Mean and standard deviation over seeds. The paper's models are larger or train longer.",
+            caption="Mean and standard deviation over seeds. The paper's models are larger or train longer."
+            + _about_seconds(results),
         )
+
+
+def _about_seconds(results: Results) -> str:
+    """A warning, unless every cell had the GPU for itself; older results do not say it."""
+    if all(each.at_once == 1 for each in results.cells):
+        return ""
+    return " Seconds of different rows are not comparable: other cells may have shared the GPU."
 
 
 NOTES = (
     "enwik8 whole, the published splits and symbols; test set with the memory of training and 32 rows unless said.",
     "Adam with a warm-up over a tenth of the steps and a cosine to 0; the papers train 100,000 to 400,000 steps.",
-    "Seconds are those of training, on a GPU that other cells may have shared.",
+    "Seconds are those of training; the table says if they are not comparable.",
 )
