@@ -15,6 +15,7 @@ from pathlib import Path
 from mnemo.papers.experiment import Budget, Cell, Experiment
 from mnemo.papers.runner import PrintLine, Ran, announce, continue_grid
 from mnemo.papers.store import RESULT, cell_folder, grid_folder, load_grid, reuse
+from mnemo.training.stop_signals import ECHO_SECONDS
 
 POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
@@ -26,6 +27,10 @@ NEWS_SECONDS = 30.0
 """Between lines that say how far the workers are."""
 MOST_NAMED = 3
 """Workers of such a line."""
+DESCRIPTION = tuple(
+    f"{word}: " for word in "vocabulary model memory corpus batch validation device step processes run hint".split()
+)
+"""Beginnings of lines with which a run describes itself before its first step."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,21 @@ class Worker:
 
 
 class _Stop:
-    asked = False
+    """Signals that ask to stop: the first lets workers save, another after `ECHO_SECONDS` does not wait for them."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self.at_once = False
+
+    @property
+    def asked(self) -> bool:
+        return self._first is not None
 
     def receive(self, number: int, frame: object) -> None:
-        self.asked = True
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+        self.at_once = self.at_once or now - self._first > ECHO_SECONDS
 
 
 @contextmanager
@@ -64,12 +80,12 @@ def _noting_signals() -> Iterator[_Stop]:
 
 
 @contextmanager
-def _ending(running: list[Worker]) -> Iterator[None]:
+def _ending(running: list[Worker], stop: _Stop) -> Iterator[None]:
     """End all workers when the block ends, also by an exception."""
     try:
         yield
     finally:
-        _end(running)
+        _end(running, stop)
 
 
 def run_together(
@@ -80,7 +96,7 @@ def run_together(
     running: list[Worker] = []
     failures: dict[str, list[str]] = {each.name: [] for each in experiments}
     told = time.monotonic()
-    with _noting_signals() as stop, _ending(running):
+    with _noting_signals() as stop, _ending(running, stop):
         while running or (waiting and not stop.asked):
             while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
                 waiting.remove(task)
@@ -92,9 +108,10 @@ def run_together(
             if not running:
                 break
             if stop.asked:
-                _end(running)
+                print_line(_stopping(len(running)))
+                _end(running, stop)
             time.sleep(POLL_SECONDS)
-            if time.monotonic() - told > NEWS_SECONDS and running:
+            if time.monotonic() - told > NEWS_SECONDS and not stop.asked:
                 told = time.monotonic()
                 print_line(news(running, len(waiting)))
             for worker in _take_ended(running):
@@ -168,16 +185,21 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
 
 def news(running: Sequence[Worker], waiting: int) -> str:
     """What some workers have printed last, and how many other cells run or wait."""
-    named = [f"{_name(worker.task)}: {_last_line(worker) or 'starts'}" for worker in running[:MOST_NAMED]]
+    named = [f"{_name(worker.task)}: {_state(worker)}" for worker in running[:MOST_NAMED]]
     others = {"more running": len(running) - len(named), "waiting": waiting}
     return "; ".join([*named, *(f"{count} {how}" for how, count in others.items() if count)])
 
 
-def _last_line(worker: Worker) -> str:
-    """Of what the worker has logged."""
+def _state(worker: Worker) -> str:
+    """The last line that says how far the worker is; a run that compiles has described itself only."""
+    return next((line for line in _last_lines(worker) if not line.startswith(DESCRIPTION)), "starts")
+
+
+def _last_lines(worker: Worker) -> Iterator[str]:
+    """What the worker has logged, the last line first."""
     log = (cell_folder(worker.task.grid, worker.task.cell.name) / LOG).read_bytes()
     lines = log[worker.logged :].decode(errors="replace").split("\n")
-    return next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "")
+    return (" ".join(line.split()) for line in reversed(lines) if line.strip())
 
 
 def _take_ended(running: list[Worker]) -> list[Worker]:
@@ -187,17 +209,23 @@ def _take_ended(running: list[Worker]) -> list[Worker]:
     return ended
 
 
-def _end(running: Sequence[Worker]) -> None:
-    """Ask all workers to write a checkpoint and end; kill those that take too long."""
+def _stopping(count: int) -> str:
+    cells = "1 cell saves its" if count == 1 else f"{count} cells save their"
+    return f"stopping: {cells} work, {PATIENCE_SECONDS:.0f} s at most; Ctrl-C again stops at once"
+
+
+def _end(running: Sequence[Worker], stop: _Stop) -> None:
+    """Ask all workers to write a checkpoint and end; kill those that take too long, or all if asked again."""
     for worker in running:
         worker.process.terminate()
     deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(worker.process.poll() is None for worker in running):
+        if stop.at_once or time.monotonic() > deadline:
+            break
+        time.sleep(POLL_SECONDS)
     for worker in running:
-        try:
-            worker.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
+        worker.process.kill()
+        worker.process.wait()
 
 
 def _report(worker: Worker, failures: list[str], print_line: PrintLine, stopping: bool) -> None:
@@ -206,5 +234,5 @@ def _report(worker: Worker, failures: list[str], print_line: PrintLine, stopping
     if code == 0:
         print_line(f"{task.experiment.name} {name}: done in {time.monotonic() - worker.begin:.0f} s")
     elif not stopping:
-        failures.append(f"{name}: {_last_line(worker) or f'ended with code {code}'}")
+        failures.append(f"{name}: {next(_last_lines(worker), f'ended with code {code}')}")
         print_line(f"{task.experiment.name} {failures[-1]} ({cell_folder(task.grid, name) / LOG})")

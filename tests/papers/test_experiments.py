@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -549,6 +551,34 @@ def test_workers_that_train_are_heard_of(tmp_path: Path, monkeypatch: pytest.Mon
     assert pool.news(workers, waiting=0).startswith("toy-numbers n1: starts")
 
 
+class Notes(Unwatched):
+    """Lines that a run prints before its first step."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+    def trained(self, status: Status) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_worker_that_has_only_described_its_run_starts(tmp_path: Path) -> None:
+    """Compiling takes minutes on a GPU, in which the last line is one such as `run: FOLDER`."""
+    one = training_cell("n1", tiny(train=replace(tiny().train, compile=False)), {})
+    some = replace(experiment(), cells=lambda budget: [one])
+    run_here(some, "small", tmp_path, device="cpu", monitor=(notes := Notes()))
+    assert notes.lines[-1].startswith("run: ")
+    log = cell_folder(tmp_path, "n1") / LOG
+    worker = Worker(Task(some, one, tmp_path), None, 0.0)  # type: ignore[arg-type]
+    for at in range(len(notes.lines)):
+        log.write_text("\n".join([*notes.lines[: at + 1], "hint: --train.precision bf16 is faster"]))
+        assert pool.news([worker], waiting=0) == "toy-numbers n1: starts"
+    log.write_text("step 8/9 1.81 ppl\n" + "\n".join(notes.lines))
+    assert pool.news([worker], waiting=0) == "toy-numbers n1: step 8/9 1.81 ppl"
+
+
 class Lines(list[str]):
     """Lines that a grid prints; sends a signal at the first that contains `stop_after`."""
 
@@ -581,6 +611,40 @@ def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path
     assert sum("done in" in line for line in again) == 3 - before
     assert sum(" reuses " in line for line in again) == 1
     assert {each.at_once for all_found in ran for each in all_found.found.results.cells} == {2}
+
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+)
+
+
+def test_a_second_interruption_does_not_wait_for_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(task: Task, *options: Any) -> Worker:
+        started.append(subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, process_group=0))
+        assert started[0].stdout is not None
+        with started[0].stdout as output:
+            assert output.readline() == b"ready\n"
+        os.kill(os.getpid(), signal.SIGINT)
+        return Worker(task, started[0], 0.0)
+
+    monkeypatch.setattr(pool, "_start", start)
+    monkeypatch.setattr(pool, "ECHO_SECONDS", -1.0, raising=False)
+    monkeypatch.setattr(pool, "PATIENCE_SECONDS", 20.0)
+    begin, printed = time.monotonic(), Lines("Ctrl-C again")
+    (ran,) = run_together([experiment(cell(1), cell(2))], "small", tmp_path, jobs=1, device="cpu", print_line=printed)
+    assert ran.interrupted and not ran.failures and started[0].returncode == -signal.SIGKILL
+    assert printed[1:] == ["stopping: 1 cell saves its work, 20 s at most; Ctrl-C again stops at once"]
+    assert time.monotonic() - begin < 15
+
+
+def test_the_echo_of_a_signal_is_no_second_one() -> None:
+    """`timeout`, `make` and shells may send one twice."""
+    with pool._noting_signals() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stop.asked and not stop.at_once
 
 
 @pytest.mark.thorough
