@@ -34,9 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_run(runs / "broken", recipe())
     (runs / "broken" / "recipe.json").write_text("{")
     shutil.copytree(tiny_run(), runs / "tiny")
-    results = folder / "results" / "xl-context-length" / "small"
-    results.mkdir(parents=True)
-    shutil.copy(ROOT / "results" / "xl-context-length" / "small" / "results.json", results)
+    for name in ("xl-context-length", "long-profile"):
+        results = folder / "results" / name / "small"
+        results.mkdir(parents=True)
+        shutil.copy(ROOT / "results" / name / "small" / "results.json", results)
     return folder
 
 
@@ -205,10 +206,13 @@ def test_memory_of_a_session(client: httpx2.Client) -> None:
 
 def test_papers(client: httpx2.Client) -> None:
     found = get(client, "papers")["experiments"]
-    assert [(each["name"], each["budget"]) for each in found] == [("xl-context-length", "small")]
+    assert [(each["name"], each["budget"]) for each in found] == [
+        ("xl-context-length", "small"),
+        ("long-profile", "small"),
+    ]
     assert len(found[0]["verdicts"]) == 3 and found[0]["data"] == "WikiText-103 claim, measured on novels"
     main = get(client, "papers/main")
-    assert [row["page"] for row in main["headlines"]] == ["xl-context-length"] and main["figures"] == []
+    assert [row["page"] for row in main["headlines"]] == ["long-profile"] and main["figures"] == []
     page = get(client, "paper", name="xl-context-length", budget="small")
     assert page["figures"] and page["tables"] and page["command"] == "mnemo reproduce xl-context-length --budget small"
     figure = {"name": "xl-context-length", "budget": "small", "slug": page["figures"][0]["slug"]}
