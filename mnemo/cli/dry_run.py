@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mnemo.cli.console import print_json
 from mnemo.config import to_json
-from mnemo.cost.training_cost import training_bytes, training_copies
+from mnemo.cost.training_cost import checkpoint_bytes, training_bytes
 from mnemo.data import corpus as corpora
 from mnemo.errors import plural
 from mnemo.model.shapes import num_parameters
@@ -67,7 +67,7 @@ def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
         "corpus_tokens": None if text is None else text.num_train,
         "unit": None if text is None else text.unit,
         "epochs": None if text is None else tokens / text.num_train,
-        "checkpoint_bytes": parameters * training_copies(train),
+        "checkpoint_bytes": checkpoint_bytes(recipe),
         "training_bytes": round(training_bytes(recipe)),
         "hints": list(memory_hints(recipe)),
     }
@@ -76,6 +76,7 @@ def _facts(recipe: Recipe, text: TextSize | None) -> dict[str, Any]:
 def _banner(recipe: Recipe, facts: dict[str, Any]) -> list[str]:
     model, train = recipe.model, recipe.train
     epochs = "" if facts["epochs"] is None else f", {facts['epochs']:.3g} times the text"
+    last = "one" if train.keep == 1 else f"{train.keep:,}"
     one, all_kept = (_megabytes(count * facts["checkpoint_bytes"]) for count in (1, 1 + train.keep))
     return [
         f"model: {plural(model.num_layers, 'layer')} of width {model.dim}, {facts['parameters']:,} parameters",
@@ -83,7 +84,7 @@ def _banner(recipe: Recipe, facts: dict[str, Any]) -> list[str]:
         _corpus(recipe, facts),
         f"training: {plural(train.steps, 'step')} of {train.batch} x {train.segment} tokens, {facts['tokens']:,} tokens"
         + epochs,
-        f"checkpoints: about {one} each, {all_kept} for the best and the last {train.keep}",
+        f"checkpoints: about {one} each, {all_kept} for the best and the last {last}",
         f"memory of the device: about {_megabytes(facts['training_bytes'])} in training",
         *(f"hint: {hint}" for hint in facts["hints"]),
     ]

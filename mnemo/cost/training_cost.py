@@ -26,6 +26,7 @@ from mnemo.model import Model, ModelConfig
 from mnemo.model.embedding import EmbeddingConfig
 from mnemo.model.shapes import num_parameters, shape_model
 from mnemo.recipes.recipe import Recipe, TrainConfig
+from mnemo.training.optimizers import layer_matrices
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}
 """Bytes of a weight in training."""
@@ -200,7 +201,7 @@ def _memory(layout: Layout, recipe: Recipe, gpus: int, count: int, state: float,
     return Memory(
         weights=count * size / parts + (count * half if layout == "ddp" else 0),
         gradients=count * size / parts,
-        optimizer=count * size * _moments(train) / parts,
+        optimizer=size * _optimizer_numbers(recipe) / parts,
         activations=activation_bytes(recipe.model, train, rows),
         state=state,
         logits=_logits(recipe, rows),
@@ -215,16 +216,22 @@ def training_bytes(recipe: Recipe) -> float:
     return _memory("ddp", recipe, 1, count, state, recipe.train.batch).total
 
 
-def training_copies(train: TrainConfig) -> int:
-    """Bytes of a checkpoint for each weight: the weight, its moments and averages."""
-    return BYTES[train.precision] * (1 + _moments(train))
+def checkpoint_bytes(recipe: Recipe) -> int:
+    """Bytes of a checkpoint: weights, moments and averages, and the state of all rows."""
+    train = recipe.train
+    kept = num_parameters(recipe.model) + _optimizer_numbers(recipe)
+    return BYTES[train.precision] * kept + train.batch * state_row_bytes(recipe.model, train.precision)
 
 
-def _moments(train: TrainConfig) -> int:
-    """Copies of the size of the weights: moments, and averages."""
-    optimizer = train.optimizer
-    moments = int(optimizer.momentum > 0) if optimizer.kind == "sgd" else 2
-    return moments + (train.average is not None)
+def _optimizer_numbers(recipe: Recipe) -> int:
+    """Count of the numbers kept besides the weights: moments, and averages."""
+    count, optimizer = num_parameters(recipe.model), recipe.train.optimizer
+    averages = 0 if recipe.train.average is None else count
+    if optimizer.kind == "sgd":
+        return averages + (count if optimizer.momentum > 0 else 0)
+    # Muon keeps one momentum of a matrix; Adam, also for Muon's other weights, keeps two moments.
+    matrices = layer_matrices(shape_model(recipe.model)) if optimizer.kind == "muon" else ()
+    return averages + 2 * count - sum(matrix.numel() for matrix in matrices)
 
 
 def _logits(recipe: Recipe, rows: int) -> float:

@@ -90,6 +90,32 @@ def test_a_dry_run_on_own_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        "--train.optimizer.kind adam",
+        "--train.optimizer.kind muon",
+        "--train.batch 32 --model.memory.long.length 512",
+        "--train.optimizer.kind muon --train.average average --train.average.start 1",
+        "--memory rmt",
+        "--memory compressive",
+    ],
+)
+def test_a_dry_run_knows_the_size_of_a_checkpoint(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["tiny-bytes", "--data", "book.txt", "--train.steps", "1", "--train.device", "cpu", *options.split()]
+    train(*argv, "--dry-run", "--json")
+    said = json.loads(capsys.readouterr().out)["facts"]["checkpoint_bytes"]
+    train(*argv, "--name", "real")
+    real = sum(file.stat().st_size for file in Path("runs/real/checkpoints/step-00000001").iterdir())
+    assert said == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.parametrize(("keep", "words"), [("1", "the best and the last one"), ("2", "the best and the last 2")])
+def test_a_dry_run_says_which_checkpoints_are_kept(keep: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--config", "my.toml", "--train.keep", keep, "--dry-run")
+    assert f" MB for {words}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["--config", "nosuch.toml"], "nosuch.toml"),

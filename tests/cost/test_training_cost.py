@@ -112,6 +112,12 @@ def test_what_the_optimizer_keeps() -> None:
     assert kept(average=AverageConfig(start=1)) == 12
 
 
+def test_muon_keeps_one_momentum_of_a_matrix() -> None:
+    muon = found(recipe=replace(RECIPE, train=replace(RECIPE.train, optimizer=OptimizerConfig(kind="muon"))))
+    of_layer = 4 * 16 * 16 + 2 * 16 * 32 + 16 * 16  # attention, feed-forward, positions
+    assert muon.layouts[0].memory.optimizer == 8 * muon.parameters - 4 * 2 * of_layer
+
+
 def test_activations_are_those_that_autograd_keeps() -> None:
     kept: dict[int, int] = {}
 
