@@ -9,6 +9,7 @@ from mnemo.cli.console import print_json
 from mnemo.config import to_json
 from mnemo.cost.training_cost import checkpoint_bytes, training_bytes
 from mnemo.data import corpus as corpora
+from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import plural
 from mnemo.model.shapes import num_parameters
 from mnemo.recipes.config_file import to_toml
@@ -94,8 +95,13 @@ def _corpus(recipe: Recipe, facts: dict[str, Any]) -> str:
     if recipe.data.task is not None:
         return f"task: {type(recipe.data.task).__name__.lower()}"
     if facts["corpus_tokens"] is None:
-        return f"corpus: {recipe.data.corpus}, not prepared yet"
+        return _unprepared(recipe.data.corpus)
     return f"corpus: {recipe.data.corpus}, {plural(facts['corpus_tokens'], facts['unit'])} to train on"
+
+
+def _unprepared(corpus: str) -> str:
+    """What training would do about a corpus that is missing: prepare the default one, or end with an error."""
+    return f"corpus: {corpus}, prepared when training starts" if corpus == PYTHON else str(missing(corpus))
 
 
 def _megabytes(count: float) -> str:

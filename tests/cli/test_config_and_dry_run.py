@@ -109,6 +109,23 @@ def test_a_dry_run_knows_the_size_of_a_checkpoint(options: str, capsys: pytest.C
     assert said == pytest.approx(real, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("corpus", "line"),
+    [
+        ("novels", "corpus 'novels' is not prepared; run: mnemo prepare novels --from DIR"),
+        ("enwik8", "corpus 'enwik8' is not prepared; run: mnemo prepare enwik8"),
+        ("./nosuch", "'./nosuch' is not the folder of a prepared corpus: it has no header.json"),
+        ("python", "corpus: python, prepared when training starts"),
+    ],
+)
+def test_a_dry_run_says_how_to_prepare_the_corpus(
+    corpus: str, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MNEMO_DATA", "nothing")
+    train("tiny-bytes", "--data.corpus", corpus, "--dry-run")
+    assert f"# {line}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("keep", "words"), [("1", "the best and the last one"), ("2", "the best and the last 2")])
 def test_a_dry_run_says_which_checkpoints_are_kept(keep: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     train("--config", "my.toml", "--train.keep", keep, "--dry-run")
