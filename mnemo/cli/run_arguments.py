@@ -14,7 +14,7 @@ from mnemo.cli.console import STDIN
 from mnemo.data.known_corpora import PYTHON, missing
 from mnemo.errors import MnemoError
 from mnemo.recipes.recipe import Recipe
-from mnemo.storage.run_header import RECIPE, RUNS, Which, default_run, find_run, last_run
+from mnemo.storage.run_header import RECIPE, RUNS, Which, default_run, find_run, last_run, no_trained_run
 from mnemo.storage.shipped import is_shipped
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -61,7 +61,7 @@ def chosen_run(args: RunArgs) -> Path:
     Without a name: the last run under runs/, or a model that comes with mnemo if there is none, after a line about it.
     """
     if args.run is None and is_shipped(folder := default_run()):
-        print(f"mnemo: there is no trained run in {RUNS}: using {folder.name}, which comes with mnemo", file=sys.stderr)
+        print(f"mnemo: {no_trained_run()}: using {folder.name}, which comes with mnemo", file=sys.stderr)
         return folder
     return run_or_last(args.run)
 

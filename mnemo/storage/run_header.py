@@ -79,19 +79,20 @@ def find_run(run: str | Path, runs: Path = RUNS) -> Path:
 
 def _no_run(name: str, runs: Path) -> MnemoError:
     """An error that says what a name is instead of a run, or suggests similar names."""
-    inside = [*run_folders(Path(name)), *_cells(Path(name)), *_cells(runs / name)]
+    known = named_runs(runs)
+    below = [path for other, path in known.items() if other.startswith(f"{Path(name).as_posix()}/")]
+    inside = [*run_folders(Path(name)), *below, *_cells(Path(name)), *_cells(runs / name)]
     if inside:
         return MnemoError(f"{name} is a folder of runs, not a run: name one of them, such as {inside[0]}")
     if Path(name).is_dir():
         return MnemoError(f"{name} is not a run: it has no {RECIPE}")
     if Path(name).is_file():
         return MnemoError(f"{name} is a file, not a run: name the run first; mnemo train {name} trains on a text")
-    names = [path.name for path in run_folders(runs)]
-    if is_preset(name) and name not in names:
+    if is_preset(name) and name not in known:
         return MnemoError(f"'{name}' is a preset, not a run: mnemo train {name} trains it")
     if name in CORPORA or name == PYTHON:
         return MnemoError(f"'{name}' is a corpus, not a run: mnemo train {name} trains on it")
-    return unknown("run", name, names) if names else MnemoError(f"no run '{name}': there are none in {runs}")
+    return unknown("run", name, known) if known else MnemoError(f"no run '{name}': there are none in {runs}")
 
 
 def _cells(folder: Path) -> list[Path]:
@@ -104,12 +105,33 @@ def run_folders(runs: Path = RUNS) -> list[Path]:
     return sorted(path.parent for path in runs.glob(f"*/{RECIPE}") if not path.parent.name.startswith("."))
 
 
+def named_runs(runs: Path = RUNS) -> dict[str, Path]:
+    """The folder of every run under a folder of runs, and one level deeper, by its path in there."""
+    folders = (runs, *_folders_of_runs(runs))
+    return {path.relative_to(runs).as_posix(): path for folder in folders for path in run_folders(folder)}
+
+
+def _folders_of_runs(runs: Path) -> list[Path]:
+    folders = (path for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
+    return [path for path in folders if not (path / RECIPE).is_file()]
+
+
 def last_run(runs: Path = RUNS) -> Path:
-    """The folder under `runs` in which training has written last; only runs with a checkpoint count."""
-    trained = [path for path in run_folders(runs) if (path / EXPORT).is_file() or _has_checkpoint(path)]
+    """The folder under `runs` in which training has written last; only runs with a checkpoint count.
+
+    Runs one level deeper are used only by name: those of `mnemo demo` are tiny.
+    """
+    trained = [path for path in run_folders(runs) if _is_trained(path)]
     if not trained:
-        raise MnemoError(f"there is no trained run in {runs}: train one (mnemo train mybook.txt), or name its folder")
+        raise MnemoError(f"{no_trained_run(runs)}: train one (mnemo train mybook.txt), or name its folder")
     return max(trained, key=last_written)
+
+
+def no_trained_run(runs: Path = RUNS) -> str:
+    """Say that `last_run` finds nothing, and how to use trained runs one level deeper if there are any."""
+    deeper = next((name for name, path in named_runs(runs).items() if path.parent != runs and _is_trained(path)), None)
+    only_named = "" if deeper is None else f" itself (those in its folders must be named, such as {deeper})"
+    return f"there is no trained run in {runs}{only_named}"
 
 
 def default_run(runs: Path = RUNS) -> Path:
@@ -122,8 +144,8 @@ def default_run(runs: Path = RUNS) -> Path:
         return model
 
 
-def _has_checkpoint(run: Path) -> bool:
-    return any((run / CHECKPOINTS).glob(f"{STEP_PREFIX}*"))
+def _is_trained(run: Path) -> bool:
+    return (run / EXPORT).is_file() or any((run / CHECKPOINTS).glob(f"{STEP_PREFIX}*"))
 
 
 def last_written(run: Path) -> float:
@@ -180,8 +202,7 @@ def find_recipe(name: str) -> Recipe:
             raise
     if memory_kind(name) is not None:
         return recipe_of(name)
-    runs = [path.name for path in RUNS.glob("*") if path.is_dir()]
-    raise unknown("preset or run", name, [*PRESETS, *runs], LISTING)
+    raise unknown("preset or run", name, [*PRESETS, *named_runs()], LISTING)
 
 
 def find_overrides(name: str) -> tuple[Override, ...]:

@@ -17,12 +17,11 @@ from mnemo.storage.run_folder import exported
 from mnemo.storage.run_header import (
     BEST,
     METRICS,
-    RECIPE,
     RUNS,
     RunHeader,
     last_written,
     load_header,
-    run_folders,
+    named_runs,
 )
 from mnemo.training.run_progress import Best, Progress
 
@@ -59,20 +58,9 @@ class RunState:
     """None if it is damaged."""
 
 
-def named_runs(runs: Path = RUNS) -> dict[str, Path]:
-    """The folder of every run under a folder of runs, and one level deeper, by its path in there."""
-    folders = (runs, *_folders_of_runs(runs))
-    return {path.relative_to(runs).as_posix(): path for folder in folders for path in run_folders(folder)}
-
-
 def run_states(runs: Path = RUNS) -> list[RunState]:
     """The states of `named_runs`, sorted by the time of writing."""
     return sorted((state_of(path, name) for name, path in named_runs(runs).items()), key=lambda run: run.written)
-
-
-def _folders_of_runs(runs: Path) -> list[Path]:
-    folders = (path for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
-    return [path for path in folders if not (path / RECIPE).is_file()]
 
 
 def state_of(path: Path, name: str) -> RunState:

@@ -73,6 +73,41 @@ def test_it_is_used_when_there_is_no_run(stand_in: Path, capsys: pytest.CaptureF
     assert files(stand_in) == before
 
 
+def test_runs_in_folders_of_runs_are_used_only_by_name(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/demo/begun").mkdir(parents=True)
+    Path("runs/demo/begun/recipe.json").write_text((tiny_run() / "recipe.json").read_text())
+    options = ["--tokens", "2", "--device", "cpu", "--prompt", "the cat"]
+    assert main(["generate", *options]) == 0
+    assert "there is no trained run in runs: using" in capsys.readouterr().err
+    Path("runs/demo/bytes").symlink_to(tiny_run())
+    assert main(["generate", *options]) == 0
+    which = "(those in its folders must be named, such as demo/bytes)"
+    said = f"mnemo: there is no trained run in runs itself {which}: using novels-small, which comes with mnemo\n"
+    assert capsys.readouterr().err == said
+    assert main(["export", "--out", "small"]) == 2
+    assert f"in runs itself {which}: train one" in capsys.readouterr().err
+    assert main(["generate", "demo/bytes", *options]) == 0
+
+
+def test_unknown_runs_are_answered_with_the_names_that_are_listed(
+    stand_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs/demo").mkdir(parents=True)
+    for name in ("mine", "demo/bytes"):
+        Path("runs", name).symlink_to(tiny_run())
+    answers = {
+        "nosuch": "unknown run 'nosuch'; known: demo/bytes, mine",
+        "bytes": "unknown run 'bytes'; did you mean 'demo/bytes'?",
+        "demo": "demo is a folder of runs, not a run: name one of them, such as runs/demo/bytes",
+        ".": ". is not a run: it has no recipe.json",
+    }
+    for name, answer in answers.items():
+        assert main(["generate", name]) == 2
+        assert capsys.readouterr().err == f"mnemo: error: {answer}\n"
+    assert main(["info", "bytes"]) == 2
+    assert "'demo/bytes'" in capsys.readouterr().err
+
+
 def test_every_verb_finds_it_and_none_writes_to_it(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(stand_in)
     Path("text.txt").write_text("the cat sat under a tree\n" * 4)

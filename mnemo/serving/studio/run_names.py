@@ -7,8 +7,9 @@ from pathlib import Path
 from mnemo.errors import shorten
 from mnemo.report.svg import clean
 from mnemo.serving.errors import not_found
+from mnemo.storage.run_header import named_runs
 from mnemo.storage.shipped import SHIPPED, shipped_names
-from mnemo.training.run_states import RunState, named_runs, state_of
+from mnemo.training.run_states import RunState, state_of
 
 
 def run_paths(runs: Path) -> dict[str, Path]:
