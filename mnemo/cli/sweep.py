@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     given, rest = take_given(argv)
     if given.source is not None:
         raise MnemoError("a sweep starts from new weights: --from is an option of mnemo train")
-    memories = _memories(given.memory or DEFAULT)
+    memories = _memories(DEFAULT if given.memory is None else given.memory)
     with ExitStack() as stack:
         start = find_start(given._replace(memory=None), stack)
         default = Args(

@@ -98,7 +98,7 @@ def take_given(argv: Sequence[str]) -> tuple[Given, list[str]]:
     given = Given(
         name=name,
         data=data,
-        memory=short or memory,
+        memory=memory if short is None else short,
         source=source,
         runs=Path(runs or RUNS),
         device=device or "auto",

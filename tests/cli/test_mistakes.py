@@ -115,6 +115,9 @@ MISTAKES = {
     "sweep done --memory none,xl": "'done' is a run",
     "serve book.txt": "book.txt is a file, not a run",
     "studio tiny-bytes": "'tiny-bytes' is a preset, not a run",
+    "sweep tiny-bytes --memory '' --dry-run": "name two memories or more, separated by commas: --memory none,xl",
+    "sweep tiny-bytes --memory= --dry-run": "name two memories or more, separated by commas: --memory none,xl",
+    "train tiny-bytes --memory '' --dry-run": "unknown memory ''; known: armt, ",
     "tune": "missing MODEL",
     "tune model --stages a": "'a' is no stage: write a number of segments, such as 4",
 }
