@@ -506,34 +506,14 @@ def test_the_default_corpus_needs_nothing(root: Path, monkeypatch: pytest.Monkey
     assert load("python", root=root).path == corpus.path
 
 
-def test_runs_that_start_together_prepare_the_default_corpus_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A corpus that one process reads is not replaced by another that was preparing it at the same time."""
+@pytest.mark.parametrize("damaged", [False, True], ids=["missing", "damaged"])
+def test_runs_that_start_together_prepare_the_default_corpus_once(
+    damaged: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes that find none, or a damaged one, the slower keeps what the faster has made and reads."""
     monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
-    real, faster = corpora.write_header, []
-
-    def write_header(*args: Any, **options: Any) -> None:
-        monkeypatch.setattr(corpora, "write_header", real)
-        faster.append((load("python", root=root), (root / "python").stat().st_ino))
-        real(*args, **options)
-
-    monkeypatch.setattr(corpora, "write_header", write_header)
-    slower = load("python", root=root)
-    ((corpus, folder),) = faster
-    assert slower == corpus and (root / "python").stat().st_ino == folder
-    assert len(ids(corpus)) > 200_000
-
-
-def test_a_default_corpus_without_header_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
-    corpus = load("python", root=root)
-    (corpus.path / corpora.HEADER).unlink()
-    assert load("python", root=root).fingerprint() == corpus.fingerprint()
-
-
-def test_a_damaged_default_corpus_is_replaced_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two processes that find it damaged, the slower one keeps what the faster one has made and reads."""
-    monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
-    (load("python", root=root).path / corpora.HEADER).unlink()
+    if damaged:
+        (load("python", root=root).path / corpora.HEADER).unlink()
     real, faster = corpora.write_header, []
 
     def write_header(*args: Any, **options: Any) -> None:
@@ -544,6 +524,14 @@ def test_a_damaged_default_corpus_is_replaced_once(root: Path, monkeypatch: pyte
     monkeypatch.setattr(corpora, "write_header", write_header)
     slower = load("python", root=root)
     assert faster == [(slower, (root / "python").stat().st_ino)]
+    assert len(ids(slower)) > 200_000
+
+
+def test_a_default_corpus_without_header_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find_texts, "PYTHON_LIMIT", 300_000)
+    corpus = load("python", root=root)
+    (corpus.path / corpora.HEADER).unlink()
+    assert load("python", root=root).fingerprint() == corpus.fingerprint()
 
 
 @pytest.mark.skipif(lock.fcntl is None, reason="no file locks here")
