@@ -40,14 +40,14 @@ def measure(rows: Sequence[Row], options: Options, skip_unsupported: bool = Fals
     """
     if options.seconds is not None and options.seconds <= 0:
         raise MnemoError(f"--seconds {options.seconds:g} must be positive")
+    if len(rows) == 1 and rows[0].kind == "delta":
+        _require_kernels(options.device)
+    require_corpus(CORPUS)
     conditions = _conditions(options)
     if skip_unsupported and conditions.miniature:
         for row in (row for row in rows if row.kind == "delta"):
             print(f"row {row.name} is left out: its kernels need a CUDA device", file=sys.stderr)
         rows = [row for row in rows if row.kind != "delta"]
-    if len(rows) == 1:
-        _require_kernels(rows[0], conditions)
-    require_corpus(CORPUS)
     if len(rows) == 1:
         measure_here(rows[0].name, conditions)
     failed = [row.name for row in rows if not _measured_apart(row, conditions)] if len(rows) > 1 else []
@@ -66,13 +66,12 @@ def merge(options: Options) -> int:
     return 0
 
 
-def _require_kernels(row: Row, conditions: Conditions) -> None:
-    """Raise MnemoError if the row cannot run here, before the user is asked for a corpus."""
-    if row.kind == "delta":
-        from mnemo.bench.alternatives import gated_delta
-        from mnemo.storage.weights import pick_device
+def _require_kernels(device: str) -> None:
+    """Raise MnemoError if rows of the library cannot run here, before the user is asked for a corpus."""
+    from mnemo.bench.alternatives import gated_delta
+    from mnemo.storage.weights import pick_device
 
-        gated_delta.require_library(pick_device(conditions.device))
+    gated_delta.require_library(pick_device(device))
 
 
 def _show(found: dict[str, Any], options: Options) -> None:

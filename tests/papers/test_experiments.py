@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,107 +14,33 @@ from typing import Any
 import pytest
 import torch
 from helpers.edited_files import edit_json
+from helpers.toy_experiment import cell, experiment, folders, known, lines, made, tiny, toy_command, use_numbers
 
 from mnemo import cli
 from mnemo import papers as experiments
 from mnemo.data.prepare import prepare
 from mnemo.errors import MnemoError
 from mnemo.memory import XL, Plan
-from mnemo.model import ModelConfig
-from mnemo.papers import Cell, Experiment, Results, needs, pages, pool
 from mnemo.papers import jobs as all_jobs
+from mnemo.papers import needs, pages
 from mnemo.papers.experiment import look_up
 from mnemo.papers.jobs import JOBS, Place, training_cell, training_settings
 from mnemo.papers.needs import require_needs
-from mnemo.papers.pool import LOG, Task, Worker, next_task, run_together
+from mnemo.papers.pool import Task, Worker, next_task
 from mnemo.papers.runner import run_cell, run_here
 from mnemo.papers.store import CELLS, RESULT, RESULTS, RUN, cell_folder, grid_folder, load_grid, save_grid
 from mnemo.recipes.presets import preset
-from mnemo.recipes.recipe import DataConfig, EvalConfig, Recipe, TrainConfig
+from mnemo.recipes.recipe import DataConfig
 from mnemo.report.experiment_markdown import experiment_markdown
-from mnemo.report.findings import Table, Verdict
-from mnemo.report.plots import Line, line_figure
 from mnemo.storage.run_folder import locked
 from mnemo.training import Status, Unwatched
 
 CPU = torch.device("cpu")
 
 
-def tiny(steps: int = 2, **changes: Any) -> Recipe:
-    model = ModelConfig(num_layers=1, dim=16, num_heads=2, head_dim=8, inner_dim=16, memory=Plan(long=XL(length=4)))
-    training = TrainConfig(steps=steps, batch=2, segment=8, log_every=1, eval_every=2, device="cpu")
-    return replace(Recipe(model=model, train=training, evaluation=EvalConfig(batch=2, limit=200)), **changes)
-
-
-def made(settings: dict[str, Any], place: Place) -> dict[str, Any]:
-    if settings.get("fails"):
-        raise MnemoError("the sky is falling")
-    for name in settings.get("reads", []):
-        assert (place.of(name) / RESULT).exists()
-    place.run.mkdir(exist_ok=True)
-    with (place.grid / "made.txt").open("a") as file:
-        file.write(f"{place.folder.name}\n")
-    return {"accuracy": settings["number"] / 10}
-
-
 @pytest.fixture(autouse=True)
 def number_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(JOBS, "number", made)
-
-
-def cell(number: int, **settings: Any) -> Cell:
-    after = tuple(settings.get("reads", ()))
-    labels = {"model": "A" if number % 2 else "B", "seed": number}
-    return Cell(name=f"n{number}", job="number", settings={"number": number, **settings}, labels=labels, after=after)
-
-
-def experiment(*cells: Cell, name: str = "toy-numbers") -> Experiment:
-    def verdicts(results: Results) -> list[Verdict]:
-        values = results.values("accuracy", model="A")
-        holds = max(values) > 0.2 if len(values) > 1 else None
-        return [Verdict(claim="A reaches more than 0.2.", paper="0.5", ours=f"{values}", holds=holds)]
-
-    def figures(results: Results) -> list[Any]:
-        points = [(each.labels["seed"], float(each.values["accuracy"])) for each in results.cells]
-        return [line_figure("numbers", "Numbers", "All.", [Line("A", points)], x_label="seed", y_label="accuracy")]
-
-    def tables(results: Results) -> list[Table]:
-        return [
-            Table("All", ("cell", "accuracy"), [(each.cell.name, each.values["accuracy"]) for each in results.cells])
-        ]
-
-    return Experiment(
-        name=name,
-        title="Numbers <grow>",
-        paper="A paper",
-        covers=("Table 1",),
-        claim="Numbers grow.",
-        cells=lambda budget: list(cells),
-        verdicts=verdicts,
-        figures=figures,
-        tables=tables,
-        notes=("Ours are made up.",),
-    )
-
-
-def known(monkeypatch: pytest.MonkeyPatch, *those: Experiment) -> None:
-    # Modules that copy the name are patched first: patching imports them, and they must copy the original.
-    monkeypatch.setattr("mnemo.papers.pages.every_experiment", lambda: {each.name: each for each in those})
-    monkeypatch.setattr("mnemo.cli.reproduction.every_experiment", lambda: {each.name: each for each in those})
-    monkeypatch.setattr(experiments, "every_experiment", lambda: {each.name: each for each in those})
-    monkeypatch.setattr(experiments, "NAMES", tuple(each.name for each in those))
-
-
-def folders(path: Path) -> list[str]:
-    return ["--out", str(path / "out"), "--site", str(path / "site")]
-
-
-def toy_command(path: Path) -> list[str]:
-    return ["reproduce", "toy-numbers", "--budget", "small", *folders(path), "--device", "cpu"]
-
-
-def lines(grid: Path) -> list[str]:
-    return (grid / "made.txt").read_text().split()
+    use_numbers(monkeypatch)
 
 
 def test_cells_that_are_done_are_not_run_again(tmp_path: Path) -> None:
@@ -430,18 +354,6 @@ def test_a_cell_that_is_done_is_not_run_again_by_name(
     assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
 
 
-def test_workers_do_not_check_the_machine_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known(monkeypatch, experiment(cell(1)))
-    for name, value in pool._environment(jobs=2).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("mnemo.cli.reproduction.require_needs", lambda *given: pytest.fail("it was checked"))
-    assert cli.main([*toy_command(tmp_path), "--cell", "n1"]) == 0
-    assert "is meant for a GPU" not in capsys.readouterr().err
-    assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
-
-
 def test_a_cell_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Others say so and go on; a cell that another process has completed in the meantime is not made again."""
     both = experiment(cell(1), cell(2))
@@ -534,134 +446,6 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert [cli.main(["reproduce", "toy-numbers", *arguments, "--cell", name]) for name in ("n1", "n2")] == [0, 0]
     assert cli.main(["reproduce", "--list"]) == 0
     assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
-
-
-def test_workers_that_train_are_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their last lines, not those of workers before them; of many workers only a few."""
-    some = experiment(*(cell(number) for number in range(1, 6)))
-    for number in (1, 2):
-        log = cell_folder(tmp_path, f"n{number}") / LOG
-        log.parent.mkdir(parents=True)
-        log.write_text(f"model: small\nstep {number}/9   1.81 ppl  3s left\n\n" if number == 1 else "")
-    workers: list[Any] = [Worker(Task(some, each, tmp_path), None, 0.0) for each in some.cells("small")[:2]]  # type: ignore[arg-type]
-    assert pool.news(workers, waiting=0) == "toy-numbers n1: step 1/9 1.81 ppl 3s left; toy-numbers n2: starts"
-    monkeypatch.setattr(pool, "MOST_NAMED", 1)
-    assert pool.news(workers, waiting=3) == "toy-numbers n1: step 1/9 1.81 ppl 3s left; 1 more running; 3 waiting"
-    workers[0].logged = (cell_folder(tmp_path, "n1") / LOG).stat().st_size
-    assert pool.news(workers, waiting=0).startswith("toy-numbers n1: starts")
-
-
-class Notes(Unwatched):
-    """Lines that a run prints before its first step."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
-
-    def trained(self, status: Status) -> None:
-        raise KeyboardInterrupt
-
-
-def test_a_worker_that_has_only_described_its_run_starts(tmp_path: Path) -> None:
-    """Compiling takes minutes on a GPU, in which the last line is one such as `run: FOLDER`."""
-    one = training_cell("n1", tiny(train=replace(tiny().train, compile=False)), {})
-    some = replace(experiment(), cells=lambda budget: [one])
-    run_here(some, "small", tmp_path, device="cpu", monitor=(notes := Notes()))
-    assert notes.lines[-1].startswith("run: ")
-    log = cell_folder(tmp_path, "n1") / LOG
-    worker = Worker(Task(some, one, tmp_path), None, 0.0)  # type: ignore[arg-type]
-    for at in range(len(notes.lines)):
-        log.write_text("\n".join([*notes.lines[: at + 1], "hint: --train.precision bf16 is faster"]))
-        assert pool.news([worker], waiting=0) == "toy-numbers n1: starts"
-    log.write_text("step 8/9 1.81 ppl\n" + "\n".join(notes.lines))
-    assert pool.news([worker], waiting=0) == "toy-numbers n1: step 8/9 1.81 ppl"
-
-
-class Lines(list[str]):
-    """Lines that a grid prints; sends a signal at the first that contains `stop_after`."""
-
-    def __init__(self, stop_after: str = "") -> None:
-        self.stop_after = stop_after
-
-    def __call__(self, line: str) -> None:
-        self.append(line)
-        if self.stop_after and self.stop_after in line:
-            self.stop_after = ""
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def first_cells(name: str, count: int) -> Experiment:
-    """An experiment that processes can find, with less to do."""
-    whole = experiments.find_experiment(name)
-    return replace(whole, cells=lambda budget: whole.cells(budget)[:count])
-
-
-def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path) -> None:
-    """Of several experiments, one of which takes over what another has measured."""
-    flops = first_cells("lamemo-flops", 1)
-    asked = [first_cells("lamemo-encoding", 2), flops, replace(flops, name="lamemo-flops-again")]
-    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=Lines("done in"))
-    before = sum(len(each.found.results.cells) for each in ran)
-    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < 3
-    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=(again := Lines()))
-    assert not any(each.interrupted or each.failures for each in ran)
-    assert [len(each.found.results.cells) for each in ran] == [2, 1, 1]
-    assert sum("done in" in line for line in again) == 3 - before
-    assert sum(" reuses " in line for line in again) == 1
-    assert {each.at_once for all_found in ran for each in all_found.found.results.cells} == {2}
-
-
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-)
-
-
-def test_a_second_interruption_does_not_wait_for_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(task: Task, *options: Any) -> Worker:
-        started.append(subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, process_group=0))
-        assert started[0].stdout is not None
-        with started[0].stdout as output:
-            assert output.readline() == b"ready\n"
-        os.kill(os.getpid(), signal.SIGINT)
-        return Worker(task, started[0], 0.0)
-
-    monkeypatch.setattr(pool, "_start", start)
-    monkeypatch.setattr(pool, "ECHO_SECONDS", -1.0, raising=False)
-    monkeypatch.setattr(pool, "PATIENCE_SECONDS", 20.0)
-    begin, printed = time.monotonic(), Lines("Ctrl-C again")
-    (ran,) = run_together([experiment(cell(1), cell(2))], "small", tmp_path, jobs=1, device="cpu", print_line=printed)
-    assert ran.interrupted and not ran.failures and started[0].returncode == -signal.SIGKILL
-    assert printed[1:] == ["stopping: 1 cell saves its work, 20 s at most; Ctrl-C again stops at once"]
-    assert time.monotonic() - begin < 15
-
-
-def test_the_echo_of_a_signal_is_no_second_one() -> None:
-    """`timeout`, `make` and shells may send one twice."""
-    with pool._noting_signals() as stop:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert stop.asked and not stop.at_once
-
-
-@pytest.mark.thorough
-def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
-    real = experiments.find_experiment("lamemo-flops")
-    first = real.cells("self-test")[0]
-    cells = [replace(first, name="no-such-cell"), replace(first, after=("x",))]
-    asked = [
-        replace(experiments.find_experiment(name), cells=lambda budget: cells)
-        for name in (real.name, "lamemo-encoding")
-    ]
-    ran = run_together(asked, "self-test", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
-    for each, found in zip(asked, ran, strict=True):
-        assert f"{each.name} [1/2] no-such-cell" in "\n".join(printed)
-        assert len(found.failures) == 2 and "'no-such-cell'; known: " in found.failures[0]
-        assert found.failures[1] == f"{first.name}: not all of x are done"
-        assert (cell_folder(grid_folder(tmp_path, each.name, "self-test"), "no-such-cell") / LOG).exists()
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:

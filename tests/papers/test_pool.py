@@ -1,0 +1,169 @@
+"""Cells in processes of their own: what is heard of them, and how they are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.toy_experiment import cell, experiment, known, lines, tiny, toy_command, use_numbers
+
+from mnemo import cli
+from mnemo import papers as experiments
+from mnemo.papers import Experiment, pool
+from mnemo.papers.jobs import training_cell
+from mnemo.papers.pool import LOG, Task, Worker, run_together
+from mnemo.papers.runner import run_here
+from mnemo.papers.store import cell_folder, grid_folder
+from mnemo.training import Status, Unwatched
+
+
+@pytest.fixture(autouse=True)
+def number_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_numbers(monkeypatch)
+
+
+def test_workers_do_not_check_the_machine_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1)))
+    for name, value in pool._environment(jobs=2).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("mnemo.cli.reproduction.require_needs", lambda *given: pytest.fail("it was checked"))
+    assert cli.main([*toy_command(tmp_path), "--cell", "n1"]) == 0
+    assert "is meant for a GPU" not in capsys.readouterr().err
+    assert lines(grid_folder(tmp_path / "out", "toy-numbers", "small")) == ["n1"]
+
+
+def test_workers_that_train_are_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their last lines, not those of workers before them; of many workers only a few."""
+    some = experiment(*(cell(number) for number in range(1, 6)))
+    for number in (1, 2):
+        log = cell_folder(tmp_path, f"n{number}") / LOG
+        log.parent.mkdir(parents=True)
+        log.write_text(f"model: small\nstep {number}/9   1.81 ppl  3s left\n\n" if number == 1 else "")
+    workers: list[Any] = [Worker(Task(some, each, tmp_path), None, 0.0) for each in some.cells("small")[:2]]  # type: ignore[arg-type]
+    assert pool.news(workers, waiting=0) == "toy-numbers n1: step 1/9 1.81 ppl 3s left; toy-numbers n2: starts"
+    monkeypatch.setattr(pool, "MOST_NAMED", 1)
+    assert pool.news(workers, waiting=3) == "toy-numbers n1: step 1/9 1.81 ppl 3s left; 1 more running; 3 waiting"
+    workers[0].logged = (cell_folder(tmp_path, "n1") / LOG).stat().st_size
+    assert pool.news(workers, waiting=0).startswith("toy-numbers n1: starts")
+
+
+class Notes(Unwatched):
+    """Lines that a run prints before its first step."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+    def trained(self, status: Status) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_worker_that_has_only_described_its_run_starts(tmp_path: Path) -> None:
+    """Compiling takes minutes on a GPU, in which the last line is one such as `run: FOLDER`."""
+    one = training_cell("n1", tiny(train=replace(tiny().train, compile=False)), {})
+    some = replace(experiment(), cells=lambda budget: [one])
+    run_here(some, "small", tmp_path, device="cpu", monitor=(notes := Notes()))
+    assert notes.lines[-1].startswith("run: ")
+    log = cell_folder(tmp_path, "n1") / LOG
+    worker = Worker(Task(some, one, tmp_path), None, 0.0)  # type: ignore[arg-type]
+    for at in range(len(notes.lines)):
+        log.write_text("\n".join([*notes.lines[: at + 1], "hint: --train.precision bf16 is faster"]))
+        assert pool.news([worker], waiting=0) == "toy-numbers n1: starts"
+    log.write_text("step 8/9 1.81 ppl\n" + "\n".join(notes.lines))
+    assert pool.news([worker], waiting=0) == "toy-numbers n1: step 8/9 1.81 ppl"
+
+
+class Lines(list[str]):
+    """Lines that a grid prints; sends a signal at the first that contains `stop_after`."""
+
+    def __init__(self, stop_after: str = "") -> None:
+        self.stop_after = stop_after
+
+    def __call__(self, line: str) -> None:
+        self.append(line)
+        if self.stop_after and self.stop_after in line:
+            self.stop_after = ""
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def first_cells(name: str, count: int) -> Experiment:
+    """An experiment that processes can find, with less to do."""
+    whole = experiments.find_experiment(name)
+    return replace(whole, cells=lambda budget: whole.cells(budget)[:count])
+
+
+def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path) -> None:
+    """Of several experiments, one of which takes over what another has measured."""
+    flops = first_cells("lamemo-flops", 1)
+    asked = [first_cells("lamemo-encoding", 2), flops, replace(flops, name="lamemo-flops-again")]
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=Lines("done in"))
+    before = sum(len(each.found.results.cells) for each in ran)
+    assert all(each.interrupted and not each.failures for each in ran) and 1 <= before < 3
+    ran = run_together(asked, "small", tmp_path, jobs=2, device="cpu", print_line=(again := Lines()))
+    assert not any(each.interrupted or each.failures for each in ran)
+    assert [len(each.found.results.cells) for each in ran] == [2, 1, 1]
+    assert sum("done in" in line for line in again) == 3 - before
+    assert sum(" reuses " in line for line in again) == 1
+    assert {each.at_once for all_found in ran for each in all_found.found.results.cells} == {2}
+
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+)
+
+
+def test_a_second_interruption_does_not_wait_for_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(task: Task, *options: Any) -> Worker:
+        started.append(subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, process_group=0))
+        assert started[0].stdout is not None
+        with started[0].stdout as output:
+            assert output.readline() == b"ready\n"
+        os.kill(os.getpid(), signal.SIGINT)
+        return Worker(task, started[0], 0.0)
+
+    monkeypatch.setattr(pool, "_start", start)
+    monkeypatch.setattr(pool, "ECHO_SECONDS", -1.0, raising=False)
+    monkeypatch.setattr(pool, "PATIENCE_SECONDS", 20.0)
+    begin, printed = time.monotonic(), Lines("Ctrl-C again")
+    (ran,) = run_together([experiment(cell(1), cell(2))], "small", tmp_path, jobs=1, device="cpu", print_line=printed)
+    assert ran.interrupted and not ran.failures and started[0].returncode == -signal.SIGKILL
+    assert printed[1:] == ["stopping: 1 cell saves its work, 20 s at most; Ctrl-C again stops at once"]
+    assert time.monotonic() - begin < 15
+
+
+def test_the_echo_of_a_signal_is_no_second_one() -> None:
+    """`timeout`, `make` and shells may send one twice."""
+    with pool._noting_signals() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stop.asked and not stop.at_once
+
+
+@pytest.mark.thorough
+def test_what_failed_for_one_experiment_is_tried_for_the_next(tmp_path: Path) -> None:
+    real = experiments.find_experiment("lamemo-flops")
+    first = real.cells("self-test")[0]
+    cells = [replace(first, name="no-such-cell"), replace(first, after=("x",))]
+    asked = [
+        replace(experiments.find_experiment(name), cells=lambda budget: cells)
+        for name in (real.name, "lamemo-encoding")
+    ]
+    ran = run_together(asked, "self-test", tmp_path, jobs=2, device="cpu", print_line=(printed := Lines()))
+    for each, found in zip(asked, ran, strict=True):
+        assert f"{each.name} [1/2] no-such-cell" in "\n".join(printed)
+        assert len(found.failures) == 2 and "'no-such-cell'; known: " in found.failures[0]
+        assert found.failures[1] == f"{first.name}: not all of x are done"
+        assert (cell_folder(grid_folder(tmp_path, each.name, "self-test"), "no-such-cell") / LOG).exists()
