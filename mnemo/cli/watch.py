@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 
 from mnemo.errors import MnemoError
-from mnemo.storage.run_header import RUNS, find_run, last_written, run_folders
+from mnemo.storage.run_header import RUNS, find_run, last_written, named_runs, run_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,5 +45,6 @@ def run(args: Args) -> int:
 def _last_written() -> Path:
     folders = run_folders()
     if not folders:
-        raise MnemoError(f"there is no run in {RUNS}: name the folder of one")
+        deeper = "".join(f", such as {name}" for name in [*named_runs()][:1])
+        raise MnemoError(f"there is no run in {RUNS}{' itself' if deeper else ''}: name the folder of one{deeper}")
     return max(folders, key=last_written)

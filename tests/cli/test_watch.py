@@ -55,7 +55,10 @@ def test_the_last_run_is_watched(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["watch"]) == 2
-    assert "there is no run in runs" in capsys.readouterr().err
+    assert "there is no run in runs: name the folder of one\n" in capsys.readouterr().err
+    make_run(tmp_path / "runs" / "demo" / "bytes", recipe())
+    assert main(["watch"]) == 2
+    assert "no run in runs itself: name the folder of one, such as demo/bytes" in capsys.readouterr().err
     for name in ("older", "newer"):
         make_run(tmp_path / "runs" / name, recipe())
         time.sleep(0.02)

@@ -334,6 +334,11 @@ def test_trouble_must_come_with_depth_and_memory(bad, holds):
     assert experiment.verdicts(made_up(experiment, "small", values))[-1].holds is holds
 
 
+def test_trouble_is_not_denied_before_a_run_is_measured():
+    trouble = BY_NAME["rmt-language-model"].verdicts(Results(budget="small", cells=[]))[-1]
+    assert trouble.holds is None and trouble.ours == "no RMT run is measured yet"
+
+
 def test_language_models_in_the_published_order():
     experiment = BY_NAME["rmt-language-model"]
     results = made_up(experiment, "small", language_values(as_published))

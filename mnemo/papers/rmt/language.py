@@ -83,6 +83,8 @@ def _only_read(corpus: str) -> Claim:
 def _observe_trouble(results: Results) -> Outcome:
     """Where the runs stand that ended badly; that there are some is not enough."""
     runs = [each for each in results.select(model=RMT) if outcome_of(each)]
+    if not runs:
+        return Outcome("no RMT run is measured yet", None)
     bad = [each for each in runs if outcome_of(each) != FINISHED]
     counted = Counter(outcome_of(each) for each in bad)
     listed = ", ".join(f"{count} {name}" for name, count in counted.items()) or "none diverged or ran out of memory"

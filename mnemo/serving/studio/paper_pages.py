@@ -118,6 +118,7 @@ class PaperPages:
         page = self._page(request)
         return {
             **_summary(page),
+            "lead": page.lead,
             "about_verdicts": page.about_verdicts,
             "tables": [asdict(table) for table in page.tables],
             "figures": [_figure(figure) for figure in page.figures],

@@ -22,7 +22,7 @@ export default function Experiment({ name, budget }) {
     <h1>${data.title}</h1>
     <p class="lead">${data.paper}${data.covers.length > 0 && ` · ${data.covers.join(", ")}`} · budget ${data.budget}${data.data && ` · ${data.data}`}</p>
     <section class="card"><div class="head"><h2>Claim</h2><span><${Counts} verdicts=${data.verdicts} /></span></div>
-      <p>${data.claim}</p>
+      <p>${data.lead || data.claim}</p>
       ${data.verdicts.length > 0 ? html`<${Verdicts} verdicts=${data.verdicts} />` : html`<p class="muted">${data.about_verdicts || "No verdict yet."}</p>`}
     </section>
     ${data.problems.length > 0 && html`<${Notice} kind="warn">${data.problems.map((line, at) => html`<p key=${at}>${line}</p>`)}</${Notice}>`}
