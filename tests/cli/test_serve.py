@@ -37,8 +37,9 @@ def test_without_a_run_the_shipped_model_is_named(
     assert "using novels-small, which comes with mnemo" in capsys.readouterr().err
 
 
-def test_names_of_models() -> None:
+def test_names_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run()
+    monkeypatch.chdir(tmp_path)  # a folder without runs, also after `make demo`
     assert named_models((str(run), f"other={run}", "novels-small")) == {
         "run": run,
         "other": run,
