@@ -45,6 +45,7 @@ def run(args: Args) -> int:
 def _last_written() -> Path:
     folders = run_folders()
     if not folders:
-        deeper = "".join(f", such as {name}" for name in [*named_runs()][:1])
-        raise MnemoError(f"there is no run in {RUNS}{' itself' if deeper else ''}: name the folder of one{deeper}")
+        deeper = next(iter(named_runs()), None)
+        where, example = (RUNS, "") if deeper is None else (f"{RUNS} itself", f", such as {deeper}")
+        raise MnemoError(f"there is no run in {where}: name the folder of one{example}")
     return max(folders, key=last_written)

@@ -35,5 +35,5 @@ def tokens_per_second(measured: Mapping[str, Any], model: str) -> float:
 
 
 def equal_steps(ratio: float, steps: int) -> int:
-    """Steps of a model that take as long as `steps` of another, which trains `ratio` times as slowly."""
+    """Steps of a model that take as long as `steps` of another; `ratio`: how many times as fast it trains."""
     return max(1, round(ratio * steps))
