@@ -180,6 +180,7 @@ def test_output_that_is_gone_is_ignored(tmp_path: Path) -> None:
 
 def signalled(folder: Path, number: int) -> int:
     """Train as one of two ranks, the main one of which receives a signal."""
+    signal.signal(number, signal.SIG_DFL)  # a notice that the tests were started to ignore would stay ignored
     outcome = train(folder, monitor=Signaller(number, step=4))
     assert outcome.signal is not None
     return outcome.signal
