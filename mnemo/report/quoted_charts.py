@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -135,12 +136,21 @@ def _trace_words(panel: str, trace: Trace) -> str:
 def row_figure(
     slug: str, title: str, caption: str, rows: Sequence[MarkRow], *, x_label: str, better: str, values: str = ""
 ) -> Figure:
-    """`better`: words below the axis that say which direction is better; `values`: words above the values."""
+    """`better`: words below the axis that say which direction is better; `values`: words above the values.
+
+    Where two rows have the same label, numbers and words name their headings, too.
+    """
+    headings = list(accumulate((row.heading for row in rows), lambda above, own: own or above))
+    ambiguous = len({row.label for row in rows}) < len(rows)
+    groups = [(heading,) if ambiguous else () for heading in headings]
     listed = [
-        (row.label, QUOTED[quoted], mark.x, mark.low, mark.high) for row in rows for quoted, mark in row.marks.items()
+        (*group, row.label, QUOTED[quoted], mark.x, mark.low, mark.high)
+        for group, row in zip(groups, rows, strict=True)
+        for quoted, mark in row.marks.items()
     ]
-    numbers = Numbers(("row", "source", x_label, "lowest", "highest"), tuple(listed))
-    words = "; ".join(f"{row.label}: {row.shown}" for row in rows)
+    group_header = ("group",) if ambiguous else ()
+    numbers = Numbers((*group_header, "row", "source", x_label, "lowest", "highest"), tuple(listed))
+    words = "; ".join(f"{', '.join((*group, row.label))}: {row.shown}" for group, row in zip(groups, rows, strict=True))
     return make_figure(slug, title, caption, f"{x_label}. {words}.", draw_rows(rows, x_label, better, values), numbers)
 
 

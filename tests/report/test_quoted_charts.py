@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -74,3 +75,16 @@ def test_every_value_is_in_the_numbers_and_in_the_words() -> None:
     assert ("first", "ours", -1.0, -2.0, 0.5) in rows().numbers.rows
     assert "first: +2 / -1; second: +4." in rows().description
     assert ">memory tokens<" in figure.svg and ">paper / ours<" in rows().svg
+
+
+def test_rows_with_the_same_label_are_told_apart_by_their_headings() -> None:
+    figure = row_figure("rows", "Gains", "", [*ROWS, replace(ROWS[0], heading="words")], x_label="%", better="left")
+    assert figure.numbers.headers == ("group", "row", "source", "%", "lowest", "highest")
+    assert [row[:3] for row in figure.numbers.rows] == [
+        ("text", "first", "published"),
+        ("text", "first", "ours"),
+        ("text", "second", "ours"),
+        ("words", "first", "published"),
+        ("words", "first", "ours"),
+    ]
+    assert "text, second: +4; words, first: +2 / -1." in figure.description
