@@ -42,7 +42,7 @@ def test_every_stored_cell_is_found_with_its_fingerprint(path: Path) -> None:
     assert stored.keys() < cells if path in UNFINISHED else stored.keys() == cells
 
 
-NOT_COMPLETE = {"gpu-long-range", "gpu-quadratic"}
+NOT_COMPLETE = {"gpu-quadratic"}
 
 
 def test_every_experiment_that_has_run_has_stored_results() -> None:

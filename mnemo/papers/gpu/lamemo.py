@@ -8,7 +8,7 @@ from typing import Any
 from mnemo.memory import XL, AnyMemory, Lookahead
 from mnemo.papers.experiment import Budget, Cell, CellResult, Figure, Results
 from mnemo.papers.figures import scores_by_measure
-from mnemo.papers.gpu.text import Headline, at, enwik8_recipe, slots, test_score, text_row
+from mnemo.papers.gpu.text import ADAM, Headline, at, enwik8_recipe, slots, test_score, text_row
 from mnemo.papers.grid import Grid, Measure, Row
 from mnemo.papers.judge import Better, Claim, Every, Within
 from mnemo.papers.lamemo import samples
@@ -154,5 +154,6 @@ EXPERIMENT = Headline(
         f"Samples: {samples.PROMPTS} prompts of {samples.PROMPT} symbols, spread evenly over the test set, memory "
         f"{samples.MEMORY}, distances clamped at the largest of training, top-p {samples.TOP_P}, last seed. "
         "They are shown, not judged: how much of them repeats depends on how many words they have.",
+        ADAM,
     ),
 ).experiment()

@@ -9,7 +9,7 @@ from mnemo.model.positions import Learned
 from mnemo.papers.experiment import Budget, Cell, Figure, Results, Table
 from mnemo.papers.figures import scores_by_measure
 from mnemo.papers.gpu import equal_time
-from mnemo.papers.gpu.text import Headline, at, enwik8_recipe, slots, test_score, text_row
+from mnemo.papers.gpu.text import ADAM, Headline, at, enwik8_recipe, slots, test_score, text_row
 from mnemo.papers.grid import BPC, Grid, Measure, Row
 from mnemo.papers.judge import Better, Claim
 from mnemo.papers.long_range.measuring import timing_cell
@@ -150,5 +150,6 @@ EXPERIMENT = Headline(
         "Steps for the same time: updates with and without memory are timed first, alone on the GPU; the number of "
         "steps is multiplied by the ratio of the two speeds.",
         "Al-Rfou's model is trained without their auxiliary losses, and tested segment by segment as the others.",
+        ADAM,
     ),
 ).experiment()

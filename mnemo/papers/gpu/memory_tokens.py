@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mnemo.memory import XL as Cache
 from mnemo.papers.experiment import Budget
-from mnemo.papers.gpu.text import Headline, enwik8_recipe, slots, text_row
+from mnemo.papers.gpu.text import ADAM, Headline, enwik8_recipe, slots, text_row
 from mnemo.papers.grid import Row
 from mnemo.papers.judge import AsGood, Better, Claim, Gain
 from mnemo.papers.rmt.recipes import remembering
@@ -73,5 +73,6 @@ EXPERIMENT = Headline(
         f"12 layers of width {DIM} instead of 512, segments of {SEGMENT}, {STEPS:,} steps of {BATCH} x {SEGMENT} "
         "symbols, learning rate 5e-4 instead of 2.5e-4; gradient over one earlier segment, first memory tokens with a "
         f"standard deviation of {STD:g}.",
+        ADAM,
     ),
 ).experiment()

@@ -190,8 +190,9 @@ def _about_seconds(results: Results) -> str:
     return " Seconds of different rows are not comparable: other cells may have shared the GPU."
 
 
+ADAM = "Adam with a warm-up over a tenth of the steps and a cosine to 0; the papers train 100,000 to 400,000 steps."
+"""Of models that are trained with `enwik8_recipe`."""
 NOTES = (
     "enwik8 whole, the published splits and symbols; test set with the memory of training and 32 rows unless said.",
-    "Adam with a warm-up over a tenth of the steps and a cosine to 0; the papers train 100,000 to 400,000 steps.",
     "Seconds are those of training; the table says if they are not comparable.",
 )
