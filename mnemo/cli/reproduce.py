@@ -30,7 +30,8 @@ class Args:
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """Experiments, such as rmt-copy."""
     list: bool = False
-    """Show every experiment, or those that are named, and the claim that it tests."""
+    """Show every experiment, or those that are named: its budgets, how much of them has results under --out, and the
+    claim that it tests."""
     budget: Annotated[str | None, tyro.conf.arg(metavar="{laptop,small,gpu,paper,self-test}")] = None
     """laptop: at most 15 minutes on two CPU cores, for the experiments laptop-* (all of them if none is named); gpu:
     the main claims on enwik8 and on RMT's tasks, for the experiments gpu-*, each sized for half an hour of one GPU;

@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 def reproduce(args: Args, budget: Budget | None) -> int:
     """`budget`: None for the default of each experiment."""
     if args.list:
-        return _list(args.names, args.json)
+        return _list(args.names, args.out, args.json)
     if args.overview is not None:
         return _overview(args.overview, args.out)
     asked = _asked(args, budget)
@@ -97,9 +97,8 @@ def _check_machine(asked: Sequence[Asked], args: Args) -> None:
 
 
 def _is_incomplete(asked: Asked, out: Path) -> bool:
-    experiment, budget = asked
-    found = load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
-    return bool(missing(experiment.cells(budget), found.results))
+    count = _counted(asked, out)
+    return count.done < count.cells
 
 
 def _device(asked: Sequence[Asked], args: Args) -> str:
@@ -123,16 +122,45 @@ def _no_results(out: Path, asked: Asked | None = None) -> MnemoError:
     )
 
 
-def _list(names: Sequence[str], as_json: bool) -> int:
+class Counted(NamedTuple):
+    """How many cells a grid has, and how many of them have a result."""
+
+    cells: int
+    done: int
+
+    def __str__(self) -> str:
+        return "done" if self.done == self.cells else f"{self.done} of {self.cells} cells"
+
+
+def _list(names: Sequence[str], out: Path, as_json: bool) -> int:
     listed = [find_experiment(name) for name in names] or list(every_experiment().values())
     if as_json:
-        fields = ("name", "title", "paper", "covers", "claim")
-        console.print_json([{name: getattr(each, name) for name in fields} for each in listed])
+        console.print_json([_described(each, out) for each in listed])
         return 0
     width = max(len(each.name) for each in listed)
     for each in listed:
-        print(f"{each.name:<{width}}  {', '.join(each.covers)}: {each.claim}")
+        budgets = ", ".join(_with_results(Asked(each, budget), out) for budget in each.budgets if budget != "self-test")
+        print(f"{each.name:<{width}}  [{budgets}] {', '.join(each.covers)}: {each.claim}")
     return 0
+
+
+def _described(experiment: Experiment, out: Path) -> dict[str, Any]:
+    fields = ("name", "title", "paper", "covers", "claim")
+    counts = {budget: _counted(Asked(experiment, budget), out)._asdict() for budget in experiment.budgets}
+    return {**{name: getattr(experiment, name) for name in fields}, "budgets": counts}
+
+
+def _with_results(asked: Asked, out: Path) -> str:
+    """The budget, and how much of it is done."""
+    count = _counted(asked, out)
+    return f"{asked.budget}: {count}" if count.done else asked.budget
+
+
+def _counted(asked: Asked, out: Path) -> Counted:
+    experiment, budget = asked
+    cells = experiment.cells(budget)
+    found = load_grid(grid_folder(out, experiment.name, budget), experiment, budget)
+    return Counted(len(cells), len(cells) - len(missing(cells, found.results)))
 
 
 def _overview(path: Path, out: Path) -> int:

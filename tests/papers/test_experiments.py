@@ -444,8 +444,24 @@ def test_the_verb_reports_failures_and_wrong_names(
     assert cli.main(["reproduce", "toy-numbers", *arguments, "--cell", "n2"]) == 2
     assert "n2 needs the results of n1: run --cell n1 first" in capsys.readouterr().err
     assert [cli.main(["reproduce", "toy-numbers", *arguments, "--cell", name]) for name in ("n1", "n2")] == [0, 0]
-    assert cli.main(["reproduce", "--list"]) == 0
-    assert capsys.readouterr().out == "toy-numbers  Table 1: Numbers grow.\n"
+
+
+def test_the_list_says_how_much_of_each_budget_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed() -> str:
+        assert cli.main(["reproduce", "--list", *folders(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    known(monkeypatch, experiment(cell(1), cell(2)))
+    assert listed() == "toy-numbers  [small, paper] Table 1: Numbers grow.\n"
+    assert cli.main([*toy_command(tmp_path), "--cell", "n1"]) == 0
+    assert "[small: 1 of 2 cells, paper]" in listed()
+    assert cli.main(["reproduce", "--list", "--json", *folders(tmp_path)]) == 0
+    budgets = json.loads(capsys.readouterr().out)[0]["budgets"]
+    assert budgets["small"] == {"cells": 2, "done": 1} and budgets["self-test"] == {"cells": 2, "done": 0}
+    assert cli.main(toy_command(tmp_path)) == 0
+    assert "[small: done, paper]" in listed()
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:
