@@ -7,17 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mnemo.papers.experiment import Budget, Cell, Experiment
-from mnemo.papers.runner import PrintLine, Ran, announce, continue_grid
-from mnemo.papers.store import RESULT, cell_folder, grid_folder, load_grid, reuse
+from mnemo.papers.runner import POLL_SECONDS, PrintLine, Ran, announce, continue_grid, is_made_elsewhere
+from mnemo.papers.store import RESULT, cell_folder, grid_folder, is_done, load_grid, reuse
 from mnemo.training.stop_signals import ECHO_SECONDS
 
-POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 60.0
 """Time for workers to write checkpoints before they are killed."""
 LOG = "log.txt"
@@ -95,17 +94,21 @@ def run_together(
     waiting = [task for each in experiments for task in _tasks(each, budget, out)]
     running: list[Worker] = []
     failures: dict[str, list[str]] = {each.name: [] for each in experiments}
-    told = time.monotonic()
+    told, shared = time.monotonic(), set[str]()
     with _noting_signals() as stop, _ending(running, stop):
         while running or (waiting and not stop.asked):
-            while not stop.asked and len(running) < jobs and (task := next_task(waiting, running)):
+            elsewhere = [task for task in waiting if is_made_elsewhere(task.grid, task.cell)]
+            for name in sorted(set(map(_name, elsewhere)) - shared):
+                shared.add(name)
+                print_line(f"{name} is being made by another command")
+            while not stop.asked and len(running) < jobs and (task := next_task(waiting, running, elsewhere)):
                 waiting.remove(task)
-                if known := reuse(task.grid, task.cell, task.experiment.cells(budget)):
-                    print_line(f"{_name(task)} reuses {known}")
+                if known := _made_already(task, budget):
+                    print_line(f"{_name(task)} {known}")
                     continue
                 print_line(_announce(task, budget))
                 running.append(_start(task, budget, device, out, jobs))
-            if not running:
+            if not (running or elsewhere):
                 break
             if stop.asked:
                 print_line(_stopping(len(running)))
@@ -113,9 +116,12 @@ def run_together(
             time.sleep(POLL_SECONDS)
             if time.monotonic() - told > NEWS_SECONDS and not stop.asked:
                 told = time.monotonic()
-                print_line(news(running, len(waiting)))
+                print_line(news(running, len(waiting) - len(elsewhere), len(elsewhere)))
             for worker in _take_ended(running):
-                _report(worker, failures[worker.task.experiment.name], print_line, stop.asked)
+                if worker.process.returncode and is_made_elsewhere(worker.task.grid, worker.task.cell):
+                    waiting.append(worker.task)  # another command has taken it at the same moment
+                else:
+                    _report(worker, failures[worker.task.experiment.name], print_line, stop.asked)
     if not stop.asked:
         for task in waiting:
             failures[task.experiment.name].append(f"{task.cell.name}: not all of {', '.join(task.cell.after)} are done")
@@ -130,9 +136,17 @@ def _tasks(experiment: Experiment, budget: Budget, out: Path) -> list[Task]:
     return [Task(experiment, cell, grid) for cell in continue_grid(experiment, budget, grid)]
 
 
-def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None:
+def _made_already(task: Task, budget: Budget) -> str | None:
+    """Who has made the cell since it was listed; the result of another experiment is linked to."""
+    if is_done(task.grid, task.cell):
+        return "was made by another command"
+    known = reuse(task.grid, task.cell, task.experiment.cells(budget))
+    return f"reuses {known}" if known else None
+
+
+def next_task(waiting: Sequence[Task], running: Sequence[Worker], elsewhere: Collection[Task] = ()) -> Task | None:
     """The first task that can start. Cells that measure time start when no other cell runs or is ready; if others need
-    their results, before all others.
+    their results, before all others. Those that another command is making, `elsewhere`, do not start.
 
     A measurement that is running for one experiment is not started for another, which will reuse the result.
     """
@@ -140,7 +154,8 @@ def next_task(waiting: Sequence[Task], running: Sequence[Worker]) -> Task | None
         return None
     begun = {worker.task.cell.fingerprint for worker in running if not worker.task.cell.after}
     unmade = {(task.grid, task.cell.name) for task in [*waiting, *(worker.task for worker in running)]}
-    ready = [task for task in waiting if task.cell.fingerprint not in begun and _is_ready(task, unmade)]
+    free = (task for task in waiting if task.cell.fingerprint not in begun and task not in elsewhere)
+    ready = [task for task in free if _is_ready(task, unmade)]
     together = next((task for task in ready if not task.cell.alone), None)
     if running:
         return together
@@ -183,10 +198,10 @@ def _start(task: Task, budget: Budget, device: str, out: Path, jobs: int) -> Wor
     return Worker(task, process, time.monotonic(), logged)
 
 
-def news(running: Sequence[Worker], waiting: int) -> str:
-    """What some workers have printed last, and how many other cells run or wait."""
+def news(running: Sequence[Worker], waiting: int, elsewhere: int = 0) -> str:
+    """What some workers have printed last, and how many other cells run, wait, or are made by other commands."""
     named = [f"{_name(worker.task)}: {_state(worker)}" for worker in running[:MOST_NAMED]]
-    others = {"more running": len(running) - len(named), "waiting": waiting}
+    others = {"more running": len(running) - len(named), "waiting": waiting, "made by other commands": elsewhere}
     return "; ".join([*named, *(f"{count} {how}" for how, count in others.items() if count)])
 
 

@@ -21,11 +21,12 @@ from mnemo.errors import MnemoError, one_line
 from mnemo.papers.experiment import Budget, Cell, CellResult, Experiment
 from mnemo.papers.jobs import Place, Stopped, find_job
 from mnemo.papers.store import Found, cell_folder, is_done, load_grid, missing, reuse, save_cell, unpack
-from mnemo.storage.run_folder import locked
+from mnemo.storage.run_folder import in_use, locked
 from mnemo.storage.weights import pick_device
 from mnemo.training import Monitor, Unwatched
 
 SECONDS_FILE = "seconds"
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -122,21 +123,45 @@ def run_here(
 ) -> Ran:
     """Run all unfinished cells one after the other in this process; `reuse_others` as in `run_cell`."""
     cells, watched, failures = experiment.cells(budget), monitor or Unwatched(), []
-    where = pick_device(device)
-    for cell in continue_grid(experiment, budget, grid):
-        blocked = _blocked(cell, grid, experiment, budget)
-        if blocked:
-            failures.append(f"{cell.name}: {blocked} is not done")
-            continue
-        print_line(announce(cell, cells))
-        try:
-            run_cell(cell, cells, grid, where, watched, reuse_others)
-        except (Stopped, KeyboardInterrupt):
-            return Ran(load_grid(grid, experiment, budget), tuple(failures), interrupted=True)
-        except (MnemoError, RuntimeError) as error:
-            failures.append(f"{cell.name}: {one_line(error)}")
-            print_line(f"cell {failures[-1]}")
+    where, waiting = pick_device(device), continue_grid(experiment, budget, grid)
+    try:
+        while waiting:
+            cell = _next_free(waiting, grid, print_line)
+            waiting.remove(cell)
+            if blocked := _blocked(cell, grid, experiment, budget):
+                failures.append(f"{cell.name}: {blocked} is not done")
+                continue
+            print_line(announce(cell, cells))
+            try:
+                run_cell(cell, cells, grid, where, watched, reuse_others)
+            except (MnemoError, RuntimeError) as error:
+                failures.append(f"{cell.name}: {one_line(error)}")
+                print_line(f"cell {failures[-1]}")
+    except (Stopped, KeyboardInterrupt):
+        return Ran(load_grid(grid, experiment, budget), tuple(failures), interrupted=True)
     return Ran(load_grid(grid, experiment, budget), tuple(failures))
+
+
+def is_made_elsewhere(grid: Path, cell: Cell) -> bool:
+    """Whether another process is making the cell."""
+    return in_use(cell_folder(grid, cell.name))
+
+
+def _next_free(waiting: Sequence[Cell], grid: Path, print_line: PrintLine) -> Cell:
+    """The first cell that no other process is making and that reads none that waits, as soon as there is one."""
+    told = False
+    while True:
+        elsewhere = [cell.name for cell in waiting if is_made_elsewhere(grid, cell)]
+        if not elsewhere:
+            return waiting[0]
+        unmade = {cell.name for cell in waiting}
+        for cell in waiting:
+            if cell.name not in elsewhere and not unmade.intersection(cell.after):
+                return cell
+        if not told:
+            told = True
+            print_line(f"waiting for another command, which is making {', '.join(elsewhere)}")
+        time.sleep(POLL_SECONDS)
 
 
 def continue_grid(experiment: Experiment, budget: Budget, grid: Path) -> list[Cell]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -355,16 +356,36 @@ def test_a_cell_that_is_done_is_not_run_again_by_name(
 
 
 def test_a_cell_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
-    """Others say so and go on; a cell that another process has completed in the meantime is not made again."""
-    both = experiment(cell(1), cell(2))
+    """A second command makes other cells, then waits. A cell that is complete by then is not made again."""
+    both = experiment(cell(1), cell(2, reads=["n1"]), cell(3))
     folder = cell_folder(tmp_path, "n1")
     folder.mkdir(parents=True)
-    with locked(folder):
-        ran = run_here(both, "small", tmp_path, device="cpu")
-    assert ran.failures == (f"n1: {folder} is in use by another process",) and lines(tmp_path) == ["n2"]
-    run_here(both, "small", tmp_path, device="cpu")
+    printed: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(locked(folder))
+
+        def print_line(line: str) -> None:
+            printed.append(line)
+            if "waiting" in line:
+                assert lines(tmp_path) == ["n3"]
+                stack.close()
+
+        ran = run_here(both, "small", tmp_path, device="cpu", print_line=print_line)
+    assert not ran.failures and lines(tmp_path) == ["n3", "n1", "n2"]
+    assert printed[1] == "waiting for another command, which is making n1"
     run_cell(both.cells("small")[0], both.cells("small"), tmp_path, CPU, Unwatched())
-    assert lines(tmp_path) == ["n2", "n1"]
+    assert lines(tmp_path) == ["n3", "n1", "n2"]
+
+
+def test_a_single_cell_that_another_process_is_making_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(monkeypatch, experiment(cell(1)))
+    folder = cell_folder(grid_folder(tmp_path / "out", "toy-numbers", "small"), "n1")
+    folder.mkdir(parents=True)
+    with locked(folder):
+        assert cli.main([*toy_command(tmp_path), "--cell", "n1"]) == 2
+    assert f"{folder} is in use by another process" in capsys.readouterr().err
 
 
 def test_a_corpus_that_is_not_the_published_one_is_named(

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.toy_experiment import cell, experiment, known, lines, tiny, toy_command, use_numbers
 
 from mnemo import cli
@@ -19,8 +21,9 @@ from mnemo import papers as experiments
 from mnemo.papers import Experiment, pool
 from mnemo.papers.jobs import training_cell
 from mnemo.papers.pool import LOG, Task, Worker, run_together
-from mnemo.papers.runner import run_here
-from mnemo.papers.store import cell_folder, grid_folder
+from mnemo.papers.runner import run_cell, run_here
+from mnemo.papers.store import RESULT, cell_folder, grid_folder, save_cell
+from mnemo.storage.run_folder import locked
 from mnemo.training import Status, Unwatched
 
 
@@ -116,6 +119,68 @@ def test_processes_share_the_work_and_go_on_after_an_interruption(tmp_path: Path
     assert sum("done in" in line for line in again) == 3 - before
     assert sum(" reuses " in line for line in again) == 1
     assert {each.at_once for all_found in ran for each in all_found.found.results.cells} == {2}
+
+
+class OtherCommand(ExitStack):
+    """Holds cells of a folder as a second command does. Closing it ends that command."""
+
+    def take(self, task: Task) -> None:
+        folder = cell_folder(task.grid, task.cell.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.enter_context(locked(folder))
+
+
+def make_at_once(task: Task, *options: Any) -> Worker:
+    """In place of `pool._start`: make the cell in this process."""
+    run_cell(task.cell, task.experiment.cells("small"), task.grid, torch.device("cpu"), Unwatched())
+    return Worker(task, subprocess.Popen(["true"]), time.monotonic())
+
+
+def test_two_commands_share_the_cells_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other command is making is waited for, and made here if that one ends without a result."""
+    some = experiment(cell(1), cell(2, reads=["n1"]), cell(3), cell(4))
+    grid = grid_folder(tmp_path, some.name, "small")
+    theirs, _, given_up, _ = (Task(some, each, grid) for each in some.cells("small"))
+    monkeypatch.setattr(pool, "_start", make_at_once)
+    printed: list[str] = []
+    with OtherCommand() as other:
+        for task in (theirs, given_up):
+            other.take(task)
+
+        def print_line(line: str) -> None:
+            printed.append(line)
+            if "done in" in line and not (cell_folder(grid, "n1") / RESULT).exists():
+                assert lines(grid) == ["n4"]
+                save_cell(grid, made_elsewhere)
+                other.close()
+
+        made_elsewhere = run_here(some, "small", tmp_path / "elsewhere", device="cpu").found.results.cells[0]
+        (ran,) = run_together([some], "small", tmp_path, jobs=1, device="cpu", print_line=print_line)
+    assert not ran.failures and len(ran.found.results.cells) == 4 and lines(grid) == ["n4", "n2", "n3"]
+    assert printed[:2] == [f"toy-numbers {name} is being made by another command" for name in ("n1", "n3")]
+    assert "toy-numbers n1 was made by another command" in printed
+
+
+def test_a_cell_that_two_commands_start_at_once_is_left_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    with OtherCommand() as other:
+
+        def start_too_late(task: Task, *options: Any) -> Worker:
+            other.take(task)
+            monkeypatch.setattr(pool, "_start", make_at_once)
+            return Worker(task, subprocess.Popen(["false"]), time.monotonic())
+
+        def print_line(line: str) -> None:
+            printed.append(line)
+            if "is being made" in line:
+                other.close()
+
+        monkeypatch.setattr(pool, "_start", start_too_late)
+        (ran,) = run_together([experiment(cell(1))], "small", tmp_path, jobs=2, device="cpu", print_line=print_line)
+    assert not ran.failures and len(ran.found.results.cells) == 1
+    assert "toy-numbers n1 is being made by another command" in printed
 
 
 STUBBORN = (
