@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -140,18 +139,30 @@ def row_figure(
 
     Where two rows have the same label, numbers and words name their headings, too.
     """
-    headings = list(accumulate((row.heading for row in rows), lambda above, own: own or above))
-    ambiguous = len({row.label for row in rows}) < len(rows)
-    groups = [(heading,) if ambiguous else () for heading in headings]
+    names = _row_names(rows)
     listed = [
-        (*group, row.label, QUOTED[quoted], mark.x, mark.low, mark.high)
-        for group, row in zip(groups, rows, strict=True)
+        (*name, QUOTED[quoted], mark.x, mark.low, mark.high)
+        for name, row in zip(names, rows, strict=True)
         for quoted, mark in row.marks.items()
     ]
-    group_header = ("group",) if ambiguous else ()
-    numbers = Numbers((*group_header, "row", "source", x_label, "lowest", "highest"), tuple(listed))
-    words = "; ".join(f"{', '.join((*group, row.label))}: {row.shown}" for group, row in zip(groups, rows, strict=True))
-    return make_figure(slug, title, caption, f"{x_label}. {words}.", draw_rows(rows, x_label, better, values), numbers)
+    headers = ("group", "row")[-len(names[0]) :]
+    numbers = Numbers((*headers, "source", x_label, "lowest", "highest"), tuple(listed))
+    words = "; ".join(f"{', '.join(name)}: {row.shown}" for name, row in zip(names, rows, strict=True))
+    drawing = draw_rows(rows, names, x_label, better, values)
+    return make_figure(slug, title, caption, f"{x_label}. {words}.", drawing, numbers)
+
+
+def _row_names(rows: Sequence[MarkRow]) -> Sequence[tuple[str, ...]]:
+    """The label of every row; if two have the same, with the heading above it."""
+    if len({row.label for row in rows}) == len(rows):
+        return [(row.label,) for row in rows]
+    names, heading = [], ""
+    for row in rows:
+        heading = row.heading or heading
+        names.append((heading, row.label))
+    if len(set(names)) < len(names):
+        raise ValueError("rows with the same label need headings that tell them apart")
+    return names
 
 
 def draw_panels(chart: PanelChart) -> Drawing:
@@ -258,7 +269,9 @@ def _draw_key(canvas: Any, quoted: str = "published") -> None:
     draw_legend(canvas, [filled, hollow], ["measured with Mnemo", quoted], 2, left=0, sizes=(1.0, 0.4, 2.0))
 
 
-def draw_rows(rows: Sequence[MarkRow], x_label: str, better: str, values: str) -> Drawing:
+def draw_rows(
+    rows: Sequence[MarkRow], names: Sequence[tuple[str, ...]], x_label: str, better: str, values: str
+) -> Drawing:
     """Marks along a common axis, a row for each comparison, with labels on the left and values on the right."""
     places, bottom = _row_places(rows)
     canvas = new_canvas(bottom + BOTTOM + 16)
@@ -274,7 +287,7 @@ def draw_rows(rows: Sequence[MarkRow], x_label: str, better: str, values: str) -
     tips: dict[str, list[str]] = {}
     edge: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
     write(axes, 1, KEY - 14, values, ha="right", xytext=(WIDTH - right - 4, 0), **edge)
-    for row, y in zip(rows, places, strict=True):
+    for row, row_name, y in zip(rows, names, places, strict=True):
         write(axes, 0, y, row.label, "ink", xytext=(4 - left, 0), **edge)
         write(axes, 1, y, row.shown, "ink", ha="right", xytext=(WIDTH - right - 4, 0), **edge)
         if row.heading:
@@ -282,7 +295,7 @@ def draw_rows(rows: Sequence[MarkRow], x_label: str, better: str, values: str) -
             write(axes, 0, y - ROW * 0.85, row.heading, xytext=(4 - left, 0), bbox=plate, **edge)
         for quoted, mark in row.marks.items():
             name = f"markers-{len(tips)}"
-            tips[name] = [f"{row.label}, {QUOTED[quoted]}: {plain(mark.x)}"]
+            tips[name] = [f"{', '.join(row_name)}, {QUOTED[quoted]}: {plain(mark.x)}"]
             beside = (-0.16 if quoted else 0.16) * ROW if len(row.marks) > 1 else 0.0
             _draw_row_mark(axes, mark._replace(y=y + beside), quoted=quoted, name=name)
     _draw_key(canvas)

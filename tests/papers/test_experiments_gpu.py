@@ -19,6 +19,7 @@ from mnemo.papers.gpu import EXPERIMENTS, equal_time
 from mnemo.papers.gpu.equal_time import SPEED
 from mnemo.papers.gpu.lamemo import MULTIPLES, SAMPLES
 from mnemo.papers.gpu.memory import TESTED
+from mnemo.papers.gpu.text import ADAM
 from mnemo.papers.jobs import Place, Stopped
 from mnemo.papers.pool import run_together
 from mnemo.papers.runner import run_here
@@ -36,6 +37,13 @@ LOSSES = {
     "gpu-lamemo": {"none": 0.9, "xl": 0.8, "lamemo": 0.78, "detached": 0.77},
 }
 each_experiment = pytest.mark.parametrize("experiment", ON_TEXT, ids=lambda each: each.name)
+
+
+@each_experiment
+def test_notes_name_the_optimizer_of_the_models(experiment: Experiment) -> None:
+    recipes = [from_json(Recipe, each.settings["recipe"]) for each in experiment.cells("gpu") if each.job == "train"]
+    kinds = {recipe.train.optimizer.kind for recipe in recipes}
+    assert kinds == ({"adam"} if ADAM in experiment.notes else {"muon"})
 
 
 def made_up(experiment: Experiment, value: Callable[[str], float]) -> Results:

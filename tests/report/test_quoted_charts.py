@@ -88,3 +88,9 @@ def test_rows_with_the_same_label_are_told_apart_by_their_headings() -> None:
         ("words", "first", "ours"),
     ]
     assert "text, second: +4; words, first: +2 / -1." in figure.description
+    assert {"text, first, ours: -1", "words, first, ours: -1"} < set(places(figure))
+
+
+def test_rows_with_the_same_label_and_heading_are_refused() -> None:
+    with pytest.raises(ValueError, match="need headings"):
+        row_figure("rows", "Gains", "", [*ROWS, ROWS[1]], x_label="%", better="left")
