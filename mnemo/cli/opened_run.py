@@ -17,6 +17,8 @@ from mnemo.cli.console import STDIN, piped_text
 from mnemo.cli.run_arguments import Precision, RunArgs, chosen_run, require_corpus_of
 from mnemo.data.corpus import Corpus
 from mnemo.data.prepare import load
+from mnemo.data.text_files import kind_of_text
+from mnemo.data.text_parts import Part
 from mnemo.data.tokenizers import AnyTokenizer
 from mnemo.errors import MnemoError
 from mnemo.files import atomic
@@ -36,6 +38,8 @@ from mnemo.session.text_run import (
 )
 from mnemo.storage.run_folder import LoadedRun, open_run
 from mnemo.storage.shipped import is_shipped
+
+NOT_TEXT = {"binary": "binary data, not text", "not UTF-8": "not UTF-8 text"}
 
 
 def open_with_tokenizer(args: RunArgs) -> OpenedRun:
@@ -105,7 +109,10 @@ def encode_text(tokenizer: AnyTokenizer, path: Path | str) -> Tensor:
     """Token ids of a text file, compressed or not; `-` is the text from a pipe."""
     if str(path) == STDIN:
         return encode(tokenizer, piped_text(), "the text from the pipe")
-    return encode_file(tokenizer, Path(path))
+    tokens, (kind, _) = encode_file(tokenizer, Path(path)), kind_of_text(Part(Path(path)))
+    if kind in ("binary", "not UTF-8"):
+        print(f"mnemo: warning: {path} is {NOT_TEXT[kind]}: its bytes are read as they are", file=sys.stderr)
+    return tokens
 
 
 def require_finite(*losses: float) -> None:

@@ -18,7 +18,8 @@ class Args:
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Run folders, names under runs/, or folders of runs such as runs/demo."""
     out: Path | None = None
-    """The page to write; by default runs/NAME/report.html for one run, runs/report.html for several."""
+    """The page to write; by default runs/NAME/report.html for one run, runs/report.html for several or a folder of
+    runs."""
     title: str | None = None
     """The page's heading."""
 
@@ -27,7 +28,8 @@ def run(args: Args) -> int:
     if not args.runs:
         raise MnemoError("name at least one run: mnemo report RUN...")
     folders = [locate(name) for name in args.runs]
-    alone = len(folders) == 1 and not is_shipped(folders[0])
+    # A folder of runs may have a page of its own, such as that of the demo.
+    alone = len(folders) == 1 and is_run(folders[0]) and not is_shipped(folders[0])
     out = args.out or (folders[0] if alone else Path("runs")) / "report.html"
     paths = [path for folder in folders for path in inside(folder)]
     # Other files and folders are only left out: `runs/*` matches the page of the last report too.

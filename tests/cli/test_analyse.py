@@ -59,6 +59,24 @@ def drawn(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "out" / "report-files").glob("*.svg")}
 
 
+@pytest.mark.parametrize(
+    ("data", "warning"),
+    [
+        (bytes(range(256)) * 2, "is binary data, not text: its bytes are read as they are"),
+        ("café ".encode("latin-1") * 60, "is not UTF-8 text: its bytes are read as they are"),
+        ("café ".encode() * 60, None),
+    ],
+    ids=["binary", "latin-1", "text"],
+)
+def test_what_is_not_text_is_named(
+    data: bytes, warning: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(data)
+    assert analyse(tmp_path, text=tmp_path / "file") == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert warned == ([] if warning is None else [f"mnemo: warning: {tmp_path / 'file'} {warning}"])
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", pytest.param("chars", marks=pytest.mark.thorough), "words"])
 def test_a_page_for_every_tokenizer(tokenizer: Option, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, tmp_path, run=tiny_run(tokenizer))

@@ -351,6 +351,19 @@ def test_command_line(runs: list[Path], monkeypatch: pytest.MonkeyPatch, capsys:
     assert "Mine" in read_page(Path("new/x.html")).text
 
 
+def test_the_page_of_a_folder_of_runs_stays(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the one that `mnemo demo` has made."""
+    monkeypatch.chdir(runs[0].parent.parent)
+    own = Path("runs/demo/report.html")
+    make_run(own.parent / "memory", recipe(8))
+    own.write_text("the demo")
+    assert cli.main(["report", "runs/demo"]) == 0
+    assert capsys.readouterr().out == "runs/report.html\n"
+    assert own.read_text() == "the demo" and "memory" in read_page(Path("runs/report.html")).text
+
+
 def test_a_run_that_does_not_exist_is_refused_beside_one_that_does(
     runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
