@@ -112,6 +112,8 @@ def test_the_picture_shows_both_curves_and_the_reference(folder: Path) -> None:
 def test_the_stored_record_is_that_of_the_preset() -> None:
     stored = json.loads((DOCS / "measurements" / "h200-novels.json").read_text())
     assert stored["recipe"] == json.loads(json.dumps(to_json(preset("speedrun-novels"))))
+    assert "speedrun-novels" in stored["what"] and "H200" in stored["hardware"]
+    assert stored["what"] in (DOCS / "pictures" / "speedrun-novels.svg").read_text()
     (counts,) = [each for each in stored["scores"] if each["split"] == "test" and each["batch"] == 1]
     assert stored["training_seconds"] < 450 and counts["bpc"] <= 1.34
     page = (DOCS / "speedrun.md").read_text()
