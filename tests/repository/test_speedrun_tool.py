@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from mnemo.config import to_json
 from mnemo.errors import MnemoError
 from mnemo.files.json_file import write_json
+from mnemo.memory import XL, Plan
 from mnemo.model.layers import DropoutConfig
 from mnemo.model.shapes import num_parameters
+from mnemo.papers.records import scores_that_count, seeds_in_words, slowest_seconds, with_deviation
 from mnemo.recipes.presets import preset
 from mnemo.report.runs import read_run
 from tools import speedrun
@@ -22,12 +27,15 @@ FACTS = {
     "what": "novels, one seed",
     "unit": "byte",
     "hardware": "a GPU",
-    "versions": {},
+    "versions": {"mnemo": "1", "torch": "2", "triton": "3"},
     "date": "2026-11-18",
     "reference": ["goal", 1.3],
 }
 DOCS = Path(__file__).parents[2] / "docs"
 RECIPE = preset("tiny-bytes")
+RECIPE = replace(
+    RECIPE, train=replace(RECIPE.train, steps=8000), model=replace(RECIPE.model, memory=Plan(long=XL(length=1024)))
+)
 SYMBOLS = RECIPE.train.batch * RECIPE.train.segment
 STEPS = [*range(100, 8001, 100)]
 WARMUP = RECIPE.train.schedule.warmup
@@ -37,34 +45,41 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def make_folder(folder: Path, seed: int = RECIPE.train.seed, bpc: float = 1.5) -> Path:
     """80 intervals of 100 steps in a second each, of which the first also compiles."""
-    write_json(tmp_path / "recipe.json", {"format_version": 1, "recipe": to_json(RECIPE)})
+    recipe = replace(RECIPE, train=replace(RECIPE.train, seed=seed))
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "recipe.json", {"format_version": 1, "recipe": to_json(recipe)})
     train = [
         {"step": step, "split": "train", "loss": math.log(2) * (1 + 100 / step), "grad_norm": 100 / step, "tokens": 1}
         for step in STEPS
     ]
     train[50]["grad_norm"] = None
     valid = {"step": STEPS[-1], "split": "valid", "loss": 1.25 * math.log(2)}
-    write_lines(tmp_path / "metrics.jsonl", [*train, valid])
+    write_lines(folder / "metrics.jsonl", [*train, valid])
     speeds = [{"step": step, "seconds": 60 + step / 100, "tokens_per_second": 100.0 * SYMBOLS} for step in STEPS]
-    write_lines(tmp_path / "timing.jsonl", speeds)
-    (tmp_path / "results").mkdir()
-    for number, (split, batch, memory, nats) in enumerate(
-        [("valid", 32, 1024, 1.25), ("test", 32, 1024, 1.75), ("test", 1, 1024, 1.5), ("test", 32, 512, 2.0)]
+    write_lines(folder / "timing.jsonl", speeds)
+    (folder / "results").mkdir()
+    for number, (split, batch, memory, bits) in enumerate(
+        [("valid", 32, 1024, 1.25), ("test", 32, 1024, 1.75), ("test", 1, 1024, bpc), ("test", 1, 512, 2.0)]
     ):
         score = dict(split=split, memory=memory, batch=batch, segment=512, context=0, clamp=None, tokens=1000)
-        score |= {"loss": nats * math.log(2)}
-        write_json(tmp_path / "results" / f"score-{number}.json", {"format_version": 1, "score": score})
-    return tmp_path
+        score |= {"loss": bits * math.log(2)}
+        write_json(folder / "results" / f"score-{number}.json", {"format_version": 1, "score": score})
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "run")
 
 
 def test_the_record_has_the_numbers_of_the_run(folder: Path) -> None:
-    found = speedrun.record(read_run(folder, "novels"), FACTS)
+    made = speedrun.record([read_run(folder, "novels")], FACTS)
+    assert made["symbols"] == 8000 * SYMBOLS and made["parameters"] == num_parameters(RECIPE.model)
+    (found,) = made["runs"]
     assert found["training_seconds"] == 80.0 and found["seconds_in_all"] == 140.0
-    assert found["symbols"] == 8000 * SYMBOLS and found["symbols_per_second"] == 100 * SYMBOLS
-    assert found["parameters"] == num_parameters(RECIPE.model)
+    assert found["symbols_per_second"] == 100 * SYMBOLS and found["hardware"] == "a GPU"
     assert found["largest_grad_norm_after_warmup"] == round(100 / min(step for step in STEPS if step > WARMUP), 3)
     assert found["valid"] == {"8000": 1.25}
     curve = [int(step) for step in found["train"]]
@@ -72,51 +87,92 @@ def test_the_record_has_the_numbers_of_the_run(folder: Path) -> None:
     assert found["train"]["8000"] == 1.0125
     scores = [(each["split"], each["batch"], each["memory"], each["bpc"]) for each in found["scores"]]
     assert scores == [
+        ("test", 1, 512, 2.0),
         ("test", 1, 1024, 1.5),
-        ("test", 32, 512, 2.0),
         ("test", 32, 1024, 1.75),
         ("valid", 32, 1024, 1.25),
     ]
+    assert scores_that_count(made) == [1.5] and with_deviation(scores_that_count(made)) == "1.5000"
+
+
+def test_seeds_are_added_to_a_record(folder: Path, tmp_path: Path) -> None:
+    """A run replaces that of its seed, and what else is in the file stays."""
+    first = speedrun.record([read_run(folder, "one")], FACTS) | {"trials": 3}
+    others = [make_folder(tmp_path / f"seed{seed}", seed, bpc) for seed, bpc in ((5, 1.25), (3, 1.75))]
+    three = speedrun.record([read_run(each, "other") for each in others], FACTS, first)
+    assert [run["seed"] for run in three["runs"]] == [3, 5, RECIPE.train.seed] and three["trials"] == 3
+    assert scores_that_count(three) == [1.75, 1.25, 1.5] and seeds_in_words(three) == "3 seeds"
+    assert with_deviation(scores_that_count(three)) == "1.5000 ± 0.2500" and slowest_seconds(three) == 80.0
+    assert three["recipe"] == first["recipe"]
+    again = speedrun.record([read_run(make_folder(tmp_path / "again", 5, 1.0), "again")], FACTS, three)
+    assert scores_that_count(again) == [1.75, 1.0, 1.5]
+    svg = speedrun.picture(again, "novels")
+    assert len({line for line in re.findall(r"valid[^:<]*, seed \d+", svg)}) == 3
+
+
+def test_runs_with_other_recipes_do_not_share_a_record(folder: Path, tmp_path: Path) -> None:
+    first = speedrun.record([read_run(folder, "one")], FACTS)
+    other = make_folder(tmp_path / "other", 7)
+    recipe = replace(RECIPE, train=replace(RECIPE.train, seed=7, batch=RECIPE.train.batch + 1))
+    write_json(other / "recipe.json", {"format_version": 1, "recipe": to_json(recipe)})
+    with pytest.raises(MnemoError, match="other has another recipe"):
+        speedrun.record([read_run(other, "other")], FACTS, first)
 
 
 def test_files_are_written_and_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts, numbers, drawing = (tmp_path / name for name in ("facts.json", "numbers.json", "curves.svg"))
     facts.write_text(json.dumps(FACTS))
-    speedrun.write(str(folder), str(facts), str(numbers), str(drawing))
+    speedrun.write([str(folder)], str(facts), str(numbers), str(drawing))
     assert capsys.readouterr().out.split() == [str(numbers), str(drawing)]
     assert json.loads(numbers.read_text())["steps"] == 8000 and drawing.read_text().startswith("<svg")
+    other = make_folder(tmp_path / "other", 7)
+    speedrun.write([str(other)], str(facts), str(numbers), str(drawing))
+    assert len(json.loads(numbers.read_text())["runs"]) == 2
+    facts.write_text(json.dumps(FACTS | {"versions": {"mnemo": "1", "torch": "2"}} | {"date": None}))
+    with pytest.raises(MnemoError, match=r"facts.json lacks versions of triton$"):
+        speedrun.write([str(folder)], str(facts), str(numbers), str(drawing))
     facts.write_text(json.dumps({name: value for name, value in FACTS.items() if name != "date"}))
     with pytest.raises(MnemoError, match=r"facts.json lacks date$"):
-        speedrun.write(str(folder), str(facts), str(numbers), str(drawing))
+        speedrun.write([str(folder)], str(facts), str(numbers), str(drawing))
 
 
 def test_a_run_without_the_score_that_counts_is_refused(folder: Path) -> None:
     (folder / "results" / "score-2.json").unlink()
-    with pytest.raises(MnemoError, match="no test score in one row"):
-        speedrun.record(read_run(folder, "novels"), FACTS)
+    with pytest.raises(MnemoError, match="no score of the test set in one row at the memory of training"):
+        speedrun.record([read_run(folder, "novels")], FACTS)
 
 
 def test_a_run_that_went_back_is_refused(folder: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"split": "event", "event": "rollback", "bad_step": 7, "back_to": 5}) + "\n")
     with pytest.raises(MnemoError, match="went back after a divergence"):
-        speedrun.record(read_run(folder, "novels"), FACTS)
+        speedrun.record([read_run(folder, "novels")], FACTS)
+
+
+def test_a_run_that_ended_early_is_refused(folder: Path) -> None:
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:70]))
+    with pytest.raises(MnemoError, match="ended at step 7,000 of 8,000"):
+        speedrun.record([read_run(folder, "novels")], FACTS)
 
 
 def test_the_picture_shows_both_curves_and_the_reference(folder: Path) -> None:
-    svg = speedrun.picture(read_run(folder, "novels"), "novels", FACTS)
+    svg = speedrun.picture(speedrun.record([read_run(folder, "novels")], FACTS), "novels")
     assert all(words in svg for words in ("bits per byte", "training", "goal", "to 1.012 at 8,000"))
     assert ("with dropout" in svg) == (RECIPE.model.dropout != DropoutConfig())
 
 
-def test_the_stored_record_is_that_of_the_preset() -> None:
-    stored = json.loads((DOCS / "measurements" / "h200-novels.json").read_text())
-    assert stored["recipe"] == json.loads(json.dumps(to_json(preset("speedrun-novels"))))
-    assert "speedrun-novels" in stored["what"] and "H200" in stored["hardware"]
-    assert stored["what"] in (DOCS / "pictures" / "speedrun-novels.svg").read_text()
-    (counts,) = [each for each in stored["scores"] if each["split"] == "test" and each["batch"] == 1]
-    assert stored["training_seconds"] < 450 and counts["bpc"] <= 1.34
-    page = (DOCS / "speedrun.md").read_text()
-    assert (
-        f"**{counts['bpc']:.4f}**" in page and f"**{counts['bpc']:.3f}** | {stored['training_seconds']:.0f} |" in page
-    )
+@pytest.mark.parametrize("name", ["novels", "enwik8"])
+def test_stored_records_are_those_of_the_presets(name: str) -> None:
+    """Records, pictures and the page agree. A run has the vocabulary of its corpus instead of the preset's."""
+    stored, recipe = json.loads((DOCS / "measurements" / f"h200-{name}.json").read_text()), preset(f"speedrun-{name}")
+    vocabulary = stored["recipe"]["model"]["vocab_size"]
+    recipe = replace(recipe, model=replace(recipe.model, vocab_size=vocabulary))
+    assert stored["recipe"] == json.loads(json.dumps(to_json(recipe)))
+    assert f"speedrun-{name}" in stored["what"] and all("H200" in run["hardware"] for run in stored["runs"])
+    assert (DOCS / "pictures" / f"speedrun-{name}.svg").read_text() == speedrun.picture(stored, f"speedrun-{name}")
+    scores, seconds, page = scores_that_count(stored), slowest_seconds(stored), (DOCS / "speedrun.md").read_text()
+    assert len(scores) == len(stored["runs"]) and seconds < {"novels": 450, "enwik8": 900}[name]
+    assert fmean(scores) <= {"novels": 1.34, "enwik8": 1.06}[name]
+    assert f"`speedrun-{name}` | **{fmean(scores):.3f}** | {seconds:.0f} | 38.1M | {len(scores)} |" in page
+    assert f"**{scores[0]:.4f}**" in page
